@@ -14,14 +14,14 @@ from tests.support.command_line import CommandLine
 
 @pytest.fixture(scope="session")
 def node_for_commands() -> Iterator[LocalNode]:
-    """Records of these tests are from 1970, and no retention takes them away in the middle of one."""
+    """No retention: records of these tests are from 1970."""
     with LocalNode({"log.initial.task.delay.ms": 3_600_000}) as node:
         yield node
 
 
 @pytest.fixture(params=["ottla", pytest.param("kafka", marks=pytest.mark.kafka)])
 def ottla(request: pytest.FixtureRequest) -> CommandLine:
-    """The command, with a cluster to talk to."""
+    """The command, with a cluster."""
     if request.param == "ottla":
         node: LocalNode = request.getfixturevalue("node_for_commands")
         return CommandLine(node.bootstrap_servers)
@@ -31,7 +31,7 @@ def ottla(request: pytest.FixtureRequest) -> CommandLine:
 
 @pytest.fixture
 def topic(ottla: CommandLine) -> str:
-    """A new topic with two partitions, whose name is near no other's."""
+    """A new topic with two partitions, whose name is similar to no other."""
     name = uuid4().hex[:16]
     ottla.ok("topics", "create", name, "--partitions", "2")
     return name
@@ -39,5 +39,5 @@ def topic(ottla: CommandLine) -> str:
 
 @pytest.fixture
 def offline() -> CommandLine:
-    """The command where no broker is needed; port 1 has none."""
+    """The command without a broker; port 1 has none."""
     return CommandLine("127.0.0.1:1")

@@ -49,7 +49,7 @@ def test_a_dry_run_of_a_change_changes_nothing(ottla: CommandLine, topic: str) -
     assert ottla.ok("configs", "describe", "--topic", topic).rows == []
 
 
-def test_a_mistyped_setting_or_broker_is_told(ottla: CommandLine, topic: str) -> None:
+def test_a_mistyped_setting_or_broker_is_reported(ottla: CommandLine, topic: str) -> None:
     ended = ottla("configs", "describe", "--topic", topic, "retention.msx")
     assert "did you mean retention.ms" in ended.err
     ended = ottla("configs", "describe", "--broker", "4711")

@@ -23,7 +23,7 @@ LIMIT_S = 240
 
 
 def heed_interrupts() -> None:
-    """In a child before it begins: Ctrl-C counts, also where this run was started in the background."""
+    """In a child before it starts: handle Ctrl-C, also if this run was started in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -116,7 +116,7 @@ def test_the_version(offline: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "meant"), [(["topcs"], "topics"), (["topics", "lst"], "list"), (["consum", "x"], "consume")]
 )
-def test_a_mistyped_command_is_told_with_the_one_that_was_meant(
+def test_a_mistyped_command_is_answered_with_a_suggestion(
     offline: CommandLine, arguments: list[str], meant: str
 ) -> None:
     ended = offline(*arguments)
@@ -124,7 +124,7 @@ def test_a_mistyped_command_is_told_with_the_one_that_was_meant(
     assert f"did you mean {meant}?" in ended.err
 
 
-def test_a_broker_that_is_away_is_told_in_words_with_a_status_of_its_own(offline: CommandLine) -> None:
+def test_a_broker_that_is_down_is_reported_with_its_own_exit_status(offline: CommandLine) -> None:
     ended = offline("topics", "list")
     assert ended.status == 3
     assert "127.0.0.1:1" in ended.err
@@ -164,7 +164,7 @@ def test_one_of_several_brokers_is_enough(ottla_node: LocalNode, offline: Comman
     offline.ok("cluster", "describe", "-b", f"127.0.0.1:1, {ottla_node.bootstrap_servers}")
 
 
-def test_an_ipv6_address_is_told_as_it_is_written(offline: CommandLine) -> None:
+def test_an_ipv6_address_is_printed_as_it_is_written(offline: CommandLine) -> None:
     ended = offline("cluster", "describe", "-b", "[::1]:1")
     assert ended.status == 3
     assert "[::1]:1: " in ended.err
@@ -293,7 +293,7 @@ def test_ctrl_c_ends_a_producer_that_waits_for_input(ottla_node: LocalNode) -> N
 
 
 def modules_of(*arguments: str) -> set[str]:
-    """What a command imports."""
+    """The modules that a command imports."""
     script = (
         "import sys; from ottla.cli.main import main; status = main(sys.argv[1:]); "
         "print(*sys.modules, file=sys.stderr); sys.exit(status)"

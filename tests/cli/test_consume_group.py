@@ -1,4 +1,4 @@
-"""`ottla consume --group`: members share the partitions, and a group goes on where it was."""
+"""`ottla consume --group`: members share the partitions, and a group continues at its offsets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_group_goes_on_behind_what_was_shown(ottla: CommandLine, topic: str, g
     assert ottla.ok(*read, "-n", "3").out.split() == ["a", "b", "c"]
     assert ottla.ok(*read).out.split() == ["d"]
     assert ottla.ok(*read).out.split() == []
-    # Where nothing has been read yet the group has a place, too.
+    # The group has an offset also where nothing was read yet.
     ottla.ok("produce", topic, "-p", "1", "e")
     assert ottla.ok("consume", topic, "--group", group, "--idle", "1").out.split() == ["e"]
 

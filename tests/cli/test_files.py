@@ -15,7 +15,7 @@ from tests.support.command_line import CommandLine
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data directory that a node left which has seen a little of everything."""
+    """The data directory of a stopped node with a little of everything."""
     directory = tmp_path_factory.mktemp("data")
     with LocalNode(data_dir=str(directory)) as node:
         online = CommandLine(node.bootstrap_servers)
@@ -97,7 +97,9 @@ def test_an_aborted_transaction_is_in_its_index(ottla: CommandLine, data: Path) 
     assert (entry["firstOffset"], entry["lastOffset"]) == (1, 2)
 
 
-def test_what_is_damaged_is_told_and_the_rest_shown(ottla: CommandLine, data: Path, tmp_path: Path) -> None:
+def test_what_is_damaged_is_reported_and_the_rest_shown(
+    ottla: CommandLine, data: Path, tmp_path: Path
+) -> None:
     whole = (data / "orders-0" / "00000000000000000000.log").read_bytes()
     broken = tmp_path / "orders-0" / "00000000000000000000.log"
     broken.parent.mkdir()

@@ -1,4 +1,4 @@
-"""`ottla groups`: lists, lag, and offsets that are moved or forgotten."""
+"""`ottla groups`: lists, lag, and offsets that are reset or deleted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEADLINE_S = 120.0
 
 @contextmanager
 def member(ottla: CommandLine, group: str, topic: str, *, read: int) -> Iterator[None]:
-    """A member that has read and committed so many records, and stays for the time of the block."""
+    """A member that has read and committed this many records, and stays during the block."""
     consumer = Consumer(
         {
             "bootstrap.servers": ottla.bootstrap_servers,
@@ -140,7 +140,7 @@ def test_a_group_is_deleted_once(ottla: CommandLine, group: str) -> None:
     assert "does not exist" in gone.err
 
 
-def test_a_mistyped_group_is_told_with_the_one_that_was_meant(ottla: CommandLine, group: str) -> None:
+def test_a_mistyped_group_is_answered_with_a_suggestion(ottla: CommandLine, group: str) -> None:
     ended = ottla("groups", "describe", group[:-1])
     assert ended.status == 1
     assert f"did you mean {group}" in ended.err

@@ -1,4 +1,4 @@
-"""What is told of names that nobody knows, and of what was made by the way."""
+"""Suggestions for unknown names, and notes about topics that were created."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_setting_that_does_not_exist_is_answered_with_what_may_have_been_meant
     assert "there is no setting cleanup.polcy; did you mean cleanup.policy" in ended.err
 
 
-def test_a_value_that_does_not_fit_is_told_as_the_broker_does(ottla: CommandLine, topic: str) -> None:
+def test_a_value_that_does_not_fit_is_reported_as_the_broker_does(ottla: CommandLine, topic: str) -> None:
     ended = ottla("configs", "alter", "--topic", topic, "--set", "retention.ms=soon")
     assert ended.status == 1
     assert "retention.ms" in ended.err

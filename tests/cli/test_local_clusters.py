@@ -31,7 +31,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def home(tmp_path: Path, offline: CommandLine) -> Iterator[str]:
-    """A directory for a cluster, which is down at the end whatever happened."""
+    """A directory for a cluster, which is stopped at the end."""
     directory = str(tmp_path / "cluster")
     yield directory
     if ClusterPlan.exists(directory):
@@ -39,7 +39,7 @@ def home(tmp_path: Path, offline: CommandLine) -> Iterator[str]:
 
 
 def brought_up(ottla: CommandLine, home: str) -> CommandLine:
-    """A cluster of one node that goes on by itself; the command line that talks to it."""
+    """A detached cluster of one node; the command line for it."""
     ports = ("--port", str(free_ports(1)[0]))
     up = ottla.ok("cluster", "up", "--nodes", "1", "-d", home, "--detach", *ports)
     servers = ClusterPlan.read(home).bootstrap_servers
@@ -90,9 +90,9 @@ def test_up_tells_of_every_change_and_stops_the_nodes_when_it_is_stopped(
         assert process.stdout is not None
         assert process.stderr is not None
         lines = iter(process.stdout)
-        # A node that does not answer in time, or falls silent while it is asked, makes more lines between.
-        for told in ("node 1: running, 127.0.0.1:", "quorum: leader 1, epoch ", "partitions: 0\n"):
-            assert any(line.startswith(told) for line in lines)
+        # A node that does not answer in time makes more lines in between.
+        for prefix in ("node 1: running, 127.0.0.1:", "quorum: leader 1, epoch ", "partitions: 0\n"):
+            assert any(line.startswith(prefix) for line in lines)
         offline.ok("cluster", "pause", "1", "-d", home)
         assert any(line.startswith("node 1: paused") for line in lines)
         process.send_signal(signal.SIGINT)
@@ -129,7 +129,9 @@ def test_what_makes_no_sense_is_refused_in_one_line(offline: CommandLine, home: 
     assert "is not empty" in offline("cluster", "up", "-d", str(tmp_path / "other"), *ports).err
 
 
-def test_a_port_in_use_or_a_wrong_setting_is_told(offline: CommandLine, home: str, tmp_path: Path) -> None:
+def test_a_port_in_use_or_a_wrong_setting_is_reported(
+    offline: CommandLine, home: str, tmp_path: Path
+) -> None:
     brought_up(offline, home)
     port = str(ClusterPlan.read(home).node(1).port)
     ended = offline("cluster", "up", "-d", str(tmp_path / "second"), "--port", port, "-n", "1")

@@ -1,4 +1,4 @@
-"""`ottla perf`: it measures what it says, on few records."""
+"""`ottla perf`: measurements on few records."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_keys_are_split_off_and_shown(ottla: CommandLine, topic: str) -> None:
     assert "no key separator" in failed.err
 
 
-def test_where_each_record_went_is_told_in_json(ottla: CommandLine, topic: str) -> None:
+def test_where_each_record_went_is_printed_in_json(ottla: CommandLine, topic: str) -> None:
     sent = ottla.ok("produce", topic, "x", "y", "-p", "1", "--timestamp", "1234", "--json").json_lines
     assert [(s["partition"], s["offset"]) for s in sent] == [(1, 0), (1, 1)]
 
@@ -65,7 +65,7 @@ def test_numbers_and_json_as_keys_and_values(ottla: CommandLine, topic: str) -> 
     assert consume(ottla, topic, "--value-format", "hex").strip() == b'{"a": [1]}'.hex()
 
 
-def test_values_that_are_not_of_the_format_are_told(ottla: CommandLine, topic: str) -> None:
+def test_values_that_are_not_of_the_format_are_reported(ottla: CommandLine, topic: str) -> None:
     ottla.ok("produce", topic, "abcd", "abc", "ab", "-p", "0")
     shown = ottla.ok("consume", topic, "--from-beginning", "-e", "--value-format", "int32")
     assert shown.out == f"{int.from_bytes(b'abcd')}\nabc\nab\n"
@@ -75,7 +75,7 @@ def test_values_that_are_not_of_the_format_are_told(ottla: CommandLine, topic: s
     assert "3 bytes" in lines[0]["value_error"]
 
 
-def test_an_offset_behind_the_end_is_told(ottla: CommandLine, topic: str) -> None:
+def test_an_offset_behind_the_end_is_reported(ottla: CommandLine, topic: str) -> None:
     read = ottla.ok("consume", topic, "--from", "7", "--exit")
     assert (read.out, read.err) == ("", f"{topic}-0 ends at 0, before 7: reading from the end\n")
 

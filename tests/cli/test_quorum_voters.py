@@ -55,9 +55,9 @@ def test_a_controller_becomes_a_voter_and_the_first_one_none(tmp_path: Path, off
         command.ok("quorum", "--remove", "11")
 
         def the_other_leads() -> bool:
-            """Between the two there may be nobody who can tell."""
-            told = command("quorum", "--json")
-            return told.status == 0 and {12: "leader"}.items() <= members(told).items()
+            """Between the two there may be no leader."""
+            ended = command("quorum", "--json")
+            return ended.status == 0 and {12: "leader"}.items() <= members(ended).items()
 
-        wait_until(the_other_leads, "nobody leads")
+        wait_until(the_other_leads, "no controller leads")
         assert roles(command).get(11) in (None, "observer")

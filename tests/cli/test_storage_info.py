@@ -1,4 +1,4 @@
-"""`ottla storage info` of a node that runs: how it will end is not known yet."""
+"""`ottla storage info` of a running node, which has no clean shutdown yet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_directory_in_use_says_by_whom_and_not_that_it_was_not_shut_down(
         assert facts["clean_shutdown"] is None
         assert facts["in_use_by"] is not None
         assert "uses it" in offline.ok("storage", "info", str(tmp_path)).out
-        # Looking at a lock must not let go of it.
+        # Checking a lock must not release it.
         other = subprocess.run(
             [sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"],
             capture_output=True,

@@ -81,7 +81,7 @@ def test_deleting_asks_and_without_a_terminal_wants_yes(ottla: CommandLine, topi
 
 
 @pytest.mark.parametrize("command", [["topics", "describe"], ["offsets"], ["consume"], ["produce"]])
-def test_a_mistyped_topic_is_told_with_the_one_that_was_meant(
+def test_a_mistyped_topic_is_answered_with_a_suggestion(
     ottla: CommandLine, topic: str, command: list[str]
 ) -> None:
     ended = ottla(*command, topic[:-1], *(["x"] if command == ["produce"] else []))
@@ -100,7 +100,7 @@ def test_a_mistyped_topic_is_told_with_the_one_that_was_meant(
         (["create"], "TOPIC"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anyone_is_asked(
+def test_what_makes_no_sense_is_refused_before_any_request(
     offline: CommandLine, arguments: list[str], complaint: str
 ) -> None:
     ended = offline("topics", *arguments)

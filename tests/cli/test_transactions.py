@@ -1,4 +1,4 @@
-"""`ottla transactions`: seeing them, and ending one that hangs."""
+"""`ottla transactions`: listing them, and aborting a hanging one."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def test_a_transaction_is_aborted_in_its_partition(ottla: CommandLine, topic: st
     assert "no open transaction begins at offset 1" in again.err
 
 
-def test_a_mistyped_transactional_id_is_told_with_the_one_that_was_meant(
-    ottla: CommandLine, topic: str
-) -> None:
+def test_a_mistyped_transactional_id_is_answered_with_a_suggestion(ottla: CommandLine, topic: str) -> None:
     name = f"known-{topic}"
     transactional(ottla, name)
     ended = ottla("transactions", "describe", name[:-1])

@@ -1,4 +1,4 @@
-"""How the command line reads and writes single things: positions, ids, formats, suggestions."""
+"""How the command line parses and prints positions, ids, formats and suggestions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_does_not_fit_its_kind_is_refused(kind: str, text: str) -> None:
         encoder(kind)(text)
 
 
-def test_an_answer_that_does_not_come_is_told_with_what_may_be_wrong() -> None:
+def test_an_answer_that_does_not_come_is_reported_with_the_likely_cause() -> None:
     async def ask() -> None:
         raise RequestTimedOut("b:1: no answer to CreateTopics within 5000 ms")
 

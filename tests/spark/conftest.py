@@ -54,7 +54,7 @@ SPARK_CONFS = {
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here, but for modules that say that they do without (`WITHOUT_SPARK = True`)."""
+    """Mark all tests here, except modules with `WITHOUT_SPARK = True`."""
     here = Path(__file__).parent
     for item in items:
         module = item.getparent(pytest.Module)
@@ -76,13 +76,13 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session; tests that break it (kill its JVM, say) make another in a process of their own."""
+    """The session; tests that break it (kill its JVM, say) start another in a separate process."""
     if shutil.which("java") is None:
         pytest.skip("Spark tests skipped: no `java` on the PATH (install a JDK, 17 or newer)")
     from pyspark.sql import SparkSession
 
     with open(os.devnull) as lowest:
-        # py4j waits with `select` for calls from Spark: beyond 1024 it never hears of them.
+        # py4j waits with `select` for calls from Spark: with file numbers above 1024 it misses them.
         assert lowest.fileno() < 900, f"{process.open_files()} files are open in this process"
     os.environ["SPARK_HOME"] = str(spark_home)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -101,19 +101,19 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="session")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    """A master and two workers; applications come one after another, as they take all cores."""
+    """A master and two workers; applications run one after another, as each takes all cores."""
     with StandaloneCluster(tmp_path_factory.mktemp("standalone")) as cluster:
         yield cluster
 
 
 @dataclass(frozen=True, slots=True)
 class SparkNode:
-    """Where the node of these tests is."""
+    """The address of the node of these tests."""
 
     bootstrap_servers: str
 
 
-# Few partitions to load, no waiting for members, and records of any age stay.
+# Few partitions to load, no waiting for members, and no retention.
 NODE_SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
@@ -124,9 +124,9 @@ NODE_SETTINGS = {
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkNode]:
-    """One node for all tests of the session; give topics names of their own (`new_topic`).
+    """One node for all tests of the session; give topics unique names (`new_topic`).
 
-    In a process of its own: the files of its partitions would not leave numbers below 1024 for the sockets
+    In a separate process: the files of its partitions would not leave numbers below 1024 for the sockets
     of py4j, which waits with `select`.
     """
     settings = [word for name, value in NODE_SETTINGS.items() for word in ("--set", f"{name}={value}")]
@@ -149,7 +149,7 @@ def producer(node: SparkNode) -> Iterator[Producer]:
 
 @pytest.fixture
 def new_topic(admin: Admin) -> Callable[..., str]:
-    """`new_topic(partitions=2)` creates a topic of a name that nobody else uses, and gives the name."""
+    """`new_topic(partitions=2)` creates a topic with a unique name, and returns the name."""
 
     def create(partitions: int = 1, configs: dict[str, str | None] | None = None, *, stem: str = "t") -> str:
         name = f"{stem}-{uuid.uuid4().hex[:8]}"
@@ -168,7 +168,7 @@ WAYS = [
 
 @pytest.fixture(scope="session")
 def _lab_clients() -> Iterator[Callable[[str], tuple[Admin, Producer]]]:
-    """An admin and a producer for each broker, made once."""
+    """An admin and a producer for each broker, created once."""
     with ExitStack() as stack:
         made: dict[str, tuple[Admin, Producer]] = {}
 
@@ -190,7 +190,7 @@ def lab(
     _lab_clients: Callable[[str], tuple[Admin, Producer]],
     tmp_path: Path,
 ) -> Lab:
-    """Each way in which the suite of the source runs: a format's name, and a broker."""
+    """Each combination in which the suite of the source runs: a format and a broker."""
     format_name, broker = request.param
     if broker == "kafka":
         servers = request.getfixturevalue("apache_kafka").bootstrap
@@ -206,6 +206,6 @@ def our_lab(
     _lab_clients: Callable[[str], tuple[Admin, Producer]],
     tmp_path: Path,
 ) -> Lab:
-    """The one way for what only our source has."""
+    """The combination for tests of features that only our source has."""
     servers = node.bootstrap_servers
     return Lab(spark, "ottla on ottla", "ottla", servers, tmp_path, *_lab_clients(servers))

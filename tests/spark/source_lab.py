@@ -31,7 +31,7 @@ _serial = itertools.count()
 
 
 class Rec(NamedTuple):
-    """A record as a row: what the seven columns, and the headers, should hold."""
+    """A record as a row: the expected seven columns and the headers."""
 
     topic: str
     partition: int
@@ -63,7 +63,7 @@ def _bytes(value: Any) -> bytes | None:
 
 @dataclass
 class Lab:
-    """A broker, a format that reads from it, and what was put there."""
+    """A broker, a format that reads from it, and the records in it."""
 
     spark: SparkSession
     name: str
@@ -78,11 +78,11 @@ class Lab:
     def is_ours(self) -> bool:
         return self.format == "ottla"
 
-    # Putting records there.
+    # Writing records.
 
     def topic(self, partitions: int = 1, *, stem: str = "t", configs: Mapping[str, str] | None = None) -> str:
         name = f"{stem}-{uuid.uuid4().hex[:8]}"
-        # The records are older than any retention would keep.
+        # The records are older than any retention.
         self.admin.topics.create(
             name, partitions=partitions, configs={"retention.ms": "-1", **(configs or {})}
         )
@@ -90,7 +90,7 @@ class Lab:
         return name
 
     def await_partitions(self, topic: str, count: int) -> None:
-        """What a controller has done, brokers tell a moment later; with no partitions, that it is gone."""
+        """Wait until the brokers show the change of the controller; without partitions, the deletion."""
 
         def known() -> int:
             try:
@@ -132,19 +132,19 @@ class Lab:
 
     @contextmanager
     def transactional(self) -> Iterator[Producer]:
-        # What a test leaves open stays so, however long Spark takes to read.
+        # Open transactions of a test do not time out, however long Spark takes to read.
         settings = {"transactional_id": f"lab-{uuid.uuid4().hex[:8]}", "transaction_timeout_ms": 600_000}
         with Producer(self.servers, **settings) as producer:
             yield producer
 
     def await_ends(self, topic: str) -> None:
-        """The end of a transaction is answered when it is decided; a moment later readers see it."""
+        """Wait until readers see the end of the transaction, which is a moment after its answer."""
         await_markers(self.servers, topic)
 
-    # Reading them.
+    # Reading records.
 
     def options(self, options: Mapping[str, Any]) -> dict[str, str]:
-        # Less patience than by default, so that a test that waits in vain says for what.
+        # A shorter timeout than by default, so that a test that waits in vain fails with a message.
         found = {"kafka.bootstrap.servers": self.servers, "kafkaConsumer.pollTimeoutMs": "60000"}
         for name, value in options.items():
             found[name] = str(value).lower() if isinstance(value, bool) else str(value)
@@ -163,7 +163,7 @@ class Lab:
         return str(self.folder / f"checkpoint-{next(_serial)}")
 
     def run(self, checkpoint: str, **options: Any) -> list[list[Rec]]:
-        """Everything that is there, by micro-batch; raises what the query failed with."""
+        """All existing records, by micro-batch; raises the error of the query."""
         batches: list[list[Rec]] = []
         query = self.start(checkpoint, batches, trigger={"availableNow": True}, **options)
         finish(query)
@@ -203,7 +203,7 @@ class Lab:
 
 
 def recs_of(frame: DataFrame) -> list[Rec]:
-    """All rows, sorted. The time is taken as a number, so that no time zone comes into it."""
+    """All rows, sorted. The time is taken as a number, so that no time zone matters."""
     from pyspark.sql import functions as f
 
     rows = frame.withColumn("timestamp_ms", f.unix_millis("timestamp")).drop("timestamp").collect()

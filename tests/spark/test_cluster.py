@@ -21,7 +21,7 @@ SECONDS = 120
 
 
 def executors(cluster: StandaloneCluster, host: str) -> int:
-    """How many the worker of this host has started so far."""
+    """The number of executors that the worker of this host has started so far."""
     return len(list(cluster.work_of(host).glob("app-*/*/stderr")))
 
 

@@ -1,4 +1,4 @@
-"""Exactly once under fire: a query from topic to topic, whose driver, workers and node are killed with -9.
+"""Exactly once under faults: a query from topic to topic, whose driver, workers and node are killed.
 
 A handful of kills runs with all tests. `make test-faults` runs many more (SPARK_KILLS, SPARK_KILLS_SEED),
 also on a standalone cluster, whose executors are killed too.
@@ -52,7 +52,7 @@ def prepare(bootstrap: str, directory: Path, **more: object) -> QuerySpec:
 
 
 def feed(bootstrap: str, first: int, batches: int) -> int:
-    """Numbers from `first` on into the source, enough for so many batches; the number that comes next."""
+    """Write numbers from `first` on, enough for this many batches; returns the next number."""
     end = first + batches * ROWS_PER_BATCH
     with Producer(bootstrap) as producer:
         producer.send_many("in", [str(n).encode() for n in range(first, end)])
@@ -61,7 +61,7 @@ def feed(bootstrap: str, first: int, batches: int) -> int:
 
 def check(bootstrap: str, rows: int) -> None:
     with Admin(bootstrap) as admin:
-        # Nobody waits for a timeout: who was killed, and attempts that have lost, are seen to by the driver.
+        # The driver ends the transactions of killed processes and superseded attempts, without a timeout.
         assert admin.transactions.list(states=["Ongoing"]) == []
     found: Counter[bytes] = committed_values(bootstrap, "out", PARTITIONS)
     missing = [n for n in range(rows) if not found[str(n).encode()]]
@@ -98,7 +98,7 @@ def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(
         conf = {**speculation, **ON_A_CLUSTER}
         spec = prepare(killing.node.bootstrap, tmp_path, conf=conf, master=standalone.url)
         rows = feed(killing.node.bootstrap, 0, 4)
-        # A task that has flushed hangs: only another attempt of it brings the batch to its end.
+        # A task hangs after its flush: only another attempt of it can finish the batch.
         hanging = killing.hang(StopPoint.TRANSACTION_PREPARED, spec)
         killing.run_to_the_end(spec, attempts=1)
         check(killing.node.bootstrap, rows)
@@ -114,16 +114,16 @@ def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(
 @pytest.mark.parametrize("place", ["local", "cluster"])
 def test_many_kills_lose_and_double_nothing(tmp_path: Path, place: str, two_phase: bool) -> None:
     settings = {**FAST, "transaction.two.phase.commit.enable": str(two_phase).lower()}
-    everybody = [Target.DRIVER, Target.NODE, Target.WORKER]
+    every_target = [Target.DRIVER, Target.NODE, Target.WORKER]
     with ExitStack() as stack:
         if place == "local":
             cluster, more = None, {}
-            kills = [*chosen_kills(), *random_kills(KILLS, SEED, everybody)][:KILLS]
+            kills = [*chosen_kills(), *random_kills(KILLS, SEED, every_target)][:KILLS]
         else:
             # A master and two workers that outlive the drivers; executors of a dead one end a little later.
             cluster = stack.enter_context(StandaloneCluster(tmp_path))
             more = {"master": cluster.url, "conf": ON_A_CLUSTER}
-            kills = list(random_kills(KILLS, SEED, [*everybody, *[Target.EXECUTOR] * 4]))
+            kills = list(random_kills(KILLS, SEED, [*every_target, *[Target.EXECUTOR] * 4]))
         killing = stack.enter_context(Killing(tmp_path, settings, seed=SEED, cluster=cluster))
         spec = prepare(killing.node.bootstrap, tmp_path, **more)
         rows = 0

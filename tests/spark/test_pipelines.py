@@ -1,4 +1,4 @@
-"""`ottla pipeline` as a user runs it: in a process of its own, with Spark, against a node."""
+"""`ottla pipeline` as a user runs it: in a separate process, with Spark, against a node."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def order(number: int, cents: int) -> bytes:
 
 
 def values(bootstrap: str, topic: str, count: int) -> list[Any]:
-    """What readers of committed records find, with some patience for one too many."""
+    """The committed records, after a wait for one too many."""
     found: list[Any] = []
     with Consumer(bootstrap, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
         consumer.assign([(topic, partition) for partition in range(2)])
@@ -135,7 +135,7 @@ def test_a_flow_that_fails_is_named_and_the_command_fails(
         assert (pipeline.directory / ".ottla" / "node" / "meta.properties").exists()
 
 
-def test_a_run_that_is_told_to_stop_takes_its_node_along(new_pipeline: Callable[[str], Pipeline]) -> None:
+def test_a_run_that_is_terminated_stops_its_node(new_pipeline: Callable[[str], Pipeline]) -> None:
     pipeline = new_pipeline("first")
     command = [sys.executable, "-m", "ottla", "pipeline", "run", "--embedded", "--continuous"]
     with subprocess.Popen(command, cwd=pipeline.directory, stderr=subprocess.PIPE, text=True) as process:
@@ -150,7 +150,7 @@ def test_a_run_that_is_told_to_stop_takes_its_node_along(new_pipeline: Callable[
 
 
 class TestRefused:
-    """What ends before Spark is started."""
+    """Commands that end before Spark is started."""
 
     def test_without_a_project(self, tmp_path: Path) -> None:
         ended = Pipeline(tmp_path, "")("run")

@@ -1,4 +1,4 @@
-"""The demo's own bookkeeping: a generator that lies, or a count that overlooks something, proves nothing."""
+"""The demo's own checks: its generator and its counts must be right for the demo to prove anything."""
 
 from __future__ import annotations
 

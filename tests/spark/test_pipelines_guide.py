@@ -1,4 +1,4 @@
-"""The guide's cells, run one after another in a process of their own: what it shows is what happens."""
+"""Run the guide's cells one after another in a separate process: its output is as the guide shows."""
 
 from __future__ import annotations
 

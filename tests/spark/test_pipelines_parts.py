@@ -171,7 +171,7 @@ class TestProject:
             ("name: p\nstorage: /x\nconfiguration:\n  a.b: 5", 'a.b must be text: put quotes around "5"'),
         ],
     )
-    def test_what_makes_no_sense_is_told_with_its_file(
+    def test_what_makes_no_sense_is_reported_with_its_file(
         self, tmp_path: Path, text: str, complaint: str
     ) -> None:
         self.write(tmp_path, text)
@@ -225,7 +225,7 @@ class TestDefinitions:
             ("import json\njson.loads('{')\n", r"flows\.py, line 2: JSONDecodeError: .+"),
         ],
     )
-    def test_a_mistake_in_them_is_told_with_its_line(
+    def test_a_mistake_in_them_is_reported_with_its_line(
         self, tmp_path: Path, source: str, complaint: str
     ) -> None:
         (tmp_path / "spark-pipeline.yml").write_text("name: p\nstorage: s\n")
@@ -238,7 +238,7 @@ class TestDefinitions:
 
 
 class TestCatalog:
-    """What is done with the tables of earlier runs; `Sql` is Spark as far as it is asked."""
+    """Tables of earlier runs; `Sql` stands in for Spark."""
 
     class Sql:
         def __init__(self) -> None:
@@ -273,7 +273,7 @@ class TestCatalog:
             (Selection(full_refresh_all=True), set()),
         ],
     )
-    def test_streams_are_kept_and_views_begin_anew(
+    def test_streams_are_kept_and_views_are_recomputed(
         self, tmp_path: Path, selection: Selection, kept: set[str]
     ) -> None:
         state = self.remembered(tmp_path, ("stream", True), ("view", False))
@@ -296,7 +296,7 @@ class TestCatalog:
         assert catalog.is_streaming(project, entry, None)
         assert catalog.is_streaming(project, {**entry, "table": "u"}, {"streaming": True})
 
-    def test_a_damaged_file_is_told(self, tmp_path: Path) -> None:
+    def test_a_damaged_file_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "catalog.json").write_text("{")
         with pytest.raises(ProjectError, match="is damaged"):
             catalog.restore(self.Sql(), tmp_path, tmp_path, Selection())
@@ -347,7 +347,7 @@ class TestProgress:
         assert (flow.name, flow.error) == ("large", "Gone: it is gone")
 
     def test_a_flow_is_completed_when_its_query_has_ended_well(self) -> None:
-        """Spark calls it completed at any end of its query, and may be faster than the news of an error."""
+        """Spark reports it as completed at any end of its query, possibly before the error."""
         progress = PipelineProgress()
         shown = []
         progress.observer = lambda: shown.append(progress.flows["large"].state)
@@ -367,7 +367,7 @@ class TestProgress:
             FlowState.COMPLETED,
         ]
 
-    def test_a_flow_that_cannot_be_resolved_is_told_from_those_behind_it(self) -> None:
+    def test_a_flow_that_cannot_be_resolved_is_distinguished_from_its_dependants(self) -> None:
         progress = PipelineProgress()
         progress.on_message(
             "Failed to resolve flow due to upstream failure: 'spark_catalog.default.b'.\nError: x"
@@ -470,7 +470,7 @@ class TestCheckpoints:
         (second,) = read_checkpoints(find_project(tmp_path))
         assert (second.batch, second.unfinished, second.offsets) == (0, 1, {("t", 0): 10})
 
-    def test_storage_that_only_spark_can_read_is_told(self, tmp_path: Path) -> None:
+    def test_storage_that_only_spark_can_read_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "spark-pipeline.yml").write_text("name: p\nstorage: s3a://bucket/p\n")
         with pytest.raises(ProjectError, match="s3a://bucket/p"):
             read_checkpoints(find_project(tmp_path))

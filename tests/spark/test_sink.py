@@ -1,4 +1,4 @@
-"""The sink through Spark: what is written, where it goes, and what is refused before anything is."""
+"""The sink through Spark: written records, their partitions, and what is refused before any is written."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def records_of(node: LocalNode, topic: str, partitions: int = 1) -> list[Any]:
 
 
 def await_none_open(admin: Admin, part: str = "ottla-spark-") -> None:
-    """Waits until no transaction with this in its name is open, long before one would end by itself."""
+    """Wait until no transaction with this in its id is open, long before one would time out."""
 
     def still_open() -> list[str]:
         listed = admin.transactions.list(states=["Ongoing"])
@@ -119,7 +119,7 @@ def test_rows_without_keys_use_all_partitions_and_keep_nothing_open(
 ) -> None:
     topic = new_topic(partitions=3)
     df = spark.range(0, 60_000, 1, 3).selectExpr("repeat(string(id), 20) AS value", "id AS ignored")
-    # Small enough that dozens of times a partition is drawn for the next of them.
+    # Small enough for dozens of batches, each with a newly chosen partition.
     write(df, topic=topic, kafka__max_request_size="100000", kafka__compression_type="lz4")
     records = records_of(node, topic, 3)
     assert len(records) == len({record.value for record in records}) == 60_000
@@ -244,7 +244,7 @@ def test_a_broker_that_is_away_is_named(spark: SparkSession) -> None:
         writer.option("kafka.bootstrap.servers", "127.0.0.1:9").save()
 
 
-# What is refused beforehand.
+# Refused before anything is written.
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_broker_that_is_away_is_named(spark: SparkSession) -> None:
         ("'a' AS value", {"topic": "t", "kafka.key.serializer": "x"}, "convert the column `key`"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_written_is_told_before_anything_is(
+def test_what_cannot_be_written_is_reported_before_anything_is_written(
     spark: SparkSession, node: LocalNode, columns: str, options: dict[str, str], message: str
 ) -> None:
     given = {"kafka.bootstrap.servers": node.bootstrap_servers, **options}
@@ -280,7 +280,7 @@ def test_a_topic_cannot_be_overwritten(spark: SparkSession, node: LocalNode) -> 
 
 @pytest.fixture
 def files(spark: SparkSession, tmp_path: Path) -> Callable[[int, int], DataFrame]:
-    """`files(3, 100)`: a stream of so many files with so many rows each, one file a batch."""
+    """`files(3, 100)`: a stream of this many files with this many rows each, one file per batch."""
     directory = tmp_path / "input"
 
     def make(count: int, rows: int) -> DataFrame:
@@ -323,7 +323,7 @@ def stream_with_a_restart(servers: str, files: Callable[[int, int], DataFrame], 
         admin.topics.create(topic, partitions=2)
         query = run_stream(files(3, 100), servers, checkpoint, topic=topic)
         assert committed_values(servers, topic, 2) == {str(n).encode(): 1 for n in range(300)}
-        # As if the driver had died before Spark wrote down that the last batch was done.
+        # As if the driver had died before Spark's checkpoint said that the last batch was done.
         last = max(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit())
         for name in (f"{last}", f".{last}.crc"):
             (checkpoint / "commits" / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What attempts that lose leave behind: nothing, from the moment on at which the driver is done."""
+"""Superseded attempts leave no open transaction once the driver has committed or aborted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def query(bootstrap: str) -> Query:
-    """One whose first batch is done: what follows is the ordinary way of a batch."""
+    """A query whose first batch is done, so that later batches need no claim."""
     topic = f"out-{uuid.uuid4().hex[:8]}"
     with Admin(bootstrap) as admin:
         admin.topics.create(topic, partitions=2)
@@ -52,7 +52,7 @@ def committed(query: Query) -> list[str]:
 
 
 def elsewhere(query: Query) -> Query:
-    """The same query as the driver's process sees it, while a task is in the middle of a call."""
+    """The same query with its own client, as the driver's process has it, while a task is in a call."""
     name = query.scope.removeprefix("ottla-spark-")
     servers, topic = query.options.settings["bootstrap.servers"], query.options.topic or ""
     return Query(servers, topic, name=name, kafka__client__id="elsewhere")
@@ -66,7 +66,7 @@ def test_a_batch_without_lost_attempts_asks_for_nothing_more(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object) -> Any:
-        raise AssertionError("nobody was tried again")
+        raise AssertionError("no task was retried")
 
     for name in ("fence", "find_ids_in_use", "find_ongoing_in_scope"):
         monkeypatch.setattr(TransactionEnder, name, never)
@@ -118,7 +118,7 @@ def test_an_attempt_that_has_not_written_yet_can_no_more_once_the_batch_is_done(
 
 
 def before_the_id_is_taken_over(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
-    """The next task that is about to take its id over falls asleep, and `then` happens meanwhile."""
+    """Pause the next task before it initialises its id, and run `then` meanwhile."""
     take_over = SinkClient.transactional_producer
 
     async def late(client: SinkClient, transactional_id: str) -> Producer:
@@ -130,7 +130,7 @@ def before_the_id_is_taken_over(monkeypatch: pytest.MonkeyPatch, then: Callable[
 
 
 def after_the_id_is_taken_over(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
-    """The same when the next task has done so, and has written nothing."""
+    """Pause the next task after it has initialised its id and before it writes, and run `then` meanwhile."""
     take_over = SinkClient.transactional_producer
 
     async def slow(client: SinkClient, transactional_id: str) -> Producer:
@@ -199,10 +199,10 @@ def test_a_clean_up_that_fails_is_done_by_the_next_batch(
 
 
 def test_an_abort_ends_what_dead_tasks_have_left(query: Query) -> None:
-    told = query.task("r1", 1, 0, ["a"])
+    message = query.task("r1", 1, 0, ["a"])
     query.task("r1", 1, 1, ["b"])
     query.task("r1", 1, 1, ["b"], attempt=1)
-    query.abort([told, None], 1)
+    query.abort([message, None], 1)
     assert query.open_transactions() == []
     with pytest.raises(RunEnded):
         query.task("r1", 1, 2, ["c"])
@@ -213,8 +213,8 @@ def test_an_abort_ends_what_dead_tasks_have_left(query: Query) -> None:
 def test_an_abort_shuts_out_a_task_that_has_not_written_yet(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = query.task("r1", 1, 0, ["a"])
-    after_the_id_is_taken_over(monkeypatch, lambda: elsewhere(query).abort([told, None], 1))
+    message = query.task("r1", 1, 0, ["a"])
+    after_the_id_is_taken_over(monkeypatch, lambda: elsewhere(query).abort([message, None], 1))
     with pytest.raises(KafkaError):
         query.task("r1", 1, 1, ["b"])
     assert query.open_transactions() == []
@@ -223,10 +223,10 @@ def test_an_abort_shuts_out_a_task_that_has_not_written_yet(
 
 @pytest.mark.parametrize("restarts", [1, RUNS_UNTIL_LANES_COME_AGAIN])
 def test_an_abort_that_comes_late_spares_the_run_that_has_replaced_it(query: Query, restarts: int) -> None:
-    told = query.task("r1", 1, 0, ["a"])
+    message = query.task("r1", 1, 0, ["a"])
     for index in range(restarts):
         next_run = query.task(f"after-{index}", 1, 0, ["a"])
-    query.abort([told], 1)
+    query.abort([message], 1)
     query.commit([next_run], 1)
     assert committed(query) == ["a", "first"]
 
@@ -287,6 +287,6 @@ def test_a_batch_write_whose_tasks_have_all_died_leaves_nothing_open(
     assert committed(query) == ["first"]
 
 
-def test_ids_of_later_attempts_are_told_apart() -> None:
+def test_ids_of_later_attempts_differ() -> None:
     ids = {transactional_id("s", 16, 3, attempt, batch) for attempt in range(3) for batch in (1, 2)}
     assert len(ids) == 5

@@ -1,4 +1,6 @@
-"""The rules of the decision log: who owns a scope, which decision is valid, whatever compaction does."""
+"""The rules of the decision log: which run owns a scope, which decision is valid, with and without
+compaction.
+"""
 
 from __future__ import annotations
 
@@ -175,7 +177,7 @@ def test_a_claim_carries_on_what_was_decided() -> None:
     claim_offset = log.claim("r1")
     log.decide("r1", 3)
     log.claim("r2")
-    # The only record of r1 that compaction keeps is one that does not count.
+    # The only record of r1 that compaction keeps is not valid.
     log.decide("r1", 4, claim_offset)
     assert decided_batch(replayed(compacted(log.records))) == 3
 
@@ -291,8 +293,8 @@ steps = st.lists(
 
 
 @given(steps)
-def test_whoever_reads_whenever_comes_to_the_same_verdict(moves: list[tuple[str, str]]) -> None:
-    """Runs look at the log, and claim later by what they saw, several times each. A run decides one batch
+def test_every_reader_comes_to_the_same_result_at_any_time(moves: list[tuple[str, str]]) -> None:
+    """Runs read the log, and claim later by what they read, several times each. A run decides one batch
     after the other while it owns the scope, and at most one too late. That the log was compacted changes
     nothing.
     """

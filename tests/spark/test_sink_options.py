@@ -1,4 +1,4 @@
-"""The options of the sink: defaults, and what each mistake is told."""
+"""The options of the sink: defaults, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ WRONG = [
     ],
 )
 def test_that_there_is_no_tls_and_no_sasl_is_said_plainly(name: str, value: str) -> None:
-    with pytest.raises(ValueError, match=rf"{name}.*: TLS and SASL are not there yet") as told:
+    with pytest.raises(ValueError, match=rf"{name}.*: TLS and SASL are not there yet") as raised:
         sink_options({**BROKERS, name: value})
-    assert "did you mean" not in str(told.value)
-    assert "secret" not in str(told.value)
+    assert "did you mean" not in str(raised.value)
+    assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("options", "told"), WRONG, ids=[told for _, told in WRONG])
-def test_a_mistake_is_told_before_anything_is_written(options: dict[str, str], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_a_mistake_is_reported_before_anything_is_written(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         sink_options({**BROKERS, **options})

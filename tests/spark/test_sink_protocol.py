@@ -27,7 +27,7 @@ from tests.support.spark_sink_lab import Query, committed_values
     scope="module", params=["ordinary", "two-phase", pytest.param("apache-kafka", marks=pytest.mark.kafka)]
 )
 def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A node as it is by default, one that allows two-phase commits, and Apache Kafka."""
+    """A node with default settings, one that allows two-phase commits, and Apache Kafka."""
     if request.param == "apache-kafka":
         yield request.getfixturevalue("apache_kafka").bootstrap
         return
@@ -107,7 +107,7 @@ def test_a_batch_that_is_repeated_after_its_commit_is_recognised(query: Query, c
 def test_a_driver_that_dies_before_the_decision_leaves_nothing(query: Query, committed: Committed) -> None:
     [query.task("r1", 0, index, [f"old{index}"]) for index in range(3)]
     query.task("r2", 0, 0, ["new"])
-    # What is left open ends when the next run claims the scope, not with its first commit.
+    # Open transactions end when the next run claims the scope, not with its first commit.
     assert len(query.open_transactions()) == 1
     assert committed() == []
 
@@ -209,7 +209,7 @@ def test_an_abort_after_another_run_has_decided_ends_only_its_own(query: Query, 
 
 
 def open_by_hand(query: Query, value: str) -> TaskTransaction:
-    """A transaction of a generation that no run uses, as a task that slept through everything leaves it."""
+    """A transaction of a generation that no run uses, as a task that paused for very long leaves it."""
     identity = TaskIdentity(query.scope, "asleep", 7, 0)
     rows = pa.record_batch({"value": pa.array([value], pa.string())})
     return transaction_of(write_transaction(query.options, ("value",), identity, [rows], SinkListener()))
@@ -259,7 +259,7 @@ def test_a_task_that_is_tried_again_leaves_nothing_behind(query: Query, committe
     assert query.open_transactions() == []
     assert committed() == ["a", "b"]
     after = query.batch("r1", 1, [["c"]])
-    # A worker that was thought dead may still come to life: nobody uses the ids that it knows.
+    # A worker that seemed dead may resume: no other task uses its ids.
     assert transaction_of(after[0]).id != transactional_id(query.scope, query_lane(messages), 0, 0, 0)
     assert committed() == ["a", "b", "c"]
 
@@ -279,7 +279,7 @@ def test_fewer_tasks_than_before_leave_no_transaction_open(query: Query, committ
     assert committed() == ["0", "1", "2", "3", "4", "5"]
 
 
-def test_a_decided_transaction_that_the_broker_has_aborted_is_told_loudly(
+def test_a_decided_transaction_that_the_broker_has_aborted_fails_the_query(
     query: Query, committed: Committed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = [query.task("r1", 7, index, [f"v{index}"]) for index in range(2)]
@@ -289,7 +289,7 @@ def test_a_decided_transaction_that_the_broker_has_aborted_is_told_loudly(
     repeated = [query.task("r2", 7, 0, ["v0", "v1"])]
     with pytest.raises(LostTransactions, match=rf"batch 7 .* 1 rows of {lost.id} .* offsets \d+ to \d+"):
         query.commit(repeated, 7)
-    # What was lost stays lost, and the query stays stopped, however often it is tried.
+    # The rows stay lost, and the query fails at every start.
     with pytest.raises(LostTransactions):
         query.commit(repeated, 7)
     assert committed() == ["v0"]
@@ -311,9 +311,7 @@ def test_a_transaction_whose_id_is_forgotten_is_looked_up_in_the_partitions(
 ) -> None:
     messages = query.batch("r1", 0, [["a"]])
     done = transaction_of(messages[0])
-    forgotten = TaskTransaction(
-        "an-id-that-nobody-knows", done.producer_id, done.epoch, 1, done.written_ranges
-    )
+    forgotten = TaskTransaction("an-unknown-id", done.producer_id, done.epoch, 1, done.written_ranges)
     assert query.client.call(query.client.transactions.was_committed(forgotten)) is True
     aborted = transaction_of(query.task("r1", 1, 0, ["b"]))
     query.client.call(query.client.transactions.end(aborted, commit=False))
@@ -385,7 +383,7 @@ def test_a_decision_topic_that_forgets_is_refused(bootstrap: str, admin: Admin) 
     admin.topics.delete("forgetful")
 
 
-def test_a_decision_topic_that_was_made_anew_is_noticed(bootstrap: str, admin: Admin) -> None:
+def test_a_decision_topic_that_was_created_again_is_detected(bootstrap: str, admin: Admin) -> None:
     name = f"decisions-{uuid.uuid4().hex[:8]}"
     compact: dict[str, str | None] = {"cleanup.policy": "compact"}
     admin.topics.create(name, partitions=1, configs=compact)

@@ -1,4 +1,4 @@
-"""Random lives of a query whose drivers die, sleep and wake up too late, several of them at once.
+"""Random runs of a query whose drivers die, pause and resume too late, several of them at once.
 
 Each run of the query is a thread with connections of its own. Wherever the sink talks to the brokers it may
 die or fall asleep for a while; meanwhile another run is started, as by an operator who thinks it dead.
@@ -34,11 +34,11 @@ SEEDS = int(os.environ.get("SPARK_RACES", "2"))
 
 
 class Died(BaseException):
-    """Instead of SIGKILL: nothing is cleaned up, nobody is told."""
+    """Instead of SIGKILL: nothing is cleaned up, and no other process is informed."""
 
 
 class Chaos:
-    """Decides, from a seed, who dies where and who sleeps how long."""
+    """Decides, from a seed, which call dies and which one sleeps for how long."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -74,7 +74,7 @@ class Chaos:
 
 
 class Spark:
-    """What survives a driver: the checkpoint. And who is started when."""
+    """Plays Spark: keeps the checkpoint, and starts the runs."""
 
     def __init__(self, bootstrap: str, chaos: Chaos) -> None:
         self._bootstrap = bootstrap
@@ -106,7 +106,7 @@ class Spark:
                 self._batch(query, run, batch)
                 self._done = max(self._done, batch)
         except Died:
-            pass  # whoever looks after the query starts it again
+            pass  # the operator starts the query again
         except KafkaError as error:
             self.refusals.append(str(error))
         except BaseException as error:
@@ -143,14 +143,14 @@ def bootstrap() -> Iterator[str]:
 
 
 async def leave_open(task: TransactionalTask) -> None:
-    """What is left of a task that was killed."""
+    """Leave the transaction open, as a killed task does."""
     if task._producer is not None:
         await task._producer.close(timeout_ms=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_whoever_sleeps_or_dies_every_row_is_there_once(
+def test_every_row_is_there_once_whichever_process_sleeps_or_dies(
     bootstrap: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chaos = Chaos(seed)
@@ -169,7 +169,7 @@ def test_whoever_sleeps_or_dies_every_row_is_there_once(
     alive: list[threading.Thread] = []
     while not spark.is_done:
         alive = [thread for thread in alive if thread.is_alive()]
-        # When it is over, nobody is disturbed by a successor either: then also a slow machine gets through.
+        # At the end no new run disturbs the last one, so that a slow machine finishes, too.
         if not alive or (not chaos.is_over and len(alive) < 3 and chaos.integer(0, 9) == 0):
             alive.append(spark.new_run())
         chaos.is_over = spark.runs > 60
@@ -181,7 +181,7 @@ def test_whoever_sleeps_or_dies_every_row_is_there_once(
     assert spark.failures == []
     chaos.is_over = True
     expected = {f"{batch}-{row}".encode(): 1 for batch in range(BATCHES) for row in range(ROWS)}
-    # What somebody who died has left open holds readers back until it is ended.
+    # Open transactions of dead runs hold readers back until they are ended.
     deadline = time.monotonic() + 60
     while (found := committed_values(bootstrap, "out", 2)) != expected and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -104,7 +104,7 @@ def test_times_bound_what_is_read(lab: Lab) -> None:
     starting = json.dumps({topic: {"0": T0 + 2_000, "1": T0}})
     ending = json.dumps({topic: {"0": T0 + 9_000, "1": T0 + 2_000}})
     assert read(startingOffsetsByTimestamp=starting, endingOffsetsByTimestamp=ending) == [b"a2", b"b0"]
-    # One time for all goes before times by partition, and those before offsets.
+    # One timestamp takes precedence over timestamps by partition, and those over offsets.
     assert read(startingTimestamp=T0 + 2_200, startingOffsetsByTimestamp=starting, startingOffsets="earliest",
                 startingOffsetsByTimestampStrategy="latest") == [b"b1"]  # fmt: skip
 
@@ -150,8 +150,8 @@ def test_aborted_transactions_are_hidden_from_read_committed(lab: Lab) -> None:
     committed = sorted(rec for rec in lab.written if rec not in aborted)
     assert lab.read(subscribe=topic) == sorted(lab.written)
     assert lab.read(subscribe=topic, **{"kafka.isolation.level": "read_committed"}) == committed
-    # Behind `kept2` comes the marker of its transaction, an offset without a record. That of the abort may
-    # come before `after` or behind it: a producer does not wait for it.
+    # After `kept2` comes the marker of its transaction, an offset without a record. That of the abort may
+    # come before `after` or after it: a producer does not wait for it.
     assert after[0].offset in (6, 7)
     bounds = {
         "startingOffsets": json.dumps({topic: {"0": 3}}),

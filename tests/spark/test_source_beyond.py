@@ -1,5 +1,5 @@
-"""What only our source has: columns, filters as ranges, a group's progress, cuts by bytes, topics by id,
-and errors that say what to do.
+"""Features that only our source has: columns, filter pushdown, commits to a group, splits by bytes, topic
+ids, and errors that say what to do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T0 = 1_700_000_000_000
 
 
 def tasks_of(frame: DataFrame) -> list[tuple[str, int, int]]:
-    """What each task of a frame reads: its partition, the first and the last offset."""
+    """The partition, the first and the last offset of each task of a frame."""
     rows = (
         frame.groupBy(f.spark_partition_id().alias("task"), "topic", "partition")
         .agg(f.min("offset").alias("low"), f.max("offset").alias("high"))
@@ -76,7 +76,7 @@ def filled(our_lab: Lab) -> str:
         (lambda: (f.col("offset") >= 5) & (f.col("offset") < 8), 9),
         (lambda: f.col("timestamp") >= f.timestamp_millis(f.lit(T0 + 17_500)), 6),
         (lambda: f.col("timestamp") > f.timestamp_millis(f.lit(T0 + 99_000)), 0),
-        # Records may be younger than those behind them, so this leaves the range as it is.
+        # Records may be younger than later ones, so this does not change the range.
         (lambda: f.col("timestamp") < f.timestamp_millis(f.lit(T0 + 2_000)), 60),
     ],
     ids=["partition", "partitions", "offsets", "time from", "no time", "time to"],
@@ -159,7 +159,7 @@ def test_progress_shows_as_a_groups_offsets(our_lab: Lab) -> None:
         "maxOffsetsPerTrigger": 2,
     }
     our_lab.run(checkpoint, **options)
-    # The last batch too, though Spark never tells the reader that it is done.
+    # The last batch too, though Spark never commits it to the reader.
     expected = {TopicPartition(topic, 0): 3, TopicPartition(topic, 1): 1}
     wait_for(lambda: committed(our_lab, group) == expected, f"the offsets {expected}")
     our_lab.send(topic, [b"5"])
@@ -176,7 +176,7 @@ def test_a_running_query_commits_each_batch_to_the_group(our_lab: Lab) -> None:
         wait_for(lambda: committed(our_lab, group) == {TopicPartition(topic, 0): 2}, "the group's offset")
 
 
-# Topics that go away and come back.
+# Topics that are deleted and created again.
 
 
 def test_a_topic_that_was_created_again_fails_the_query(our_lab: Lab) -> None:
@@ -202,10 +202,11 @@ def test_a_topic_created_again_under_a_running_query_fails_it(our_lab: Lab) -> N
         our_lab.admin.topics.create(topic, partitions=1)
         our_lab.send(topic, [b"new", b"newer"])
         wait_for(lambda: not query.isActive, "the query to fail")
-        # It may have looked between the two.
-        told = str(query.exception())
+        # It may have asked between the two.
+        message = str(query.exception())
         assert (
-            f"topic '{topic}' was deleted and created again" in told or f"{topic}-0 no longer exist" in told
+            f"topic '{topic}' was deleted and created again" in message
+            or f"{topic}-0 no longer exist" in message
         )
     assert [rec.value for rec in flat(batches)] == [b"old"]
 
@@ -214,7 +215,7 @@ def test_a_topic_created_again_under_a_running_query_fails_it(our_lab: Lab) -> N
 
 
 def test_the_first_batch_of_a_stream_from_the_end_can_be_run_again(our_lab: Lab, tmp_path: Path) -> None:
-    """Its beginning is nowhere but in its own end: by now the end of the topic is elsewhere."""
+    """The start of the first batch is only in its own end offset: the end of the topic has moved."""
     topic, checkpoint = our_lab.topic(), our_lab.checkpoint()
     our_lab.send(topic, [b"before"])
     batches: list[list[Rec]] = []
@@ -239,7 +240,7 @@ def test_a_batch_run_again_has_the_same_rows(our_lab: Lab) -> None:
     assert again[0] == first[-1]
 
 
-# A broker that is away.
+# A broker that is down.
 
 
 def test_a_broker_that_is_away_is_named(our_lab: Lab) -> None:
@@ -254,7 +255,7 @@ def test_a_broker_that_is_away_is_named(our_lab: Lab) -> None:
 def test_a_stream_outlives_its_broker(our_lab: Lab) -> None:
     batches: list[list[Rec]] = []
     data = str(our_lab.folder / "node")
-    (port,) = free_ports(1)  # that nobody is given while the node is away
+    (port,) = free_ports(1)  # not reused while the node is down
     with LocalNode(data_dir=data, port=port) as node, Admin(node.bootstrap_servers) as admin:
         admin.topics.create("orders", partitions=1, configs={"retention.ms": "-1"})
     with LocalNode(data_dir=data, port=port) as node:

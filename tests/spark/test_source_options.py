@@ -1,4 +1,4 @@
-"""The source's options, offsets and cuts, without Spark or a broker."""
+"""The source's options, offsets and splits, without Spark or a broker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_spark_finds_the_format_by_itself() -> None:
 def test_a_broken_installation_leaves_other_formats_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Spark imports all such modules in one go, and gives up on all of them when one fails."""
+    """Spark imports all such modules together, and discards all of them if one fails."""
     monkeypatch.delitem(sys.modules, "pyspark_ottla", raising=False)
     monkeypatch.setitem(sys.modules, "ottla.spark.datasource", None)
     module = importlib.import_module("pyspark_ottla")
@@ -172,10 +172,10 @@ def test_a_stream_has_no_end() -> None:
     ],
 )
 def test_that_there_is_no_tls_and_no_sasl_is_said_plainly(name: str, value: str) -> None:
-    with pytest.raises(ValueError, match=rf"{name}.*: TLS and SASL are not there yet") as told:
+    with pytest.raises(ValueError, match=rf"{name}.*: TLS and SASL are not there yet") as raised:
         parsed(**{name: value})
-    assert "did you mean" not in str(told.value)
-    assert "secret" not in str(told.value)
+    assert "did you mean" not in str(raised.value)
+    assert "secret" not in str(raised.value)
 
 
 def test_consumer_settings_without_a_meaning_here_are_taken() -> None:
@@ -242,7 +242,7 @@ def test_a_rate_limit_is_shared_and_starves_none(positions: dict[TopicPartition,
     assert sum(taken.values()) <= limit + busy
 
 
-# Cuts.
+# Splits.
 
 ranges = st.lists(st.tuples(st.integers(0, 1_000_000), st.integers(0, 100_000)), max_size=8).map(
     lambda found: [

@@ -1,4 +1,4 @@
-"""A task's reads and a stream's decisions against a node, without Spark."""
+"""A task's reads and a stream's micro-batches against a node, without Spark."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def values_of(batches: Iterable[pa.RecordBatch]) -> list[bytes]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FilterBounds that a test can reach."""
+    """Small limits that a test can reach."""
     monkeypatch.setattr(range_reader, "BATCH_ROWS", 50)
     monkeypatch.setattr(range_reader, "BATCH_BYTES", 20_000)
     monkeypatch.setattr(range_reader, "PIECE_BYTES", 2_000)
@@ -155,7 +155,7 @@ def test_a_task_reads_only_the_topic_that_was_planned(
     assert values_of(batches_of(replace(read, fail_on_data_loss=False), planned)) == []
 
 
-def test_a_task_does_not_wait_for_ever(
+def test_a_task_has_a_timeout(
     producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
 ) -> None:
     topic = new_topic()
@@ -189,12 +189,12 @@ def test_clients_are_kept_and_bounded(options: Callable[..., SourceOptions]) -> 
     assert isinstance(source_client(config), SourceClient)
 
 
-# A stream's decisions.
+# Micro-batches of a stream.
 
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asks the cluster every time."""
+    """Ask the cluster every time."""
     monkeypatch.setattr(micro_batch_stream, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr(micro_batch_stream, "DISCOVERY_INTERVAL_S", 0.0)
 
@@ -215,7 +215,7 @@ def test_a_first_batch_says_where_it_begins(
     second = stream.latest_offset(first, limited=False)
     assert second is not None
     assert not second.begins
-    # Run again by a driver that finds another beginning.
+    # Repeated by a driver that finds another start of the log.
     later = MicroBatchStream(options(topic, streaming=True))
     assert later.initial_offset().positions[TopicPartition(topic, 0)] == 2
     assert later.plan_ranges(later.initial_offset(), first) == []
@@ -282,7 +282,7 @@ def test_available_now_leaves_new_partitions_to_the_next_run(
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_a_batch_waits_for_company_and_not_for_ever(
+def test_a_batch_waits_for_more_rows_up_to_a_limit(
     producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
 ) -> None:
     topic = new_topic()

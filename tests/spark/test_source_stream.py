@@ -103,7 +103,7 @@ def test_transactions_leave_gaps_and_no_rows(lab: Lab) -> None:
         assert flat(lab.run(checkpoint, **committed)) == kept
         producer.begin_transaction()
         lab.send(topic, [b"gone"], producer=producer)
-        # Still open: nothing behind it can be read.
+        # Still open: nothing after it can be read.
         assert lab.run(checkpoint, **committed) == []
         producer.abort_transaction()
     lab.await_ends(topic)

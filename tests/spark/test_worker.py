@@ -1,4 +1,4 @@
-"""What a worker keeps out of the collector's sight: what its first task has left, and no garbage."""
+"""A worker freezes the objects that its first task has left, and no garbage."""
 
 from __future__ import annotations
 

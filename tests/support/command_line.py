@@ -1,4 +1,4 @@
-"""The `ottla` command inside of a test: what it printed and how it ended, without a process for each call."""
+"""The `ottla` command inside a test: its output and exit status, without a process for each call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ended:
 
     @property
     def rows(self) -> list[list[str]]:
-        """The cells of a table that was printed, without its header."""
+        """The cells of a printed table, without its header."""
         return [line.split() for line in self.out.splitlines()[1:] if line]
 
 
@@ -61,7 +61,7 @@ class CommandLine:
         return Ended(status, out.getvalue(), err.getvalue())
 
     def ok(self, *arguments: str, stdin: str | bytes = b"") -> Ended:
-        """As a call, for one that has to work."""
+        """Run a command that must succeed."""
         ended = self(*arguments, stdin=stdin)
         assert ended.status == 0, f"ottla {' '.join(arguments)} ended with {ended.status}: {ended.err}"
         return ended

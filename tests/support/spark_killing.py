@@ -1,7 +1,7 @@
-"""Kills drivers, executors, workers and nodes under a streaming query, at chosen places and at random.
+"""Kill drivers, executors, workers and nodes under a streaming query, at chosen points and at random.
 
-The query runs in processes of its own. A place of the sink is armed by a file (see `ottla.spark.sink.stops`):
-whoever comes there stops and waits, and is then killed, or something else is while it waits.
+The query runs in separate processes. A stop point of the sink is armed by a file (see `spark_sink_stops`):
+the process that reaches it stops and waits, and then it, or another one, is killed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Target(Enum):
 
 @dataclass(frozen=True)
 class Kill:
-    """What dies, and where the sink stands then; without a place, after `after_s` seconds of work."""
+    """The target, and the stop point of the sink; without a point, after `after_s` seconds of work."""
 
     target: Target
     point: StopPoint | None = None
@@ -55,7 +55,7 @@ class Kill:
 
 
 def chosen_kills() -> list[Kill]:
-    """Every place once, with the death that is most awkward there."""
+    """Kills at the most critical points, each with the target that is worst there."""
     return [
         Kill(Target.WORKER, StopPoint.TRANSACTION_PREPARED),
         Kill(Target.DRIVER, StopPoint.TRANSACTION_PREPARED),
@@ -84,19 +84,19 @@ def random_kills(count: int, seed: int, targets: list[Target]) -> Iterator[Kill]
 
 @dataclass
 class Killing:
-    """A query and the node that it works on. `with` starts the node; the query is started as it is needed."""
+    """A query and its node. `with` starts the node; the query is started as needed."""
 
     directory: Path
     settings: dict[str, str] = field(default_factory=dict)
     seed: int = 0
     cluster: StandaloneCluster | None = None
-    """Where the query's executors live, if they are not its own children."""
+    """The cluster with the query's executors, if they are not its own children."""
     done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.stops = self.directory / "stops"
         self.stops.mkdir(parents=True)
-        # A port that nobody is given while the node is dead.
+        # A port that is not reused while the node is dead.
         self.node = self._new_node(f"127.0.0.1:{free_ports(1)[0]}")
         self._query: subprocess.Popen[bytes] | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
@@ -143,7 +143,7 @@ class Killing:
         return self._query is not None and self._query.poll() is None
 
     def kill_query(self) -> None:
-        """The driver and everything that it has started, with -9."""
+        """Kill the driver and all its children with SIGKILL."""
         if self._query is None:
             return
         family = _family(self._query.pid)
@@ -155,7 +155,7 @@ class Killing:
         self._query = None
 
     def run_to_the_end(self, spec: QuerySpec, *, attempts: int = 3) -> None:
-        """A query that failed because of what was killed is started again, as an operator would."""
+        """Run the query to its end; start it again if it failed, as an operator would."""
         for _ in range(attempts):
             if self._query is None:
                 self.start(spec)
@@ -169,7 +169,7 @@ class Killing:
     # Kills.
 
     def kill(self, kill: Kill, spec: QuerySpec) -> bool:
-        """Whether it happened: a query may be done before the place is reached."""
+        """Kill the target; whether that happened: a query may be done before it reaches the point."""
         if kill.point is None:
             self._ensure_running(spec)
             self._await_work(kill.after_s)
@@ -190,7 +190,7 @@ class Killing:
         return happened
 
     def hang(self, point: StopPoint, spec: QuerySpec) -> int:
-        """Makes the next process that comes to the place wait there for ever; which one it was."""
+        """Make the next process that reaches the point hang there; its process id."""
         (self.stops / point.value).touch()
         pid = self._await_stop(point, spec)
         assert pid is not None, f"the query was done before {point.value}"
@@ -235,7 +235,7 @@ class Killing:
             self.start(spec)
 
     def _await_stop(self, point: StopPoint, spec: QuerySpec) -> int | None:
-        """The process that stands there now, None if the query is done. One that failed is started again."""
+        """The process that waits at the point, None if the query is done. A failed query is started again."""
         deadline = time.monotonic() + POINT_SECONDS
         while time.monotonic() < deadline:
             for stopped in self.stops.glob(f"{point.value}.*"):
@@ -244,10 +244,10 @@ class Killing:
                 return None
             self._ensure_running(spec)
             time.sleep(POLL_SECONDS)
-        raise AssertionError(f"nobody came to {point.value}:\n{self.output()[-6000:]}")
+        raise AssertionError(f"no process reached {point.value}:\n{self.output()[-6000:]}")
 
     def _await_work(self, seconds: float) -> None:
-        """Some time in which the query's tasks can run: from when its Python workers are there."""
+        """Wait for this long after the query's Python workers have started."""
         deadline = time.monotonic() + POINT_SECONDS
         while time.monotonic() < deadline and self.is_running and not self._processes(r"pyspark\.daemon"):
             time.sleep(POLL_SECONDS)

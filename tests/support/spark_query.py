@@ -1,7 +1,7 @@
-"""A streaming query from topic to topic, in a process of its own: `python -m tests.support.spark_query JSON`.
+"""A streaming query from topic to topic, as a program: `python -m tests.support.spark_query JSON`.
 
-It runs until everything that was there at its start has been read, and says so on its last line. Each start
-spreads the rows over tasks in another way, as nothing promises that Spark does it alike twice.
+It runs until all records that existed at its start are read, and prints `DONE` as its last line. Each start
+distributes the rows over tasks in another way, as Spark does not guarantee the same distribution.
 """
 
 from __future__ import annotations

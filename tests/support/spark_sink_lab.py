@@ -25,7 +25,7 @@ MARKER_SECONDS = 120
 
 
 class Query:
-    """A streaming query: what Spark would call, by hand."""
+    """A streaming query: the calls that Spark would make."""
 
     def __init__(self, bootstrap: str, topic: str, *, name: str, **options: str) -> None:
         self.options: SinkOptions = sink_options(
@@ -59,7 +59,7 @@ class Query:
         self.client.call(self.coordinator.abort(messages, batch))
 
     def batch(self, run: str, batch: int, parts: Sequence[Sequence[str]]) -> list[TaskCommitMessage]:
-        """All tasks of a batch and its commit."""
+        """Run all tasks of a batch and commit it."""
         messages = [self.task(run, batch, index, values) for index, values in enumerate(parts)]
         self.commit(messages, batch)
         return messages
@@ -67,7 +67,7 @@ class Query:
     def write_task(
         self, run: str, partition: int, values: Iterable[str], *, attempt: int = 0
     ) -> TaskCommitMessage:
-        """A task of a batch write, in a scope of its own."""
+        """Run a task of a batch write, in its own scope."""
         identity = TaskIdentity(f"{self.scope}-{run}", run, partition, attempt)
         rows = pa.record_batch({"value": pa.array(list(values), pa.string())})
         return write_transaction(self.options, ("value",), identity, [rows], SinkListener())
@@ -76,15 +76,15 @@ class Query:
         self.client.call(self.coordinator.commit(messages, 0, streaming=False))
 
     def abort_batch_write(self, run: str) -> None:
-        """As Spark does when no task has come to its end."""
+        """Abort as Spark does when no task has ended."""
         self.client.call(self.coordinator.abort_batch_write(f"{self.scope}-{run}", run))
 
     def write_batch(self, parts: Sequence[Sequence[str]], *, run: str) -> None:
-        """A batch write and its commit."""
+        """Run a batch write and commit it."""
         self.commit_write([self.write_task(run, index, values) for index, values in enumerate(parts)])
 
     def open_transactions(self, run: str = "") -> list[str]:
-        """Of the query, or of one of its batch writes."""
+        """The open transactions of the query, or of one of its batch writes."""
         scope = f"{self.scope}-{run}" if run else self.scope
         return sorted(
             each.id for each in self.client.call(self.client.transactions.find_ongoing_in_scope(scope))
@@ -92,7 +92,7 @@ class Query:
 
 
 def await_markers(bootstrap: str, topic: str) -> None:
-    """A commit is answered when it is certain; the partitions of `topic` get to know a moment later."""
+    """Wait until the partitions of `topic` have the markers, which are written after the commit's answer."""
     deadline = time.monotonic() + MARKER_SECONDS
     with Admin(bootstrap) as admin:
         while late := [each for each in _ending(admin) if _concerns(admin, each, topic)]:
@@ -106,13 +106,13 @@ def _ending(admin: Admin) -> list[str]:
 
 
 def _concerns(admin: Admin, transactional_id: str, topic: str) -> bool:
-    """Whether a partition of the topic has yet to be told."""
+    """Whether a partition of the topic still misses its marker."""
     info = admin.transactions.describe(transactional_id)
     return info.state.startswith("Prepare") and any(each.topic == topic for each in info.partitions)
 
 
 def committed_values(bootstrap: str, topic: str, partitions: int = 1) -> Counter[bytes]:
-    """How often each value is there for readers of committed records, up to the last stable offset."""
+    """The number of committed records with each value, up to the last stable offset."""
     await_markers(bootstrap, topic)
     found: Counter[bytes] = Counter()
     consumer: Consumer[bytes, bytes]

@@ -29,7 +29,7 @@ __all__ = ["FORMAT", "VARIABLE", "StopPoint", "register"]
 FORMAT = "ottla_with_stops"
 VARIABLE = "OTTLA_SINK_STOPS"
 POLL_SECONDS = 0.02
-# The first commit of a batch may fail: then the others go on without it.
+# The first commit of a batch may fail: then the others continue without it.
 FIRST_COMMIT_SECONDS = 60
 
 

@@ -18,7 +18,7 @@ from ottla.testing.cluster_plan import free_ports
 
 __all__ = ["HOSTS", "SHORT_LIVED", "StandaloneCluster"]
 
-# For JVMs of Spark that live for a test: what its optimizing compiler does would never be paid back.
+# For JVMs of Spark that live for one test: its optimizing compiler would never pay off.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 START_SECONDS = 120
@@ -27,7 +27,7 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
 class StandaloneCluster:
-    """`url` is the master's, while the `with` block lasts."""
+    """`url` is the master's, during the `with` block."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -36,7 +36,7 @@ class StandaloneCluster:
 
     def __enter__(self) -> Self:
         try:
-            # Spark would take the next one where it is in use, and tell only its log.
+            # Spark would take the next port if it is in use, and only log that.
             port, of_ui = free_ports(2)
             self.url = f"spark://{HOSTS[0]}:{port}"
             where = ("--host", HOSTS[0], "--port", str(port), "--webui-port", str(of_ui))
@@ -59,11 +59,11 @@ class StandaloneCluster:
 
     @property
     def pids(self) -> list[int]:
-        """Of the master and the workers; executors are children of the workers."""
+        """The process ids of the master and the workers; executors are children of the workers."""
         return [process.pid for process in self._processes]
 
     def work_of(self, host: str) -> Path:
-        """Where the worker of a host keeps what its executors write."""
+        """The directory in which the worker of a host keeps the output of its executors."""
         return self._directory / f"work-{host}"
 
     def stop(self) -> None:

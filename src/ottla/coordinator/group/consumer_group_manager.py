@@ -265,7 +265,7 @@ class ConsumerGroupManager:
         bump = created or draft.epoch == 0 or names_changed or regex_changed or is_new
         if bump or draft.seen_topics is not self._metadata.image.topics:
             self._maybe_bump_group_epoch(draft, bump, out)
-        self._update_target_assignment(draft, out, now, updated)
+        self._update_target_assignment(draft, out, now)
         return self._maybe_reconcile(draft, updated, owned, out, subscription_changed=subscription_changed)
 
     def _maybe_bump_group_epoch(self, draft: ConsumerGroup, bump: bool, out: list[CoordinatorRecord]) -> None:
@@ -316,11 +316,7 @@ class ConsumerGroupManager:
                 draft.seen_topics = None
 
     def _update_target_assignment(
-        self,
-        draft: ConsumerGroup,
-        out: list[CoordinatorRecord],
-        now: EventTime,
-        member: ConsumerGroupMember | None = None,
+        self, draft: ConsumerGroup, out: list[CoordinatorRecord], now: EventTime
     ) -> None:
         """Compute a new target if the group epoch is ahead of the target's and the last one is old enough."""
         group_id = draft.group_id

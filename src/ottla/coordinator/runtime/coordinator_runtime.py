@@ -246,7 +246,7 @@ class CoordinatorRuntime(Generic[S]):
         """Give the replies that wait for the high watermark of a partition, if it has moved far enough."""
         context = self._contexts.get(index)
         if context is not None and context.deferred:
-            self._deliver(context)
+            self._complete_deferred(context)
 
     async def close(self) -> None:
         """Unload all partitions."""
@@ -287,7 +287,7 @@ class CoordinatorRuntime(Generic[S]):
         except KafkaError as error:
             return Ticket.failed(error)
         ticket: Ticket[R] = Ticket()
-        self._event(context, partial(context.shard.handle, ticket, operation), ticket, guard)
+        self._run_event(context, partial(context.shard.handle, ticket, operation), ticket, guard)
         return ticket
 
     def submit_all(self, operation: CoordinatorOperation[R]) -> list[Ticket[R]]:
@@ -298,7 +298,7 @@ class CoordinatorRuntime(Generic[S]):
         """Give an event that expects no reply to every loaded shard."""
         for context in list(self._contexts.values()):
             if context.is_active:
-                self._event(context, partial(context.shard.handle, None, event))
+                self._run_event(context, partial(context.shard.handle, None, event))
 
     def complete_transaction(
         self,
@@ -338,13 +338,13 @@ class CoordinatorRuntime(Generic[S]):
         try:
             context.shard.replay_end_transaction(producer, commit)
         except Exception:
-            self._diverged(context)
+            self._reload(context)
             return ticket
         context.deferred.append(
             _DeferredReplies(context.written_end, self._commit_deadline(now), [(ticket, None)], [])
         )
-        self._deliver(context)
-        self._arm(context, now)
+        self._complete_deferred(context)
+        self._schedule_timer(context, now)
         return ticket
 
     def _active(self, index: int) -> CoordinatorContext[S]:
@@ -361,7 +361,7 @@ class CoordinatorRuntime(Generic[S]):
             )
         return context
 
-    def _event(
+    def _run_event(
         self,
         context: CoordinatorContext[S],
         work: Callable[[EventTime], Effects],
@@ -381,7 +381,7 @@ class CoordinatorRuntime(Generic[S]):
             effects = Effects()
             effects.reply(ticket, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{context.name}: {error!r}"))
         self._carry_out(context, effects, now, guard)
-        self._arm(context, now)
+        self._schedule_timer(context, now)
 
     def _carry_out(
         self,
@@ -394,12 +394,12 @@ class CoordinatorRuntime(Generic[S]):
             try:
                 self._append(context, effects, now, guard)
             except KafkaError as error:
-                self._not_appended(context, effects, error, now)
+                self._on_append_failed(context, effects, error, now)
                 return
             except Exception:
-                self._diverged(context)
+                self._reload(context)
                 return
-        self._answer(context, effects, now)
+        self._reply_when_committed(context, effects, now)
         if effects.applied is not None:
             then = effects.applied(now)
             if then is not None:
@@ -439,7 +439,7 @@ class CoordinatorRuntime(Generic[S]):
                     f"{context.name}: a record of the coordinator cannot be replayed"
                 ) from error
 
-    def _not_appended(
+    def _on_append_failed(
         self, context: CoordinatorContext[S], effects: Effects, error: KafkaError, now: EventTime
     ) -> None:
         reply = coordinator_error(error)
@@ -451,7 +451,7 @@ class CoordinatorRuntime(Generic[S]):
             assert not then.records, "the follow-up of a failed write must not write"
             self._carry_out(context, then, now)
 
-    def _diverged(self, context: CoordinatorContext[S]) -> None:
+    def _reload(self, context: CoordinatorContext[S]) -> None:
         """Load a partition again whose state is no longer that of its log."""
         _log.exception(
             "%s: a record that was written cannot be replayed; the partition is loaded again", context.name
@@ -462,30 +462,30 @@ class CoordinatorRuntime(Generic[S]):
 
     # Replies
 
-    def _answer(self, context: CoordinatorContext[S], effects: Effects, now: EventTime) -> None:
+    def _reply_when_committed(self, context: CoordinatorContext[S], effects: Effects, now: EventTime) -> None:
         """Reply now if all that the state holds is committed, and otherwise when it is."""
         if not effects.replies and not effects.sends:
             return
         if not context.deferred and context.partition.log.high_watermark >= context.written_end:
-            self._give(context, context.written_end, effects.replies, effects.sends)
+            self._send_replies(context, context.written_end, effects.replies, effects.sends)
             return
         context.deferred.append(
             _DeferredReplies(context.written_end, self._commit_deadline(now), effects.replies, effects.sends)
         )
-        self._deliver(context)
+        self._complete_deferred(context)
 
     def _commit_deadline(self, now: EventTime) -> int:
         return now.tick_ms + self._commit_timeout_ms
 
-    def _deliver(self, context: CoordinatorContext[S]) -> None:
+    def _complete_deferred(self, context: CoordinatorContext[S]) -> None:
         """Give the replies that the high watermark has passed, in order."""
         high_watermark = context.partition.log.high_watermark
         deferred = context.deferred
         while deferred and deferred[0].end_offset <= high_watermark:
             entry = deferred.popleft()
-            self._give(context, entry.end_offset, entry.replies, entry.sends)
+            self._send_replies(context, entry.end_offset, entry.replies, entry.sends)
 
-    def _give(
+    def _send_replies(
         self,
         context: CoordinatorContext[S],
         end_offset: int,
@@ -515,7 +515,7 @@ class CoordinatorRuntime(Generic[S]):
             return
         context.loading = None
         if self._contexts.get(context.index) is context:
-            self._event(context, context.shard.on_loaded)
+            self._run_event(context, context.shard.on_loaded)
 
     def _unload(self, context: CoordinatorContext[S]) -> None:
         if self._contexts.get(context.index) is context:
@@ -534,7 +534,7 @@ class CoordinatorRuntime(Generic[S]):
 
     # Deadlines
 
-    def _arm(self, context: CoordinatorContext[S], now: EventTime) -> None:
+    def _schedule_timer(self, context: CoordinatorContext[S], now: EventTime) -> None:
         """Set the timer to a shard's earliest deadline, unless it fires before; too early does no harm."""
         deadline = _earliest(context)
         if deadline is None or (self._timer is not None and self._timer_tick <= deadline):
@@ -551,15 +551,15 @@ class CoordinatorRuntime(Generic[S]):
         for context in list(self._contexts.values()):
             if not context.is_active:
                 continue
-            self._time_out(context, now)
+            self._fail_timed_out(context, now)
             for _ in range(_TIMER_ROUNDS):
                 deadline = context.shard.next_deadline_ms()
                 if deadline is None or deadline > now.tick_ms or not context.is_active:
                     break
-                self._event(context, context.shard.on_timer)
-            self._arm(context, now)
+                self._run_event(context, context.shard.on_timer)
+            self._schedule_timer(context, now)
 
-    def _time_out(self, context: CoordinatorContext[S], now: EventTime) -> None:
+    def _fail_timed_out(self, context: CoordinatorContext[S], now: EventTime) -> None:
         """Fail the requests whose records wait too long for the replicas; the records themselves stay."""
         for entry in context.deferred:
             if entry.deadline_ms > now.tick_ms:

@@ -150,7 +150,7 @@ def _coordinator_answers_too_soon() -> list[Patch]:
         if effects.sends and self._on_sends is not None:
             self._on_sends(context.index, effects.sends)
 
-    return [(CoordinatorRuntime, "_answer", answer)]
+    return [(CoordinatorRuntime, "_reply_when_committed", answer)]
 
 
 def _generations_not_checked() -> list[Patch]:

@@ -24,9 +24,11 @@ from ottla.protocol.consumer_protocol import decode_subscription
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from ottla.protocol.messages.join_group import JoinGroupResponse
 from ottla.protocol.messages.sync_group import SyncGroupResponse
+from ottla.runtime import invariants
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 NO_GENERATION: Final = -1
+_MAX_GENERATION: Final = 2**31 - 1
 NO_TIMESTAMP: Final = -1
 
 
@@ -266,7 +268,7 @@ class ClassicGroup:
         return True
 
     def init_next_generation(self, wall_ms: int) -> None:
-        self.generation = self.generation + 1 if self.generation < 2**31 - 1 else 1
+        self.generation = self.generation + 1 if self.generation < _MAX_GENERATION else 1
         self.pending_sync.clear()
         if self.members:
             self.protocol = self.select_protocol()
@@ -320,6 +322,9 @@ class ClassicGroup:
 
     def adopt(self, value: GroupMetadataValue) -> None:
         """Take the state of a record. Known members keep what no record holds."""
+        if invariants.thorough:
+            wrapped = self.generation == _MAX_GENERATION
+            assert value.generation >= self.generation or wrapped, (self.generation, value.generation)
         known = self.members
         self.members = {}
         self._supporters.clear()

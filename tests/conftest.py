@@ -49,7 +49,7 @@ def _import_as_users_do(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Without one of its workers xdist may wait for ever; the run ends, and its report names the test."""
+    """Without one of its workers xdist may wait without end; the run ends, and its report names the test."""
     if error is not None:
         node.config.pluginmanager.get_plugin("dsession").shouldstop = f"a worker died: {error}"
 

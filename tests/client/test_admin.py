@@ -58,9 +58,9 @@ class TestTopics:
             topic: ErrorCode.TOPIC_ALREADY_EXISTS,
             "a/b": ErrorCode.INVALID_TOPIC_EXCEPTION,
         }
-        gone = await admin.topics.delete_many([fresh_name, "nobody"])
+        gone = await admin.topics.delete_many([fresh_name, "unknown"])
         assert gone[fresh_name] is None
-        assert gone["nobody"] is not None
+        assert gone["unknown"] is not None
 
     async def test_only_checking_changes_nothing(self, admin: Admin, fresh_name: str) -> None:
         await admin.topics.create_many([NewTopic(fresh_name)], validate_only=True)
@@ -143,7 +143,7 @@ class TestGroups:
             refused = await admin.groups.alter_offsets(fresh_name, {TopicPartition(topic, 0): 0})
             assert all(isinstance(error, KafkaError) for error in refused.values())
         with pytest.raises(KafkaError) as missing:
-            await admin.groups.describe("nobody")
+            await admin.groups.describe("unknown")
         assert missing.value.code is ErrorCode.GROUP_ID_NOT_FOUND
 
     async def test_members_are_removed(self, admin: Admin, servers: str, topic: str, fresh_name: str) -> None:
@@ -152,10 +152,10 @@ class TestGroups:
             await until_assigned(consumer, 3)
         # A static member that left keeps its place until it is removed.
         assert [m.instance_id for m in (await admin.groups.describe(fresh_name)).members] == ["me"]
-        results = await admin.groups.remove_members(fresh_name, ["nobody"], instance_ids=["me"])
+        results = await admin.groups.remove_members(fresh_name, ["unknown"], instance_ids=["me"])
         assert results["me"] is None
-        assert results["nobody"] is not None
-        assert results["nobody"].code is ErrorCode.UNKNOWN_MEMBER_ID
+        assert results["unknown"] is not None
+        assert results["unknown"].code is ErrorCode.UNKNOWN_MEMBER_ID
         assert not (await admin.groups.describe(fresh_name)).members
         assert await admin.groups.remove_members(fresh_name) == {}
 

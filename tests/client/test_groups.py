@@ -263,7 +263,7 @@ async def test_a_new_subscription_brings_its_own_listener(
             await consumer.poll(timeout_ms=50)
 
         await until(lambda: len(consumer.assignment()) == 3, turn)
-        consumer.subscribe([f"{topic}-of-nobody"], listener=second)
+        consumer.subscribe([f"{topic}-unknown"], listener=second)
         await until(lambda: not consumer.assignment(), turn)
     assert first.with_partitions() == ["assigned"]
     assert second.with_partitions() == ["revoked"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,14 @@ def modules() -> list[Module]:
 def module(name: str, source: str, *, package: bool = False) -> Module:
     path = name.replace(".", "/") + ("/__init__.py" if package else ".py")
     return Module(name, path, source)
+
+
+def texts() -> Iterator[Path]:
+    """Code and documents, except for the rules about their words themselves."""
+    for room in ("src", "tests", "bench", "docs", "examples"):
+        for path in (ROOT / room).rglob("*"):
+            if path.suffix in (".py", ".pyx", ".pxi", ".md") and path.parent != Path(__file__).parent:
+                yield path
 
 
 def hold(breaches: Iterable[str]) -> None:
@@ -65,6 +73,13 @@ class TestTheHouse:
             for path in paths
             for breach in checks.dead_imports(path.relative_to(ROOT).as_posix(), path.read_text(), by_name)
         )
+
+    def test_texts_use_plain_words_and_one_markup(self) -> None:
+        for path in sorted(texts()):
+            name, text = path.relative_to(ROOT).as_posix(), path.read_text()
+            hold(checks.word_breaches(name, text))
+            if path.suffix != ".md":
+                hold(checks.markup_breaches(name, text))
 
     def test_only_the_runtime_opens_doors_to_the_world(self, modules: list[Module]) -> None:
         hold(checks.door_breaches(modules))

@@ -55,7 +55,7 @@ def our_logs(tmp_path_factory: pytest.TempPathFactory, java_driver: JavaDriver) 
     topics = asyncio.run(write())
     for topic in topics:
         last = max((crashed / f"{topic}-0").glob("*.log"))
-        # The first half of a batch that nobody finished writing.
+        # The first half of a batch whose write was interrupted.
         last.write_bytes(last.read_bytes() + last.read_bytes()[:50])
     shutil.copytree(crashed, recovered)
 

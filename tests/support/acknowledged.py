@@ -1,7 +1,7 @@
-"""Somebody who writes all the time, through every death, and knows exactly what was acknowledged.
+"""A producer that writes all the time, through every kill, and records what was acknowledged.
 
 `Load` is a librdkafka producer with idempotence that writes numbered records to every partition of a topic;
-afterwards `check` holds what a reader finds against what it was told: every acknowledged record at its
+afterwards `check` compares what a consumer reads with that: every acknowledged record at its
 offset, nothing twice, everything in the order in which it was written.
 """
 
@@ -46,7 +46,7 @@ class Load:
                 "linger.ms": 2,
                 "batch.num.messages": 50,
                 "message.timeout.ms": 120_000,
-                # Nobody is waited for who has fallen silent, or was cut off from those who know better.
+                # Do not wait for a broker that is silent, or that is cut off from the controllers.
                 "topic.metadata.refresh.interval.ms": 2_000,
                 "request.timeout.ms": 2_500,
                 "socket.timeout.ms": 3_000,
@@ -96,7 +96,7 @@ class Load:
         assert partition is not None
         assert isinstance(value, bytes)
         if offset is None:
-            # The answer to it was lost, and a later one tells that it is there: then nobody knows where.
+            # Its response was lost, and a later one shows that it was appended: its offset is unknown.
             self.somewhere[partition].add(value)
         else:
             self.acknowledged[partition][offset] = value

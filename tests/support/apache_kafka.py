@@ -69,7 +69,7 @@ appender.stdout.layout.type = PatternLayout
 appender.stdout.layout.pattern = [%d] %p %m (%c)%n
 """
 
-# Settings that whoever is compared with this node should have too. One node can hold only one replica, and a
+# Settings for every broker that is compared with this node. One node can hold only one replica, and a
 # test should not wait for what a cluster would gain.
 SINGLE_NODE = {
     "process.roles": "broker,controller",
@@ -331,7 +331,7 @@ def _new_uuid() -> str:
 def _listed_brokers(port: int) -> list[int]:
     """The broker ids that the node at `port` lists, none if it does not answer yet.
 
-    Metadata version 0 for a topic that nobody creates, written by hand: readiness must not depend on the code
+    Metadata version 0 for a topic that does not exist, written by hand: readiness must not depend on the code
     under test.
     """
     body = struct.pack(">hhih5si", 3, 0, 1, 5, b"ready", 1) + struct.pack(">h", 1) + b"?"

@@ -2,8 +2,8 @@
 
 Run as a program, this is one such process. It prints its members' assignments, one JSON line whenever they
 have changed, until it is killed. The members are not closed: a librdkafka consumer that is closed in the very
-moment in which it is given partitions waits for ever, if the goodbye is answered before the partitions have
-been taken (2.15, with the protocol "consumer").
+moment in which it is given partitions never returns, if the leave request is answered before the partitions
+have been taken (2.15, with the protocol "consumer").
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def _walk(where: str, expected: Plain, actual: Plain) -> Iterator[Difference]:
                 continue
             yield from _walk(f"{where}.{key}", expected.get(key), actual.get(key))
     elif isinstance(expected, list) and isinstance(actual, list):
-        # Elements are told apart by their keys, so that one that is missing does not shift the others.
+        # Elements are distinguished by their keys, so that one that is missing does not shift the others.
         left, right = _by_key(expected), _by_key(actual)
         for key in {**left, **right}:
             if key not in left or key not in right:

@@ -241,7 +241,7 @@ class FakeCluster:
 
 
 async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits for something deep inside a client, which nobody tells of."""
+    """Waits for a condition inside a client, which has no event for it."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.0005)

@@ -1,8 +1,8 @@
 """Java programs run by tests: one-shot tools, long-lived processes, and their end.
 
-Every process started here ends with the test run: each leads its own process group, is told by the kernel to
-die with its parent (Linux), and is stopped by the context manager that started it. Output goes to files or
-strings, never to a pipe nobody reads.
+Every process started here ends with the test run: each leads its own process group, gets a signal from the
+kernel to die with its parent (Linux), and is stopped by the context manager that started it. Output goes to
+files or strings, never to a pipe that is not read.
 """
 
 from __future__ import annotations

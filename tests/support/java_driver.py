@@ -23,7 +23,7 @@ from tests.support.kafka_libs import Bundle
 
 SOURCE = Path(__file__).parent / "java" / "Driver.java"
 CLIENT_TIMEOUT_MS = 60_000
-# Gives up after five seconds unless it is told otherwise; a coordinator may take longer to be there.
+# The default is five seconds; a coordinator may take longer to be there.
 IMPATIENT_TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 END_TIMEOUT_S = 10.0
 

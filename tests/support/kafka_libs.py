@@ -90,7 +90,7 @@ def classpath(bundle: Bundle) -> str:
 
 
 def jars(bundle: Bundle) -> list[str]:
-    """The paths of the bundle's jars, for whoever does not take a folder."""
+    """The paths of the bundle's jars, for programs that do not take a directory."""
     return sorted(str(path) for path in _folder(bundle).glob("*.jar"))
 
 

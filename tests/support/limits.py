@@ -1,4 +1,4 @@
-"""What keeps a run of the tests from going on for ever, and lets it say where it stood.
+"""Limits for a run of the tests, so that it ends, and shows where it hung.
 
 A test that takes too long is failed by pytest-timeout, but only while its Python code runs, and only once:
 what tidies up behind a test that has failed may hang for as long as it likes, and so may a process on its way
@@ -43,7 +43,7 @@ class RunLimits:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        self._limit(item)  # anew: pytest forgets about it when a test has failed
+        self._limit(item)  # again: pytest drops it when a test has failed
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
@@ -76,7 +76,7 @@ class RunLimits:
         self._running.pop(nodeid, None)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A failure is told at once, for whoever has to end the run from outside."""
+        """Print a failure at once: the run may be ended from outside."""
         if report.failed and not hasattr(self._config, "workerinput"):
             crash = getattr(report.longrepr, "reprcrash", None)
             why = crash.message.splitlines()[0] if crash is not None and crash.message else ""

@@ -1,6 +1,6 @@
 """A TCP proxy that misbehaves on request: cuts, holds and forgets, between a client and a broker.
 
-A broker is told to advertise the proxy's address, so that all of its clients' traffic comes through here.
+The broker's settings advertise the proxy's address, so that all of its clients' traffic comes through here.
 """
 
 from __future__ import annotations

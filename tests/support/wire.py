@@ -34,7 +34,7 @@ Answer: TypeAlias = Response | Closed
 
 
 class WireClient:
-    """One connection at a time to one address; a closed connection is opened anew by the next request."""
+    """One connection at a time to one address; the next request opens a closed connection again."""
 
     def __init__(
         self, address: str, *, client_id: str | None = CLIENT_ID, timeout_s: float = TIMEOUT_S

@@ -86,7 +86,7 @@ def frames_that_are_no_requests(session: Session) -> None:
 
 @script
 def headers_of_requests(session: Session) -> None:
-    """A null client id is fine, and tagged fields that nobody knows are skipped."""
+    """A null client id is fine, and unknown tagged fields are skipped."""
     tagged = b"\x01\x63\x02\xaa\xbb"
     session.client.send_frame(struct.pack(">hhih", 18, 3, 5, -1) + tagged + b"\x02a\x021" + b"\x00")
     frame = session.client.receive_frame()

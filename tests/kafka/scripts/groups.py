@@ -90,7 +90,7 @@ def offsets_of_groups(session: Session) -> None:
     for version in session.versions(OffsetCommitRequest):
         group = f"offsets-{version}"
         find(session, group)
-        session.ask("to nobody", commit(group, "group-offsets", topic_id), version)
+        session.ask("without a member", commit(group, "group-offsets", topic_id), version)
         stranger = {"member_id": "x", "generation_id_or_member_epoch": 3}
         session.ask("by a stranger", commit(group, "group-offsets", topic_id, **stranger), version)
         session.ask("of no group", commit(group + "-none", "group-offsets", topic_id, **stranger), version)
@@ -201,7 +201,7 @@ def the_life_of_a_classic_group(session: Session) -> None:
         session.ask(f"heartbeat {generation}", beat(group, member, generation), 4)
         commit_of = commit(group, "group-life", topic_id, **of(member, generation))
         session.ask(f"commit {generation}", commit_of, 9)
-    session.ask("commit of nobody", commit(group, "group-life", topic_id), 9)
+    session.ask("commit without a member", commit(group, "group-life", topic_id), 9)
     session.ask("join with another protocol", join(group, "", protocol="other"), 9, hide=MADE_UP)
     session.ask("delete", DeleteGroupsRequest(groups_names=[group]), 2)
     part = [OffsetDeleteRequestPartition(partition_index=0)]

@@ -227,7 +227,7 @@ def two_members_of_a_consumer_group(session: Session) -> None:
 
     session.ask("a joins", request("a", 0, **whole), 1)
     session.ask("b joins", request("b", 0, **whole), 1)
-    # b is told its epoch and waits; a learns by a heartbeat that it has to give up two.
+    # b gets its epoch and waits; a learns by a heartbeat that it has to give up two.
     asked = session.until(
         request("a", 2), ConsumerGroupHeartbeatResponse, lambda answer: answer.assignment is not None
     )

@@ -74,7 +74,7 @@ def metadata_by_id(session: Session) -> None:
 
 @script
 def metadata_creates_topics(session: Session) -> None:
-    """With auto creation an unknown name comes into being, and the client is told to try again."""
+    """With auto creation an unknown topic is created, and the client has to try again."""
     for version in session.versions(MetadataRequest):
         name = f"metadata-made-{version}"
         session.ask("first", _named(name), version)

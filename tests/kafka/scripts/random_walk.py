@@ -2,7 +2,7 @@
 
 A walk knows nothing but its seed and the ids it is given, so that it is the same against every broker. It
 produces (with and without sequences, repeats and gaps), fetches (with and without a session), looks up
-offsets, deletes records, grows, deletes and makes topics anew, and changes settings, in random versions.
+offsets, deletes records, grows, deletes and creates topics again, and changes settings, in random versions.
 """
 
 from __future__ import annotations

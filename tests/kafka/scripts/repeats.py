@@ -176,5 +176,5 @@ def repeated_transactions(session: Session) -> None:
             v3_and_below_topics=twice,
         )
         session.ask("add", add, version)
-    request = DescribeTransactionsRequest(transactional_ids=[name, "nobody", name, "nobody", "", ""])
+    request = DescribeTransactionsRequest(transactional_ids=[name, "unknown", name, "unknown", "", ""])
     session.ask("describe", request, hide=("transaction_start_time_ms",))

@@ -120,7 +120,7 @@ def _sort_partitions(answer: DescribeTransactionsResponse) -> None:
 
 
 def _views(session: Session, label: str, topic_id: bytes) -> None:
-    """What readers of both kinds see, and what they are told of aborted transactions."""
+    """What consumers of both isolation levels read, and the aborted transactions in the responses."""
     session.ask(f"{label}: all", fetch_request(topic_id, 0))
     session.ask(f"{label}: committed", fetch_request(topic_id, 0, isolation_level=_READ_COMMITTED))
 
@@ -196,17 +196,17 @@ def transactions_of_strangers(session: Session) -> None:
         for version in (10, 11, 12):
             session.ask(f"{who} writes", _write(name, stranger, name, topic_id), version)
     for version in session.versions(EndTxnRequest):
-        session.ask("unknown id ends", _end("nobody", producer, commit=True), version)
+        session.ask("unknown id ends", _end("unknown", producer, commit=True), version)
         session.ask("empty id ends", _end("", producer, commit=True), version)
     for version in range(4):
-        session.ask("unknown id adds", _add("nobody", producer, name), version)
+        session.ask("unknown id adds", _add("unknown", producer, name), version)
         session.ask("empty id adds", _add("", producer, name), version)
         session.ask("unknown topic", _add(name, producer, name, "no-such-topic"), version)
         session.ask("unknown partition", _add(name, producer, name, partition=7), version)
         session.ask("internal topic", _add(name, producer, "__consumer_offsets"), version)
         session.ask("no topics", _add(name, producer), version)
     for version in (9, 10, 11, 12):
-        session.ask("unknown id writes", _write("nobody", producer, name, topic_id), version)
+        session.ask("unknown id writes", _write("unknown", producer, name, topic_id), version)
         session.ask("no id writes", _write(None, producer, name, topic_id), version)
     for version in (9, 10, 11):
         session.ask("writes without adding", _write(name, producer, name, topic_id), version)
@@ -289,7 +289,7 @@ def transactions_verified_by_brokers(session: Session) -> None:
         ask("verify unknown partition", version, (f"{name}-1", one, True, [0, 9]))
         ask("verify old", version, (f"{name}-1", ProducerIdAndEpoch(one.id, one.epoch + 1), True, [0]))
         ask("verify other", version, (f"{name}-1", ProducerIdAndEpoch(two.id, one.epoch), True, [0]))
-        ask("verify unknown", version, ("nobody", one, True, [0]))
+        ask("verify unknown", version, ("unknown", one, True, [0]))
     ask("add", 5, (f"{name}-1", one, False, [1]), (f"{name}-2", two, False, [1, 2]))
     for number in (1, 2):
         _describe(session, f"after adding to {number}", f"{name}-{number}")
@@ -326,7 +326,7 @@ def transactions_listed(session: Session) -> None:
     for pattern in (f"{name}-[01]", "listed", f".*{ids[0][-3:]}", "", "(", None):
         request = ListTransactionsRequest(transactional_id_pattern=pattern)
         session.ask(f"by pattern {pattern!r}", request, edit=mine)
-    for id in (*ids, "nobody", ""):
+    for id in (*ids, "unknown", ""):
         _describe(session, f"describe {id!r}", id)
 
 
@@ -422,7 +422,7 @@ def transactions_with_offsets(session: Session) -> None:
         session.ask(
             "add with old epoch", add(name, ProducerIdAndEpoch(producer.id, producer.epoch + 1)), version
         )
-        session.ask("add to unknown id", add(name, id="nobody"), version)
+        session.ask("add to unknown id", add(name, id="unknown"), version)
     for version in range(5):
         session.ask("offsets", commit(name), version)
         session.ask("offsets of unknown topic", commit(name, topic="no-such-topic"), version)

@@ -420,7 +420,7 @@ async def test_a_bug_of_the_client_is_raised_by_poll(
     async with Consumer(cluster.servers, auto_offset_reset="earliest", **QUICK) as c:
         monkeypatch.setattr(c._fetcher, "_add_completed_fetch", broken)
         c.assign([PART])
-        with pytest.raises(KafkaError, match=r"t-0: the fetcher has broken down: ZeroDivisionError"):
+        with pytest.raises(KafkaError, match=r"t-0: the fetcher has failed: ZeroDivisionError"):
             await c.poll(timeout_ms=60_000)
 
 

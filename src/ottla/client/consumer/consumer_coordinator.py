@@ -252,7 +252,7 @@ class ClassicConsumerCoordinator:
         owned, assigned = set(self._owner.owned_partitions()), set(joined.assigned)
         if joined.assignor.cooperative and owned - assigned:
             await self._give_up(sorted(owned - assigned))
-            self._rejoin("partitions were given up, for others to take")
+            self._rejoin("partitions were revoked, for other members")
         self._owner.assign_from_subscribed(joined.assigned)
         await notify_listener(self._listener, "on_partitions_assigned", assigned - owned)
 

@@ -126,6 +126,7 @@ class Fetcher:
         """Remove a fetch that is consumed or no longer needed."""
         self.fetches.remove(fetch)
         self._waiting_bytes[fetch.node_id] -= fetch.size
+        assert self._waiting_bytes[fetch.node_id] >= 0, f"broker {fetch.node_id}: {self._waiting_bytes}"
         if not fetch.dropped:
             fetch.state.fetches.remove(fetch)
         self._wake.set()
@@ -273,7 +274,7 @@ class Fetcher:
             log.exception("fetch from broker %d", node_id)
             self._session(node_id).handle_error()
             for partition, entry in sent.items():
-                what = f"{partition}: the fetcher has broken down: {error!r}"
+                what = f"{partition}: the fetcher has failed: {error!r}"
                 self._stop_partition(entry.state, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, what))
         finally:
             del self._under_way[node_id]

@@ -180,7 +180,7 @@ class Producer:
         """Fail all records when a task of the producer dies, rather than let callers wait without end."""
         if task.cancelled() or (error := task.exception()) is None:
             return
-        self._fail_all(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the producer has broken down: {error!r}"))
+        self._fail_all(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the producer has failed: {error!r}"))
 
     async def close(self, *, timeout_ms: int | None = None) -> None:
         """Deliver what was sent (within `timeout_ms`, if given; the rest then fails) and disconnect. An open

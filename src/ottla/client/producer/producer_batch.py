@@ -218,13 +218,13 @@ class Delivery:
         failed.
         """
         if not self._batch.is_done:
-            raise asyncio.InvalidStateError("the record is still on its way")
+            raise asyncio.InvalidStateError("the record is neither delivered nor failed yet")
         return self._batch.metadata(self._index)
 
     def exception(self) -> KafkaError | None:
         """Return the error of the record; None if it was delivered, InvalidStateError before either."""
         if not self._batch.is_done:
-            raise asyncio.InvalidStateError("the record is still on its way")
+            raise asyncio.InvalidStateError("the record is neither delivered nor failed yet")
         return self._batch.failure(self._index)
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:

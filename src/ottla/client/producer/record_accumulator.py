@@ -81,7 +81,7 @@ class PartitionQueue:
         """Start over with a new epoch: nothing is in flight, and the brokers refused the waiting batches as
         out of sequence.
         """
-        assert not self.in_flight, f"{self.partition}: a new epoch with batches under way"
+        assert not self.in_flight, f"{self.partition}: a new epoch with batches in flight"
         if (self.producer_id, self.epoch) == (identity.producer_id, identity.epoch):
             identity.begin_new_epoch()
         for batch in self.batches:
@@ -114,7 +114,7 @@ class RecordAccumulator:
         self.waiting: dict[TopicPartition, PartitionQueue] = {}
         self.used_bytes = 0
         self._room = asyncio.Event()
-        self._unsettled: dict[ProducerBatch, None] = {}  # the oldest first
+        self._incomplete: dict[ProducerBatch, None] = {}  # the oldest first
         self.flushing = 0
 
     def queue(self, partition: TopicPartition) -> PartitionQueue:
@@ -179,7 +179,7 @@ class RecordAccumulator:
         queue.opened += 1
         queue.batches.append(batch)
         self.waiting[queue.partition] = queue
-        self._unsettled[batch] = None
+        self._incomplete[batch] = None
         self._on_ready()
 
     def enqueue_encoded(self, queue: PartitionQueue, encoder: Encoder, limit_bytes: int) -> ProducerBatch:
@@ -202,7 +202,7 @@ class RecordAccumulator:
         queue.batches.pop()
         if not queue.batches:
             del self.waiting[queue.partition]
-        self._unsettled.pop(batch, None)
+        self._incomplete.pop(batch, None)
 
     def ready_at(self, queue: PartitionQueue) -> float:
         """Return the loop time from which the first batch of the queue may be sent."""
@@ -227,21 +227,22 @@ class RecordAccumulator:
 
     def deallocate(self, batch: ProducerBatch) -> None:
         """Free the memory of a completed batch."""
-        self._unsettled.pop(batch, None)
+        self._incomplete.pop(batch, None)
         self.used_bytes -= batch.size
+        assert self.used_bytes >= 0, f"{self.used_bytes} bytes of buffer.memory in use"
         self._room.set()
 
     def split_and_reenqueue(self, batch: ProducerBatch, parts: Sequence[ProducerBatch]) -> None:
         """Put the parts in the place of the batch, with its share of memory."""
-        self._unsettled.pop(batch, None)
-        self._unsettled.update(dict.fromkeys(parts))
+        self._incomplete.pop(batch, None)
+        self._incomplete.update(dict.fromkeys(parts))
         self.used_bytes += sum(part.size for part in parts) - batch.size
         for part in parts:
             self.reenqueue(part)
 
     def incomplete_batches(self) -> list[ProducerBatch]:
         """Return all batches that wait or are in flight."""
-        return list(self._unsettled)
+        return list(self._incomplete)
 
     def abort_undrained_batches(self) -> list[ProducerBatch]:
         """Remove and return all batches that are not in flight."""

@@ -76,7 +76,7 @@ class TransactionManagerState(Enum):
     IN_TRANSACTION = "a transaction is open"
     PREPARED_TRANSACTION = "a prepared transaction waits for its end"
     ABORTABLE_ERROR = "the transaction can only be aborted"
-    FATAL_ERROR = "the producer is of no use any more"
+    FATAL_ERROR = "the producer has failed, and a new one is needed"
 
 
 class PreparedTransaction(NamedTuple):
@@ -561,7 +561,7 @@ class Transaction:
         """Commit the positions of a consumer, or given offsets of a group, as part of the transaction."""
         if isinstance(source, Mapping):
             if group is None:
-                raise ValueError("whose offsets are they? give the group")
+                raise ValueError("offsets are committed for a group: give its id, or a GroupMember")
             await self._transactions.send_offsets(source, group)
             return
         self._consumers.append(source)

@@ -20,7 +20,7 @@ from ottla.protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 from ottla.testing.cluster_plan import free_ports
-from tests.support.acknowledged import Load, read_all
+from tests.support.acknowledged_workload import Load, read_all
 from tests.support.node_process import NodeProcess
 from tests.support.wire import WireClient
 

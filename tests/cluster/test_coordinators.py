@@ -24,7 +24,7 @@ from ottla.protocol.messages.offset_fetch import (
 )
 from ottla.testing.local_cluster import ClusterNode, LocalCluster, send_request
 from tests.cluster.conftest import MakeTopic
-from tests.support.acknowledged import Load
+from tests.support.acknowledged_workload import Load
 from tests.support.waiting import wait_until
 
 GROUP, TRANSACTION = 0, 1

@@ -21,8 +21,8 @@ from ottla.protocol.messages.produce import (
 )
 from ottla.records.builder import build_batch
 from tests.cluster.conftest import SETTINGS
-from tests.support.acknowledged import Load, read_all
-from tests.support.cut_off import SeparableCluster, missing_requirement
+from tests.support.acknowledged_workload import Load, read_all
+from tests.support.network_namespaces import SeparableCluster, missing_requirement
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 

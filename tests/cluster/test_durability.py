@@ -15,7 +15,7 @@ from ottla.protocol.errors import ErrorCode
 from ottla.testing.local_cluster import LocalCluster, ProcessState
 from tests.cluster import plain
 from tests.cluster.conftest import SETTINGS
-from tests.support.acknowledged import read_all
+from tests.support.acknowledged_workload import read_all
 from tests.support.unread import unread_bytes
 from tests.support.waiting import came_true, wait_until
 

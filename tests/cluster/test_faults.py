@@ -25,10 +25,10 @@ from ottla.sim.transaction_checker import TransactionOutcome, check
 from ottla.testing.local_cluster import LocalCluster
 from tests.guarantees.transformer import DOOMED
 from tests.support import kafka_libs
-from tests.support.acknowledged import Load
-from tests.support.cluster_faults import Nemesis
+from tests.support.acknowledged_workload import Load
+from tests.support.process_faults import Nemesis
 from tests.support.replicas import replicas_of
-from tests.support.transformers import Copying, Worker, read
+from tests.support.transform_workload import Copying, Worker, read
 
 SECONDS = float(os.environ.get("OTTLA_CLUSTER_FAULT_SECONDS", "20"))
 SEED = int(os.environ.get("OTTLA_CLUSTER_FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)

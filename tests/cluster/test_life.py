@@ -15,7 +15,7 @@ from ottla import blocking
 from ottla.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from ottla.testing.local_cluster import ClusterNode, LocalCluster, ProcessState, send_request
 from tests.cluster.conftest import MakeTopic
-from tests.support.acknowledged import Load
+from tests.support.acknowledged_workload import Load
 from tests.support.waiting import wait_until
 
 

@@ -27,7 +27,7 @@ from ottla.records.batch import iter_batches
 from ottla.testing.local_cluster import ClusterNode, LocalCluster, ProcessState, send_request
 from tests.cluster import plain
 from tests.cluster.conftest import SETTINGS
-from tests.support.acknowledged import Load, read_all
+from tests.support.acknowledged_workload import Load, read_all
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from ottla import blocking
 from ottla.records.batch import iter_batches, verify_crc
 from ottla.testing.local_cluster import LocalCluster
 from tests.cluster.conftest import SETTINGS
-from tests.support.acknowledged import Load
+from tests.support.acknowledged_workload import Load
 from tests.support.waiting import wait_until
 
 PARTITIONS = 3

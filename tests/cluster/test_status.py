@@ -9,7 +9,7 @@ import pytest
 
 from ottla.testing.local_cluster import LocalCluster
 from tests.cluster.conftest import MakeTopic
-from tests.support.acknowledged import Load
+from tests.support.acknowledged_workload import Load
 from tests.support.command_line import CommandLine
 from tests.support.waiting import wait_until
 

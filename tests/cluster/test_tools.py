@@ -18,7 +18,7 @@ from ottla import blocking
 from ottla.testing.local_cluster import LocalCluster
 from tests.cluster.conftest import MakeTopic
 from tests.support import dump_log, java, kafka_libs
-from tests.support.acknowledged import Load
+from tests.support.acknowledged_workload import Load
 from tests.support.java_driver import JavaDriver, Message
 from tests.support.waiting import wait_until
 

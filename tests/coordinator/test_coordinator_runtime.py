@@ -12,7 +12,7 @@ from ottla.protocol.consumer_offsets_records import OffsetCommitKey
 from ottla.protocol.coordinator_records import encode_key
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
-from tests.coordinator.runtime_lab import Fail, Get, Put, RuntimeLab, Wait
+from tests.coordinator.runtime_harness import Fail, Get, Put, RuntimeHarness, Wait
 
 
 def code(ticket: object) -> ErrorCode:
@@ -22,7 +22,7 @@ def code(ticket: object) -> ErrorCode:
 
 
 async def test_a_write_is_answered_at_once_where_it_is_committed_at_once() -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     ticket = lab.put(a=1)
     assert ticket.result() == "put"
     assert lab.runtime.submit(0, Get("a")).result() == 1
@@ -30,7 +30,7 @@ async def test_a_write_is_answered_at_once_where_it_is_committed_at_once() -> No
 
 
 async def test_a_write_is_answered_when_the_high_watermark_has_passed_it() -> None:
-    lab = await RuntimeLab.open(replicas=(0, 1))
+    lab = await RuntimeHarness.open(replicas=(0, 1))
     ticket = lab.put(a=1)
     assert not ticket.done
     assert lab.sent == []
@@ -40,7 +40,7 @@ async def test_a_write_is_answered_when_the_high_watermark_has_passed_it() -> No
 
 
 async def test_nobody_is_told_of_what_could_still_be_lost() -> None:
-    lab = await RuntimeLab.open(replicas=(0, 1))
+    lab = await RuntimeHarness.open(replicas=(0, 1))
     lab.put(a=1)
     read = lab.runtime.submit(0, Get("a"))
     failure = lab.runtime.submit(0, Fail(KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)))
@@ -53,7 +53,7 @@ async def test_nobody_is_told_of_what_could_still_be_lost() -> None:
 
 
 async def test_answers_come_in_the_order_of_the_writes() -> None:
-    lab = await RuntimeLab.open(replicas=(0, 1))
+    lab = await RuntimeHarness.open(replicas=(0, 1))
     first = lab.put(a=1)
     lab.replicate()
     second = lab.put(a=2)
@@ -62,7 +62,7 @@ async def test_answers_come_in_the_order_of_the_writes() -> None:
 
 
 async def test_records_of_one_event_are_one_batch() -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     lab.runtime.submit(0, Put({"a": 1, "b": 2}))
     batches = list(lab.partition.log.segments)
     assert len(batches) == 1
@@ -72,7 +72,7 @@ async def test_records_of_one_event_are_one_batch() -> None:
 
 
 async def test_what_need_not_be_atomic_is_spread_over_batches_of_bounded_size() -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     numbers = {f"{index:05}" + "x" * 200: index for index in range(6_000)}
     with_limit = lab.runtime.submit(0, Put(numbers))
     assert code(with_limit) is ErrorCode.UNKNOWN_SERVER_ERROR  # over max.message.bytes in one batch
@@ -82,7 +82,7 @@ async def test_what_need_not_be_atomic_is_spread_over_batches_of_bounded_size() 
 
 
 async def test_a_failed_write_changes_nothing_and_is_told() -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     waiting = lab.runtime.submit(0, Wait("a"))
     lab.partition.resign()
     ticket = lab.put(a=1)
@@ -93,7 +93,7 @@ async def test_a_failed_write_changes_nothing_and_is_told() -> None:
 
 
 async def test_too_few_replicas_mean_that_the_coordinator_is_not_available() -> None:
-    lab = await RuntimeLab.open(replicas=(0, 1))
+    lab = await RuntimeHarness.open(replicas=(0, 1))
     config = lab.partition.log.config
     lab.partition.log.update_config(type(config)(min_insync_replicas=2))
     lab.maybe_shrink_isr()
@@ -101,20 +101,20 @@ async def test_too_few_replicas_mean_that_the_coordinator_is_not_available() -> 
 
 
 async def test_a_value_that_cannot_be_written_fails_its_request_alone() -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     assert code(lab.put(a=2**70)) is ErrorCode.UNKNOWN_SERVER_ERROR
     assert lab.put(a=1).result() == "put"
 
 
 async def test_an_error_in_a_machine_fails_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     with caplog.at_level(logging.CRITICAL):
         assert code(lab.runtime.submit(0, Fail(ZeroDivisionError("bug")))) is ErrorCode.UNKNOWN_SERVER_ERROR
     assert lab.put(a=1).result() == "put"
 
 
 async def test_requests_are_told_to_wait_while_a_partition_loads() -> None:
-    lab = await RuntimeLab.open(load=False)
+    lab = await RuntimeHarness.open(load=False)
     assert code(lab.put(a=1)) is ErrorCode.NOT_COORDINATOR
     lab.runtime.load(lab.partition)
     assert code(lab.put(a=1)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -123,7 +123,7 @@ async def test_requests_are_told_to_wait_while_a_partition_loads() -> None:
 
 
 async def test_loading_gives_the_state_that_was_before() -> None:
-    lab = await RuntimeLab.open(load_bytes=200)
+    lab = await RuntimeHarness.open(load_bytes=200)
     for number in range(300):
         lab.put(**{f"n{number % 7}": number})
     before = dict(lab.shard.numbers)
@@ -134,7 +134,7 @@ async def test_loading_gives_the_state_that_was_before() -> None:
 
 
 async def test_what_a_new_leader_loads_is_told_only_once_it_is_committed() -> None:
-    lab = await RuntimeLab.open(replicas=(0, 1))
+    lab = await RuntimeHarness.open(replicas=(0, 1))
     lost = lab.put(a=1)
     await lab.reelect()
     assert code(lost) is ErrorCode.NOT_COORDINATOR
@@ -145,7 +145,7 @@ async def test_what_a_new_leader_loads_is_told_only_once_it_is_committed() -> No
 
 
 async def test_transactions_count_by_their_markers_now_and_after_loading() -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     for id, commit in ((1, True), (2, False), (3, None)):
         producer = ProducerIdAndEpoch(id, 0)
         lab.runtime.submit(0, Put({f"t{id}": id}, producer))
@@ -167,7 +167,7 @@ async def test_transactions_count_by_their_markers_now_and_after_loading() -> No
 
 
 async def test_a_marker_waits_for_the_replicas() -> None:
-    lab = await RuntimeLab.open(replicas=(0, 1))
+    lab = await RuntimeHarness.open(replicas=(0, 1))
     marker = lab.runtime.complete_transaction(
         0, ProducerIdAndEpoch(1, 0), commit=True, coordinator_epoch=0, transaction_version=1
     )
@@ -177,7 +177,7 @@ async def test_a_marker_waits_for_the_replicas() -> None:
 
 
 async def test_records_of_the_future_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     lab.put(a=1)
     lab.partition.append_records_to_leader(build_batch([(0, b"\x7f\x00future", b"?")]), now_ms=0)
     with caplog.at_level(logging.WARNING):
@@ -189,7 +189,7 @@ async def test_records_of_the_future_are_skipped(caplog: pytest.LogCaptureFixtur
 async def test_a_record_that_cannot_be_read_fails_the_load_and_names_its_offset(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     lab.put(a=1)
     key = encode_key(OffsetCommitKey(group="g", topic="t", partition=0))
     lab.partition.append_records_to_leader(build_batch([(0, key, b"\x00\x03rubbish")]), now_ms=0)
@@ -202,7 +202,7 @@ async def test_a_record_that_cannot_be_read_fails_the_load_and_names_its_offset(
 async def test_a_machine_that_cannot_take_its_own_record_is_loaded_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     lab.put(a=1)
     lab.shard.poison = 13
     with caplog.at_level(logging.CRITICAL):
@@ -213,7 +213,7 @@ async def test_a_machine_that_cannot_take_its_own_record_is_loaded_again(
 
 
 async def test_all_who_wait_are_told_when_the_partition_moves_away() -> None:
-    lab = await RuntimeLab.open(replicas=(0, 1))
+    lab = await RuntimeHarness.open(replicas=(0, 1))
     waiting = lab.runtime.submit(0, Wait("a"))
     writing = lab.put(b=1)
     lab.runtime.unload(0, leader_epoch=0)
@@ -226,7 +226,7 @@ async def test_all_who_wait_are_told_when_the_partition_moves_away() -> None:
 
 
 async def test_resigning_while_loading_stops_the_load() -> None:
-    lab = await RuntimeLab.open(load=False)
+    lab = await RuntimeHarness.open(load=False)
     lab.runtime.load(lab.partition)
     lab.runtime.unload(0)
     await asyncio.sleep(0)
@@ -235,7 +235,7 @@ async def test_resigning_while_loading_stops_the_load() -> None:
 
 
 async def test_a_write_that_the_replicas_do_not_take_in_time_is_told_so() -> None:
-    lab = await RuntimeLab.open(replicas=(0, 1), commit_timeout_ms=5)
+    lab = await RuntimeHarness.open(replicas=(0, 1), commit_timeout_ms=5)
     ticket = lab.put(a=1)
     lab.clock.advance_ms(5)
     with pytest.raises(KafkaError) as caught:
@@ -247,7 +247,7 @@ async def test_a_write_that_the_replicas_do_not_take_in_time_is_told_so() -> Non
 
 
 async def test_deadlines_of_machines_are_kept_by_the_one_timer() -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     long = lab.runtime.submit(0, Wait("long", timeout_ms=50))
     short = lab.runtime.submit(0, Wait("short", timeout_ms=5))
     lab.clock.advance_ms(5)
@@ -258,7 +258,7 @@ async def test_deadlines_of_machines_are_kept_by_the_one_timer() -> None:
 
 
 async def test_an_answer_to_somebody_who_has_gone_does_no_harm() -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     ticket = lab.runtime.submit(0, Wait("a"))
 
     async def wait() -> None:
@@ -272,7 +272,7 @@ async def test_an_answer_to_somebody_who_has_gone_does_no_harm() -> None:
 
 
 async def test_every_request_is_answered_when_the_runtime_closes() -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     waiting = lab.runtime.submit(0, Wait("a"))
     await lab.runtime.close()
     assert code(waiting) is ErrorCode.NOT_COORDINATOR
@@ -280,7 +280,7 @@ async def test_every_request_is_answered_when_the_runtime_closes() -> None:
 
 
 async def test_every_loaded_machine_hears_what_is_for_all() -> None:
-    lab = await RuntimeLab.open()
+    lab = await RuntimeHarness.open()
     lab.runtime.notify(Put({"a": 1}))
     assert lab.shard.numbers == {"a": 1}
     assert [ticket.result() for ticket in lab.runtime.submit_all(Get("a"))] == [1]

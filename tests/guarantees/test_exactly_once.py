@@ -25,7 +25,7 @@ from ottla.sim.transaction_checker import TransactionOutcome, check
 from ottla.testing.cluster_plan import free_ports
 from tests.guarantees.transformer import DOOMED
 from tests.support.node_process import NodeProcess
-from tests.support.transformers import Copying, Worker, read
+from tests.support.transform_workload import Copying, Worker, read
 
 SECONDS = float(os.environ.get("OTTLA_CHAOS_SECONDS", "10"))
 SEED = int(os.environ.get("OTTLA_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)

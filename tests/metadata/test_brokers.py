@@ -19,17 +19,17 @@ from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest
 from ottla.protocol.messages.controller_registration import ControllerRegistrationRequest
 from ottla.protocol.messages.elect_leaders import ElectLeadersRequest
-from tests.metadata.world import SECOND_NS, World, directory_of, registration
+from tests.metadata.controller_harness import SECOND_NS, ControllerHarness, directory_of, registration
 
 
-def register(world: World, request: BrokerRegistrationRequest, *, supersede: bool = False) -> int:
+def register(world: ControllerHarness, request: BrokerRegistrationRequest, *, supersede: bool = False) -> int:
     result = world.controller.register_broker(
         request, next_offset=world.next_offset, now_ns=world.now_ns, supersede=supersede
     )
     return world.do(result)
 
 
-def refusal(world: World, request: BrokerRegistrationRequest) -> ErrorCode:
+def refusal(world: ControllerHarness, request: BrokerRegistrationRequest) -> ErrorCode:
     with pytest.raises(KafkaError) as error:
         register(world, request)
     return error.value.code
@@ -37,7 +37,7 @@ def refusal(world: World, request: BrokerRegistrationRequest) -> ErrorCode:
 
 class TestRegistration:
     def test_a_broker_starts_fenced_and_is_unfenced_once_it_has_read_its_own_registration(self) -> None:
-        world = World(brokers=0)
+        world = ControllerHarness(brokers=0)
         offset = world.next_offset
         epoch = world.register(0)
         assert epoch == offset
@@ -49,13 +49,13 @@ class TestRegistration:
         assert world.image.cluster.is_active(0)
 
     def test_the_same_incarnation_keeps_its_epoch(self) -> None:
-        world = World()
+        world = ControllerHarness()
         epoch = world.image.cluster.brokers[0].epoch
         assert world.register(0) == epoch
         assert not world.image.cluster.brokers[0].fenced
 
     def test_another_incarnation_waits_for_the_end_of_the_session(self) -> None:
-        world = World()
+        world = ControllerHarness()
         assert refusal(world, registration(0, incarnation=2)) is ErrorCode.DUPLICATE_BROKER_REGISTRATION
         world.now_ns += 10 * SECOND_NS
         before = world.image.cluster.brokers[0].epoch
@@ -63,12 +63,12 @@ class TestRegistration:
         assert world.image.cluster.brokers[0].fenced
 
     def test_unless_its_process_is_known_to_be_gone(self) -> None:
-        world = World()
+        world = ControllerHarness()
         register(world, registration(0, incarnation=2), supersede=True)
         assert world.image.cluster.brokers[0].incarnation_id == bytes([2]) * 16
 
     def test_requests_of_a_former_incarnation_are_stale(self) -> None:
-        world = World()
+        world = ControllerHarness()
         stale = world.image.cluster.brokers[0].epoch - 1
         with pytest.raises(KafkaError) as error:
             world.controller.process_broker_heartbeat(
@@ -82,7 +82,7 @@ class TestRegistration:
         assert error.value.code is ErrorCode.STALE_BROKER_EPOCH
 
     def test_refusals(self) -> None:
-        world = World()
+        world = ControllerHarness()
         other_cluster = registration(1)
         other_cluster.cluster_id = "elsewhere"
         assert refusal(world, other_cluster) is ErrorCode.INCONSISTENT_CLUSTER_ID
@@ -103,7 +103,7 @@ class TestRegistration:
         assert refusal(world, lacking) is ErrorCode.UNSUPPORTED_VERSION
 
     def test_controllers_register_too(self) -> None:
-        world = World()
+        world = ControllerHarness()
         request = ControllerRegistrationRequest(controller_id=7, incarnation_id=b"c" * 16)
         world.do(world.controller.register_controller(request))
         assert world.image.cluster.controllers[7].incarnation_id == b"c" * 16
@@ -111,7 +111,7 @@ class TestRegistration:
 
 class TestFencing:
     def test_a_silent_broker_is_fenced_and_its_partitions_get_other_leaders(self) -> None:
-        world = World(brokers=2)
+        world = ControllerHarness(brokers=2)
         world.create("orders", assignments=[[0, 1]])
         world.now_ns += 8 * SECOND_NS
         world.heartbeat(1)
@@ -124,7 +124,7 @@ class TestFencing:
         assert (partition.leader, partition.isr, partition.leader_epoch) == (1, (1,), 1)
 
     def test_the_last_in_sync_replica_stays_eligible_and_leads_again_when_it_is_back(self) -> None:
-        world = World(brokers=2)
+        world = ControllerHarness(brokers=2)
         world.create("orders", assignments=[[0, 1]])
         world.heartbeat(0, want_fence=True)
         world.heartbeat(1, want_fence=True)
@@ -140,7 +140,7 @@ class TestFencing:
     def test_after_an_unclean_shutdown_a_replica_is_not_eligible_but_the_last_leader_is_the_last_resort(
         self,
     ) -> None:
-        world = World()
+        world = ControllerHarness()
         world.create("orders", assignments=[[0]])
         register(world, registration(0, incarnation=2), supersede=True)
         partition = world.partition("orders")
@@ -152,7 +152,7 @@ class TestFencing:
         assert partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
 
     def test_after_a_clean_shutdown_it_simply_leads_again(self) -> None:
-        world = World()
+        world = ControllerHarness()
         world.create("orders", assignments=[[0]])
         epoch = world.image.cluster.brokers[0].epoch
         register(world, registration(0, incarnation=2, previous_epoch=epoch), supersede=True)
@@ -162,7 +162,7 @@ class TestFencing:
         assert (partition.leader, partition.leader_recovery_state) == (0, LeaderRecoveryState.RECOVERED)
 
     def test_unregistering_takes_a_broker_out_of_everything(self) -> None:
-        world = World(brokers=2)
+        world = ControllerHarness(brokers=2)
         world.create("orders", assignments=[[0, 1]])
         world.do(world.controller.unregister_broker(0))
         assert 0 not in world.image.cluster.brokers
@@ -174,7 +174,7 @@ class TestFencing:
 
 class TestControlledShutdown:
     def test_leaders_move_first_and_the_broker_goes_when_the_others_know(self) -> None:
-        world = World(brokers=2)
+        world = ControllerHarness(brokers=2)
         world.create("orders", assignments=[[0, 1]])
         reply = world.heartbeat(0, want_shut_down=True)
         assert (reply.in_controlled_shutdown, reply.should_shut_down) == (True, False)
@@ -188,11 +188,11 @@ class TestControlledShutdown:
         assert world.image.cluster.brokers[0].fenced
 
     def test_a_broker_that_leads_nothing_goes_at_once(self) -> None:
-        world = World(brokers=2)
+        world = ControllerHarness(brokers=2)
         assert world.heartbeat(0, want_shut_down=True).should_shut_down
 
     def test_no_partition_is_placed_on_a_broker_that_leaves(self) -> None:
-        world = World(brokers=2)
+        world = ControllerHarness(brokers=2)
         world.create("orders", assignments=[[0, 1]])
         world.heartbeat(0, want_shut_down=True)
         world.create("letters", partitions=4, replicas=1)
@@ -201,7 +201,7 @@ class TestControlledShutdown:
 
 class TestDirectories:
     def test_a_failed_directory_costs_its_replicas_the_leadership(self) -> None:
-        world = World(brokers=0)
+        world = ControllerHarness(brokers=0)
         for broker in (0, 1):
             request = registration(broker)
             request.log_dirs = [directory_of(broker), directory_of(broker + 100)]
@@ -238,7 +238,7 @@ class TestDirectories:
         assert (partition.leader, partition.isr) == (1, (1,))
 
     def test_a_replica_on_a_new_disk_does_not_lead_those_who_may_have_more(self) -> None:
-        world = World(brokers=2)
+        world = ControllerHarness(brokers=2)
         world.create("orders", assignments=[[0, 1]])
         leave_one_after_the_other(world, 1, 0)
         assert world.partition("orders").last_known_elr == (0,)
@@ -257,7 +257,7 @@ class TestDirectories:
         assert world.partition("orders").directory(0) == directory_of(100)
 
     def test_a_replica_on_a_new_disk_leads_where_nobody_has_anything(self) -> None:
-        world = World()
+        world = ControllerHarness()
         world.create("orders", assignments=[[0]])
         on_a_new_disk(world, 0)
         world.heartbeat(0)
@@ -266,18 +266,18 @@ class TestDirectories:
         assert world.partition("orders").leader == 0
 
 
-def leave_one_after_the_other(world: World, *brokers: int) -> None:
+def leave_one_after_the_other(world: ControllerHarness, *brokers: int) -> None:
     for broker in brokers:
         world.do(world.controller.fence_gone_broker(broker, world.image.cluster.brokers[broker].epoch))
 
 
-def on_a_new_disk(world: World, broker: int) -> None:
+def on_a_new_disk(world: ControllerHarness, broker: int) -> None:
     request = registration(broker, incarnation=2)
     request.log_dirs = [directory_of(broker + 100)]
     register(world, request, supersede=True)
 
 
-def tell_of_directory(world: World, broker: int, directory: bytes) -> None:
+def tell_of_directory(world: ControllerHarness, broker: int, directory: bytes) -> None:
     """Tell that the replica of orders-0 lies there."""
     topic = AssignReplicasToDirsRequestTopicData(
         topic_id=world.image.topics.by_name["orders"].id,
@@ -292,7 +292,7 @@ def tell_of_directory(world: World, broker: int, directory: bytes) -> None:
 
 
 def test_producer_ids_are_given_out_in_blocks() -> None:
-    world = World()
+    world = ControllerHarness()
     request = AllocateProducerIdsRequest(broker_id=0, broker_epoch=world.image.cluster.brokers[0].epoch)
     blocks = [world.do(world.controller.allocate_producer_ids(request)) for _ in range(3)]
     assert [(block.producer_id_start, block.producer_id_len) for block in blocks] == [

@@ -23,7 +23,7 @@ from ottla.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from ottla.protocol.metadata_records import ClearElrRecord
-from tests.metadata.world import World
+from tests.metadata.controller_harness import ControllerHarness
 
 ORDERS = ConfigResource(ConfigResourceType.TOPIC, "orders")
 BROKER = ConfigResource(ConfigResourceType.BROKER, "0")
@@ -31,7 +31,7 @@ Outcome = tuple[int, str | None]
 
 
 def alter(
-    world: World,
+    world: ControllerHarness,
     resource: ConfigResource,
     *changes: tuple[str, OpType | int, str | None],
     validate_only: bool = False,
@@ -47,7 +47,7 @@ def alter(
     return response.error_code, response.error_message
 
 
-def replace(world: World, resource: ConfigResource, **values: str | None) -> Outcome:
+def replace(world: ControllerHarness, resource: ConfigResource, **values: str | None) -> Outcome:
     configs = [LegacyConfig(name=name.replace("_", "."), value=value) for name, value in values.items()]
     asked = LegacyResource(resource_type=resource.type, resource_name=resource.name, configs=configs)
     [response] = world.do(world.controller.alter_configs(AlterConfigsRequest(resources=[asked]))).responses
@@ -58,20 +58,22 @@ OK: Outcome = (ErrorCode.NONE, None)
 
 
 @pytest.fixture
-def world() -> World:
-    made = World()
+def world() -> ControllerHarness:
+    made = ControllerHarness()
     made.create("orders", partitions=1, replicas=1)
     return made
 
 
-def test_set_and_delete(world: World) -> None:
+def test_set_and_delete(world: ControllerHarness) -> None:
     assert alter(world, ORDERS, ("retention.ms", OpType.SET, "1"), ("segment.bytes", OpType.SET, "2")) == OK
     assert world.image.config(ORDERS) == {"retention.ms": "1", "segment.bytes": "2"}
     assert alter(world, ORDERS, ("retention.ms", OpType.DELETE, None)) == OK
     assert world.image.config(ORDERS) == {"segment.bytes": "2"}
 
 
-def test_setting_what_is_set_writes_nothing_for_a_topic_but_reloads_a_broker(world: World) -> None:
+def test_setting_what_is_set_writes_nothing_for_a_topic_but_reloads_a_broker(
+    world: ControllerHarness,
+) -> None:
     alter(world, ORDERS, ("retention.ms", OpType.SET, "1"))
     before = world.next_offset
     alter(world, ORDERS, ("retention.ms", OpType.SET, "1"))
@@ -81,7 +83,7 @@ def test_setting_what_is_set_writes_nothing_for_a_topic_but_reloads_a_broker(wor
     assert world.next_offset == before + 2
 
 
-def test_append_starts_from_the_default_and_subtract_takes_away(world: World) -> None:
+def test_append_starts_from_the_default_and_subtract_takes_away(world: ControllerHarness) -> None:
     assert alter(world, ORDERS, ("cleanup.policy", OpType.APPEND, "compact")) == OK
     assert world.image.config(ORDERS)["cleanup.policy"] == "delete,compact"
     assert alter(world, ORDERS, ("cleanup.policy", OpType.APPEND, "compact")) == OK
@@ -90,19 +92,19 @@ def test_append_starts_from_the_default_and_subtract_takes_away(world: World) ->
     assert world.image.config(ORDERS)["cleanup.policy"] == "compact"
 
 
-def test_only_lists_are_appended_to(world: World) -> None:
+def test_only_lists_are_appended_to(world: ControllerHarness) -> None:
     code, message = alter(world, ORDERS, ("retention.ms", OpType.APPEND, "1"))
     assert code == ErrorCode.INVALID_CONFIG
     assert message == "Can't APPEND to key retention.ms because its type is not LIST. Use SET."
 
 
-def test_one_bad_config_fails_the_resource(world: World) -> None:
+def test_one_bad_config_fails_the_resource(world: ControllerHarness) -> None:
     code, _ = alter(world, ORDERS, ("retention.ms", OpType.SET, "1"), ("no.such", OpType.SET, "1"))
     assert code == ErrorCode.INVALID_CONFIG
     assert world.image.config(ORDERS) == {}
 
 
-def test_validate_only(world: World) -> None:
+def test_validate_only(world: ControllerHarness) -> None:
     assert alter(world, ORDERS, ("retention.ms", OpType.SET, "1"), validate_only=True) == OK
     assert world.image.config(ORDERS) == {}
 
@@ -121,7 +123,9 @@ def test_validate_only(world: World) -> None:
         (ConfigResource(99, "x"), ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_resources_that_cannot_be_altered(world: World, resource: ConfigResource, code: ErrorCode) -> None:
+def test_resources_that_cannot_be_altered(
+    world: ControllerHarness, resource: ConfigResource, code: ErrorCode
+) -> None:
     assert alter(world, resource, ("retention.ms", OpType.SET, "1"))[0] == code
 
 
@@ -134,12 +138,12 @@ def test_resources_that_cannot_be_altered(world: World, resource: ConfigResource
         ConfigResource(ConfigResourceType.CLIENT_METRICS, "metrics"),
     ],
 )
-def test_every_kind_of_resource_is_kept(world: World, resource: ConfigResource) -> None:
+def test_every_kind_of_resource_is_kept(world: ControllerHarness, resource: ConfigResource) -> None:
     assert alter(world, resource, ("some.config", OpType.SET, "1")) == OK
     assert world.image.config(resource)["some.config"] == "1"
 
 
-def test_malformed_changes(world: World) -> None:
+def test_malformed_changes(world: ControllerHarness) -> None:
     twice = alter(world, ORDERS, ("retention.ms", OpType.SET, "1"), ("retention.ms", OpType.SET, "2"))
     assert twice == (ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
     null = alter(world, ORDERS, ("retention.ms", OpType.SET, None))
@@ -148,7 +152,7 @@ def test_malformed_changes(world: World) -> None:
     assert alter(world, BROKER, ("x", OpType.SET, "y" * 40_000))[0] == ErrorCode.INVALID_CONFIG
 
 
-def test_a_resource_may_appear_once(world: World) -> None:
+def test_a_resource_may_appear_once(world: ControllerHarness) -> None:
     asked = AlterConfigsResource(
         resource_type=ORDERS.type,
         resource_name=ORDERS.name,
@@ -160,7 +164,7 @@ def test_a_resource_may_appear_once(world: World) -> None:
     assert world.image.config(ORDERS) == {}
 
 
-def test_the_old_request_replaces_everything(world: World) -> None:
+def test_the_old_request_replaces_everything(world: ControllerHarness) -> None:
     alter(world, ORDERS, ("segment.bytes", OpType.SET, "2"))
     assert replace(world, ORDERS, retention_ms="9") == OK
     assert world.image.config(ORDERS) == {"retention.ms": "9"}
@@ -169,7 +173,7 @@ def test_the_old_request_replaces_everything(world: World) -> None:
     assert replace(world, ORDERS, retention_ms=None)[0] == ErrorCode.INVALID_REQUEST
 
 
-def test_who_may_not_alter_configs(world: World) -> None:
+def test_who_may_not_alter_configs(world: ControllerHarness) -> None:
     forbidden = ControllerRequestContext(allowed=lambda operation, kind, name: False)
     for resource, code in (
         (ORDERS, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
@@ -180,10 +184,10 @@ def test_who_may_not_alter_configs(world: World) -> None:
 
 
 class TestMinInsyncReplicasBesideEligibleLeaders:
-    def test_the_bootstrap_sets_one_for_the_cluster(self, world: World) -> None:
+    def test_the_bootstrap_sets_one_for_the_cluster(self, world: ControllerHarness) -> None:
         assert world.image.config(CLUSTER_DEFAULT) == {"min.insync.replicas": "1"}
 
-    def test_it_is_one_setting_of_the_cluster(self, world: World) -> None:
+    def test_it_is_one_setting_of_the_cluster(self, world: ControllerHarness) -> None:
         of_a_broker = alter(world, BROKER, ("min.insync.replicas", OpType.SET, "2"))
         assert of_a_broker == (
             ErrorCode.INVALID_CONFIG,
@@ -198,7 +202,7 @@ class TestMinInsyncReplicasBesideEligibleLeaders:
         )
         assert alter(world, CLUSTER_DEFAULT, ("min.insync.replicas", OpType.SET, "2")) == OK
 
-    def test_changing_it_clears_the_eligible_sets(self, world: World) -> None:
+    def test_changing_it_clears_the_eligible_sets(self, world: ControllerHarness) -> None:
         alter(world, ORDERS, ("min.insync.replicas", OpType.SET, "2"))
         assert world.log[-1] == ClearElrRecord(topic_name="orders")
         alter(world, CLUSTER_DEFAULT, ("min.insync.replicas", OpType.SET, "2"))

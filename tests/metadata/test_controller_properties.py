@@ -35,7 +35,7 @@ from ottla.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from ottla.protocol.metadata_records import decode_metadata_record
-from tests.metadata.world import SECOND_NS, World
+from tests.metadata.controller_harness import SECOND_NS, ControllerHarness
 
 BROKERS = range(4)
 NAMES = ["a", "b", "a.b", "a_b"]
@@ -48,7 +48,7 @@ broker_sets = st.lists(brokers, min_size=1, max_size=4, unique=True)
 class Cluster(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(brokers=4)
+        self.world = ControllerHarness(brokers=4)
         self.incarnation = 1
         self.epochs: dict[tuple[bytes, int], tuple[int, int]] = {}
         self.next_producer_id = 0

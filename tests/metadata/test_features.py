@@ -25,13 +25,13 @@ from ottla.protocol.metadata_records import (
     PartitionRecord,
     RegisterBrokerRecord,
 )
-from tests.metadata.world import World
+from tests.metadata.controller_harness import ControllerHarness
 
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
 
 def update(
-    world: World, *updates: tuple[str, int, int], validate_only: bool = False, version: int = 2
+    world: ControllerHarness, *updates: tuple[str, int, int], validate_only: bool = False, version: int = 2
 ) -> UpdateFeaturesResponse:
     request = UpdateFeaturesRequest(
         feature_updates=[
@@ -85,20 +85,20 @@ def test_levels_between_which_the_records_are_the_same() -> None:
 
 class TestUpdate:
     def test_up_and_down_again(self) -> None:
-        world = World()
+        world = ControllerHarness()
         assert update(world, ("streams.version", 0, SAFE_DOWNGRADE)).error_code == ErrorCode.NONE
         assert "streams.version" not in world.image.features.levels
         assert update(world, ("streams.version", 1, UPGRADE)).error_code == ErrorCode.NONE
         assert world.image.features.levels["streams.version"] == 1
 
     def test_validate_only(self) -> None:
-        world = World()
+        world = ControllerHarness()
         response = update(world, ("streams.version", 0, SAFE_DOWNGRADE), validate_only=True)
         assert response.error_code == ErrorCode.NONE
         assert world.image.features.levels["streams.version"] == 1
 
     def test_one_refusal_fails_all(self) -> None:
-        world = World()
+        world = ControllerHarness()
         response = update(world, ("streams.version", 0, SAFE_DOWNGRADE), ("group.version", 7, UPGRADE))
         assert response.error_code == ErrorCode.INVALID_UPDATE_VERSION
         assert response.error_message == (
@@ -126,12 +126,12 @@ class TestUpdate:
         ],
     )
     def test_refusals(self, name: str, level: int, kind: int, words: str) -> None:
-        response = update(World(), (name, level, kind))
+        response = update(ControllerHarness(), (name, level, kind))
         assert response.error_code == ErrorCode.INVALID_UPDATE_VERSION
         assert words in (response.error_message or "")
 
     def test_a_broker_that_does_not_support_the_level_holds_it_back(self) -> None:
-        world = World()
+        world = ControllerHarness()
         update(world, ("streams.version", 0, SAFE_DOWNGRADE))
         registration = world.image.cluster.brokers[0]
         record = registration.to_record(world.image.metadata_version)
@@ -141,7 +141,7 @@ class TestUpdate:
         assert "does not support this feature" in (response.error_message or "")
 
     def test_eligible_leader_replicas_need_a_cluster_wide_min_insync_replicas(self) -> None:
-        world = World()
+        world = ControllerHarness()
         update(world, ("eligible.leader.replicas.version", 0, SAFE_DOWNGRADE))
         assert not world.image.features.elr_enabled
         update(world, ("eligible.leader.replicas.version", 1, UPGRADE))
@@ -149,10 +149,10 @@ class TestUpdate:
         assert world.image.config(CLUSTER_DEFAULT)["min.insync.replicas"] == "1"
 
     def test_older_versions_of_the_request_get_a_line_for_each_feature(self) -> None:
-        response = update(World(), ("streams.version", 1, UPGRADE), version=1)
+        response = update(ControllerHarness(), ("streams.version", 1, UPGRADE), version=1)
         assert [result.feature for result in response.results] == ["streams.version"]
 
 
 def test_every_supported_feature_can_be_registered() -> None:
-    world = World()
+    world = ControllerHarness()
     assert world.image.cluster.brokers[0].supported_features == SUPPORTED_FEATURES

@@ -32,7 +32,7 @@ from ottla.protocol.metadata_records import (
     decode_metadata_record,
 )
 from ottla.protocol.names import TopicPartition
-from tests.metadata.world import World
+from tests.metadata.controller_harness import ControllerHarness
 
 ID = b"a-topic-id-of-16"
 START: list[MetadataRecord] = [FeatureLevelRecord(name="metadata.version", feature_level=30)]
@@ -52,7 +52,7 @@ def partition(index: int = 0, replicas: tuple[int, ...] = (0,)) -> PartitionReco
 
 
 def test_untouched_parts_are_shared() -> None:
-    world = World()
+    world = ControllerHarness()
     world.create("orders")
     before = world.image
     after = apply_records(
@@ -65,7 +65,7 @@ def test_untouched_parts_are_shared() -> None:
 
 
 def test_everything_the_log_can_hold_survives_a_snapshot() -> None:
-    world = World(brokers=2)
+    world = ControllerHarness(brokers=2)
     world.create("orders", assignments=[[0, 1]], configs={"retention.ms": "1"})
     image = apply_records(
         world.image,

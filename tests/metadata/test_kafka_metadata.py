@@ -21,7 +21,7 @@ from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
 from ottla.testing.cluster_plan import free_ports
-from tests.metadata.world import SmallSchema, registration, topic
+from tests.metadata.controller_harness import SmallSchema, registration, topic
 from tests.support import java
 from tests.support.apache_kafka import ApacheKafka
 

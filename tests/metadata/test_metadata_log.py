@@ -32,7 +32,7 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import SimCrash
-from tests.metadata.world import CLUSTER_ID, SmallSchema, registration, topic
+from tests.metadata.controller_harness import CLUSTER_ID, SmallSchema, registration, topic
 
 DIR = "/data"
 PARTITION = f"{DIR}/__cluster_metadata-0"

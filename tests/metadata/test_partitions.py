@@ -28,13 +28,13 @@ from ottla.protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsTopics,
 )
-from tests.metadata.world import World
+from tests.metadata.controller_harness import ControllerHarness
 
 PREFERRED, UNCLEAN = 0, 1
 
 
 def alter_isr(
-    world: World,
+    world: ControllerHarness,
     isr: list[int],
     *,
     leader: int | None = None,
@@ -60,7 +60,7 @@ def alter_isr(
     return world.do(world.controller.alter_partition(request)).topics[0].partitions[0]
 
 
-def elect(world: World, kind: int, *partitions: int, topic: str = "orders") -> list[int]:
+def elect(world: ControllerHarness, kind: int, *partitions: int, topic: str = "orders") -> list[int]:
     request = ElectLeadersRequest(
         election_type=kind, topic_partitions=[TopicPartitions(topic=topic, partitions=list(partitions))]
     )
@@ -69,7 +69,7 @@ def elect(world: World, kind: int, *partitions: int, topic: str = "orders") -> l
 
 
 def reassign(
-    world: World, replicas: list[int] | None, *, topic: str = "orders", allow_change: bool = True
+    world: ControllerHarness, replicas: list[int] | None, *, topic: str = "orders", allow_change: bool = True
 ) -> tuple[int, str | None]:
     request = AlterPartitionReassignmentsRequest(
         allow_replication_factor_change=allow_change,
@@ -84,7 +84,7 @@ def reassign(
     return result.error_code, result.error_message
 
 
-def configure(world: World, name: str, value: str) -> None:
+def configure(world: ControllerHarness, name: str, value: str) -> None:
     change = AlterableConfig(name=name, config_operation=0, value=value)
     resource = AlterConfigsResource(
         resource_type=ConfigResourceType.TOPIC, resource_name="orders", configs=[change]
@@ -93,25 +93,25 @@ def configure(world: World, name: str, value: str) -> None:
 
 
 @pytest.fixture
-def world() -> World:
-    made = World(brokers=4)
+def world() -> ControllerHarness:
+    made = ControllerHarness(brokers=4)
     made.create("orders", assignments=[[0, 1, 2]])
     return made
 
 
 class TestAlterPartition:
-    def test_a_leader_changes_its_in_sync_set(self, world: World) -> None:
+    def test_a_leader_changes_its_in_sync_set(self, world: ControllerHarness) -> None:
         answer = alter_isr(world, [0, 1])
         assert (answer.error_code, answer.isr, answer.partition_epoch) == (ErrorCode.NONE, [0, 1], 1)
         partition = world.partition("orders")
         assert (partition.isr, partition.leader_epoch, partition.partition_epoch) == ((0, 1), 0, 1)
 
-    def test_asking_for_what_is_changes_nothing(self, world: World) -> None:
+    def test_asking_for_what_is_changes_nothing(self, world: ControllerHarness) -> None:
         before = world.next_offset
         assert alter_isr(world, [0, 1, 2]).error_code == ErrorCode.NONE
         assert world.next_offset == before
 
-    def test_refusals(self, world: World) -> None:
+    def test_refusals(self, world: ControllerHarness) -> None:
         alter_isr(world, [0, 1])
         world.heartbeat(3, want_fence=True)
         world.heartbeat(2, want_fence=True)
@@ -126,12 +126,12 @@ class TestAlterPartition:
         assert alter_isr(world, [0, 1, 2]).error_code == ErrorCode.INELIGIBLE_REPLICA, "2 is fenced"
         assert alter_isr(world, [0, 1], broker_epoch=12345).error_code == ErrorCode.INELIGIBLE_REPLICA
 
-    def test_a_stale_broker_is_refused_as_a_whole(self, world: World) -> None:
+    def test_a_stale_broker_is_refused_as_a_whole(self, world: ControllerHarness) -> None:
         with pytest.raises(KafkaError) as error:
             world.controller.alter_partition(AlterPartitionRequest(broker_id=0, broker_epoch=99))
         assert error.value.code is ErrorCode.STALE_BROKER_EPOCH
 
-    def test_an_unknown_topic_or_partition(self, world: World) -> None:
+    def test_an_unknown_topic_or_partition(self, world: ControllerHarness) -> None:
         broker_epoch = world.image.cluster.brokers[0].epoch
         asked = AlterPartitionRequestPartitionData(partition_index=5)
         for topic_id, code in (
@@ -146,7 +146,7 @@ class TestAlterPartition:
             answer = world.do(world.controller.alter_partition(request))
             assert answer.topics[0].partitions[0].error_code == code
 
-    def test_below_min_insync_replicas_those_who_leave_stay_eligible(self, world: World) -> None:
+    def test_below_min_insync_replicas_those_who_leave_stay_eligible(self, world: ControllerHarness) -> None:
         configure(world, "min.insync.replicas", "2")
         alter_isr(world, [0])
         assert world.partition("orders").elr == (1, 2)
@@ -155,7 +155,7 @@ class TestAlterPartition:
 
 
 class TestElections:
-    def test_the_preferred_leader_gets_its_partition_back(self, world: World) -> None:
+    def test_the_preferred_leader_gets_its_partition_back(self, world: ControllerHarness) -> None:
         world.heartbeat(0, want_fence=True)
         world.heartbeat(0)
         assert world.partition("orders").leader == 1
@@ -165,21 +165,21 @@ class TestElections:
         assert world.partition("orders").leader == 0
         assert elect(world, PREFERRED, 0) == [ErrorCode.ELECTION_NOT_NEEDED]
 
-    def test_balancing_does_the_same_for_all(self, world: World) -> None:
+    def test_balancing_does_the_same_for_all(self, world: ControllerHarness) -> None:
         world.heartbeat(0, want_fence=True)
         world.heartbeat(0)
         alter_isr(world, [0, 1, 2])
         assert world.do(world.controller.maybe_balance_partition_leaders()) is False
         assert world.partition("orders").leader == 0
 
-    def test_what_does_not_exist(self, world: World) -> None:
+    def test_what_does_not_exist(self, world: ControllerHarness) -> None:
         assert elect(world, PREFERRED, 7) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
         assert elect(world, PREFERRED, 0, topic="ghost") == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
         with pytest.raises(KafkaError) as error:
             world.controller.elect_leaders(ElectLeadersRequest(election_type=7))
         assert error.value.code is ErrorCode.INVALID_REQUEST
 
-    def test_an_unclean_election_needs_a_partition_without_leader(self, world: World) -> None:
+    def test_an_unclean_election_needs_a_partition_without_leader(self, world: ControllerHarness) -> None:
         assert elect(world, UNCLEAN, 0) == [ErrorCode.ELECTION_NOT_NEEDED]
         alter_isr(world, [0])
         world.heartbeat(0, want_fence=True)
@@ -188,7 +188,7 @@ class TestElections:
         partition = world.partition("orders")
         assert (partition.leader, partition.isr, partition.elr) == (1, (1,), ())
 
-    def test_it_happens_by_itself_where_the_topic_allows_it(self, world: World) -> None:
+    def test_it_happens_by_itself_where_the_topic_allows_it(self, world: ControllerHarness) -> None:
         alter_isr(world, [0])
         world.heartbeat(0, want_fence=True)
         world.do(world.controller.elect_unclean_leaders())
@@ -197,7 +197,9 @@ class TestElections:
         world.do(world.controller.elect_unclean_leaders())
         assert world.partition("orders").leader == 1
 
-    def test_when_all_are_asked_for_only_changes_and_failures_are_told(self, world: World) -> None:
+    def test_when_all_are_asked_for_only_changes_and_failures_are_told(
+        self, world: ControllerHarness
+    ) -> None:
         world.create("letters", assignments=[[1, 0]])
         world.heartbeat(1, want_fence=True)
         request = ElectLeadersRequest(election_type=PREFERRED, topic_partitions=None)
@@ -207,7 +209,7 @@ class TestElections:
 
 
 class TestReassignment:
-    def test_new_replicas_come_before_old_ones_go(self, world: World) -> None:
+    def test_new_replicas_come_before_old_ones_go(self, world: ControllerHarness) -> None:
         assert reassign(world, [3, 1]) == (ErrorCode.NONE, None)
         partition = world.partition("orders")
         assert partition.replicas == (3, 1, 0, 2)
@@ -220,19 +222,23 @@ class TestReassignment:
         assert not partition.is_reassigning
         assert partition.leader_epoch == 1
 
-    def test_a_mere_change_of_order_is_done_at_once(self, world: World) -> None:
+    def test_a_mere_change_of_order_is_done_at_once(self, world: ControllerHarness) -> None:
         assert reassign(world, [2, 1, 0]) == (ErrorCode.NONE, None)
         partition = world.partition("orders")
         assert (partition.replicas, partition.is_reassigning, partition.leader) == ((2, 1, 0), False, 0)
 
-    def test_another_target_meanwhile_gives_up_what_the_first_one_added(self, world: World) -> None:
+    def test_another_target_meanwhile_gives_up_what_the_first_one_added(
+        self, world: ControllerHarness
+    ) -> None:
         reassign(world, [3, 0])
         reassign(world, [0, 1])
         partition = world.partition("orders")
         assert (partition.adding_replicas, partition.removing_replicas) == ((), ())
         assert partition.replicas == (0, 1)
 
-    def test_another_target_meanwhile_keeps_what_the_first_one_was_removing(self, world: World) -> None:
+    def test_another_target_meanwhile_keeps_what_the_first_one_was_removing(
+        self, world: ControllerHarness
+    ) -> None:
         reassign(world, [3, 0])
         reassign(world, [3, 1])
         partition = world.partition("orders")
@@ -240,7 +246,7 @@ class TestReassignment:
         alter_isr(world, [0, 1, 2, 3])
         assert world.partition("orders").replicas == (3, 1)
 
-    def test_it_can_be_cancelled(self, world: World) -> None:
+    def test_it_can_be_cancelled(self, world: ControllerHarness) -> None:
         reassign(world, [3])
         assert reassign(world, None) == (ErrorCode.NONE, None)
         partition = world.partition("orders")
@@ -248,7 +254,7 @@ class TestReassignment:
         assert reassign(world, None)[0] == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
 
     def test_cancelling_never_elects_uncleanly_unless_allowed(self) -> None:
-        world = World(brokers=4)
+        world = ControllerHarness(brokers=4)
         world.create("orders", assignments=[[0, 1]])
         reassign(world, [2, 3])
         alter_isr(world, [0, 1, 2])
@@ -262,7 +268,7 @@ class TestReassignment:
             "election. No former replica is in sync, so records could be lost."
         )
 
-    def test_shrinking_waits_for_all_that_stay(self, world: World) -> None:
+    def test_shrinking_waits_for_all_that_stay(self, world: ControllerHarness) -> None:
         alter_isr(world, [0])
         reassign(world, [1, 2])
         assert world.partition("orders").is_reassigning
@@ -271,7 +277,7 @@ class TestReassignment:
         alter_isr(world, [0, 1, 2])
         assert world.partition("orders").replicas == (1, 2)
 
-    def test_refusals(self, world: World) -> None:
+    def test_refusals(self, world: ControllerHarness) -> None:
         assert reassign(world, [9])[0] == ErrorCode.INVALID_REPLICA_ASSIGNMENT
         assert reassign(world, [])[0] == ErrorCode.INVALID_REPLICA_ASSIGNMENT
         assert reassign(world, [0], topic="ghost") == (
@@ -283,7 +289,7 @@ class TestReassignment:
             "The replication factor is changed from 3 to 2, which the request does not allow.",
         )
 
-    def test_listing(self, world: World) -> None:
+    def test_listing(self, world: ControllerHarness) -> None:
         world.create("letters", assignments=[[0]])
         reassign(world, [3, 1, 2])
 

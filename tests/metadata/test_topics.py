@@ -15,13 +15,13 @@ from ottla.protocol.messages.create_partitions import (
     CreatePartitionsTopicResult,
 )
 from ottla.protocol.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicState
-from tests.metadata.world import World
+from tests.metadata.controller_harness import ControllerHarness
 
 ANY_CALLER = ControllerRequestContext()
 
 
 def delete(
-    world: World,
+    world: ControllerHarness,
     *names: str,
     ids: tuple[bytes, ...] = (),
     states: tuple[DeleteTopicState, ...] = (),
@@ -33,7 +33,7 @@ def delete(
 
 
 def grow(
-    world: World,
+    world: ControllerHarness,
     name: str,
     count: int,
     assignments: list[list[int]] | None = None,
@@ -51,7 +51,7 @@ def grow(
 
 class TestDelete:
     def test_by_name_takes_the_configs_along(self) -> None:
-        world = World()
+        world = ControllerHarness()
         world.create("orders", configs={"retention.ms": "1"})
         [result] = delete(world, "orders")
         assert (result.error_code, result.name) == (ErrorCode.NONE, "orders")
@@ -59,20 +59,20 @@ class TestDelete:
         assert ConfigResource(ConfigResourceType.TOPIC, "orders") not in world.image.configs
 
     def test_by_id(self) -> None:
-        world = World()
+        world = ControllerHarness()
         topic_id = world.create("orders").topic_id
         [result] = delete(world, ids=(topic_id,))
         assert (result.error_code, result.name, result.topic_id) == (ErrorCode.NONE, "orders", topic_id)
 
     def test_what_does_not_exist(self) -> None:
-        world = World()
+        world = ControllerHarness()
         [by_name] = delete(world, "ghost")
         assert by_name.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         [by_id] = delete(world, ids=(b"x" * 16,))
         assert by_id.error_code == ErrorCode.UNKNOWN_TOPIC_ID
 
     def test_ambiguous_requests_delete_nothing(self) -> None:
-        world = World()
+        world = ControllerHarness()
         topic_id = world.create("orders").topic_id
         results = delete(
             world,
@@ -95,7 +95,7 @@ class TestDelete:
         assert "orders" in world.image.topics.by_name
 
     def test_who_may_not_describe_a_topic_does_not_learn_that_it_exists(self) -> None:
-        world = World()
+        world = ControllerHarness()
         topic_id = world.create("secret").topic_id
         forbidden = ControllerRequestContext(allowed=lambda operation, kind, name: False)
         for name in ("secret", "ghost"):
@@ -113,7 +113,7 @@ class TestDelete:
         assert "secret" in world.image.topics.by_name
 
     def test_deletion_can_be_switched_off(self) -> None:
-        world = World(delete_topic_enable=False)
+        world = ControllerHarness(delete_topic_enable=False)
         request = DeleteTopicsRequest(topic_names=["orders"])
         with pytest.raises(KafkaError) as error:
             world.controller.delete_topics(request)
@@ -125,7 +125,7 @@ class TestDelete:
 
 class TestCreatePartitions:
     def test_new_partitions_follow_the_old_ones(self) -> None:
-        world = World(brokers=3)
+        world = ControllerHarness(brokers=3)
         world.create("orders", partitions=1, replicas=2)
         assert grow(world, "orders", 4).error_code == ErrorCode.NONE
         partitions = world.image.topics.by_name["orders"].partitions
@@ -133,13 +133,13 @@ class TestCreatePartitions:
         assert {len(partition.replicas) for partition in partitions.values()} == {2}
 
     def test_by_hand(self) -> None:
-        world = World(brokers=3)
+        world = ControllerHarness(brokers=3)
         world.create("orders", assignments=[[0, 1]])
         assert grow(world, "orders", 2, [[2, 0]]).error_code == ErrorCode.NONE
         assert world.partition("orders", 1).replicas == (2, 0)
 
     def test_validate_only(self) -> None:
-        world = World()
+        world = ControllerHarness()
         world.create("orders", partitions=1, replicas=1)
         assert grow(world, "orders", 2, validate_only=True).error_code == ErrorCode.NONE
         assert len(world.image.topics.by_name["orders"].partitions) == 1
@@ -179,10 +179,10 @@ class TestCreatePartitions:
     def test_refusals(
         self, count: int, assignments: list[list[int]] | None, code: ErrorCode, words: str
     ) -> None:
-        world = World(brokers=2)
+        world = ControllerHarness(brokers=2)
         world.create("orders", assignments=[[0], [1]])
         result = grow(world, "orders", count, assignments)
         assert (result.error_code, result.error_message) == (code, words)
 
     def test_an_unknown_topic(self) -> None:
-        assert grow(World(), "ghost", 2).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert grow(ControllerHarness(), "ghost", 2).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.replication.partition_lab import PartitionLab
+from tests.replication.partition_harness import PartitionHarness
 
 from ottla.log.unified_log import UnifiedLog
 from ottla.node.cluster.alter_replica_log_dirs import _truncate_what_differs
@@ -37,7 +37,7 @@ def content(log: UnifiedLog) -> bytes:
 
 
 def test_what_was_cut_off_and_written_otherwise_is_not_kept_in_the_copy() -> None:
-    current, future = PartitionLab(lead=False).log, PartitionLab(lead=False).log
+    current, future = PartitionHarness(lead=False).log, PartitionHarness(lead=False).log
     grow(current, 0, 5, b"a")
     copy(current, future)
     current.truncate_to(3)
@@ -49,7 +49,7 @@ def test_what_was_cut_off_and_written_otherwise_is_not_kept_in_the_copy() -> Non
 @pytest.mark.parametrize("seed", range(20))
 def test_a_copy_becomes_equal_whatever_happens_to_its_log(seed: int) -> None:
     chance = random.Random(seed)
-    current, future = PartitionLab(lead=False).log, PartitionLab(lead=False).log
+    current, future = PartitionHarness(lead=False).log, PartitionHarness(lead=False).log
     epoch = 0
     for step in range(40):
         match chance.randrange(3):

@@ -13,7 +13,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
-from tests.support.crowd import Crowd
+from tests.support.consumer_processes import ConsumerProcesses
 
 from kafka import KafkaConsumer
 from ottla.testing.local_node import LocalNode
@@ -82,7 +82,7 @@ class World:
                     read.append(message.value().decode())
 
     def close(self, consumer: Consumer) -> None:
-        """Once its group is at rest: one that is being given partitions may never return (see `Crowd`)."""
+        """Close it once its group is stable: before, it may never return (see `ConsumerProcesses`)."""
         self.poll_until(self._is_at_rest, "the group is at rest")
         self.consumers.remove(consumer)
         consumer.close()
@@ -282,7 +282,7 @@ def test_a_hundred_members_over_three_hundred_partitions_settle(protocol: str, t
         }
         with (
             (tmp_path / "crowd.log").open("wb") as log,
-            Crowd(topic, settings, members=100, processes=4, log=log) as crowd,
+            ConsumerProcesses(topic, settings, members=100, processes=4, log=log) as crowd,
         ):
             deadline = time.monotonic() + 240
             # What the processes last said may be of two assignments; so both are waited for, together.

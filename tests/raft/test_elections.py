@@ -17,7 +17,7 @@ from ottla.raft.messages import (
 )
 from ottla.raft.states import ElectionState, FollowerState, Role
 from ottla.raft.voters import ReplicaKey
-from tests.raft.lab import Lab, Replica, key, log_of, quorum, static_voters
+from tests.raft.raft_harness import RaftHarness, Replica, key, log_of, quorum, static_voters
 
 EMPTY = OffsetAndEpoch(0, 0)
 
@@ -126,7 +126,7 @@ class TestThree:
 class TestVotes:
     def replica(self, *, epoch: int = 5) -> Replica:
         """An unattached voter of three that knows `epoch`, with two records of epoch 2 and 3."""
-        lab = Lab()
+        lab = RaftHarness()
         replica = Replica(lab, 1, static=static_voters(1, 2, 3))
         lab.replicas[1] = replica
         replica.election = ElectionState(epoch)

@@ -15,7 +15,7 @@ from ottla.raft.states import Role
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.address import Address
 from ottla.testing.cluster_plan import free_ports
-from tests.raft.real import Replica, until
+from tests.raft.driver_harness import Replica, until
 from tests.support.apache_kafka import ApacheKafka, ApacheKafkaError
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]

@@ -12,7 +12,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
-from tests.raft.real import DEADLINE_S, Replica, until
+from tests.raft.driver_harness import DEADLINE_S, Replica, until
 
 
 @pytest.fixture

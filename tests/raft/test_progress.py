@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ottla.raft.progress import OBSERVER_SESSION_TIMEOUT_MS, ProgressTracker
 from ottla.raft.voters import ReplicaKey, VoterSet
-from tests.raft.lab import dynamic_voters, key, static_voters
+from tests.raft.raft_harness import dynamic_voters, key, static_voters
 
 
 def tracker(voters: VoterSet, *, epoch_start: int = 10) -> ProgressTracker:

@@ -10,17 +10,17 @@ from ottla.raft.machine import LogContradiction
 from ottla.raft.messages import Fetch, FetchReply, FetchSnapshot, OffsetAndEpoch
 from ottla.raft.snapshot import SnapshotId, encode_snapshot
 from ottla.raft.states import Role
-from tests.raft.lab import Lab, Replica, key, log_of, quorum, static_voters
+from tests.raft.raft_harness import RaftHarness, Replica, key, log_of, quorum, static_voters
 
 
-def elected(*ids: int) -> tuple[Lab, Replica, list[Replica]]:
+def elected(*ids: int) -> tuple[RaftHarness, Replica, list[Replica]]:
     lab = quorum(*ids)
     leader = lab.elect()
     lab.pass_time(1_000)
     return lab, leader, [replica for replica in lab.replicas.values() if replica is not leader]
 
 
-def replicated(lab: Lab, end: int) -> bool:
+def replicated(lab: RaftHarness, end: int) -> bool:
     return all(replica.committed >= end for replica in lab.replicas.values() if not replica.asleep)
 
 
@@ -117,7 +117,7 @@ class TestDivergence:
     )
     def test_any_two_logs_become_one(self, ours: tuple[int, ...], theirs: tuple[int, ...]) -> None:
         """`theirs` is the log of the majority, so one of them is elected."""
-        lab = Lab()
+        lab = RaftHarness()
         for id in (1, 2, 3):
             replica = Replica(lab, id, static=static_voters(1, 2, 3))
             replica.log.batches = log_of(*(ours if id == 1 else theirs))
@@ -205,7 +205,7 @@ class TestWaiting:
 
 
 class TestSnapshots:
-    def behind(self) -> tuple[Lab, Replica, Replica, SnapshotId]:
+    def behind(self) -> tuple[RaftHarness, Replica, Replica, SnapshotId]:
         """A leader whose log begins behind a snapshot, and a follower that slept through it."""
         lab = quorum(1, 2, 3, config=QuorumConfig(fetch_snapshot_max_bytes=40))
         leader = lab.elect()

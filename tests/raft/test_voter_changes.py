@@ -10,12 +10,12 @@ from ottla.raft.messages import AddVoter, RemoveVoter, Reply, UpdateVoter
 from ottla.raft.states import Role
 from ottla.raft.voters import ReplicaKey, VoterSet
 from ottla.runtime.address import Address
-from tests.raft.lab import Lab, Replica, address, dynamic_voters, key, quorum, voter
+from tests.raft.raft_harness import RaftHarness, Replica, address, dynamic_voters, key, quorum, voter
 
 
-def dynamic(*ids: int, observers: tuple[int, ...] = (), config: QuorumConfig | None = None) -> Lab:
+def dynamic(*ids: int, observers: tuple[int, ...] = (), config: QuorumConfig | None = None) -> RaftHarness:
     """A quorum whose voters are in the log, and observers that know one of them by address."""
-    lab = Lab(config=config)
+    lab = RaftHarness(config=config)
     for id in ids:
         lab.add(id, dynamic=dynamic_voters(*ids), bootstrap=ids)
     for id in observers:
@@ -33,12 +33,12 @@ def add(id: int) -> AddVoter:
     return AddVoter(key(id), {"CONTROLLER": address(id)})
 
 
-def settle(lab: Lab, replies: list[Reply]) -> ErrorCode:
+def settle(lab: RaftHarness, replies: list[Reply]) -> ErrorCode:
     lab.until(lambda: bool(replies))
     return replies[0].error
 
 
-def ready(*ids: int, observers: tuple[int, ...] = ()) -> tuple[Lab, Replica]:
+def ready(*ids: int, observers: tuple[int, ...] = ()) -> tuple[RaftHarness, Replica]:
     lab = dynamic(*ids, observers=observers)
     leader = lab.elect()
     lab.pass_time(1_000)

@@ -7,7 +7,7 @@ import pytest
 from ottla.protocol.control_records import KRaftVersionRecord
 from ottla.raft.voters import BEFORE_LOG, ReplicaKey, Voter, VoterSet, VoterSetHistory
 from ottla.runtime.address import Address
-from tests.raft.lab import dynamic_voters, key, static_voters
+from tests.raft.raft_harness import dynamic_voters, key, static_voters
 
 
 class TestVoters:

@@ -12,7 +12,7 @@ from ottla.protocol.messages.alter_partition import (
     AlterPartitionResponseTopicData,
 )
 from ottla.replication.alter_partition_manager import AlterPartitionManager
-from tests.replication.partition_lab import TOPIC_ID, PartitionLab
+from tests.replication.partition_harness import TOPIC_ID, PartitionHarness
 
 
 class Controller:
@@ -49,7 +49,7 @@ class Controller:
         )
 
 
-def lives(leader: PartitionLab, controller: Controller) -> None:
+def lives(leader: PartitionHarness, controller: Controller) -> None:
     async def live() -> None:
         changes = AlterPartitionManager(0, lambda: 7, controller.ask, leader.clock)
         changes.submit(leader.partition, leader.proposals[-1])
@@ -60,8 +60,8 @@ def lives(leader: PartitionLab, controller: Controller) -> None:
     asyncio.run(live())
 
 
-def caught_up() -> PartitionLab:
-    leader = PartitionLab(replicas=(0, 1, 2), isr=(0,))
+def caught_up() -> PartitionHarness:
+    leader = PartitionHarness(replicas=(0, 1, 2), isr=(0,))
     leader.follow(1, 0, epoch=41)
     return leader
 

@@ -16,11 +16,11 @@ from ottla.replication.list_offsets import (
     fetch_offset_for_timestamp,
 )
 from ottla.replication.partition import FetchIsolation
-from tests.replication.partition_lab import PartitionLab, registration
+from tests.replication.partition_harness import PartitionHarness, registration
 
 
 def test_the_special_values() -> None:
-    leader = PartitionLab()
+    leader = PartitionHarness()
     start_ms = leader.now_ms
     for _ in range(4):
         leader.produce()
@@ -35,7 +35,7 @@ def test_the_special_values() -> None:
 
 
 def test_by_timestamp() -> None:
-    leader = PartitionLab()
+    leader = PartitionHarness()
     start_ms = leader.now_ms
     for _ in range(4):
         leader.produce()
@@ -46,14 +46,14 @@ def test_by_timestamp() -> None:
 
 
 def test_an_empty_log_has_neither_a_newest_record_nor_one_by_time() -> None:
-    leader = PartitionLab()
+    leader = PartitionHarness()
     assert fetch_offset_for_timestamp(leader.partition, MAX_TIMESTAMP) is None
     assert fetch_offset_for_timestamp(leader.partition, 0) is None
     assert fetch_offset_for_timestamp(leader.partition, LATEST) == ListedOffset(-1, 0, 0)
 
 
 def test_what_is_not_committed_does_not_exist_for_clients() -> None:
-    leader = PartitionLab(replicas=(0, 1))
+    leader = PartitionHarness(replicas=(0, 1))
     start_ms = leader.now_ms
     leader.produce()
     leader.follow(1, 1)
@@ -71,7 +71,7 @@ def test_what_is_not_committed_does_not_exist_for_clients() -> None:
 
 
 def test_after_an_election_the_end_is_not_told_until_the_high_watermark_has_caught_up() -> None:
-    leader = PartitionLab(replicas=(0, 1))
+    leader = PartitionHarness(replicas=(0, 1))
     leader.produce(3)
     leader.partition.make_leader(
         registration(replicas=(0, 1), leader_epoch=1, partition_epoch=1), leader.now_ms
@@ -87,7 +87,7 @@ def test_after_an_election_the_end_is_not_told_until_the_high_watermark_has_caug
 
 
 def test_the_leader_epoch_is_checked() -> None:
-    leader = PartitionLab()
+    leader = PartitionHarness()
     with pytest.raises(KafkaError) as error:
         fetch_offset_for_timestamp(leader.partition, LATEST, current_leader_epoch=3)
     assert error.value.code is ErrorCode.UNKNOWN_LEADER_EPOCH

@@ -13,7 +13,7 @@ from ottla.records.builder import build_batch
 from ottla.replication.partition import EpochEndOffset, FetchIsolation
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import Op
-from tests.replication.partition_lab import PartitionLab, registration
+from tests.replication.partition_harness import PartitionHarness, registration
 
 
 def refused_with(code: ErrorCode, error: pytest.ExceptionInfo[KafkaError]) -> bool:
@@ -22,13 +22,13 @@ def refused_with(code: ErrorCode, error: pytest.ExceptionInfo[KafkaError]) -> bo
 
 class TestAlone:
     def test_a_record_is_committed_as_soon_as_it_is_appended(self) -> None:
-        leader = PartitionLab()
+        leader = PartitionHarness()
         required = leader.produce(3)
         assert leader.high_watermark == required == 3
         assert leader.partition.check_enough_replicas_reach_offset(required) is ErrorCode.NONE
 
     def test_consumers_read_up_to_the_high_watermark(self) -> None:
-        leader = PartitionLab()
+        leader = PartitionHarness()
         leader.produce(2)
         fetched = leader.consume()
         assert [header.count for _, header in iter_batches(fetched.records)] == [2]
@@ -36,18 +36,18 @@ class TestAlone:
         assert leader.consume(2).records == b""
 
     def test_an_offset_beyond_the_end_is_out_of_range(self) -> None:
-        leader = PartitionLab()
+        leader = PartitionHarness()
         leader.produce(2)
         with pytest.raises(KafkaError) as error:
             leader.consume(3)
         assert refused_with(ErrorCode.OFFSET_OUT_OF_RANGE, error)
 
     def test_min_insync_replicas_above_the_replication_factor_counts_as_all_of_them(self) -> None:
-        leader = PartitionLab(config=LogConfig(min_insync_replicas=3))
+        leader = PartitionHarness(config=LogConfig(min_insync_replicas=3))
         assert leader.partition.check_enough_replicas_reach_offset(leader.produce()) is ErrorCode.NONE
 
     def test_delete_records_moves_the_log_start(self) -> None:
-        leader = PartitionLab()
+        leader = PartitionHarness()
         leader.produce(5)
         assert leader.partition.delete_records_on_leader(3) == 3
         assert leader.partition.low_watermark == 3
@@ -61,7 +61,7 @@ class TestAlone:
             assert refused_with(ErrorCode.OFFSET_OUT_OF_RANGE, error)
 
     def test_records_of_a_compacted_topic_are_not_deleted(self) -> None:
-        leader = PartitionLab(config=LogConfig(cleanup_policy=frozenset({"compact"})))
+        leader = PartitionHarness(config=LogConfig(cleanup_policy=frozenset({"compact"})))
         with pytest.raises(KafkaError) as error:
             leader.partition.delete_records_on_leader(-1)
         assert refused_with(ErrorCode.POLICY_VIOLATION, error)
@@ -69,7 +69,7 @@ class TestAlone:
 
 class TestEpochs:
     def test_requests_of_another_leader_epoch_are_refused(self) -> None:
-        leader = PartitionLab(lead=False)
+        leader = PartitionHarness(lead=False)
         leader.partition.make_leader(registration(leader_epoch=5, partition_epoch=7), leader.now_ms)
         for epoch, code in ((4, ErrorCode.FENCED_LEADER_EPOCH), (6, ErrorCode.UNKNOWN_LEADER_EPOCH)):
             with pytest.raises(KafkaError) as error:
@@ -81,7 +81,7 @@ class TestEpochs:
         leader.partition.check_leader(-1)
 
     def test_a_follower_neither_takes_nor_serves_records(self) -> None:
-        leader = PartitionLab(replicas=(0, 1))
+        leader = PartitionHarness(replicas=(0, 1))
         leader.partition.make_follower(
             registration(replicas=(0, 1), leader=1, leader_epoch=1, partition_epoch=1)
         )
@@ -92,14 +92,14 @@ class TestEpochs:
         assert leader.partition.check_enough_replicas_reach_offset(0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def test_news_that_is_older_than_what_is_known_is_ignored(self) -> None:
-        leader = PartitionLab()
+        leader = PartitionHarness()
         leader.partition.make_leader(registration(leader_epoch=2, partition_epoch=4), leader.now_ms)
         assert not leader.partition.make_follower(registration(leader=1, leader_epoch=1, partition_epoch=3))
         assert leader.partition.is_leader
         assert leader.partition.leader_epoch == 2
 
     def test_each_leader_epoch_begins_where_the_log_ended(self) -> None:
-        leader = PartitionLab()
+        leader = PartitionHarness()
         leader.produce(3)
         leader.partition.make_leader(registration(leader_epoch=1, partition_epoch=1), leader.now_ms)
         leader.produce(2)
@@ -108,7 +108,7 @@ class TestEpochs:
         assert leader.partition.last_offset_for_leader_epoch(9).is_unknown
 
     def test_a_reader_that_saw_another_history_is_told_where_it_diverges(self) -> None:
-        leader = PartitionLab()
+        leader = PartitionHarness()
         leader.produce(3)
         leader.partition.make_leader(registration(leader_epoch=2, partition_epoch=1), leader.now_ms)
         leader.produce(2)
@@ -126,7 +126,7 @@ class TestEpochs:
 
 class TestReplicated:
     def test_the_high_watermark_waits_for_the_in_sync_set(self) -> None:
-        leader = PartitionLab(replicas=(0, 1, 2))
+        leader = PartitionHarness(replicas=(0, 1, 2))
         required = leader.produce(4)
         assert leader.high_watermark == 0
         assert leader.partition.check_enough_replicas_reach_offset(required) is None
@@ -139,20 +139,20 @@ class TestReplicated:
         assert leader.partition.check_enough_replicas_reach_offset(required) is ErrorCode.NONE
 
     def test_consumers_do_not_see_what_is_not_committed(self) -> None:
-        leader = PartitionLab(replicas=(0, 1))
+        leader = PartitionHarness(replicas=(0, 1))
         leader.produce(2)
         assert leader.consume().records == b""
         assert leader.follow(1, 0).records != b""
 
     def test_a_replica_outside_the_in_sync_set_is_not_waited_for(self) -> None:
-        leader = PartitionLab(replicas=(0, 1), isr=(0,))
+        leader = PartitionHarness(replicas=(0, 1), isr=(0,))
         leader.clock.advance_ms(60_000)
         assert leader.high_watermark == 0
         leader.produce(2)
         assert leader.high_watermark == 2
 
     def test_acks_all_needs_min_insync_replicas_before_the_append(self) -> None:
-        leader = PartitionLab(replicas=(0, 1, 2), isr=(0,), config=LogConfig(min_insync_replicas=2))
+        leader = PartitionHarness(replicas=(0, 1, 2), isr=(0,), config=LogConfig(min_insync_replicas=2))
         with pytest.raises(KafkaError) as error:
             leader.produce(acks=-1)
         assert refused_with(ErrorCode.NOT_ENOUGH_REPLICAS, error)
@@ -162,7 +162,7 @@ class TestReplicated:
         assert leader.high_watermark == 0, "nothing is committed by fewer than min.insync.replicas"
 
     def test_a_set_that_shrank_after_the_append_is_told(self) -> None:
-        leader = PartitionLab(replicas=(0, 1, 2), config=LogConfig(min_insync_replicas=2))
+        leader = PartitionHarness(replicas=(0, 1, 2), config=LogConfig(min_insync_replicas=2))
         required = leader.produce(2)
         leader.follow(1, 2)
         leader.follow(2, 2)
@@ -176,7 +176,7 @@ class TestReplicated:
         )
 
     def test_a_broker_that_is_no_replica_is_refused(self) -> None:
-        leader = PartitionLab(replicas=(0, 1))
+        leader = PartitionHarness(replicas=(0, 1))
         with pytest.raises(KafkaError) as error:
             leader.follow(7, 0)
         assert refused_with(ErrorCode.UNKNOWN_LEADER_EPOCH, error)
@@ -184,7 +184,7 @@ class TestReplicated:
 
 class TestInSyncSet:
     def test_a_follower_that_caught_up_is_proposed_and_counts_at_once(self) -> None:
-        leader = PartitionLab(replicas=(0, 1), isr=(0,))
+        leader = PartitionHarness(replicas=(0, 1), isr=(0,))
         leader.clock.advance_ms(60_000)
         leader.produce(3)
         leader.follow(1, 0)
@@ -200,7 +200,7 @@ class TestInSyncSet:
         assert leader.high_watermark == required
 
     def test_a_newcomer_that_the_controller_refuses_is_no_longer_waited_for(self) -> None:
-        leader = PartitionLab(replicas=(0, 1), isr=(0,))
+        leader = PartitionHarness(replicas=(0, 1), isr=(0,))
         leader.clock.advance_ms(60_000)
         leader.follow(1, 0)
         leader.ineligible.add(1)
@@ -209,13 +209,13 @@ class TestInSyncSet:
         assert leader.high_watermark == required
 
     def test_a_fenced_broker_is_not_proposed(self) -> None:
-        leader = PartitionLab(replicas=(0, 1), isr=(0,))
+        leader = PartitionHarness(replicas=(0, 1), isr=(0,))
         leader.ineligible.add(1)
         leader.follow(1, 0)
         assert leader.proposals == []
 
     def test_a_follower_below_the_start_of_the_epoch_is_not_proposed(self) -> None:
-        leader = PartitionLab(replicas=(0, 1), isr=(0,))
+        leader = PartitionHarness(replicas=(0, 1), isr=(0,))
         leader.clock.advance_ms(60_000)
         leader.produce(5)
         leader.partition.make_leader(
@@ -227,7 +227,7 @@ class TestInSyncSet:
         assert len(leader.proposals) == 1
 
     def test_a_silent_follower_is_dropped_only_when_the_controller_agrees(self) -> None:
-        leader = PartitionLab(replicas=(0, 1))
+        leader = PartitionHarness(replicas=(0, 1))
         required = leader.produce()
         leader.clock.advance_ms(30_001)
         leader.partition.maybe_shrink_isr(leader.now_ms)
@@ -238,7 +238,7 @@ class TestInSyncSet:
         assert leader.high_watermark == required
 
     def test_a_follower_that_is_one_fetch_behind_a_busy_leader_stays_in_sync(self) -> None:
-        leader = PartitionLab(replicas=(0, 1))
+        leader = PartitionHarness(replicas=(0, 1))
         for offset in range(20):
             leader.produce()
             leader.clock.advance_ms(10_000)
@@ -247,7 +247,7 @@ class TestInSyncSet:
         assert leader.proposals == []
 
     def test_one_proposal_at_a_time(self) -> None:
-        leader = PartitionLab(replicas=(0, 1, 2), isr=(0,))
+        leader = PartitionHarness(replicas=(0, 1, 2), isr=(0,))
         leader.follow(1, 0)
         leader.follow(2, 0)
         assert [proposal.isr for proposal in leader.proposals] == [(0, 1)]
@@ -256,7 +256,7 @@ class TestInSyncSet:
         assert [proposal.isr for proposal in leader.proposals] == [(0, 1), (0, 1, 2)]
 
     def test_an_answer_from_before_an_election_is_ignored(self) -> None:
-        leader = PartitionLab(replicas=(0, 1), isr=(0,))
+        leader = PartitionHarness(replicas=(0, 1), isr=(0,))
         leader.follow(1, 0)
         proposal = leader.proposals[-1]
         leader.partition.make_leader(
@@ -275,7 +275,7 @@ class TestInSyncSet:
         ],
     )
     def test_what_a_refusal_means(self, error: ErrorCode, again: bool) -> None:
-        leader = PartitionLab(replicas=(0, 1), isr=(0,))
+        leader = PartitionHarness(replicas=(0, 1), isr=(0,))
         leader.follow(1, 0)
         assert leader.refuse(error) is again
         assert leader.partition.pending_change is not None
@@ -283,10 +283,10 @@ class TestInSyncSet:
 
 class TestFollower:
     def test_a_follower_takes_the_leaders_batches_and_its_high_watermark(self) -> None:
-        leader = PartitionLab(replicas=(0, 1))
+        leader = PartitionHarness(replicas=(0, 1))
         leader.produce(3)
         records = leader.follow(1, 0).records
-        follower = PartitionLab(lead=False)
+        follower = PartitionHarness(lead=False)
         follower.partition.make_follower(registration(replicas=(0, 1), leader=1))
         follower.partition.append_records_to_follower(records, 0, now_ms=0)
         assert follower.log.log_end_offset == 3
@@ -296,7 +296,7 @@ class TestFollower:
         assert (follower.high_watermark, follower.log.log_start_offset) == (3, 1)
 
     def test_low_watermark_is_that_of_the_slowest_live_replica(self) -> None:
-        leader = PartitionLab(replicas=(0, 1, 2))
+        leader = PartitionHarness(replicas=(0, 1, 2))
         leader.produce(5)
         for broker in (1, 2):
             leader.follow(broker, 5)
@@ -308,7 +308,7 @@ class TestFollower:
 
 
 def test_resigning_wakes_those_who_wait() -> None:
-    leader = PartitionLab()
+    leader = PartitionHarness()
     before = leader.progress
     leader.partition.resign()
     assert leader.progress == before + 1
@@ -318,7 +318,7 @@ def test_resigning_wakes_those_who_wait() -> None:
 
 
 def test_what_follows_on_a_batch_that_found_no_room_is_refused_for_the_same_reason() -> None:
-    leader = PartitionLab()
+    leader = PartitionHarness()
     disk = leader.log.directory.disk
     assert isinstance(disk, SimDisk)
 

@@ -11,12 +11,12 @@ from ottla.protocol.messages.fetch import EpochEndOffset, PartitionData
 from ottla.records.batch import read_records
 from ottla.replication.partition import FetchIsolation, FollowerFetch, Partition, PendingPartitionChange
 from ottla.replication.partition_fetch_state import AfterFetch, PartitionFetchState
-from tests.replication.partition_lab import PartitionLab, batch, registration
+from tests.replication.partition_harness import PartitionHarness, batch, registration
 
 REPLICAS = (0, 1, 2)
 
 
-class Replica(PartitionLab):
+class Replica(PartitionHarness):
     """The replica of one broker."""
 
     def __init__(self, broker: int) -> None:

@@ -11,7 +11,7 @@ from ottla.log.config.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import iter_batches
 from ottla.replication.partition import FetchIsolation
-from tests.replication.partition_lab import PartitionLab, registration
+from tests.replication.partition_harness import PartitionHarness, registration
 
 REPLICAS = (0, 1, 2)
 followers = st.sampled_from([1, 2])
@@ -20,7 +20,7 @@ followers = st.sampled_from([1, 2])
 class LeadersLife(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.leader = PartitionLab(replicas=REPLICAS, config=LogConfig(min_insync_replicas=2))
+        self.leader = PartitionHarness(replicas=REPLICAS, config=LogConfig(min_insync_replicas=2))
         self.followers = dict.fromkeys((1, 2), 0)  # what each really has
         self.high_watermark = 0
         self.acknowledged: list[int] = []  # end offsets of produces that acks=all confirmed

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tests.replication.partition_lab import PartitionLab
+from tests.replication.partition_harness import PartitionHarness
 
 RACKS = {0: "a", 1: "b", 2: "b"}
 
 
-def led() -> PartitionLab:
-    leader = PartitionLab(replicas=(0, 1, 2))
+def led() -> PartitionHarness:
+    leader = PartitionHarness(replicas=(0, 1, 2))
     leader.produce(5)
     leader.follow(1, 0)
     leader.follow(2, 0)
@@ -17,7 +17,7 @@ def led() -> PartitionLab:
     return leader
 
 
-def choose(leader: PartitionLab, rack: str, offset: int) -> int | None:
+def choose(leader: PartitionHarness, rack: str, offset: int) -> int | None:
     return leader.partition.find_preferred_read_replica(rack, RACKS, offset, leader.now_ms)
 
 
@@ -42,7 +42,7 @@ def test_a_consumer_in_the_rack_of_the_leader_or_of_nobody_stays() -> None:
 
 
 def test_a_replica_that_is_not_in_sync_does_not_count() -> None:
-    leader = PartitionLab(replicas=(0, 1), isr=(0,))
+    leader = PartitionHarness(replicas=(0, 1), isr=(0,))
     leader.ineligible = {1}
     leader.produce(2)
     leader.follow(1, 2)
@@ -50,5 +50,5 @@ def test_a_replica_that_is_not_in_sync_does_not_count() -> None:
 
 
 def test_a_follower_sends_nobody_away() -> None:
-    leader = PartitionLab(replicas=(0, 1), lead=False)
+    leader = PartitionHarness(replicas=(0, 1), lead=False)
     assert choose(leader, "b", 0) is None

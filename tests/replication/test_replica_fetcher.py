@@ -38,7 +38,7 @@ from ottla.runtime.clock import SystemClock
 from ottla.runtime.runtime import Runtime
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import Op
-from tests.replication.partition_lab import TOPIC_ID, TP, PartitionLab, batch, registration
+from tests.replication.partition_harness import TOPIC_ID, TP, PartitionHarness, batch, registration
 
 FOLLOWER = 1
 CONFIG = ReplicaFetcherConfig(wait_max_ms=5_000, backoff_ms=40)
@@ -48,10 +48,10 @@ class Lab:
     """Broker 0 leads, broker 1 follows through a fetcher; the lab is the wire in between."""
 
     def __init__(self, *, config: ReplicaFetcherConfig = CONFIG, log_config: LogConfig | None = None) -> None:
-        self.leader = PartitionLab(lead=False)
+        self.leader = PartitionHarness(lead=False)
         told = registration(replicas=(0, FOLLOWER))
         self.leader.partition.make_leader(told, self.leader.now_ms)
-        self.follower = PartitionLab(lead=False, config=log_config)
+        self.follower = PartitionHarness(lead=False, config=log_config)
         self.partition = Partition(TP, TOPIC_ID, self.follower.log, FOLLOWER, self.follower)
         self.partition.make_follower(told)
         self.troubles: list[OSError | ErrorCode] = []
@@ -340,7 +340,7 @@ def test_an_offset_that_the_leader_no_longer_has_begins_the_log_anew() -> None:
 
 def test_a_partition_that_comes_does_not_wait_for_a_fetch_that_waits() -> None:
     lab = Lab()
-    other = PartitionLab(lead=False)
+    other = PartitionHarness(lead=False)
     newcomer = Partition(TopicPartition("others", 0), b"others-topic-id!", other.log, FOLLOWER, other)
     newcomer.make_follower(registration(replicas=(0, FOLLOWER)))
 

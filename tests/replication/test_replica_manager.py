@@ -22,14 +22,16 @@ from ottla.protocol.messages.incremental_alter_configs import (
 from ottla.protocol.names import TopicPartition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
 from ottla.sim.disk import SimDisk
-from tests.metadata.world import World
-from tests.replication.partition_lab import batch, log_manager
+from tests.metadata.controller_harness import ControllerHarness
+from tests.replication.partition_harness import batch, log_manager
 
 
 class Broker:
-    """Broker 0 of a cluster whose controller is a `World`."""
+    """Broker 0 of a cluster whose controller is a `ControllerHarness`."""
 
-    def __init__(self, world: World, disk: SimDisk | None = None, dirs: tuple[str, ...] = ("/data",)) -> None:
+    def __init__(
+        self, world: ControllerHarness, disk: SimDisk | None = None, dirs: tuple[str, ...] = ("/data",)
+    ) -> None:
         self.world = world
         self.disk = disk or SimDisk(5)
         self.logs = log_manager(self.disk, dirs)
@@ -72,12 +74,12 @@ class Broker:
         return error.value.code
 
 
-def delete(world: World, *names: str) -> None:
+def delete(world: ControllerHarness, *names: str) -> None:
     world.do(world.controller.delete_topics(DeleteTopicsRequest(topic_names=list(names))))
 
 
 async def test_partitions_come_and_go_with_their_topics() -> None:
-    world = World()
+    world = ControllerHarness()
     broker = Broker(world)
     await broker.start()
     world.create("orders", partitions=2, replicas=1)
@@ -94,7 +96,7 @@ async def test_partitions_come_and_go_with_their_topics() -> None:
 
 
 async def test_a_topic_that_is_deleted_and_made_again_is_another_one() -> None:
-    world = World()
+    world = ControllerHarness()
     broker = Broker(world)
     await broker.start()
     world.create("orders", partitions=1, replicas=1)
@@ -116,7 +118,7 @@ async def test_a_topic_that_is_deleted_and_made_again_is_another_one() -> None:
 
 
 async def test_many_new_logs_are_made_before_their_delta_is_followed() -> None:
-    world = World()
+    world = ControllerHarness()
     broker = Broker(world)
     await broker.start()
     world.create("orders", partitions=40, replicas=1, configs={"retention.ms": "1000"})
@@ -134,7 +136,7 @@ async def test_many_new_logs_are_made_before_their_delta_is_followed() -> None:
 
 
 async def test_a_few_new_logs_need_no_preparation_and_those_of_a_topic_made_again_have_to_wait() -> None:
-    world = World()
+    world = ControllerHarness()
     broker = Broker(world)
     await broker.start()
     for name in ("few", "many"):
@@ -154,7 +156,7 @@ async def test_a_few_new_logs_need_no_preparation_and_those_of_a_topic_made_agai
 
 
 async def test_a_topic_grows() -> None:
-    world = World()
+    world = ControllerHarness()
     broker = Broker(world)
     await broker.start()
     world.create("orders", partitions=1, replicas=1)
@@ -169,7 +171,7 @@ async def test_a_topic_grows() -> None:
 
 
 async def test_partitions_of_other_brokers_are_not_hosted() -> None:
-    world = World(brokers=3)
+    world = ControllerHarness(brokers=3)
     broker = Broker(world)
     await broker.start()
     world.create("orders", assignments=[[1, 2], [1, 0]])
@@ -180,7 +182,7 @@ async def test_partitions_of_other_brokers_are_not_hosted() -> None:
 
 
 async def test_leadership_follows_the_image() -> None:
-    world = World(brokers=2)
+    world = ControllerHarness(brokers=2)
     broker = Broker(world)
     await broker.start()
     world.create("orders", assignments=[[1, 0]])
@@ -195,7 +197,7 @@ async def test_leadership_follows_the_image() -> None:
 
 
 async def test_configs_reach_the_logs_while_they_run() -> None:
-    world = World()
+    world = ControllerHarness()
     broker = Broker(world)
     await broker.start()
     world.create("orders", partitions=1, replicas=1)
@@ -217,7 +219,7 @@ async def test_configs_reach_the_logs_while_they_run() -> None:
 
 
 async def test_after_a_restart_the_logs_are_taken_up_with_their_records() -> None:
-    world = World()
+    world = ControllerHarness()
     broker = Broker(world)
     await broker.start()
     world.create("orders", partitions=1, replicas=1)
@@ -232,7 +234,7 @@ async def test_after_a_restart_the_logs_are_taken_up_with_their_records() -> Non
 
 
 async def test_a_log_that_the_cluster_does_not_know_is_set_aside() -> None:
-    world = World()
+    world = ControllerHarness()
     broker = Broker(world)
     await broker.start()
     world.create("orders", partitions=1, replicas=1)
@@ -249,7 +251,7 @@ async def test_a_log_that_the_cluster_does_not_know_is_set_aside() -> None:
 async def test_a_partition_for_which_there_was_no_room_is_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = World()
+    world = ControllerHarness()
     broker = Broker(world)
     await broker.start()
     broker.disk.fail(errno.ENOSPC, prefix="/data/orders-0", times=None)
@@ -265,7 +267,7 @@ async def test_a_partition_for_which_there_was_no_room_is_tried_again(
 
 
 async def test_a_failed_directory_takes_its_partitions_offline_and_leaves_the_others() -> None:
-    world = World()
+    world = ControllerHarness()
     broker = Broker(world, dirs=("/a", "/b"))
     await broker.start()
     world.create("orders", partitions=4, replicas=1)

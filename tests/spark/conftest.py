@@ -23,7 +23,7 @@ import pytest
 from ottla.client.blocking import Admin, Producer
 from ottla.runtime import process
 from ottla.spark.session import socket_settings
-from tests.spark.source_lab import Lab
+from tests.spark.source_harness import SourceHarness
 from tests.support import kafka_libs
 from tests.support.node_process import NodeProcess
 from tests.support.spark_standalone import SHORT_LIVED, StandaloneCluster
@@ -189,14 +189,16 @@ def lab(
     spark: SparkSession,
     _lab_clients: Callable[[str], tuple[Admin, Producer]],
     tmp_path: Path,
-) -> Lab:
+) -> SourceHarness:
     """Each combination in which the suite of the source runs: a format and a broker."""
     format_name, broker = request.param
     if broker == "kafka":
         servers = request.getfixturevalue("apache_kafka").bootstrap
     else:
         servers = request.getfixturevalue("node").bootstrap_servers
-    return Lab(spark, f"{format_name} on {broker}", format_name, servers, tmp_path, *_lab_clients(servers))
+    return SourceHarness(
+        spark, f"{format_name} on {broker}", format_name, servers, tmp_path, *_lab_clients(servers)
+    )
 
 
 @pytest.fixture
@@ -205,7 +207,7 @@ def our_lab(
     node: SparkNode,
     _lab_clients: Callable[[str], tuple[Admin, Producer]],
     tmp_path: Path,
-) -> Lab:
+) -> SourceHarness:
     """The combination for tests of features that only our source has."""
     servers = node.bootstrap_servers
-    return Lab(spark, "ottla on ottla", "ottla", servers, tmp_path, *_lab_clients(servers))
+    return SourceHarness(spark, "ottla on ottla", "ottla", servers, tmp_path, *_lab_clients(servers))

@@ -18,7 +18,7 @@ import pytest
 from ottla.client.blocking import Admin, Producer
 from tests.support.spark_killing import Killing, Target, chosen_kills, random_kills
 from tests.support.spark_query import QuerySpec
-from tests.support.spark_sink_lab import committed_values
+from tests.support.spark_sink_harness import committed_values
 from tests.support.spark_sink_stops import StopPoint
 from tests.support.spark_standalone import StandaloneCluster
 

@@ -12,7 +12,7 @@ import pytest
 
 from ottla.client.blocking import Admin, Consumer
 from ottla.records._kernel import partition_for
-from tests.support.spark_sink_lab import await_markers, committed_values
+from tests.support.spark_sink_harness import await_markers, committed_values
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ottla.spark.sink.decision_state import GENERATIONS, GENERATIONS_PER_RUN
 from ottla.spark.sink.task_writer import RunEnded, TransactionalTask
 from ottla.spark.sink.transaction_end import TransactionEnder, transactional_id
 from ottla.testing.local_node import LocalNode
-from tests.support.spark_sink_lab import Query, committed_values
+from tests.support.spark_sink_harness import Query, committed_values
 
 WITHOUT_SPARK = True
 RUNS_UNTIL_LANES_COME_AGAIN = GENERATIONS // GENERATIONS_PER_RUN

@@ -20,7 +20,7 @@ from ottla.spark.sink.listener import SinkListener
 from ottla.spark.sink.task_writer import RunFenced, TaskIdentity, write_transaction
 from ottla.spark.sink.transaction_end import OngoingTransaction, TransactionEnder, transactional_id
 from ottla.testing.local_node import LocalNode
-from tests.support.spark_sink_lab import Query, committed_values
+from tests.support.spark_sink_harness import Query, committed_values
 
 
 @pytest.fixture(

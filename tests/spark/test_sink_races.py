@@ -26,7 +26,7 @@ from ottla.spark.sink.decision_log import DecisionLog
 from ottla.spark.sink.task_writer import TransactionalTask
 from ottla.spark.sink.transaction_end import TransactionEnder
 from ottla.testing.local_node import LocalNode
-from tests.support.spark_sink_lab import Query, committed_values
+from tests.support.spark_sink_harness import Query, committed_values
 
 BATCHES = 25
 ROWS = 6

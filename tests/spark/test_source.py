@@ -10,12 +10,12 @@ import pytest
 
 from ottla.client.blocking import Producer
 from ottla.protocol.names import TopicPartition
-from tests.spark.source_lab import Lab, without_headers
+from tests.spark.source_harness import SourceHarness, without_headers
 
 T0 = 1_700_000_000_000
 
 
-def test_a_record_becomes_a_row(lab: Lab) -> None:
+def test_a_record_becomes_a_row(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     lab.send(topic, [b"plain"], key=b"k")
     lab.send(topic, [None], key=b"tombstone")
@@ -33,7 +33,7 @@ def test_a_record_becomes_a_row(lab: Lab) -> None:
     assert lab.read(subscribe=topic) == sorted(lab.written)
 
 
-def test_headers_come_when_they_are_asked_for(lab: Lab) -> None:
+def test_headers_come_when_they_are_asked_for(lab: SourceHarness) -> None:
     topic = lab.topic()
     lab.send(topic, [b"one"], headers=[("trace", b"abc"), ("empty", b""), ("trace", b"again")])
     lab.send(topic, [b"two"], headers=[("nothing", None)])
@@ -42,7 +42,7 @@ def test_headers_come_when_they_are_asked_for(lab: Lab) -> None:
     assert lab.read(subscribe=topic) == without_headers(lab.written)
 
 
-def test_the_broker_can_set_the_time(lab: Lab) -> None:
+def test_the_broker_can_set_the_time(lab: SourceHarness) -> None:
     topic = lab.topic(configs={"message.timestamp.type": "LogAppendTime"})
     lab.send(topic, [b"late"])
     [row] = lab.read(subscribe=topic)
@@ -51,14 +51,14 @@ def test_the_broker_can_set_the_time(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_compressed_batches_are_read(lab: Lab, codec: str) -> None:
+def test_compressed_batches_are_read(lab: SourceHarness, codec: str) -> None:
     topic = lab.topic()
     with Producer(lab.servers, compression_type=codec, linger_ms=50) as producer:
         lab.send(topic, [b"%d" % at * 20 for at in range(50)], producer=producer)
     assert lab.read(subscribe=topic) == sorted(lab.written)
 
 
-def test_topics_are_chosen_by_list_by_pattern_or_by_partition(lab: Lab) -> None:
+def test_topics_are_chosen_by_list_by_pattern_or_by_partition(lab: SourceHarness) -> None:
     one, two, other = lab.topic(2, stem="pick.a"), lab.topic(stem="pick.b"), lab.topic(stem="leave")
     for topic in (one, two, other):
         lab.send(topic, [b"x", b"y"])
@@ -71,7 +71,7 @@ def test_topics_are_chosen_by_list_by_pattern_or_by_partition(lab: Lab) -> None:
     assert chosen == [rec for rec in picked if rec.topic == two or rec.partition == 1]
 
 
-def test_offsets_bound_what_is_read(lab: Lab) -> None:
+def test_offsets_bound_what_is_read(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     first = lab.send(topic, [b"a0", b"a1", b"a2", b"a3"])
     second = lab.send(topic, [b"b0", b"b1"], partition=1)
@@ -90,7 +90,7 @@ def test_offsets_bound_what_is_read(lab: Lab) -> None:
     assert read({"0": 4, "1": 2}, "latest") == []
 
 
-def test_times_bound_what_is_read(lab: Lab) -> None:
+def test_times_bound_what_is_read(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     lab.send(topic, [b"a0", b"a1", b"a2"], timestamp=T0)
     lab.send(topic, [b"b0", b"b1"], partition=1, timestamp=T0 + 1_500)
@@ -109,7 +109,7 @@ def test_times_bound_what_is_read(lab: Lab) -> None:
                 startingOffsetsByTimestampStrategy="latest") == [b"b1"]  # fmt: skip
 
 
-def test_a_start_later_than_all_records_is_an_error_or_the_end(lab: Lab) -> None:
+def test_a_start_later_than_all_records_is_an_error_or_the_end(lab: SourceHarness) -> None:
     topic = lab.topic()
     lab.send(topic, [b"a0"], timestamp=T0)
     later = {"subscribe": topic, "startingTimestamp": T0 + 1}
@@ -118,7 +118,7 @@ def test_a_start_later_than_all_records_is_an_error_or_the_end(lab: Lab) -> None
     assert lab.read(**later, startingOffsetsByTimestampStrategy="latest") == []
 
 
-def test_reads_are_cut_into_tasks(lab: Lab) -> None:
+def test_reads_are_cut_into_tasks(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     lab.send(topic, [b"%d" % at for at in range(30)])
     lab.send(topic, [b"%d" % at for at in range(10)], partition=1)
@@ -135,7 +135,7 @@ def test_reads_are_cut_into_tasks(lab: Lab) -> None:
     assert tasks(minPartitions=1) == 2
 
 
-def test_aborted_transactions_are_hidden_from_read_committed(lab: Lab) -> None:
+def test_aborted_transactions_are_hidden_from_read_committed(lab: SourceHarness) -> None:
     topic = lab.topic()
     lab.send(topic, [b"before"])
     with lab.transactional() as producer:
@@ -160,7 +160,7 @@ def test_aborted_transactions_are_hidden_from_read_committed(lab: Lab) -> None:
     assert lab.read(subscribe=topic, **bounds, **{"kafka.isolation.level": "read_committed"}) == []
 
 
-def test_an_open_transaction_holds_read_committed_back(lab: Lab) -> None:
+def test_an_open_transaction_holds_read_committed_back(lab: SourceHarness) -> None:
     topic = lab.topic()
     before = lab.send(topic, [b"before"])
     with lab.transactional() as producer:
@@ -172,7 +172,7 @@ def test_an_open_transaction_holds_read_committed_back(lab: Lab) -> None:
         producer.abort_transaction()
 
 
-def test_deleted_records_are_a_loss_only_where_they_are_asked_for(lab: Lab) -> None:
+def test_deleted_records_are_a_loss_only_where_they_are_asked_for(lab: SourceHarness) -> None:
     topic = lab.topic()
     lab.send(topic, [b"a0", b"a1", b"a2"])
     lab.admin.offsets.delete_records({TopicPartition(topic, 0): 2})
@@ -183,7 +183,7 @@ def test_deleted_records_are_a_loss_only_where_they_are_asked_for(lab: Lab) -> N
     assert [rec.offset for rec in lab.read(**from_zero, failOnDataLoss=False)] == [2]
 
 
-def test_an_empty_topic_has_no_rows(lab: Lab) -> None:
+def test_an_empty_topic_has_no_rows(lab: SourceHarness) -> None:
     topic = lab.topic(3)
     frame = lab.load(subscribe=topic)
     assert frame.count() == 0
@@ -207,7 +207,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_options_are_refused(lab: Lab, wrong: str) -> None:
+def test_wrong_options_are_refused(lab: SourceHarness, wrong: str) -> None:
     topic = lab.topic()
     options = {name: value.replace("{topic}", topic) for name, value in WRONG[wrong].items()}
     with pytest.raises(Exception):  # noqa: B017 - what Spark says is not ours to fix

@@ -22,7 +22,7 @@ from ottla.spark.source.offset_reader import OffsetReader
 from ottla.spark.source.options import source_options
 from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
-from tests.spark.source_lab import Lab, Rec, flat, recs_of, wait_for
+from tests.spark.source_harness import Rec, SourceHarness, flat, recs_of, wait_for
 
 T0 = 1_700_000_000_000
 
@@ -40,7 +40,7 @@ def tasks_of(frame: DataFrame) -> list[tuple[str, int, int]]:
 # Columns.
 
 
-def test_only_the_columns_that_are_named_are_there(our_lab: Lab) -> None:
+def test_only_the_columns_that_are_named_are_there(our_lab: SourceHarness) -> None:
     topic = our_lab.topic()
     our_lab.send(topic, [b"a", b"b"], key=b"k", headers=[("h", b"x")])
     frame = our_lab.load(subscribe=topic, columns="offset,value")
@@ -51,7 +51,7 @@ def test_only_the_columns_that_are_named_are_there(our_lab: Lab) -> None:
     assert our_lab.load(subscribe=topic, columns="partition").count() == 2
 
 
-def test_a_schema_of_the_users_is_refused(our_lab: Lab) -> None:
+def test_a_schema_of_the_users_is_refused(our_lab: SourceHarness) -> None:
     reader = our_lab.spark.read.format("ottla").options(**our_lab.options({"subscribe": our_lab.topic()}))
     with pytest.raises(Exception, match="use the option columns"):
         reader.schema("value string").load().collect()
@@ -61,7 +61,7 @@ def test_a_schema_of_the_users_is_refused(our_lab: Lab) -> None:
 
 
 @pytest.fixture
-def filled(our_lab: Lab) -> str:
+def filled(our_lab: SourceHarness) -> str:
     topic = our_lab.topic(3)
     for partition in range(3):
         our_lab.send(topic, [b"%d" % at for at in range(20)], partition=partition, timestamp=T0)
@@ -82,7 +82,7 @@ def filled(our_lab: Lab) -> str:
     ids=["partition", "partitions", "offsets", "time from", "no time", "time to"],
 )
 def test_filters_become_ranges(
-    our_lab: Lab, filled: str, condition: Callable[[], Column], offsets: int
+    our_lab: SourceHarness, filled: str, condition: Callable[[], Column], offsets: int
 ) -> None:
     where = condition()
     plain = our_lab.load(subscribe=filled).where(where)
@@ -91,7 +91,7 @@ def test_filters_become_ranges(
     assert offsets_planned(our_lab, filled, where) == max(offsets, 1)
 
 
-def test_times_from_above_count_where_the_broker_sets_them(our_lab: Lab) -> None:
+def test_times_from_above_count_where_the_broker_sets_them(our_lab: SourceHarness) -> None:
     topic = our_lab.topic(configs={"message.timestamp.type": "LogAppendTime"})
     our_lab.send(topic, [b"early"])
     [early] = our_lab.read(subscribe=topic)
@@ -102,7 +102,7 @@ def test_times_from_above_count_where_the_broker_sets_them(our_lab: Lab) -> None
     assert offsets_planned(our_lab, topic, until) == 1
 
 
-def offsets_planned(lab: Lab, topic: str, where: Column) -> int:
+def offsets_planned(lab: SourceHarness, topic: str, where: Column) -> int:
     """How many offsets the tasks would read: one task for each, as a read without any has one, too."""
     frame = lab.load(subscribe=topic, pushdown=True, maxRecordsPerPartition=1).where(where)
     return frame.rdd.getNumPartitions()
@@ -111,7 +111,7 @@ def offsets_planned(lab: Lab, topic: str, where: Column) -> int:
 # Tasks.
 
 
-def test_tasks_are_cut_by_rows_and_by_bytes(our_lab: Lab) -> None:
+def test_tasks_are_cut_by_rows_and_by_bytes(our_lab: SourceHarness) -> None:
     topic = our_lab.topic(2)
     our_lab.send(topic, [b"x" * 2_000] * 40)
     our_lab.send(topic, [b"y"] * 40, partition=1)
@@ -127,7 +127,7 @@ def test_tasks_are_cut_by_rows_and_by_bytes(our_lab: Lab) -> None:
     assert sorted(low for name, low, _ in by_bytes if name == f"{topic}-0") == [0, 10, 20, 30]
 
 
-def test_many_partitions_take_few_requests(our_lab: Lab) -> None:
+def test_many_partitions_take_few_requests(our_lab: SourceHarness) -> None:
     topic = our_lab.topic(200)
     our_lab.send(topic, [b"x"], partition=199)
     offset_reader = OffsetReader(source_options(our_lab.options({"subscribe": topic}), streaming=False))
@@ -143,11 +143,11 @@ def test_many_partitions_take_few_requests(our_lab: Lab) -> None:
 # Progress.
 
 
-def committed(lab: Lab, group: str) -> dict[TopicPartition, int]:
+def committed(lab: SourceHarness, group: str) -> dict[TopicPartition, int]:
     return {p: entry.offset for p, entry in lab.admin.groups.offsets(group).items()}
 
 
-def test_progress_shows_as_a_groups_offsets(our_lab: Lab) -> None:
+def test_progress_shows_as_a_groups_offsets(our_lab: SourceHarness) -> None:
     topic, group = our_lab.topic(2), f"lag-{uuid.uuid4().hex[:8]}"
     our_lab.send(topic, [b"1", b"2", b"3"])
     our_lab.send(topic, [b"4"], partition=1)
@@ -168,7 +168,7 @@ def test_progress_shows_as_a_groups_offsets(our_lab: Lab) -> None:
     wait_for(lambda: committed(our_lab, group) == expected, f"the offsets {expected}")
 
 
-def test_a_running_query_commits_each_batch_to_the_group(our_lab: Lab) -> None:
+def test_a_running_query_commits_each_batch_to_the_group(our_lab: SourceHarness) -> None:
     topic, group = our_lab.topic(), f"lag-{uuid.uuid4().hex[:8]}"
     batches: list[list[Rec]] = []
     with our_lab.running(batches, subscribe=topic, commitToGroup=group):
@@ -179,7 +179,7 @@ def test_a_running_query_commits_each_batch_to_the_group(our_lab: Lab) -> None:
 # Topics that are deleted and created again.
 
 
-def test_a_topic_that_was_created_again_fails_the_query(our_lab: Lab) -> None:
+def test_a_topic_that_was_created_again_fails_the_query(our_lab: SourceHarness) -> None:
     topic, checkpoint = our_lab.topic(), our_lab.checkpoint()
     options = {"subscribe": topic, "startingOffsets": "earliest"}
     our_lab.send(topic, [b"old1", b"old2"])
@@ -192,7 +192,7 @@ def test_a_topic_that_was_created_again_fails_the_query(our_lab: Lab) -> None:
     assert flat(our_lab.run(checkpoint, **options, failOnDataLoss=False)) == new
 
 
-def test_a_topic_created_again_under_a_running_query_fails_it(our_lab: Lab) -> None:
+def test_a_topic_created_again_under_a_running_query_fails_it(our_lab: SourceHarness) -> None:
     topic = our_lab.topic()
     batches: list[list[Rec]] = []
     with our_lab.running(batches, subscribe=topic) as query:
@@ -214,7 +214,9 @@ def test_a_topic_created_again_under_a_running_query_fails_it(our_lab: Lab) -> N
 # Batches that are run again.
 
 
-def test_the_first_batch_of_a_stream_from_the_end_can_be_run_again(our_lab: Lab, tmp_path: Path) -> None:
+def test_the_first_batch_of_a_stream_from_the_end_can_be_run_again(
+    our_lab: SourceHarness, tmp_path: Path
+) -> None:
     """The start of the first batch is only in its own end offset: the end of the topic has moved."""
     topic, checkpoint = our_lab.topic(), our_lab.checkpoint()
     our_lab.send(topic, [b"before"])
@@ -227,7 +229,7 @@ def test_the_first_batch_of_a_stream_from_the_end_can_be_run_again(our_lab: Lab,
     assert flat(our_lab.run(checkpoint, subscribe=topic)) == missed
 
 
-def test_a_batch_run_again_has_the_same_rows(our_lab: Lab) -> None:
+def test_a_batch_run_again_has_the_same_rows(our_lab: SourceHarness) -> None:
     topic, checkpoint = our_lab.topic(2), our_lab.checkpoint()
     options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 6}
     our_lab.send(topic, [b"%d" % at for at in range(10)])
@@ -243,7 +245,7 @@ def test_a_batch_run_again_has_the_same_rows(our_lab: Lab) -> None:
 # A broker that is down.
 
 
-def test_a_broker_that_is_away_is_named(our_lab: Lab) -> None:
+def test_a_broker_that_is_away_is_named(our_lab: SourceHarness) -> None:
     options = {"subscribe": "t", "kafka.default.api.timeout.ms": 1_000}
     away = replace(our_lab, servers="127.0.0.1:1")
     begin = time.monotonic()
@@ -252,7 +254,7 @@ def test_a_broker_that_is_away_is_named(our_lab: Lab) -> None:
     assert time.monotonic() - begin < 50, "by default it takes a minute"
 
 
-def test_a_stream_outlives_its_broker(our_lab: Lab) -> None:
+def test_a_stream_outlives_its_broker(our_lab: SourceHarness) -> None:
     batches: list[list[Rec]] = []
     data = str(our_lab.folder / "node")
     (port,) = free_ports(1)  # not reused while the node is down
@@ -271,7 +273,7 @@ def test_a_stream_outlives_its_broker(our_lab: Lab) -> None:
         query.stop()
 
 
-def test_a_missing_topic_and_a_missing_partition_are_named(our_lab: Lab) -> None:
+def test_a_missing_topic_and_a_missing_partition_are_named(our_lab: SourceHarness) -> None:
     with pytest.raises(Exception, match="topic 'no-such-topic' does not exist in the cluster"):
         our_lab.read(subscribe="no-such-topic")
     assert "no-such-topic" not in {info.name for info in our_lab.admin.topics.list()}

@@ -10,10 +10,10 @@ import pytest
 
 from ottla.client.blocking import Producer
 from ottla.protocol.names import TopicPartition
-from tests.spark.source_lab import Lab, Rec, flat, wait_for
+from tests.spark.source_harness import Rec, SourceHarness, flat, wait_for
 
 
-def test_what_is_there_is_read_once_and_a_restart_goes_on(lab: Lab) -> None:
+def test_what_is_there_is_read_once_and_a_restart_goes_on(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     lab.send(topic, [b"a0", b"a1"])
     lab.send(topic, [b"b0"], partition=1)
@@ -25,7 +25,7 @@ def test_what_is_there_is_read_once_and_a_restart_goes_on(lab: Lab) -> None:
     assert flat(lab.run(checkpoint, **options)) == sorted(more)
 
 
-def test_batches_have_as_many_offsets_as_allowed(lab: Lab) -> None:
+def test_batches_have_as_many_offsets_as_allowed(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     lab.send(topic, [b"%d" % at for at in range(15)])
     lab.send(topic, [b"%d" % at for at in range(5)], partition=1)
@@ -38,7 +38,7 @@ def test_batches_have_as_many_offsets_as_allowed(lab: Lab) -> None:
     assert flat(batches) == sorted(lab.written)
 
 
-def test_a_stream_begins_at_the_end_and_takes_what_comes(lab: Lab) -> None:
+def test_a_stream_begins_at_the_end_and_takes_what_comes(lab: SourceHarness) -> None:
     topic = lab.topic()
     lab.send(topic, [b"before"])
     batches: list[list[Rec]] = []
@@ -51,7 +51,7 @@ def test_a_stream_begins_at_the_end_and_takes_what_comes(lab: Lab) -> None:
     assert flat(batches) == sorted(one + two)
 
 
-def test_offsets_and_times_say_where_a_stream_begins(lab: Lab) -> None:
+def test_offsets_and_times_say_where_a_stream_begins(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     first = lab.send(topic, [b"a0", b"a1", b"a2"], timestamp=1_000_000)
     second = lab.send(topic, [b"b0", b"b1"], partition=1, timestamp=1_000_000)
@@ -64,7 +64,7 @@ def test_offsets_and_times_say_where_a_stream_begins(lab: Lab) -> None:
     )
 
 
-def test_new_partitions_are_read_from_their_beginning(lab: Lab) -> None:
+def test_new_partitions_are_read_from_their_beginning(lab: SourceHarness) -> None:
     topic = lab.topic()
     batches: list[list[Rec]] = []
     with lab.running(batches, subscribe=topic) as query:
@@ -78,7 +78,7 @@ def test_new_partitions_are_read_from_their_beginning(lab: Lab) -> None:
     assert flat(batches) == sorted(one + two)
 
 
-def test_new_topics_of_a_pattern_are_read_from_their_beginning(lab: Lab) -> None:
+def test_new_topics_of_a_pattern_are_read_from_their_beginning(lab: SourceHarness) -> None:
     first = lab.topic(stem="growing")
     stem = first.partition("-")[2][:4]
     batches: list[list[Rec]] = []
@@ -91,7 +91,7 @@ def test_new_topics_of_a_pattern_are_read_from_their_beginning(lab: Lab) -> None
     assert flat(batches) == sorted(one + two)
 
 
-def test_transactions_leave_gaps_and_no_rows(lab: Lab) -> None:
+def test_transactions_leave_gaps_and_no_rows(lab: SourceHarness) -> None:
     topic = lab.topic()
     committed = {"kafka.isolation.level": "read_committed", "subscribe": topic, "startingOffsets": "earliest"}
     checkpoint = lab.checkpoint()
@@ -112,7 +112,7 @@ def test_transactions_leave_gaps_and_no_rows(lab: Lab) -> None:
     assert flat(lab.run(checkpoint, **committed)) == last
 
 
-def test_expired_offsets_fail_the_query_or_are_skipped(lab: Lab) -> None:
+def test_expired_offsets_fail_the_query_or_are_skipped(lab: SourceHarness) -> None:
     topic = lab.topic()
     checkpoint = lab.checkpoint()
     options = {"subscribe": topic, "startingOffsets": "earliest"}
@@ -125,7 +125,7 @@ def test_expired_offsets_fail_the_query_or_are_skipped(lab: Lab) -> None:
     assert [rec.value for rec in flat(lab.run(checkpoint, **options, failOnDataLoss=False))] == [b"a3"]
 
 
-def test_a_deleted_topic_fails_the_query(lab: Lab) -> None:
+def test_a_deleted_topic_fails_the_query(lab: SourceHarness) -> None:
     stays, goes = lab.topic(stem="del.stays"), lab.topic(stem="del.goes")
     options = {
         "subscribePattern": rf"({stays}|{goes})".replace(".", r"\."),
@@ -143,7 +143,7 @@ def test_a_deleted_topic_fails_the_query(lab: Lab) -> None:
     assert flat(lab.run(checkpoint, **options, failOnDataLoss=False)) == more
 
 
-def test_small_batches_wait_for_company_or_for_the_delay(lab: Lab) -> None:
+def test_small_batches_wait_for_company_or_for_the_delay(lab: SourceHarness) -> None:
     topic = lab.topic()
     batches: list[list[Rec]] = []
     options = {"subscribe": topic, "minOffsetsPerTrigger": 4, "maxTriggerDelay": "3s"}
@@ -166,6 +166,6 @@ def test_small_batches_wait_for_company_or_for_the_delay(lab: Lab) -> None:
     ],
     ids=lambda wrong: ", ".join(wrong),
 )
-def test_wrong_options_fail_the_query(lab: Lab, wrong: dict[str, str]) -> None:
+def test_wrong_options_fail_the_query(lab: SourceHarness, wrong: dict[str, str]) -> None:
     with pytest.raises(Exception):  # noqa: B017 - what Spark says is not ours to fix
         lab.run(lab.checkpoint(), **{"subscribe": lab.topic(), **wrong})

@@ -8,7 +8,7 @@ from ottla.coordinator.group.classic.classic_group import ClassicGroupState
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.protocol.consumer_offsets_records import RECORDS, GroupMetadataValue
 from ottla.protocol.errors import ErrorCode
-from tests.coordinator.group.lab import GROUP, Lab
+from tests.coordinator.group.group_harness import GROUP, GroupHarness
 
 PREPARING = ClassicGroupState.PREPARING_REBALANCE
 COMPLETING = ClassicGroupState.COMPLETING_REBALANCE
@@ -17,7 +17,7 @@ EMPTY = ClassicGroupState.EMPTY
 
 
 def test_the_first_member_waits_the_initial_delay_and_leads() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     member = lab.member_id(client="app")
     assert member.startswith("app-")
     join = lab.join(member)
@@ -37,7 +37,7 @@ def test_the_first_member_waits_the_initial_delay_and_leads() -> None:
 
 
 def test_a_new_group_is_written_before_its_first_member_has_an_id() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     lab.member_id()
     (entry,) = lab.log
     _, value = RECORDS.decode(entry.key, entry.value)
@@ -48,14 +48,14 @@ def test_a_new_group_is_written_before_its_first_member_has_an_id() -> None:
 
 
 def test_members_of_old_versions_join_without_coming_back() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     join = lab.join(version=3)
     lab.advance(3_000)
     assert join.ok().member_id.startswith("client-")
 
 
 def test_the_first_rebalance_takes_longer_while_members_come_up_to_the_rebalance_timeout() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     first = lab.join(version=3, rebalance_ms=7_000)
     lab.advance(2_000)
     lab.join(version=3, rebalance_ms=7_000)
@@ -71,7 +71,7 @@ def test_the_first_rebalance_takes_longer_while_members_come_up_to_the_rebalance
 
 
 def test_followers_get_no_roster_and_the_leader_gets_all_metadata() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     one = lab.join(version=3, topics=("a",))
     two = lab.join(version=3, topics=("b",))
     lab.advance(6_000)
@@ -82,7 +82,7 @@ def test_followers_get_no_roster_and_the_leader_gets_all_metadata() -> None:
 
 
 def test_the_protocol_that_most_prefer_among_the_common_ones_wins() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     joins = [
         lab.join(version=3, protocols=("range", "roundrobin")),
         lab.join(version=3, protocols=("roundrobin", "range")),
@@ -93,7 +93,7 @@ def test_the_protocol_that_most_prefer_among_the_common_ones_wins() -> None:
 
 
 def test_a_tie_of_protocols_goes_to_what_the_leader_prefers() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     one = lab.join(version=3, protocols=("x", "a"))
     lab.join(version=3, protocols=("a", "x"))
     lab.advance(6_000)
@@ -101,7 +101,7 @@ def test_a_tie_of_protocols_goes_to_what_the_leader_prefers() -> None:
 
 
 def test_a_protocol_that_is_named_twice_counts_once() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     joins = [lab.join(version=3, protocols=names) for names in (("range", "range"), ("x", "range", "x"))]
     lab.advance(6_000)
     assert {join.ok().protocol_name for join in joins} == {"range"}
@@ -115,20 +115,20 @@ def test_a_protocol_that_is_named_twice_counts_once() -> None:
 def test_a_member_without_a_common_protocol_is_refused(
     protocol_type: str, protocols: tuple[str, ...]
 ) -> None:
-    lab = Lab()
+    lab = GroupHarness()
     lab.stable()
     answer = lab.join(protocol_type=protocol_type, protocols=protocols)
     assert answer.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
 def test_an_empty_group_needs_a_protocol_type_and_protocols() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     assert lab.join(protocol_type="").error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert lab.join(protocols=()).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
 def test_a_second_member_makes_the_first_rejoin_into_the_next_generation() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     (one,) = lab.stable()
     two = lab.member_id()
     join_two = lab.join(two)
@@ -148,7 +148,7 @@ def test_a_second_member_makes_the_first_rejoin_into_the_next_generation() -> No
 
 
 def test_who_does_not_rejoin_in_time_is_out() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     one, two = lab.stable(2, rebalance_ms=20_000, session_ms=60_000)
     join = lab.join(lab.member_id(), rebalance_ms=20_000)
     lab.join(one, rebalance_ms=20_000)
@@ -161,7 +161,7 @@ def test_who_does_not_rejoin_in_time_is_out() -> None:
 
 
 def test_a_silent_member_is_out_after_its_session_and_the_others_rebalance() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     one, two = lab.stable(2)
     lab.advance(9_000)
     assert lab.heartbeat(one, 1).ok()
@@ -174,7 +174,7 @@ def test_a_silent_member_is_out_after_its_session_and_the_others_rebalance() -> 
 
 
 def test_a_wall_clock_that_jumps_expires_nobody() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     (one,) = lab.stable()
     lab.now = lab.now._replace(wall_ms=lab.now.wall_ms + 10**9)
     lab.advance(1)
@@ -182,7 +182,7 @@ def test_a_wall_clock_that_jumps_expires_nobody() -> None:
 
 
 def test_a_member_that_waits_for_a_join_needs_no_heartbeats() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     one, two = lab.stable(2, session_ms=10_000)
     join = lab.join(one, topics=("other",))
     for _ in range(5):
@@ -194,7 +194,7 @@ def test_a_member_that_waits_for_a_join_needs_no_heartbeats() -> None:
 
 
 def test_a_pending_id_that_never_returns_is_forgotten() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     member = lab.member_id(session_ms=6_000)
     lab.advance(6_000)
     assert lab.join(member).error is ErrorCode.UNKNOWN_MEMBER_ID
@@ -202,7 +202,7 @@ def test_a_pending_id_that_never_returns_is_forgotten() -> None:
 
 def test_of_too_many_pending_ids_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ottla.coordinator.group.classic_group_manager.MOST_PENDING_IDS", 3)
-    lab = Lab()
+    lab = GroupHarness()
     ids = [lab.member_id(session_ms=6_000) for _ in range(5)]
     assert list(lab.classic.pending) == ids[2:]
     assert lab.join(ids[0]).error is ErrorCode.UNKNOWN_MEMBER_ID
@@ -213,7 +213,7 @@ def test_of_too_many_pending_ids_the_oldest_are_forgotten(monkeypatch: pytest.Mo
 
 
 def test_a_rebalance_waits_for_ids_that_were_given_out() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     (one,) = lab.stable()
     lab.member_id(session_ms=6_000)
     join = lab.join(one, topics=("other",))
@@ -223,7 +223,7 @@ def test_a_rebalance_waits_for_ids_that_were_given_out() -> None:
 
 
 def test_the_leader_may_rejoin_to_rebalance_and_a_follower_gets_what_it_had() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     one, two = lab.stable(2)
     again = lab.join(two)
     assert again.ok().generation_id == 1
@@ -236,7 +236,7 @@ def test_the_leader_may_rejoin_to_rebalance_and_a_follower_gets_what_it_had() ->
 
 
 def test_a_repeated_join_in_completing_gets_the_same_answer() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     join = lab.join(version=3)
     lab.advance(3_000)
     member = join.ok().member_id
@@ -248,7 +248,7 @@ def test_a_repeated_join_in_completing_gets_the_same_answer() -> None:
 
 
 def test_members_that_do_not_sync_are_out() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     one = lab.join(version=3, session_ms=90_000)
     two = lab.join(version=3, session_ms=90_000)
     lab.advance(6_000)
@@ -262,7 +262,7 @@ def test_members_that_do_not_sync_are_out() -> None:
 
 
 def test_a_join_during_completing_cancels_the_waiting_syncs() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     lab.join(version=3)
     two = lab.join(version=3)
     lab.advance(6_000)
@@ -279,14 +279,14 @@ def test_a_join_during_completing_cancels_the_waiting_syncs() -> None:
 def test_a_sync_must_name_the_protocol_that_was_chosen(
     protocol_type: str | None, protocol: str | None
 ) -> None:
-    lab = Lab()
+    lab = GroupHarness()
     (one,) = lab.stable()
     answer = lab.sync(one, 1, protocol_type=protocol_type, protocol=protocol)
     assert answer.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
 def test_every_request_of_the_wrong_member_or_generation_is_told_so() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     for answer in (lab.heartbeat("x", 1), lab.sync("x", 1), lab.join("x")):
         assert answer.error is ErrorCode.UNKNOWN_MEMBER_ID  # no such group
     (one,) = lab.stable()
@@ -298,7 +298,7 @@ def test_every_request_of_the_wrong_member_or_generation_is_told_so() -> None:
 
 
 def test_the_last_to_leave_leaves_an_empty_group_of_the_next_generation() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     one, two = lab.stable(2)
     assert lab.leave(one) == [ErrorCode.NONE]
     assert lab.classic.state is PREPARING
@@ -313,7 +313,7 @@ def test_the_last_to_leave_leaves_an_empty_group_of_the_next_generation() -> Non
 
 
 def test_several_leave_at_once_each_with_its_own_answer() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     one, two = lab.stable(2)
     pending = lab.member_id()
     assert lab.leave(one, "unknown", pending, ("", "no-instance"), ("", None)) == [
@@ -328,7 +328,7 @@ def test_several_leave_at_once_each_with_its_own_answer() -> None:
 
 
 def test_a_full_group_takes_no_more_members() -> None:
-    lab = Lab(group_max_size=2)
+    lab = GroupHarness(group_max_size=2)
     lab.stable(2)
     answer = lab.join()
     assert answer.error is ErrorCode.GROUP_MAX_SIZE_REACHED
@@ -336,7 +336,7 @@ def test_a_full_group_takes_no_more_members() -> None:
 
 
 def test_a_group_that_is_loaded_over_its_size_lets_the_last_ones_go() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     members = lab.stable(3)
     lab.settings = type(lab.settings)(type(lab.settings.node)(group_max_size=2))
     lab.reload()
@@ -347,7 +347,7 @@ def test_a_group_that_is_loaded_over_its_size_lets_the_last_ones_go() -> None:
 
 
 def test_after_a_restart_members_go_on_in_their_generation() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     one, two = lab.stable(2)
     lab.reload()
     assert lab.classic.state is STABLE
@@ -359,7 +359,7 @@ def test_after_a_restart_members_go_on_in_their_generation() -> None:
 
 
 def test_an_assignment_that_cannot_be_written_is_not_given_out() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     one = lab.join(version=3)
     two = lab.join(version=3)
     lab.advance(6_000)
@@ -376,14 +376,14 @@ def test_an_assignment_that_cannot_be_written_is_not_given_out() -> None:
 
 
 def test_a_group_that_cannot_be_written_is_not_made() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     lab.fail_writes = True
     assert lab.join().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert GROUP not in lab.shard.metadata.groups
 
 
 class TestStaticMembers:
-    def stable(self, lab: Lab, *instances: str) -> list[str]:
+    def stable(self, lab: GroupHarness, *instances: str) -> list[str]:
         joins = [lab.join(instance=instance, client="app") for instance in instances]
         lab.advance(3_000 * (len(instances) + 1))
         ids = [join.ok().member_id for join in joins]
@@ -394,12 +394,12 @@ class TestStaticMembers:
         return ids
 
     def test_they_need_no_second_round_and_are_named_after_their_instance(self) -> None:
-        lab = Lab()
+        lab = GroupHarness()
         (one,) = self.stable(lab, "a")
         assert one.startswith("a-")
 
     def test_a_restarted_follower_gets_a_new_id_and_its_assignment_without_a_rebalance(self) -> None:
-        lab = Lab()
+        lab = GroupHarness()
         one, two = self.stable(lab, "a", "b")
         back = lab.join(instance="b").ok()
         assert back.member_id != two
@@ -415,7 +415,7 @@ class TestStaticMembers:
         assert lab.leave((two, "b")) == [ErrorCode.FENCED_INSTANCE_ID]
 
     def test_a_restarted_leader_may_skip_the_assignment(self) -> None:
-        lab = Lab()
+        lab = GroupHarness()
         self.stable(lab, "a", "b")
         back = lab.join(instance="a").ok()
         assert back.leader == back.member_id
@@ -423,21 +423,21 @@ class TestStaticMembers:
         assert len(back.members) == 2
 
     def test_an_older_leader_is_told_that_its_old_self_leads(self) -> None:
-        lab = Lab()
+        lab = GroupHarness()
         one, _ = self.stable(lab, "a", "b")
         back = lab.join(instance="a", version=8).ok()
         assert back.leader == one
         assert (back.skip_assignment, back.members) == (False, [])
 
     def test_its_new_id_outlives_a_restart_of_the_coordinator(self) -> None:
-        lab = Lab()
+        lab = GroupHarness()
         self.stable(lab, "a", "b")
         back = lab.join(instance="b").ok()
         lab.reload()
         assert lab.heartbeat(back.member_id, 1, instance="b").ok()
 
     def test_a_return_that_cannot_be_written_leaves_the_old_member(self) -> None:
-        lab = Lab()
+        lab = GroupHarness()
         _, two = self.stable(lab, "a", "b")
         lab.fail_writes = True
         assert lab.join(instance="b").error is ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -446,7 +446,7 @@ class TestStaticMembers:
         assert lab.classic.static["b"] == two
 
     def test_a_return_that_changes_the_protocol_rebalances(self) -> None:
-        lab = Lab()
+        lab = GroupHarness()
         joins = [lab.join(instance=name, protocols=("x", "y")) for name in "ab"]
         lab.advance(6_000)
         ids = [join.ok().member_id for join in joins]
@@ -456,7 +456,7 @@ class TestStaticMembers:
         assert lab.classic.state is PREPARING
 
     def test_while_it_is_away_its_partitions_wait_until_the_session_ends(self) -> None:
-        lab = Lab()
+        lab = GroupHarness()
         one, two = self.stable(lab, "a", "b")
         lab.advance(9_999)
         assert lab.heartbeat(one, 1, instance="a").ok()
@@ -466,7 +466,7 @@ class TestStaticMembers:
         assert lab.classic.state is PREPARING
 
     def test_a_rebalance_keeps_static_members_that_have_not_rejoined(self) -> None:
-        lab = Lab()
+        lab = GroupHarness()
         joins = [lab.join(instance=name, session_ms=300_000, rebalance_ms=10_000) for name in "ab"]
         lab.advance(6_000)
         ids = [join.ok().member_id for join in joins]
@@ -477,7 +477,7 @@ class TestStaticMembers:
         assert {member.member_id for member in join.ok().members} == set(ids)
 
     def test_a_duplicate_that_waits_is_fenced_at_once(self) -> None:
-        lab = Lab()
+        lab = GroupHarness()
         first = lab.join(instance="a")
         second = lab.join(instance="a")
         assert first.error is ErrorCode.FENCED_INSTANCE_ID
@@ -485,18 +485,18 @@ class TestStaticMembers:
         assert second.ok().generation_id == 1
 
     def test_an_operator_removes_it_by_its_instance_id(self) -> None:
-        lab = Lab()
+        lab = GroupHarness()
         self.stable(lab, "a", "b")
         assert lab.leave(("", "a")) == [ErrorCode.NONE]
         assert "a" not in lab.classic.static
 
     def test_an_unknown_instance_is_unknown(self) -> None:
-        lab = Lab()
+        lab = GroupHarness()
         (one,) = self.stable(lab, "a")
         assert lab.heartbeat(one, 1, instance="z").error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_the_machine_knows_every_request_it_may_get() -> None:
-    lab = Lab()
+    lab = GroupHarness()
     with pytest.raises(KeyError):
         lab.shard.handle(None, GroupRequest(object(), 0), lab.now)

@@ -10,11 +10,11 @@ from ottla.coordinator.group.config import GroupSettings
 from ottla.coordinator.group.consumer.consumer_group import ConsumerGroupState, MemberState
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
-from tests.coordinator.group.lab import GROUP, Lab, assigned, durable
+from tests.coordinator.group.group_harness import GROUP, GroupHarness, assigned, durable
 
 
-def lab_with(partitions: int = 4, **config: Any) -> Lab:
-    return Lab({"logs": partitions}, **{"consumer_assignment_interval_ms": 0, **config})
+def lab_with(partitions: int = 4, **config: Any) -> GroupHarness:
+    return GroupHarness({"logs": partitions}, **{"consumer_assignment_interval_ms": 0, **config})
 
 
 def test_the_first_member_gets_everything_at_once() -> None:
@@ -348,7 +348,7 @@ class TestStaticMembers:
 
 
 def test_assignments_are_computed_at_most_once_an_interval() -> None:
-    lab = Lab({"logs": 4}, consumer_assignment_interval_ms=1_000)
+    lab = GroupHarness({"logs": 4}, consumer_assignment_interval_ms=1_000)
     lab.beat("a", 0)
     lab.advance(100)
     joined = lab.beat("b", 0).ok()
@@ -570,12 +570,14 @@ def encoded(assignment: dict[str, list[int]]) -> bytes:
     )
 
 
-def classic_assignment(lab: Lab, leader: str, assignment: dict[str, list[int]], **options: Any) -> None:
+def classic_assignment(
+    lab: GroupHarness, leader: str, assignment: dict[str, list[int]], **options: Any
+) -> None:
     """Have the only member assign something real to itself."""
     generation = lab.join(leader, **options).ok().generation_id
     lab.sync(leader, generation, {leader: encoded(assignment)}).ok()
 
 
-def classic_assignment_bytes(lab: Lab) -> None:
+def classic_assignment_bytes(lab: GroupHarness) -> None:
     for member in lab.classic.members.values():
         member.assignment = encoded({})

@@ -18,15 +18,15 @@ from ottla.protocol.messages.offset_delete import (
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from tests.coordinator.group.lab import GROUP, Lab, topic_id
+from tests.coordinator.group.group_harness import GROUP, GroupHarness, topic_id
 
 P = ProducerIdAndEpoch(9, 0)
 LOGS = ("logs", 0)
 DAY_MS = 24 * 3600 * 1000
 
 
-def lab_with(**config: object) -> Lab:
-    return Lab({"logs": 4, "other": 1}, **{"consumer_assignment_interval_ms": 0, **config})
+def lab_with(**config: object) -> GroupHarness:
+    return GroupHarness({"logs": 4, "other": 1}, **{"consumer_assignment_interval_ms": 0, **config})
 
 
 def test_what_was_never_committed_is_minus_one_without_an_error() -> None:
@@ -208,7 +208,7 @@ class TestTransactions:
         assert lab.offsets(LOGS) == {LOGS: -1}
 
 
-def delete(lab: Lab, *where: tuple[str, int]) -> list[ErrorCode]:
+def delete(lab: GroupHarness, *where: tuple[str, int]) -> list[ErrorCode]:
     answer = lab.send(
         OffsetDeleteRequest(
             group_id=GROUP,

@@ -19,7 +19,7 @@ from ottla.coordinator.group.consumer.consumer_group import ConsumerGroup
 from ottla.coordinator.group.consumer_group_manager import ConsumerGroupManager
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.protocol.errors import ErrorCode
-from tests.coordinator.group.lab import GROUP, Lab, assigned, durable
+from tests.coordinator.group.group_harness import GROUP, GroupHarness, assigned, durable
 from tests.support.effort import seeds
 
 STEPS = 120
@@ -35,7 +35,7 @@ class Client:
         self.running = True
         self.lost = False  # after which a client tells everything again
 
-    def beat(self, lab: Lab, rng: random.Random) -> None:
+    def beat(self, lab: GroupHarness, rng: random.Random) -> None:
         topics = ("a", "b") if rng.random() < 0.8 else ("a",)
         if self.epoch == 0:
             self.owned = {}
@@ -64,7 +64,7 @@ class Client:
         if answer.value.assignment is not None:
             self.owned = assigned(answer.value)
 
-    def commit(self, lab: Lab, offset: int) -> None:
+    def commit(self, lab: GroupHarness, offset: int) -> None:
         """A member may commit what it has, as far as it knows, however far the group has moved on."""
         places = {(topic, each): offset for topic, partitions in self.owned.items() for each in partitions}
         if self.epoch == 0 or not places:
@@ -77,7 +77,7 @@ class Client:
             assert set(lab.commit_codes(answer)) == {ErrorCode.NONE}
 
 
-def check(lab: Lab) -> None:
+def check(lab: GroupHarness) -> None:
     group = lab.shard.metadata.groups.get(GROUP)
     if isinstance(group, ConsumerGroup):
         seen: dict[tuple[bytes, int], str] = {}
@@ -102,7 +102,7 @@ def check(lab: Lab) -> None:
             assert not (classic.is_awaiting_join and classic.is_awaiting_sync)
 
 
-def check_replay(lab: Lab) -> None:
+def check_replay(lab: GroupHarness) -> None:
     assert durable(lab.replayed()) == durable(lab.shard)
     if all(entry.producer is None for entry in lab.log):
         compacted = durable(lab.replayed(lab.compacted()))
@@ -126,9 +126,9 @@ def test_quiet_heartbeats_need_no_draft_to_be_answered_the_same(
     assert told == thoroughly
 
 
-def consumer_life(seed: int) -> Lab:
+def consumer_life(seed: int) -> GroupHarness:
     rng = random.Random(seed)
-    lab = Lab({"a": 3, "b": 2}, consumer_assignment_interval_ms=rng.choice([0, 1_000]))
+    lab = GroupHarness({"a": 3, "b": 2}, consumer_assignment_interval_ms=rng.choice([0, 1_000]))
     clients = [Client(f"m{index}") for index in range(rng.randrange(1, 6))]
     size = {"a": 3, "b": 2}
     for number in range(STEPS):
@@ -161,7 +161,7 @@ def consumer_life(seed: int) -> Lab:
     return lab
 
 
-def settle(lab: Lab, clients: list[Client], size: dict[str, int]) -> None:
+def settle(lab: GroupHarness, clients: list[Client], size: dict[str, int]) -> None:
     """Once nothing fails any more, all partitions are with the members that are there, and stay."""
     for client in clients:
         client.running = True
@@ -188,7 +188,7 @@ def settle(lab: Lab, clients: list[Client], size: dict[str, int]) -> None:
 class Old:
     """A classic member: joins, syncs, sends heartbeats."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: GroupHarness) -> None:
         self.lab = lab
         self.id = ""
         self.generation = -1
@@ -224,7 +224,7 @@ class Old:
 @pytest.mark.parametrize("seed", seeds(100))
 def test_classic_groups(seed: int) -> None:
     rng = random.Random(seed)
-    lab = Lab(group_max_size=rng.choice([3, 100]))
+    lab = GroupHarness(group_max_size=rng.choice([3, 100]))
     members = [Old(lab) for _ in range(rng.randrange(1, 6))]
     for _ in range(STEPS):
         roll = rng.random()
@@ -261,7 +261,7 @@ def test_classic_groups(seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds(60))
 def test_offsets_never_go_back(seed: int) -> None:
     rng = random.Random(seed)
-    lab = Lab({"a": 2})
+    lab = GroupHarness({"a": 2})
     acknowledged: dict[tuple[str, int], int] = {}
     open_transactions: dict[int, dict[tuple[str, int], int]] = {}
     for value in range(STEPS):

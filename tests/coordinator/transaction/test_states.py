@@ -21,7 +21,7 @@ from ottla.coordinator.transaction.transaction_metadata import (
 )
 from ottla.protocol.errors import ErrorCode
 
-from .lab import TXN, A, B, Lab, in_state
+from .transaction_harness import TXN, A, B, TransactionHarness, in_state
 
 EMPTY, ONGOING = TransactionState.EMPTY, TransactionState.ONGOING
 PREPARE_COMMIT, PREPARE_ABORT = TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT
@@ -183,7 +183,7 @@ def test_a_producer_that_goes_on(state: TransactionState) -> None:
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_a_transactional_id_that_nobody_has(version: int) -> None:
-    lab = Lab()
+    lab = TransactionHarness()
     stranger = ProducerIdAndEpoch(1, 0)
     assert lab.code(AddPartitions(TXN, stranger, frozenset({A}), version)) is MAPPING
     assert lab.code(VerifyPartitions(TXN, stranger, frozenset({A}))) is MAPPING

@@ -21,14 +21,14 @@ from ottla.protocol.coordinator_records import encode_key, encode_value
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.transaction_state_records import TransactionLogValue
 
-from .lab import TXN, WALL_MS, A, B, Lab, in_state, written
+from .transaction_harness import TXN, WALL_MS, A, B, TransactionHarness, in_state, written
 
 TINY = TransactionConfig(max_epoch=3)
 """Epochs 0, 1 and 2; 3 is for fencing."""
 
 
 def test_a_transaction_of_version_1() -> None:
-    lab = Lab()
+    lab = TransactionHarness()
     me = lab.init().producer
     assert me == ProducerIdAndEpoch(1000, 0)
     lab.add(me, A, version=0)
@@ -41,7 +41,7 @@ def test_a_transaction_of_version_1() -> None:
 
 
 def test_a_transaction_of_version_2_moves_the_epoch() -> None:
-    lab = Lab()
+    lab = TransactionHarness()
     me = lab.init().producer
     lab.add(me, A)
     after = lab.end(me)
@@ -55,7 +55,7 @@ def test_a_transaction_of_version_2_moves_the_epoch() -> None:
 
 def test_an_end_with_partitions_added_and_nothing_written_succeeds() -> None:
     for version in (0, 2):
-        lab = Lab()
+        lab = TransactionHarness()
         me = lab.init().producer
         lab.add(me, A, version=version)
         lab.commit(me, version=version)
@@ -63,7 +63,7 @@ def test_an_end_with_partitions_added_and_nothing_written_succeeds() -> None:
 
 
 def test_an_abort_of_nothing_moves_the_epoch_on() -> None:
-    lab = Lab()
+    lab = TransactionHarness()
     me = lab.init().producer
     after = lab.end(me, commit=False)
     assert lab.markers[0].partitions == frozenset()
@@ -117,7 +117,7 @@ def test_markers_are_driven_again_until_they_are_confirmed(state: TransactionSta
 
 
 def test_the_state_survives_a_restart_at_any_record() -> None:
-    lab = Lab(TINY)
+    lab = TransactionHarness(TINY)
     for commit in (True, False) * 4:
         me = lab.begin()
         lab.add(me, A)
@@ -125,7 +125,7 @@ def test_the_state_survives_a_restart_at_any_record() -> None:
         lab.end(me, commit=commit)
         lab.confirm()
     for length in range(len(lab.log) + 1):
-        half = Lab(TINY)
+        half = TransactionHarness(TINY)
         half.log = lab.log[:length]
         half.reload()
         before = dict(half.shard.transactions)
@@ -137,7 +137,7 @@ def test_the_state_survives_a_restart_at_any_record() -> None:
 
 
 def test_epochs_of_version_2_run_over_to_a_new_producer_id() -> None:
-    lab = Lab(TINY)
+    lab = TransactionHarness(TINY)
     me = lab.init().producer
     seen = [me]
     for _ in range(6):
@@ -150,7 +150,7 @@ def test_epochs_of_version_2_run_over_to_a_new_producer_id() -> None:
 
 
 def test_the_end_that_runs_over_writes_markers_with_the_last_epoch() -> None:
-    lab = Lab(TINY)
+    lab = TransactionHarness(TINY)
     me = lab.init().producer
     for _ in range(2):
         lab.add(me, A)
@@ -171,7 +171,7 @@ def test_the_end_that_runs_over_writes_markers_with_the_last_epoch() -> None:
 
 
 def test_new_producers_use_up_epochs_too() -> None:
-    lab = Lab(TINY)
+    lab = TransactionHarness(TINY)
     seen = [lab.init().producer for _ in range(5)]
     assert [(each.id, each.epoch) for each in seen] == [
         (1000, 0), (1000, 1), (1000, 2), (1001, 0), (1001, 1),
@@ -179,7 +179,7 @@ def test_new_producers_use_up_epochs_too() -> None:
 
 
 def test_a_producer_that_goes_on_over_the_end_of_its_epochs_may_ask_twice() -> None:
-    lab = Lab(TINY)
+    lab = TransactionHarness(TINY)
     for _ in range(3):
         me = lab.init().producer
     after = lab.init(me).producer
@@ -191,7 +191,7 @@ def test_a_producer_that_goes_on_over_the_end_of_its_epochs_may_ask_twice() -> N
 
 def test_replacing_a_producer_at_the_last_epoch_does_not_overflow() -> None:
     for version in (1, 2):
-        lab = Lab(TINY, version=version)
+        lab = TransactionHarness(TINY, version=version)
         for _ in range(3):
             me = lab.init().producer
         lab.add(me, A, version=0)
@@ -203,7 +203,7 @@ def test_replacing_a_producer_at_the_last_epoch_does_not_overflow() -> None:
 
 
 def test_a_timeout_at_the_last_epoch_does_not_overflow() -> None:
-    lab = Lab(TINY)
+    lab = TransactionHarness(TINY)
     for _ in range(3):
         me = lab.init(timeout_ms=1_000).producer
     lab.add(me, A)
@@ -228,7 +228,7 @@ def test_initialisation_does_not_move_the_epoch_twice_when_it_aborts() -> None:
 
 
 def test_a_zombie_does_not_abort_the_transaction_of_its_successor() -> None:
-    lab = Lab()
+    lab = TransactionHarness()
     zombie = lab.init().producer
     lab.add(zombie, A)
     me = lab.begin()
@@ -243,7 +243,7 @@ def test_a_zombie_does_not_abort_the_transaction_of_its_successor() -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_transaction_past_its_timeout_is_aborted(version: int) -> None:
-    lab = Lab(version=version)
+    lab = TransactionHarness(version=version)
     client_version = 2 if version == 2 else 0
     me = lab.init(timeout_ms=5_000).producer
     lab.add(me, A, version=client_version)
@@ -260,7 +260,7 @@ def test_a_transaction_past_its_timeout_is_aborted(version: int) -> None:
 
 
 def test_the_timeout_counts_from_the_beginning_of_the_transaction() -> None:
-    lab = Lab()
+    lab = TransactionHarness()
     me = lab.init(timeout_ms=15_000).producer
     lab.advance(60_000)
     lab.add(me, A)
@@ -272,7 +272,7 @@ def test_the_timeout_counts_from_the_beginning_of_the_transaction() -> None:
 
 
 def test_a_timeout_is_found_after_a_restart() -> None:
-    lab = Lab()
+    lab = TransactionHarness()
     me = lab.init(timeout_ms=5_000).producer
     lab.add(me, A)
     lab.reload()
@@ -281,7 +281,7 @@ def test_a_timeout_is_found_after_a_restart() -> None:
 
 
 def test_a_clock_that_is_behind_keeps_no_transaction_open() -> None:
-    lab = Lab()
+    lab = TransactionHarness()
     me = lab.init(timeout_ms=25_000).producer
     lab.add(me, A)
     lab.set_clock_back(240_000)
@@ -302,7 +302,7 @@ def test_a_clock_that_is_behind_keeps_no_transaction_open() -> None:
 
 
 def test_a_clock_that_is_a_little_behind_gives_a_little_more_time() -> None:
-    lab = Lab()
+    lab = TransactionHarness()
     me = lab.init(timeout_ms=25_000).producer
     lab.add(me, A)
     lab.set_clock_back(12_000)
@@ -313,7 +313,7 @@ def test_a_clock_that_is_a_little_behind_gives_a_little_more_time() -> None:
 
 
 def test_a_timeout_that_cannot_be_written_is_tried_again() -> None:
-    lab = Lab()
+    lab = TransactionHarness()
     me = lab.init(timeout_ms=1_000).producer
     lab.add(me, A)
     lab.fail_writes = True
@@ -326,7 +326,7 @@ def test_a_timeout_that_cannot_be_written_is_tried_again() -> None:
 
 @pytest.mark.parametrize("timeout_ms", [0, -1, 900_001, 2**31 - 1])
 def test_a_timeout_has_to_be_sensible(timeout_ms: int) -> None:
-    lab = Lab()
+    lab = TransactionHarness()
     assert lab.code(InitProducerId(TXN, timeout_ms)) is ErrorCode.INVALID_TRANSACTION_TIMEOUT
     assert not lab.log
 
@@ -336,7 +336,7 @@ def test_a_timeout_has_to_be_sensible(timeout_ms: int) -> None:
 
 def test_an_id_that_nobody_uses_expires() -> None:
     week = TransactionConfig().transactional_id_expiration_ms
-    lab = Lab()
+    lab = TransactionHarness()
     me = lab.init().producer
     lab.add(me, A)
     after = lab.commit(me)
@@ -360,7 +360,7 @@ def test_an_id_that_nobody_uses_expires() -> None:
 def test_what_is_open_does_not_expire(state: TransactionState) -> None:
     lab = in_state(state, version=2, config=TransactionConfig(two_phase_commit_enabled=True))
     if state is TransactionState.ONGOING:
-        lab = Lab(TransactionConfig(two_phase_commit_enabled=True))
+        lab = TransactionHarness(TransactionConfig(two_phase_commit_enabled=True))
         lab.add(lab.init(enable_two_phase=True).producer, A)
     lab.leap(3 * TransactionConfig().transactional_id_expiration_ms)
     assert lab.state is state
@@ -370,7 +370,7 @@ def test_what_is_open_does_not_expire(state: TransactionState) -> None:
 
 
 def test_lists_are_filtered() -> None:
-    lab = Lab()
+    lab = TransactionHarness()
     producers = {}
     for number, name in enumerate(("pay-1", "pay-2", "ship")):
         producers[name] = lab.submit(InitProducerId(name, 60_000)).producer
@@ -404,7 +404,7 @@ def test_a_description_says_it_all() -> None:
 
 def test_records_are_those_of_kafka() -> None:
     """Value version 1: non-flexible fields, then tagged ones that differ from their default."""
-    lab = Lab()
+    lab = TransactionHarness()
     me = lab.init().producer
     lab.add(me, A)
     lab.end(me)
@@ -426,7 +426,7 @@ def test_records_are_those_of_kafka() -> None:
 
 
 def test_an_old_cluster_gets_records_of_version_0() -> None:
-    lab = Lab(version=0)
+    lab = TransactionHarness(version=0)
     me = lab.init().producer
     lab.add(me, A, version=0)
     lab.commit(me, version=0)

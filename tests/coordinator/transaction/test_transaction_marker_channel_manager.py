@@ -15,7 +15,7 @@ from ottla.coordinator.transaction.transaction_marker_channel_manager import (
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.names import TopicPartition
 
-from .lab import A, B
+from .transaction_harness import A, B
 
 CONFIG = TransactionConfig(marker_retry_backoff_ms=1, marker_retry_backoff_max_ms=2)
 MARKER = WriteMarkers("txn", ProducerIdAndEpoch(1, 1), True, frozenset({A, B}), 0, 2)

@@ -15,22 +15,22 @@ from ottla.coordinator.transaction.requests import (
 from ottla.coordinator.transaction.transaction_metadata import TransactionState
 from ottla.protocol.errors import ErrorCode
 
-from .lab import TXN, A, B, Lab
+from .transaction_harness import TXN, A, B, TransactionHarness
 
 CONFIG = TransactionConfig(two_phase_commit_enabled=True)
 TINY = TransactionConfig(two_phase_commit_enabled=True, max_epoch=3)
 
 
-def prepared(config: TransactionConfig = CONFIG) -> tuple[Lab, ProducerIdAndEpoch]:
+def prepared(config: TransactionConfig = CONFIG) -> tuple[TransactionHarness, ProducerIdAndEpoch]:
     """A transaction that is written and waits for the decision; its producer is gone."""
-    lab = Lab(config)
+    lab = TransactionHarness(config)
     writer = lab.init(enable_two_phase=True).producer
     lab.add(writer, A, B)
     return lab, writer
 
 
 def test_it_has_to_be_allowed() -> None:
-    lab = Lab()
+    lab = TransactionHarness()
     request = InitProducerId(TXN, 60_000, enable_two_phase=True)
     assert lab.code(request) is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     lab.configure(CONFIG)
@@ -117,7 +117,7 @@ def test_without_keeping_the_prepared_transaction_is_aborted() -> None:
 
 
 def test_there_may_be_nothing_to_keep() -> None:
-    lab = Lab(CONFIG)
+    lab = TransactionHarness(CONFIG)
     first = lab.init(enable_two_phase=True, keep_prepared=True)
     assert (first.producer, first.ongoing) == (ProducerIdAndEpoch(1000, 0), None)
     again = lab.init(enable_two_phase=True, keep_prepared=True)
@@ -129,7 +129,7 @@ def test_there_may_be_nothing_to_keep() -> None:
 
 
 def test_keeping_needs_transactions_of_version_2() -> None:
-    lab = Lab(CONFIG, version=1)
+    lab = TransactionHarness(CONFIG, version=1)
     assert lab.code(InitProducerId(TXN, 60_000, keep_prepared=True)) is ErrorCode.UNSUPPORTED_VERSION
 
 

@@ -1,11 +1,11 @@
 """A model around the coordinator: producers, partitions, and a network that delays, repeats and loses
 messages.
 
-The coordinator is the shard in its `Lab`; partitions are lists of what was appended, ruled by the real
-`ProducerStateManager`. Everything happens by steps that a seed picks: a message arrives, or arrives twice, or
-late, or its answer is lost; the coordinator dies and is loaded again from its log, at any moment between a
-decision and its last marker; markers arrive one by one, some from a coordinator that has been replaced; time
-passes and transactions time out; a producer is replaced while it works.
+The coordinator is the shard in its `TransactionHarness`; partitions are lists of what was appended, ruled by
+the real `ProducerStateManager`. Everything happens by steps that a seed picks: a message arrives, or arrives
+twice, or late, or its answer is lost; the coordinator dies and is loaded again from its log, at any moment
+between a decision and its last marker; markers arrive one by one, some from a coordinator that has been
+replaced; time passes and transactions time out; a producer is replaced while it works.
 
 Each transaction of a producer is an `Attempt`. In the end every attempt must be visible to readers of
 committed data as a whole or not at all, as the responses to its producer said.
@@ -34,7 +34,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.records.control import ControlType, EndTransactionMarker
 from ottla.records.validation import AppendOrigin
 
-from .lab import TXN, Lab
+from .transaction_harness import TXN, TransactionHarness
 
 PARTITIONS = [TopicPartition("t", index) for index in range(3)]
 _TRY_AGAIN = (ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -239,7 +239,7 @@ class TransactionModel:
     def __init__(self, seed: int, version: int) -> None:
         self.random = random.Random(seed)
         self.version = version
-        self.lab = Lab(CONFIG, version=version)
+        self.lab = TransactionHarness(CONFIG, version=version)
         self.partitions = [Partition(name) for name in PARTITIONS]
         self.attempts: list[Attempt] = []
         self.clients = [Client(self)]

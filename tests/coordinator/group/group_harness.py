@@ -1,8 +1,8 @@
 """A group coordinator's shard in a harness: a virtual clock, a log in memory, and clients in one line each.
 
-`Lab` does what the runtime does, without asyncio: an event's records are encoded, kept as the log, decoded
-and replayed, and its answers are collected. With `fail_writes` a write is refused as a full disk would.
-`reload` builds another shard from the log alone, as after a restart.
+`GroupHarness` does what the runtime does, without asyncio: an event's records are encoded, kept as the log,
+decoded and replayed, and its answers are collected. With `fail_writes` a write is refused as a full disk
+would. `reload` builds another shard from the log alone, as after a restart.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def topic_id(name: str) -> bytes:
     return name.encode().ljust(16, b"\x01")
 
 
-class Lab:
+class GroupHarness:
     def __init__(self, topics: dict[str, int] | None = None, **config: Any) -> None:
         self.settings = GroupSettings(GroupCoordinatorConfig(**config))
         self.now = EventTime(1_700_000_000_000, 1_000)

@@ -51,7 +51,7 @@ def registration(
     )
 
 
-class PartitionLab:
+class PartitionHarness:
     """A partition led by broker 0, with a simulated clock; the test plays the followers."""
 
     def __init__(

@@ -125,8 +125,8 @@ class Numbers:
         self.events.append("unloaded")
 
 
-class RuntimeLab:
-    """Use `await RuntimeLab.open()`; with `replicas=(0, 1)` nothing is committed before `replicate`."""
+class RuntimeHarness:
+    """Use `await RuntimeHarness.open()`; with `replicas=(0, 1)` nothing is committed before `replicate`."""
 
     def __init__(
         self, manager: LogManager, clock: SimClock, replicas: tuple[int, ...], **options: Any
@@ -153,7 +153,9 @@ class RuntimeLab:
         )
 
     @classmethod
-    async def open(cls, *, replicas: tuple[int, ...] = (0,), load: bool = True, **options: Any) -> RuntimeLab:
+    async def open(
+        cls, *, replicas: tuple[int, ...] = (0,), load: bool = True, **options: Any
+    ) -> RuntimeHarness:
         clock = SimClock()
         disk = SimDisk(1, clock=clock)
         manager = LogManager(

@@ -1,9 +1,9 @@
 """A transaction coordinator in a harness: a virtual clock, a log in memory, and requests in one line each.
 
-`Lab` does what the runtime does, without asyncio: an event's records are encoded, kept as the log, decoded
-and replayed, and its answers are collected. Markers stay in `markers` until `confirm` says that they are
-written. With `fail_writes` a write is refused as if replicas were missing. `reload` builds another shard
-from the log alone, as after a restart, with the coordinator's next epoch.
+`TransactionHarness` does what the runtime does, without asyncio: an event's records are encoded, kept as the
+log, decoded and replayed, and its answers are collected. Markers stay in `markers` until `confirm` says that
+they are written. With `fail_writes` a write is refused as if replicas were missing. `reload` builds another
+shard from the log alone, as after a restart, with the coordinator's next epoch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ B = TopicPartition("b", 1)
 _NO_ANSWER = object()
 
 
-class Lab:
+class TransactionHarness:
     def __init__(self, config: TransactionConfig | None = None, *, version: int = 2) -> None:
         self.settings = TransactionSettings(config or TransactionConfig(), version)
         self.log: list[tuple[bytes, bytes | None]] = []
@@ -204,9 +204,11 @@ class Lab:
         return after
 
 
-def in_state(state: TransactionState, *, version: int, config: TransactionConfig | None = None) -> Lab:
+def in_state(
+    state: TransactionState, *, version: int, config: TransactionConfig | None = None
+) -> TransactionHarness:
     """A lab whose transactional id has come to this state by requests of this version."""
-    lab = Lab(config, version=2)
+    lab = TransactionHarness(config, version=2)
     producer = lab.init().producer
     if state is TransactionState.EMPTY:
         return lab
@@ -221,7 +223,7 @@ def in_state(state: TransactionState, *, version: int, config: TransactionConfig
     return lab
 
 
-def written(lab: Lab) -> list[str]:
+def written(lab: TransactionHarness) -> list[str]:
     """The states in the log, in order; a tombstone is 'gone'."""
     states = []
     for key, value in lab.log:

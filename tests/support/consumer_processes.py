@@ -20,7 +20,7 @@ from confluent_kafka import Consumer
 from tests.support import java
 
 
-class Crowd:
+class ConsumerProcesses:
     """Use as a context manager; `shares` is what the members have now."""
 
     def __init__(
@@ -31,7 +31,14 @@ class Crowd:
         assert rest == 0, "as many members in each process"
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.support.crowd", topic, str(share), json.dumps(dict(settings))],
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.support.consumer_processes",
+                    topic,
+                    str(share),
+                    json.dumps(dict(settings)),
+                ],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -56,7 +63,7 @@ class Crowd:
         """The partitions of each member; a member that has not said anything yet is missing."""
         return [share for shares in list(self._shares) for share in shares]
 
-    def __enter__(self) -> Crowd:
+    def __enter__(self) -> ConsumerProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:

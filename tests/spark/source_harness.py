@@ -1,8 +1,8 @@
 """One suite of source behaviour, run three ways: what a way is, records to read, and how they are read.
 
-A `Way` is a format's name and a broker. `Lab` puts records into topics of that broker, remembers them as the
-rows that a source must give, and reads them back through Spark. A test says what should come out; it never
-asks which way it runs.
+A `Way` is a format's name and a broker. `SourceHarness` puts records into topics of that broker, remembers
+them as the rows that a source must give, and reads them back through Spark. A test says what should come out;
+it never asks which way it runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ottla.client.blocking import Admin, Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
-from tests.support.spark_sink_lab import await_markers
+from tests.support.spark_sink_harness import await_markers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,7 @@ def _bytes(value: Any) -> bytes | None:
 
 
 @dataclass
-class Lab:
+class SourceHarness:
     """A broker, a format that reads from it, and the records in it."""
 
     spark: SparkSession

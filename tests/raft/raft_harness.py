@@ -164,7 +164,7 @@ class Replica:
     """One replica with what survives a restart: the log and the election state."""
 
     def __init__(
-        self, lab: Lab, id: int, *, static: VoterSet | None = None, dynamic: VoterSet | None = None
+        self, lab: RaftHarness, id: int, *, static: VoterSet | None = None, dynamic: VoterSet | None = None
     ) -> None:
         self.lab = lab
         self.id = id
@@ -234,7 +234,7 @@ class Replica:
         return token
 
 
-class Lab:
+class RaftHarness:
     def __init__(self, *, config: QuorumConfig | None = None) -> None:
         self.config = config or QuorumConfig()
         self.now_ms = 0
@@ -386,9 +386,9 @@ class Lab:
         return "; ".join(f"{r.id}: {r.quorum.state}" for r in self.replicas.values())
 
 
-def quorum(*ids: int, config: QuorumConfig | None = None) -> Lab:
+def quorum(*ids: int, config: QuorumConfig | None = None) -> RaftHarness:
     """A quorum of static voters."""
-    lab = Lab(config=config)
+    lab = RaftHarness(config=config)
     for id in ids:
         lab.add(id, static=static_voters(*ids))
     return lab

@@ -97,7 +97,7 @@ class SmallSchema:
         ]
 
 
-class World:
+class ControllerHarness:
     """`do` plays the part of the log: what the controller decides is appended and replayed."""
 
     def __init__(

@@ -48,7 +48,7 @@ def test_a_controller_becomes_a_voter_and_the_first_one_none(tmp_path: Path, off
         assert "expected ID@HOST:PORT" in command("quorum", "--add", "12").err
         assert command.ok("cluster", "describe", "--json").json["controller"] == 11
         assert "node 11 is already a voter" in command("quorum", "--add", "11@127.0.0.1:1").err
-        assert "node 98 is no observer" in command("quorum", "--add", "98@127.0.0.1:1").err
+        assert "node 98 is not an observer" in command("quorum", "--add", "98@127.0.0.1:1").err
         assert "node 99 is no voter" in command("quorum", "--remove", "99").err
         added = roles(command, "--add", f"12@127.0.0.1:{of_controllers[1]}")
         assert added == {11: "leader", 12: "voter", 1: "observer"}

@@ -150,7 +150,7 @@ class ClusterMember:
 
     def check_metadata(self) -> None:
         node = self.node
-        if node is not None and hasattr(node, "metadata"):
+        if node is not None and hasattr(node.quorum, "metadata"):
             self._checker.on_image(node.image, f"node {self.id}")
 
     def restart(self) -> None:

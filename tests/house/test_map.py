@@ -1,4 +1,4 @@
-"""A Produce request runs through few files, and the map shows paths that exist."""
+"""The map of the house shows what exists, and a Produce request crosses few of its files."""
 
 from __future__ import annotations
 
@@ -44,3 +44,12 @@ def test_the_map_shows_paths_that_exist() -> None:
 
 def test_a_path_that_is_gone_is_found() -> None:
     assert missing_paths("see `log/gone` and `log/`", ROOT / "src/ottla") == ["log/gone"]
+
+
+def test_the_tree_of_the_map_names_modules_that_exist() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    tree = page.split("```")[1]
+    modules = {path.name for path in (ROOT / "src/ottla").rglob("*.py")}
+    named = set(re.findall(r"\b\w+\.py\b", tree))
+    assert len(named) > 50
+    assert named <= modules, named - modules

@@ -33,8 +33,9 @@ _KNOWN_IMAGES = 2_000
 
 
 class ClusterChecker:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, min_insync: int = 2) -> None:
         self._world = world
+        self._min_insync = min_insync
         self.histories: dict[tuple[bytes, int], PartitionHistory] = {}
         self._by_name: dict[TopicPartition, PartitionHistory] = {}
         self._leaders: dict[tuple[bytes, int, int], int] = {}
@@ -160,7 +161,13 @@ class ClusterChecker:
         A broker that ended so is not elected before it has caught up, as it may have lost records. So of each
         partition an in-sync replica must remain that has not ended so; unless no replica has lost data, or
         this broker is known to be the last in-sync replica and keeps its data: then it becomes leader again.
+
+        With a `min.insync.replicas` of 1 no eligible replica is kept beside the last in-sync one. If that one
+        has lost data and the others are fenced, the controller elects it again, as Kafka's does: so no disk may
+        lose data then.
         """
+        if power_loss and self._min_insync == 1:
+            return False
         for topic, _, registration in self.newest.topics.partitions():
             eligible = {*registration.isr, *registration.elr, *registration.last_known_elr}
             if broker not in eligible or topic.name in self.unclean:

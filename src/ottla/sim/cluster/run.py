@@ -78,7 +78,7 @@ class ClusterRun:
         self.scenario = scenario = (scenario or ClusterScenario()).draw(self.world.random)
         assert scenario.nodes is not None
         assert scenario.nemesis is not None
-        self.checker = ClusterChecker(self.world)
+        self.checker = ClusterChecker(self.world, min_insync=scenario.min_insync or 1)
         brokers = tuple(range(1, scenario.nodes + 1))
         servers = ",".join(f"node{id}:{BROKER_PORT}" for id in brokers)
         self.environment = ClusterEnvironment(self.world, self.checker, servers, brokers)

@@ -163,8 +163,8 @@ class ClusterChecker:
         this broker is known to be the last in-sync replica and keeps its data: then it becomes leader again.
 
         With a `min.insync.replicas` of 1 no eligible replica is kept beside the last in-sync one. If that one
-        has lost data and the others are fenced, the controller elects it again, as Kafka's does: so no disk may
-        lose data then.
+        has lost data and the others are fenced, the controller elects it again, as Kafka's does: so no disk
+        may lose data then.
         """
         if power_loss and self._min_insync == 1:
             return False

@@ -96,10 +96,10 @@ def _report(facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(facts)
     else:
-        print_pairs((name.replace("_", " "), _shown(value)) for name, value in facts.items())
+        print_pairs((name.replace("_", " "), _format_value(value)) for name, value in facts.items())
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return (
         f"{value:,.2f}"
         if isinstance(value, float)
@@ -132,7 +132,7 @@ def _client_settings(entries: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def _refused(error: Exception, settings: dict[str, Any]) -> WrongUsage:
+def _refusal(error: Exception, settings: dict[str, Any]) -> WrongUsage:
     """The client's error about its settings, with the option that set them."""
     return WrongUsage(f"--set: {error}" if settings else str(error))
 
@@ -197,7 +197,7 @@ def produce(
         try:
             producer = Producer(**options)
         except (TypeError, ValueError) as error:
-            raise _refused(error, chosen) from None
+            raise _refusal(error, chosen) from None
         return await _produce(producer, topic, records, size, key_size, rate)
 
     _report(run(measure(), fast_loop=True), as_json=as_json)
@@ -299,7 +299,7 @@ async def _consume(
     try:
         consumer: Consumer[bytes, bytes] = Consumer(bootstrap, **{**options, **settings})
     except (TypeError, ValueError) as error:
-        raise _refused(error, settings) from None
+        raise _refusal(error, settings) from None
     read = size = 0
     with _progress(wanted, "consuming") as show:
         async with consumer:

@@ -121,9 +121,9 @@ class GroupOffsets:
             also_later=(ErrorCode.UNSTABLE_OFFSET_COMMIT,),
             timeout_ms=timeout_ms,
         )
-        return self._found(answer, {found: name for name, found in ids.items()})
+        return self._committed_offsets(answer, {found: name for name, found in ids.items()})
 
-    def _found(
+    def _committed_offsets(
         self, answer: OffsetFetchResponse, names: Mapping[bytes, str]
     ) -> dict[TopicPartition, CommittedOffset]:
         group = answer.groups[0] if answer.groups else answer

@@ -81,7 +81,7 @@ class LeaderEpochCache:
             while entries and (entries[-1].epoch >= epoch or entries[-1].start_offset >= start_offset):
                 entries.pop()
         entries.append(EpochEntry(epoch, start_offset))
-        self._changed()
+        self._on_changed()
 
     def reconcile(self, epoch: int, base_offset: int) -> None:
         """Correct the cache by a batch that is in the log: at `base_offset` the epoch is `epoch`."""
@@ -96,7 +96,7 @@ class LeaderEpochCache:
             keep -= 1
         if keep < at:
             del entries[keep:at]
-            self._changed()
+            self._on_changed()
         if keep == 0 or entries[keep - 1].epoch < epoch:
             if keep and entries[keep - 1].start_offset == base_offset:
                 keep -= 1
@@ -105,7 +105,7 @@ class LeaderEpochCache:
             while later < len(entries) and entries[later].epoch <= epoch:
                 later += 1
             entries[keep:later] = [EpochEntry(epoch, base_offset)]
-            self._changed()
+            self._on_changed()
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """The greatest epoch up to `epoch` that wrote here, and where it ended: OffsetForLeaderEpoch's
@@ -134,7 +134,7 @@ class LeaderEpochCache:
         at = bisect_left(self._entries, end_offset, key=_start_offset)
         if at < len(self._entries):
             del self._entries[at:]
-            self._changed()
+            self._on_changed()
 
     def truncate_from_start(self, start_offset: int) -> None:
         """Forget the epochs that ended at or below `start_offset`; the one it lies in starts there from now
@@ -143,7 +143,7 @@ class LeaderEpochCache:
         at = bisect_right(self._entries, start_offset, key=_start_offset)
         if at and (at > 1 or self._entries[0].start_offset != start_offset):
             self._entries[:at] = [EpochEntry(self._entries[at - 1].epoch, start_offset)]
-            self._changed()
+            self._on_changed()
 
     def fit(self, log_start_offset: int, log_end_offset: int) -> None:
         """Keep what lies in the log; of an empty log the epoch of its last records, which are gone."""
@@ -153,9 +153,9 @@ class LeaderEpochCache:
     def clear(self) -> None:
         if self._entries:
             self._entries.clear()
-            self._changed()
+            self._on_changed()
 
-    def _changed(self) -> None:
+    def _on_changed(self) -> None:
         self.dirty = True
         self.latest_epoch = self._entries[-1].epoch if self._entries else None
         if invariants.thorough:

@@ -232,7 +232,7 @@ class LogManager:
         while self._duplicates:
             logs, one = self._duplicates.pop()
             partition = one.topic_partition
-            logs[partition], stray = _of_two(one, logs[partition], belongs)
+            logs[partition], stray = _choose_duplicate(one, logs[partition], belongs)
             gone, errors = self._take_out([partition], {partition: stray}, DirKind.STRAY)
             self._strays.extend(log.dir for log in gone)
             if errors and stray.directory.is_online:
@@ -328,7 +328,7 @@ class LogManager:
         if future:
             name = moved_dir_name(partition, DirKind.FUTURE, self._random.uuid())
         error: KafkaError | None = None
-        for directory in [wanted] if wanted is not None else self._by_load():
+        for directory in [wanted] if wanted is not None else self._next_log_dirs():
             try:
                 log = create_log(
                     directory,
@@ -348,7 +348,7 @@ class LogManager:
             return log
         raise error or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory is online: {partition}")
 
-    def _by_load(self) -> list[LogDirectory]:
+    def _next_log_dirs(self) -> list[LogDirectory]:
         """The directories that can be used, the one with the fewest logs first."""
         if len(self._directories) == 1:
             return list(self.live_directories)
@@ -640,7 +640,7 @@ def _sync_all(creations: Iterable[LogCreation]) -> None:
         creation.sync()
 
 
-def _of_two(
+def _choose_duplicate(
     one: UnifiedLog, other: UnifiedLog, belongs: Callable[[UnifiedLog], bool]
 ) -> tuple[UnifiedLog, UnifiedLog]:
     """Of two logs of a partition, return the one to keep and the stray: a stray was left on a disk that had
@@ -671,12 +671,12 @@ class _DirectoryOffsets:
     """The logs that could not be loaded: their entries in the checkpoints stay."""
 
     def recovery_points(self) -> dict[TopicPartition, int]:
-        kept = self._kept(self.directory.recovery_points.offsets)
+        kept = self._offsets_of_unloaded_logs(self.directory.recovery_points.offsets)
         return kept | {log.topic_partition: log.recovery_point for log in self.logs}
 
     def log_starts(self) -> dict[TopicPartition, int]:
         """The log starts that do not follow from the names of files."""
-        kept = self._kept(self.directory.log_starts.offsets)
+        kept = self._offsets_of_unloaded_logs(self.directory.log_starts.offsets)
         return kept | {
             log.topic_partition: log.log_start_offset
             for log in self.logs
@@ -690,7 +690,7 @@ class _DirectoryOffsets:
         path = posixpath.join(self.directory.path, checkpoints.HIGH_WATERMARKS)
         checkpoints.write_offsets(self.directory.disk, path, offsets)
 
-    def _kept(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def _offsets_of_unloaded_logs(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """The entries of logs that this manager does not load: refused ones, and the metadata log."""
         return {
             partition: offset
@@ -707,23 +707,23 @@ class _DirectoryOffsets:
         await self._checkpoint(self.directory.log_starts, self.log_starts(), pool)
 
     async def checkpoint_high_watermarks(self, pool: Pool) -> None:
-        await self._guarded(pool.run(self.write_high_watermarks, self.high_watermarks()))
+        await self._try_write(pool.run(self.write_high_watermarks, self.high_watermarks()))
 
     async def _checkpoint(
         self, checkpoint: checkpoints.OffsetCheckpoint, offsets: Mapping[TopicPartition, int], pool: Pool
     ) -> None:
         staged = checkpoint.stage(offsets)
-        if staged is None or not await self._guarded(pool.run(staged.write)):
+        if staged is None or not await self._try_write(pool.run(staged.write)):
             return
         try:
             installed = checkpoint.install(staged)
         except OSError as error:
             _log.error("%s", self.directory.io_error("installing a checkpoint", error).message)
             return
-        if installed and await self._guarded(pool.run(staged.sync_name)):
+        if installed and await self._try_write(pool.run(staged.sync_name)):
             checkpoint.on_synced(staged)
 
-    async def _guarded(self, work: Awaitable[object]) -> bool:
+    async def _try_write(self, work: Awaitable[object]) -> bool:
         try:
             await work
         except OSError as error:

@@ -341,11 +341,11 @@ class Node:
             )
 
     def fail(self, reason: str) -> None:
-        """Give up, and let `failed` return the reason."""
+        """Give up, and let `wait_until_failed` return the reason."""
         if not self._failure.done():
             self._failure.set_result(reason)
 
-    async def failed(self) -> str:
+    async def wait_until_failed(self) -> str:
         """Return why the node has to give up, if that ever happens."""
         return await asyncio.shield(self._failure)
 

@@ -58,7 +58,7 @@ async def _main(config: NodeConfig, ready: Callable[[str, list[str]], None]) -> 
         addresses = ", ".join(str(Address(at.host or "*", at.port)) for at in node.endpoints.for_operators())
         ready(addresses, node.data_directories())
         stopped = asyncio.ensure_future(stop.wait())
-        failed = asyncio.ensure_future(node.failed())
+        failed = asyncio.ensure_future(node.wait_until_failed())
         await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
         for future in (stopped, failed):
             future.cancel()

@@ -45,10 +45,10 @@ class LogFlushScheduler:
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_flush_done)
         return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _on_flush_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:

@@ -89,20 +89,20 @@ class SimInode:
     def survivor(self, source: random.Random, sector_bytes: int) -> SimInode:
         content = survive(self.durable, self.pending, source, sector_bytes)
         mtime_ms = source.choice((self.durable_mtime_ms, self.mtime_ms))
-        return self._settled(content, mtime_ms)
+        return self._synced_copy(content, mtime_ms)
 
-    def kept(self) -> SimInode:
+    def with_unsynced(self) -> SimInode:
         """A copy with every change on the disk."""
         content = self.durable.copy()
         for change in self.pending:
             content.apply(change)
-        return self._settled(content, self.mtime_ms)
+        return self._synced_copy(content, self.mtime_ms)
 
-    def lost(self) -> SimInode:
+    def without_unsynced(self) -> SimInode:
         """A copy without any unsynced change."""
-        return self._settled(self.durable, self.durable_mtime_ms)
+        return self._synced_copy(self.durable, self.durable_mtime_ms)
 
-    def _settled(self, content: Content, mtime_ms: int) -> SimInode:
+    def _synced_copy(self, content: Content, mtime_ms: int) -> SimInode:
         inode = SimInode(mtime_ms, self.volume)
         inode.live = content.copy()
         inode.durable = content.copy()
@@ -133,7 +133,7 @@ class Directory:
 
 
 Node: TypeAlias = SimInode | Directory
-Settle: TypeAlias = Callable[[SimInode], SimInode]
+CopyInode: TypeAlias = Callable[[SimInode], SimInode]
 
 
 @dataclass(slots=True, eq=False)
@@ -255,9 +255,9 @@ class Tree:
         mood = source.choice(("killed", "forgetful", "mixed", "mixed", "mixed", "mixed", "mixed", "mixed"))
         # A killed process loses nothing that the kernel has; a forgetful disk loses all that it may.
         if mood == "killed":
-            return self._copy(self._pending, lambda inode: inode.kept())
+            return self._copy(self._pending, lambda inode: inode.with_unsynced())
         if mood == "forgetful":
-            return self._copy([], lambda inode: inode.lost())
+            return self._copy([], lambda inode: inode.without_unsynced())
         return self._copy(self._draw(source), lambda inode: inode.survivor(source, sector_bytes))
 
     def _draw(self, source: random.Random) -> list[NameChange]:
@@ -274,7 +274,7 @@ class Tree:
                 kept.append(change)
         return kept
 
-    def _copy(self, kept: list[NameChange], settle: Settle) -> Tree:
+    def _copy(self, kept: list[NameChange], copy_inode: CopyInode) -> Tree:
         names: dict[int, dict[str, Node]] = {}
         for change in kept:
             for directory, name, node in change.edits:
@@ -291,7 +291,7 @@ class Tree:
                     todo.append((node, child))
                     new.live[name] = child
                 else:
-                    new.live[name] = settle(node)
+                    new.live[name] = copy_inode(node)
             new.durable = new.live.copy()
         return tree
 

@@ -192,7 +192,9 @@ class NodeRun:
         deadline = self.world.loop.time() + _RECOVERY_S
         while self._finished < count:
             if self.world.loop.time() >= deadline:
-                self.world.violated(f"{who} did not finish within {_RECOVERY_S:.0f} s after the last fault")
+                self.world.report_violation(
+                    f"{who} did not finish within {_RECOVERY_S:.0f} s after the last fault"
+                )
                 return False
             await asyncio.sleep(0.5)
         return True
@@ -201,15 +203,17 @@ class NodeRun:
         found = Counter(value for values in self._read for value in values)
         lost = [value for value in self._acknowledged if value not in found]
         if lost:
-            self.world.violated(f"{len(lost)} acknowledged records are lost, among them {lost[:5]}")
+            self.world.report_violation(f"{len(lost)} acknowledged records are lost, among them {lost[:5]}")
         twice = [value for value, count in found.items() if count > 1]
         if twice:
-            self.world.violated(f"{len(twice)} records are duplicated, among them {twice[:5]}")
+            self.world.report_violation(f"{len(twice)} records are duplicated, among them {twice[:5]}")
         for partition, values in enumerate(self._read):
             last: dict[bytes, int] = {}
             for value in values:
                 name, _, sequence = value.rpartition(b".")
                 if int(sequence) <= last.get(name, 0):
-                    self.world.violated(f"{value!r} of partition {partition} comes after {last[name]}")
+                    self.world.report_violation(
+                        f"{value!r} of partition {partition} comes after {last[name]}"
+                    )
                     return
                 last[name] = int(sequence)

@@ -100,7 +100,7 @@ class SimMachine:
             await self.main(runtime)
         except (Exception, asyncio.CancelledError) as error:
             if process is not None and not process.dead:  # a killed process may fail as it likes
-                self._world.failed(self.name, error)
+                self._world.report_failure(self.name, error)
 
     def _after_step(self) -> None:
         if self.disk.is_down:
@@ -167,15 +167,15 @@ class World:
         if self.on_event is not None:
             self.on_event(what, machine)
 
-    def violated(self, text: str) -> None:
+    def report_violation(self, text: str) -> None:
         """Record that a guarantee is broken, and end the run."""
         self.trace.add("checker", f"VIOLATION: {text}")
         self.violations.append(text)
         self.loop.stop()
 
-    def failed(self, who: str, error: BaseException) -> None:
+    def report_failure(self, who: str, error: BaseException) -> None:
         """Record that a process failed in a way that no fault explains."""
-        self.violated(f"{who} failed: {''.join(traceback.format_exception(error))}")
+        self.report_violation(f"{who} failed: {''.join(traceback.format_exception(error))}")
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
         """Run to the end of `main` or to the first violation."""

@@ -83,18 +83,18 @@ class NodeProcess:
 
     def pid(self) -> int | None:
         """The process that runs the node; None when it is down."""
-        started = self._started()
+        started = self._read_started()
         return (
             started.pid if started is not None and self._look(started.pid) is not ProcessState.DOWN else None
         )
 
     def state(self) -> ProcessState:
-        started = self._started()
+        started = self._read_started()
         return ProcessState.DOWN if started is None else self._look(started.pid)
 
     def exit_status(self) -> int | None:
         """The exit status of a process that is down, if this process had started it."""
-        started = self._started()
+        started = self._read_started()
         child = None if started is None else _children.get(started.pid)
         return None if child is None or self.state() is not ProcessState.DOWN else child.returncode
 
@@ -140,7 +140,7 @@ class NodeProcess:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def _own_log(self) -> bytes:
-        started = self._started()
+        started = self._read_started()
         try:
             with self.plan.log_file.open("rb") as log:
                 log.seek(started.log_from if started is not None else 0)
@@ -148,7 +148,7 @@ class NodeProcess:
         except FileNotFoundError:
             return b""
 
-    def _started(self) -> _Started | None:
+    def _read_started(self) -> _Started | None:
         try:
             document = json.loads(self._file.read_text())
             return _Started(int(document["pid"]), int(document["log_from"]))
@@ -202,8 +202,8 @@ def _process(pid: int) -> _Process | None:
         except (OSError, IndexError):
             return None
         return _Process(status, command)
-    told = subprocess.run(
+    output = subprocess.run(
         ["ps", "-ww", "-o", "stat=,command=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
-    status, _, command = told.stdout.strip().partition(" ")
+    status, _, command = output.stdout.strip().partition(" ")
     return _Process(status, command) if status else None

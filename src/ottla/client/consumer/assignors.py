@@ -42,7 +42,9 @@ def _in_order(members: Mapping[str, MemberView]) -> list[str]:
     return sorted(members, key=lambda m: (members[m].instance_id is None, members[m].instance_id or "", m))
 
 
-def _subscribed(members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> dict[str, list[str]]:
+def _subscribers_by_topic(
+    members: Mapping[str, MemberView], partitions: Mapping[str, int]
+) -> dict[str, list[str]]:
     order = _in_order(members)
     topics = sorted({t for member in members.values() for t in member.topics if partitions.get(t)})
     return {topic: [m for m in order if topic in members[m].topics] for topic in topics}
@@ -58,7 +60,7 @@ class RangeAssignor:
 
     def assign(self, members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> Plan:
         plan: Plan = {member: [] for member in members}
-        for topic, takers in _subscribed(members, partitions).items():
+        for topic, takers in _subscribers_by_topic(members, partitions).items():
             each, more = divmod(partitions[topic], len(takers))
             at = 0
             for position, member in enumerate(takers):
@@ -78,7 +80,7 @@ class RoundRobinAssignor:
         plan: Plan = {member: [] for member in members}
         order = _in_order(members)
         turn = 0
-        for topic, takers in _subscribed(members, partitions).items():
+        for topic, takers in _subscribers_by_topic(members, partitions).items():
             wanted = set(takers)
             for index in range(partitions[topic]):
                 while order[turn % len(order)] not in wanted:
@@ -95,8 +97,8 @@ class StickyAssignor:
     cooperative = False
 
     def assign(self, members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> Plan:
-        takers = _subscribed(members, partitions)
-        plan = self._kept(members, partitions)
+        takers = _subscribers_by_topic(members, partitions)
+        plan = self._retained_assignment(members, partitions)
         taken = {p for owned in plan.values() for p in owned}
         # Topics with few subscribers first: the others can still go to other members.
         for topic, candidates in sorted(takers.items(), key=lambda entry: len(entry[1])):
@@ -107,7 +109,7 @@ class StickyAssignor:
         self._even_out(plan, takers)
         return {member: sorted(owned) for member, owned in plan.items()}
 
-    def _kept(self, members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> Plan:
+    def _retained_assignment(self, members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> Plan:
         """Return the partitions that members own and may keep; of two members that claim the same one, the
         later generation wins.
         """
@@ -155,7 +157,11 @@ class CooperativeStickyAssignor(StickyAssignor):
 
     def assign(self, members: Mapping[str, MemberView], partitions: Mapping[str, int]) -> Plan:
         plan = super().assign(members, partitions)
-        owner = {p: member for member, owned in self._kept(members, partitions).items() for p in owned}
+        owner = {
+            p: member
+            for member, owned in self._retained_assignment(members, partitions).items()
+            for p in owned
+        }
         return {
             member: [p for p in owned if owner.get(p, member) == member] for member, owned in plan.items()
         }

@@ -130,7 +130,7 @@ class CommitRequestManager:
             self._next_auto_commit_at = now + interval
         elif now >= self._next_auto_commit_at and (self._under_way is None or self._under_way.done()):
             self._next_auto_commit_at = now + interval
-            offsets = self._changed()
+            offsets = self._uncommitted_positions()
             if offsets:
                 self._under_way = asyncio.get_running_loop().create_task(self._auto_commit(offsets))
 
@@ -140,11 +140,11 @@ class CommitRequestManager:
             return
         if self._under_way is not None:
             await asyncio.gather(self._under_way, return_exceptions=True)
-        offsets = self._changed()
+        offsets = self._uncommitted_positions()
         if offsets:
             await self._auto_commit(offsets)
 
-    def _changed(self) -> dict[TopicPartition, CommittedOffset]:
+    def _uncommitted_positions(self) -> dict[TopicPartition, CommittedOffset]:
         return {p: offset for p, offset in self._positions().items() if self._last.get(p) != offset}
 
     def forget(self, partitions: list[TopicPartition]) -> None:

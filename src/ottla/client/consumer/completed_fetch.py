@@ -128,7 +128,7 @@ class CompletedFetch:
         state = self.state
         while not self._decoded:
             if self.is_empty:
-                self._passed()
+                self._advance_to_end()
                 return []
             self._decode_piece()
         found, rest = self._decoded[:most], self._decoded[most:]
@@ -143,12 +143,12 @@ class CompletedFetch:
         if rest:
             state.position, state.position_epoch = rest[0].offset, rest[0].leader_epoch
         elif self.is_empty:
-            self._passed()
+            self._advance_to_end()
         else:
             state.position, state.position_epoch = found[-1].offset + 1, found[-1].leader_epoch
         return found
 
-    def _passed(self) -> None:
+    def _advance_to_end(self) -> None:
         """Move the position to the end of the fetch. The last batch may have no records for users, such as a
         marker; its epoch still counts for validation, or the next leader would seem to have truncated the log
         before it.
@@ -199,7 +199,7 @@ class CompletedFetch:
     def taken_arrow(self) -> None:
         """Mark all of it as consumed: the position is the end of the fetch."""
         self._at, self._decoded = self.size, []
-        self._passed()
+        self._advance_to_end()
 
     def _corrupt(self, error: KafkaError, position: int | None) -> KafkaError:
         return KafkaError(

@@ -184,7 +184,7 @@ class ConsumerMembershipManager:
 
     async def leave(self) -> None:
         self._thread.post(self._heartbeats.leave)
-        await self._heartbeats.left(self._config.request_timeout_ms)
+        await self._heartbeats.wait_until_left(self._config.request_timeout_ms)
         await self._thread.stop()
 
 
@@ -281,7 +281,7 @@ class ConsumerHeartbeatRequestManager:
         self._leaving = True
         self.wake()
 
-    async def left(self, timeout_ms: int) -> None:
+    async def wait_until_left(self, timeout_ms: int) -> None:
         """On the user's loop: wait until the leave request was sent, or could not be."""
         try:
             async with asyncio.timeout(min(timeout_ms, LEAVE_TIMEOUT_MS) / 1000):

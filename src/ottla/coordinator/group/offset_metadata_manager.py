@@ -312,7 +312,7 @@ class OffsetMetadataManager:
                     name=topic.name,
                     topic_id=topic.topic_id,
                     partitions=[
-                        self._fetched(asked.group_id, topic, partition, request.require_stable)
+                        self._partition_response(asked.group_id, topic, partition, request.require_stable)
                         for partition in topic.partition_indexes
                     ],
                 )
@@ -328,7 +328,7 @@ class OffsetMetadataManager:
             for topic, partitions in by_topic.items()
         ]
 
-    def _fetched(
+    def _partition_response(
         self, group_id: str, topic: OffsetFetchRequestTopics, partition: int, require_stable: bool
     ) -> OffsetFetchResponsePartitions:
         answer = OffsetFetchResponsePartitions(

@@ -113,7 +113,7 @@ def check_outcome(
             f"{transaction.state.title}",
         )
     if outcome is Outcome.FENCED:
-        raise fenced(transaction, producer)
+        raise fenced_error(transaction, producer)
 
 
 def check_not_prepared(transaction: TransactionMetadata) -> None:
@@ -133,10 +133,10 @@ def check_client(transaction: TransactionMetadata, producer: ProducerIdAndEpoch)
             f"{transaction.transactional_id!r} belongs to producer id {known.id}, not to {producer.id}",
         )
     if producer.epoch != known.epoch:
-        raise fenced(transaction, producer)
+        raise fenced_error(transaction, producer)
 
 
-def fenced(transaction: TransactionMetadata, producer: ProducerIdAndEpoch) -> KafkaError:
+def fenced_error(transaction: TransactionMetadata, producer: ProducerIdAndEpoch) -> KafkaError:
     return KafkaError(
         ErrorCode.PRODUCER_FENCED,
         f"There is a newer producer with the same transactionalId {transaction.transactional_id!r} which "

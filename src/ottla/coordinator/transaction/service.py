@@ -164,9 +164,9 @@ class TransactionCoordinatorService:
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._on_abort_finished)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _on_abort_finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:

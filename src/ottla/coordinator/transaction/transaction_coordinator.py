@@ -44,7 +44,7 @@ from ottla.coordinator.transaction.end_txn_rules import (
     check_client,
     check_not_prepared,
     check_outcome,
-    fenced,
+    fenced_error,
     outcome_of_end,
 )
 from ottla.coordinator.transaction.requests import (
@@ -161,7 +161,7 @@ class TransactionCoordinator:
         """Whether a client must not be given the epoch after this one: that is kept for fencing it."""
         return epoch >= self._config.max_epoch - 1
 
-    def _known(self, transactional_id: str) -> TransactionMetadata:
+    def _require_transaction(self, transactional_id: str) -> TransactionMetadata:
         transaction = self.transactions.get(transactional_id)
         if transaction is None:
             raise KafkaError(
@@ -246,7 +246,7 @@ class TransactionCoordinator:
     ) -> Effects:
         client = transaction.client
         if request.expected is not None and request.expected != client:
-            raise fenced(transaction, request.expected)
+            raise fenced_error(transaction, request.expected)
         if request.keep_prepared:
             if not self._is_exhausted(client.epoch):
                 client = ProducerIdAndEpoch(client.id, client.epoch + 1)
@@ -281,7 +281,7 @@ class TransactionCoordinator:
         epoch = transaction.producer_epoch
         if expected is not None and expected != transaction.client:
             if not self._is_replaced(transaction, expected):
-                raise fenced(transaction, expected)
+                raise fenced_error(transaction, expected)
             again = transaction.with_epoch(epoch, timeout_ms, now.wall_ms)
             return self._begin(to, again, replaced=expected.epoch)
         replaced = None if expected is None else expected.epoch
@@ -329,7 +329,7 @@ class TransactionCoordinator:
     # AddPartitionsToTxn and AddOffsetsToTxn
 
     def _add_partitions(self, to: ReplyTo[None] | None, request: AddPartitions, now: EventTime) -> Effects:
-        transaction = self._known(request.transactional_id)
+        transaction = self._require_transaction(request.transactional_id)
         # First, as the client may already use the identity that the end under way will give it.
         check_not_prepared(transaction)
         check_client(transaction, request.producer)
@@ -345,7 +345,7 @@ class TransactionCoordinator:
         request: VerifyPartitions,
         _now: EventTime,
     ) -> Effects:
-        transaction = self._known(request.transactional_id)
+        transaction = self._require_transaction(request.transactional_id)
         check_client(transaction, request.producer)
         check_not_prepared(transaction)
         _check_not_taken_over(transaction)
@@ -364,7 +364,7 @@ class TransactionCoordinator:
     def _end_transaction(
         self, to: ReplyTo[ProducerIdAndEpoch | Missing] | None, request: EndTransaction, now: EventTime
     ) -> Effects:
-        transaction = self._known(request.transactional_id)
+        transaction = self._require_transaction(request.transactional_id)
         outcome = outcome_of_end(
             transaction,
             request.producer,

@@ -80,7 +80,7 @@ class TransactionMarkerChannelManager:
             return
         task = asyncio.get_running_loop().create_task(self._persist(index, marker, remaining, pending))
         self._tasks[key] = task
-        task.add_done_callback(lambda done: self._finished(key, done))
+        task.add_done_callback(lambda done: self._on_markers_finished(key, done))
 
     def remove_markers(self, index: int) -> None:
         """Drop the markers of a coordinator's partition that another broker leads: they are its task now."""
@@ -94,7 +94,7 @@ class TransactionMarkerChannelManager:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _finished(self, key: tuple[int, str], task: asyncio.Task[None]) -> None:
+    def _on_markers_finished(self, key: tuple[int, str], task: asyncio.Task[None]) -> None:
         if self._tasks.get(key) is task:
             del self._tasks[key]
         error = None if task.cancelled() else task.exception()

@@ -82,7 +82,7 @@ class FileHandles:
             self._let_go_of_unsynced()
         return self.disk.open(path, create=create)
 
-    def opened(self, lazy: LazyFile) -> None:
+    def on_opened(self, lazy: LazyFile) -> None:
         self._open[lazy] = None
         if len(self._open) > self.capacity:
             self._make_room(self.capacity)
@@ -95,23 +95,23 @@ class FileHandles:
             else:
                 self._unsynced[oldest] = None  # written to in another thread, while this one looked
 
-    def used(self, lazy: LazyFile) -> None:
+    def on_used(self, lazy: LazyFile) -> None:
         try:
             self._open.move_to_end(lazy)
         except KeyError:
             return  # closed between two steps of another thread: the caller still holds its file
 
-    def written(self, lazy: LazyFile) -> None:
+    def on_written(self, lazy: LazyFile) -> None:
         """Note that the file was written to and must not be closed from now on."""
         self._open.pop(lazy, None)
         self._unsynced[lazy] = None
         while len(self._unsynced) > self.unsynced_capacity:
             self._let_go_of_unsynced()
 
-    def synced(self, lazy: LazyFile) -> None:
+    def on_synced(self, lazy: LazyFile) -> None:
         """Note that the file was synced and may be closed."""
         if lazy in self._unsynced and lazy.is_open:
-            self.opened(lazy)
+            self.on_opened(lazy)
         self._unsynced.pop(lazy, None)
 
     def _let_go_of_unsynced(self) -> None:
@@ -119,7 +119,7 @@ class FileHandles:
         if oldest is not None:
             oldest.sync_and_forget()
 
-    def closed(self, lazy: LazyFile) -> None:
+    def on_closed(self, lazy: LazyFile) -> None:
         self._open.pop(lazy, None)
         self._unsynced.pop(lazy, None)
 
@@ -166,9 +166,9 @@ class LazyFile:
         file = self._file
         if file is None:
             file = self._file = self._handles.open(self.path)
-            self._handles.opened(self)
+            self._handles.on_opened(self)
         elif self._written == self._synced:  # otherwise it stays open anyway
-            self._handles.used(self)
+            self._handles.on_used(self)
         return file
 
     def for_write(self) -> File:
@@ -177,7 +177,7 @@ class LazyFile:
         first = self._synced == self._written
         self._written += 1
         if first:
-            self._handles.written(self)
+            self._handles.on_written(self)
         return file
 
     def sync(self) -> None:
@@ -191,7 +191,7 @@ class LazyFile:
         self._known = True
         self._synced = max(self._synced, covered)
         if self._synced == self._written:
-            self._handles.synced(self)
+            self._handles.on_synced(self)
 
     def create(self) -> File:
         """Create the file, or empty the one that exists."""
@@ -201,13 +201,13 @@ class LazyFile:
         if not self.is_new:
             file.truncate(0)
         self._file = file
-        self._handles.opened(self)
+        self._handles.on_opened(self)
         return file
 
     def release(self) -> None:
         """Drop the open file, if it is open; its unsynced writes are no longer wanted."""
         if self._file is not None:
-            self._handles.closed(self)
+            self._handles.on_closed(self)
             self._file = None
         if self._synced != self._written:
             self._synced, self._known = self._written, False

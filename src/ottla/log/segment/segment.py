@@ -360,7 +360,7 @@ class LogSegment:
                 continue
             for record in self._records(position, header):
                 if record.timestamp >= timestamp and record.offset >= start_offset:
-                    return _found(record, header)
+                    return _timestamp_and_offset(record, header)
         return None
 
     def find_max_timestamp(self, start_offset: int) -> TimestampAndOffset | None:
@@ -374,7 +374,7 @@ class LogSegment:
             if header.max_timestamp >= greatest.timestamp:
                 for record in self._records(position, header):
                     if record.timestamp >= greatest.timestamp:
-                        return _found(record, header)
+                        return _timestamp_and_offset(record, header)
         return None
 
     def _scan_for_max_timestamp(self, start_offset: int) -> TimestampAndOffset | None:
@@ -385,7 +385,7 @@ class LogSegment:
                 continue
             for record in self._records(position, header):
                 if record.offset >= start_offset and record.timestamp > known:
-                    best, known = _found(record, header), record.timestamp
+                    best, known = _timestamp_and_offset(record, header), record.timestamp
         return best
 
     def _records(self, position: int, header: BatchHeader) -> list[Record]:
@@ -473,14 +473,14 @@ class LogSegment:
             except FileNotFoundError:
                 if kind == LOG:
                     raise
-        self._renamed()
+        self._update_paths()
 
     def on_dir_renamed(self, dir: str) -> None:
         """Note that the directory was renamed."""
         self.dir = dir
-        self._renamed()
+        self._update_paths()
 
-    def _renamed(self) -> None:
+    def _update_paths(self) -> None:
         self._log.path = self.path(LOG)
         if self._indexes is not None:
             self._indexes.on_renamed(self.path(INDEX), self.path(TIME_INDEX))
@@ -499,7 +499,7 @@ class LogSegment:
             self._indexes.close()
 
 
-def _found(record: Record, header: BatchHeader) -> TimestampAndOffset:
+def _timestamp_and_offset(record: Record, header: BatchHeader) -> TimestampAndOffset:
     epoch = header.leader_epoch
     return TimestampAndOffset(record.timestamp, record.offset, epoch if epoch >= 0 else None)
 

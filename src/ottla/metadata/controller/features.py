@@ -59,7 +59,7 @@ def update_features(
     return Result([] if request.validate_only else records, response)
 
 
-def _refused(feature: str, level: int, why: str) -> ApiError:
+def _refusal(feature: str, level: int, why: str) -> ApiError:
     return ApiError(
         ErrorCode.INVALID_UPDATE_VERSION, f"Invalid update version {level} for feature {feature}. {why}"
     )
@@ -73,38 +73,38 @@ def _update(
 ) -> ApiError:
     name, level, kind = update.feature, update.max_version_level, update.upgrade_type
     if kind not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
-        return _refused(name, level, "The controller does not support the given upgrade type.")
+        return _refusal(name, level, "The controller does not support the given upgrade type.")
     if level < 0:
-        return _refused(name, level, "A feature version cannot be less than 0.")
+        return _refusal(name, level, "A feature version cannot be less than 0.")
     if name == KRAFT_VERSION:
         current = state.kraft_version
     else:
         current = state.image.features.finalized().get(name, 0)
     reason = _unsupported_by(state, name, level)
     if reason is not None:
-        return _refused(name, level, reason)
+        return _refusal(name, level, reason)
     if level < current and kind == UPGRADE:
-        return _refused(
+        return _refusal(
             name,
             level,
             "Can't downgrade the version of this feature without setting the upgrade type to either safe or "
             "unsafe downgrade.",
         )
     if level > current and kind != UPGRADE:
-        return _refused(name, level, "Can't downgrade to a newer version.")
+        return _refusal(name, level, "Can't downgrade to a newer version.")
     if name == METADATA_VERSION:
         return _update_metadata_version(state, level, kind, records)
     if name == KRAFT_VERSION:
         if level == current:
             return NO_ERROR
         return (
-            _refused(name, level, "Can't downgrade the version of this feature.")
+            _refusal(name, level, "Can't downgrade the version of this feature.")
             if level < current
             else NO_ERROR
         )
     missing = missing_dependency(name, level, proposed)
     if missing is not None:
-        return _refused(name, level, missing)
+        return _refusal(name, level, missing)
     records.append(FeatureLevelRecord(name=name, feature_level=level))
     return NO_ERROR
 
@@ -116,11 +116,11 @@ def _upgrade_quorum(state: ControllerState, level: int, *, validate_only: bool) 
     if level == state.kraft_version:
         return NO_ERROR
     if state.upgrade_quorum is None:
-        return _refused(KRAFT_VERSION, level, "There is no quorum to raise it.")
+        return _refusal(KRAFT_VERSION, level, "There is no quorum to raise it.")
     try:
         state.upgrade_quorum(level, validate_only)
     except KafkaError as error:
-        return _refused(KRAFT_VERSION, level, error.message or error.code.name)
+        return _refusal(KRAFT_VERSION, level, error.message or error.code.name)
     return NO_ERROR
 
 

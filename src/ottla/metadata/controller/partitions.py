@@ -102,14 +102,14 @@ def alter_partition(
             if version < 3:
                 asked.new_isr_with_epochs = [BrokerState(broker_id=replica) for replica in asked.new_isr]
             if topic is None:
-                answers.append(_refused(asked.partition_index, ErrorCode.UNKNOWN_TOPIC_ID))
+                answers.append(_refusal(asked.partition_index, ErrorCode.UNKNOWN_TOPIC_ID))
             else:
                 answers.append(_alter_one_partition(state, topic, asked, request.broker_id, records))
         topics.append(AlterPartitionResponseTopicData(topic_id=asked_topic.topic_id, partitions=answers))
     return Result(records, AlterPartitionResponse(topics=topics))
 
 
-def _refused(index: int, error: ErrorCode) -> AlterPartitionResponsePartitionData:
+def _refusal(index: int, error: ErrorCode) -> AlterPartitionResponsePartitionData:
     return AlterPartitionResponsePartitionData(partition_index=index, error_code=int(error))
 
 
@@ -123,10 +123,10 @@ def _alter_one_partition(
     index = asked.partition_index
     partition = topic.partitions.get(index)
     if partition is None:
-        return _refused(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return _refusal(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     error = _validate_alter_partition_data(state, partition, asked, broker)
     if error is not ErrorCode.NONE:
-        return _refused(index, error)
+        return _refusal(index, error)
     change = state.partition_change_builder(topic, index, partition)
     if state.unclean_election_enabled(topic.name):
         change.election = Election.UNCLEAN
@@ -139,7 +139,7 @@ def _alter_one_partition(
         if record.leader not in (broker, NO_LEADER_CHANGE):
             # The change completed a reassignment that moved the leadership: the answer is an error, with a
             # record.
-            return _refused(index, ErrorCode.NEW_LEADER_ELECTED)
+            return _refusal(index, ErrorCode.NEW_LEADER_ELECTED)
     return AlterPartitionResponsePartitionData(
         partition_index=index,
         leader_id=partition.leader,

@@ -113,7 +113,7 @@ class QuorumController:
         if result.records:
             self._append(result.records, self._controller.image.metadata_version)
         self._check_active()
-        return _answered(result.response, self.log.wait_for_commit(self.log.next_offset))
+        return _respond_after_commit(result.response, self.log.wait_for_commit(self.log.next_offset))
 
     def _check_active(self) -> None:
         if self.log.led_epoch != self.epoch:
@@ -193,7 +193,7 @@ class QuorumController:
             _log.debug("more leaders to elect")
 
 
-async def _answered(response: T, committed: Awaitable[None]) -> T:
+async def _respond_after_commit(response: T, committed: Awaitable[None]) -> T:
     await committed
     return response
 

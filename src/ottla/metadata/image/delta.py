@@ -175,8 +175,8 @@ class MetadataDelta:
             features=self._features,
             cluster=self._apply_cluster(),
             topics=self._apply_topics(),
-            configs=_merged(base.configs, self._configs),
-            client_quotas=_merged(base.client_quotas, self._quotas),
+            configs=_merge(base.configs, self._configs),
+            client_quotas=_merge(base.client_quotas, self._quotas),
             next_producer_id=self._next_producer_id,
             acls=base.acls if self._acls is None else self._acls,
             scram=base.scram if self._scram is None else self._scram,
@@ -313,7 +313,7 @@ class MetadataDelta:
     def _put_partition(self, record: PartitionRecord) -> None:
         topic = self._topic(record, bytes(record.topic_id))
         self._set_partition(
-            topic, record.partition_id, _checked(record, PartitionRegistration.from_record, record)
+            topic, record.partition_id, _build_registration(record, PartitionRegistration.from_record, record)
         )
 
     def _set_partition(self, topic: TopicDelta, partition_id: int, partition: PartitionRegistration) -> None:
@@ -335,7 +335,7 @@ class MetadataDelta:
             raise ReplayError(
                 f"{record} is about partition {record.partition_id} of {topic.name}, which does not exist"
             )
-        self._set_partition(topic, record.partition_id, _checked(record, current.merge, record))
+        self._set_partition(topic, record.partition_id, _build_registration(record, current.merge, record))
 
     def _remove_topic(self, record: RemoveTopicRecord) -> None:
         topic = self._topic(record, bytes(record.topic_id))
@@ -461,11 +461,11 @@ class MetadataDelta:
         self._tokens.pop(record.token_id, None)
         self.changed_tokens.add(record.token_id)
 
-    def _nothing(self, record: object) -> None:
+    def _ignore(self, record: object) -> None:
         pass
 
 
-def _checked(
+def _build_registration(
     record: object, build: Callable[[Any], PartitionRegistration], source: object
 ) -> PartitionRegistration:
     try:
@@ -478,7 +478,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def _merged(
+def _merge(
     base: Mapping[K, Mapping[str, V]], changed: Mapping[K, Mapping[str, V]]
 ) -> Mapping[K, Mapping[str, V]]:
     """The base with the changed entries; an entry that became empty is removed."""
@@ -502,7 +502,7 @@ _HANDLERS: Final[Mapping[type, Callable[[MetadataDelta, Any], None]]] = {
     DelegationTokenRecord: MetadataDelta._token,
     FeatureLevelRecord: MetadataDelta._feature,
     FenceBrokerRecord: MetadataDelta._fence_broker,
-    NoOpRecord: MetadataDelta._nothing,
+    NoOpRecord: MetadataDelta._ignore,
     PartitionChangeRecord: MetadataDelta._change_partition,
     PartitionRecord: MetadataDelta._put_partition,
     ProducerIdsRecord: MetadataDelta._producer_ids,
@@ -516,7 +516,7 @@ _HANDLERS: Final[Mapping[type, Callable[[MetadataDelta, Any], None]]] = {
     UnfenceBrokerRecord: MetadataDelta._unfence_broker,
     UnregisterBrokerRecord: MetadataDelta._unregister_broker,
     UserScramCredentialRecord: MetadataDelta._scram_credential,
-    ZkMigrationRecord: MetadataDelta._nothing,
+    ZkMigrationRecord: MetadataDelta._ignore,
 }
 
 

@@ -108,14 +108,14 @@ class PartitionRegistration:
         return PartitionRegistration(
             replicas=replicas,
             directories=directories,
-            isr=_changed(self.isr, change.isr),
+            isr=_new_or_current(self.isr, change.isr),
             leader=change.leader if leader_changes else self.leader,
             leader_epoch=self.leader_epoch + 1 if leader_changes else self.leader_epoch,
             partition_epoch=self.partition_epoch + 1,
-            removing_replicas=_changed(self.removing_replicas, change.removing_replicas),
-            adding_replicas=_changed(self.adding_replicas, change.adding_replicas),
-            elr=_changed(self.elr, change.eligible_leader_replicas),
-            last_known_elr=_changed(self.last_known_elr, change.last_known_elr),
+            removing_replicas=_new_or_current(self.removing_replicas, change.removing_replicas),
+            adding_replicas=_new_or_current(self.adding_replicas, change.adding_replicas),
+            elr=_new_or_current(self.elr, change.eligible_leader_replicas),
+            last_known_elr=_new_or_current(self.last_known_elr, change.last_known_elr),
             leader_recovery_state=recovery,
         )
 
@@ -155,7 +155,7 @@ class PartitionRegistration:
         return self.directories[self.replicas.index(replica)]
 
 
-def _changed(current: tuple[int, ...], new: Sequence[int] | None) -> tuple[int, ...]:
+def _new_or_current(current: tuple[int, ...], new: Sequence[int] | None) -> tuple[int, ...]:
     return current if new is None else tuple(new)
 
 

@@ -265,9 +265,9 @@ class MetadataLog:
         else:
             self._replaying = True
             self._preparing = asyncio.get_running_loop().create_task(work)
-            self._preparing.add_done_callback(self._prepared)
+            self._preparing.add_done_callback(self._on_prepared)
 
-    def _prepared(self, task: asyncio.Task[None]) -> None:
+    def _on_prepared(self, task: asyncio.Task[None]) -> None:
         if self._preparing is not task or task.cancelled():
             return
         self._preparing = None

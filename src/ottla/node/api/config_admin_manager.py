@@ -135,13 +135,13 @@ def _check_broker(
                 f"Unexpected broker id, expected {context.config.node_id}, but received {resource.name}"
             )
     if incremental:
-        settings = _changed(context.image.config(resource), changes)
+        settings = _apply_changes(context.image.config(resource), changes)
     else:
         settings = {change.name: change.value or "" for change in changes}
     check_broker_settings(context.config, settings, per_broker=bool(resource.name))
 
 
-def _changed(current: Mapping[str, str], changes: Sequence[Change]) -> dict[str, str]:
+def _apply_changes(current: Mapping[str, str], changes: Sequence[Change]) -> dict[str, str]:
     settings = dict(current)
     for name, operation, value in changes:
         if operation == OpType.DELETE:

@@ -102,9 +102,9 @@ class AlterReplicaLogDirsManager:
             return
         task = asyncio.get_running_loop().create_task(self._move(partition, future), name=f"move of {tp}")
         self._moves[tp] = (partition, task)
-        task.add_done_callback(lambda done: self._ended(partition, done))
+        task.add_done_callback(lambda done: self._on_move_ended(partition, done))
 
-    def _ended(self, partition: Partition, task: asyncio.Task[None]) -> None:
+    def _on_move_ended(self, partition: Partition, task: asyncio.Task[None]) -> None:
         tp = partition.topic_partition
         if task.cancelled():
             return  # cancelled, or the node stops

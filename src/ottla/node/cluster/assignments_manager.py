@@ -60,13 +60,13 @@ class AssignmentsManager:
     def report(self, partitions: Iterable[Partition]) -> None:
         """Report the replicas that are not where the metadata say."""
         topics = self._metadata.image.topics.by_id
-        settled = not self._moving and not self._changed
+        nothing_pending = not self._moving and not self._changed
         for partition in partitions:
             # Nearly all are where they are known to be, and a start comes by here with every one of them.
             directory = partition.log.directory.directory_id
-            if not (settled and _known_directory(topics, partition) == directory) and self._must_report(
-                partition
-            ):
+            if not (
+                nothing_pending and _known_directory(topics, partition) == directory
+            ) and self._must_report(partition):
                 self._waiting[_key(partition)] = partition
         if self._waiting and self._task is None:
             self._task = asyncio.get_running_loop().create_task(

@@ -91,7 +91,9 @@ class Coordinators:
             load_bytes=config.number("offsets.load.buffer.size"),
         )
         self._replicas.add_progress_listener(groups.on_partition_progress)
-        groups.on_metadata_update(self._metadata.image, leaders=_led(self._replicas, CONSUMER_OFFSETS_TOPIC))
+        groups.on_metadata_update(
+            self._metadata.image, leaders=_led_partitions(self._replicas, CONSUMER_OFFSETS_TOPIC)
+        )
         return groups
 
     @property
@@ -129,7 +131,7 @@ class Coordinators:
         )
         self._replicas.add_progress_listener(service.on_partition_progress)
         service.on_metadata_update(
-            self._metadata.image, leaders=_led(self._replicas, TRANSACTION_STATE_TOPIC)
+            self._metadata.image, leaders=_led_partitions(self._replicas, TRANSACTION_STATE_TOPIC)
         )
         return TransactionParts(service, marker_sender, add_partitions)
 
@@ -152,7 +154,7 @@ class Coordinators:
                 image, leaders=changes.leaders, followers=changes.followers, deleted_topics=deleted_topics
             )
             if delta is not None:
-                for broker in _gone(delta, image):
+                for broker in _fenced_or_removed_brokers(delta, image):
                     self._transactions.on_broker_gone(broker)
         elif TRANSACTION_STATE_TOPIC in led:
             self._transactions = self._make_transactions()
@@ -181,13 +183,13 @@ class Coordinators:
             await self._groups.close()
 
 
-def _gone(delta: MetadataDelta, image: MetadataImage) -> list[int]:
+def _fenced_or_removed_brokers(delta: MetadataDelta, image: MetadataImage) -> list[int]:
     """The brokers that a delta fences or removes."""
     brokers = image.cluster.brokers
     return [id for id in delta.changed_brokers if id not in brokers or brokers[id].fenced]
 
 
-def _led(partitions: Iterable[Partition], topic: str) -> list[Partition]:
+def _led_partitions(partitions: Iterable[Partition], topic: str) -> list[Partition]:
     return [
         partition
         for partition in partitions

@@ -431,11 +431,11 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._finish(request, reply)
         else:
             request.task = asyncio.ensure_future(reply)
-            request.task.add_done_callback(lambda task: self._done(request, task))
+            request.task.add_done_callback(lambda task: self._on_request_done(request, task))
 
     # Responses
 
-    def _done(self, request: PendingRequest, task: asyncio.Future[Parts | None]) -> None:
+    def _on_request_done(self, request: PendingRequest, task: asyncio.Future[Parts | None]) -> None:
         if self.closed:
             if not task.cancelled():
                 task.exception()

@@ -325,11 +325,11 @@ class KafkaRaftClient:
                 self._listener.on_leader_change(effect.leader_id, effect.epoch)
 
     def _spawn(self, name: str, work: Callable[[*_Ts], Awaitable[None]], *args: *_Ts) -> None:
-        task = asyncio.get_running_loop().create_task(self._guarded(work, *args), name=name)
+        task = asyncio.get_running_loop().create_task(self._run_or_fail(work, *args), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guarded(self, work: Callable[[*_Ts], Awaitable[None]], *args: *_Ts) -> None:
+    async def _run_or_fail(self, work: Callable[[*_Ts], Awaitable[None]], *args: *_Ts) -> None:
         try:
             await work(*args)
         except (asyncio.CancelledError, GeneratorExit):

@@ -74,7 +74,7 @@ class ClusterChecker:
             self._leaders[key] = node
             self._world.event("leads", self.machines[node])
         elif known != node:
-            self._world.violated(
+            self._world.report_violation(
                 f"node {node} leads {partition.topic_partition} in epoch {partition.leader_epoch}, "
                 f"which had the leader {known}"
             )
@@ -102,7 +102,7 @@ class ClusterChecker:
             return
         known = self._images.setdefault(offset, image)
         if known is not image and known != image:
-            self._world.violated(f"{who} has another metadata image up to {offset} than other nodes")
+            self._world.report_violation(f"{who} has another metadata image up to {offset} than other nodes")
         if offset > self.newest.provenance.last_contained_offset:
             self.newest = image
         if len(self._images) > _KNOWN_IMAGES:
@@ -121,12 +121,12 @@ class ClusterChecker:
         entry = None if history is None else history.entries.get(sent.offset)
         if entry is None:
             end = None if history is None else history.end
-            self._world.violated(
+            self._world.report_violation(
                 f"{sent.value!r} is acknowledged at {sent.topic}-{sent.partition} {sent.offset}, and "
                 f"committed is only what is below {end}"
             )
         elif entry.value != sent.value:
-            self._world.violated(
+            self._world.report_violation(
                 f"{sent.value!r} is acknowledged at {sent.topic}-{sent.partition} {sent.offset}, where "
                 f"{entry.value!r} is committed"
             )
@@ -142,12 +142,14 @@ class ClusterChecker:
         where = f"{topic}-{partition} {offset}"
         if history is None or entry is None:
             end = None if history is None else history.end
-            self._world.violated(f"{value!r} was read at {where}, and committed is only what is below {end}")
+            self._world.report_violation(
+                f"{value!r} was read at {where}, and committed is only what is below {end}"
+            )
         elif entry.value != value:
-            self._world.violated(f"{value!r} was read at {where}, where {entry.value!r} is committed")
+            self._world.report_violation(f"{value!r} was read at {where}, where {entry.value!r} is committed")
         elif read_committed and (not entry.decided or offset >= history.last_stable_offset):
             state = "still open" if entry.decided is None else "aborted" if not entry.decided else "decided"
-            self._world.violated(
+            self._world.report_violation(
                 f"{value!r} was read as committed at {where}; its transaction is {state}, and the last "
                 f"stable offset {history.last_stable_offset}"
             )
@@ -244,7 +246,7 @@ class NodeWatcher:
             with self._disk.undisturbed():
                 self._compare(partition, max(min(checked, high_watermark), log.log_start_offset))
         except Mismatch as mismatch:
-            self._world.violated(str(mismatch))
+            self._world.report_violation(str(mismatch))
         except (KafkaError, OSError) as error:
             self._world.trace.add("checker", f"cannot read {partition.topic_partition}: {error}")
             return
@@ -254,7 +256,7 @@ class NodeWatcher:
         """Check that a leader that commits has `min.insync.replicas` in sync."""
         wanted = min(partition.log.config.min_insync_replicas, len(partition.replicas))
         if len(partition.isr) < wanted and len(partition.replicas) > 1:
-            self._world.violated(
+            self._world.report_violation(
                 f"node {self.id} commits {partition.topic_partition} up to {partition.log.high_watermark} "
                 f"with {sorted(partition.isr)} in sync; min.insync.replicas is {wanted}"
             )

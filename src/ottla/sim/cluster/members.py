@@ -126,11 +126,11 @@ class ClusterMember:
         node = self._node = _WatchedNode(runtime, NodeConfig(self.settings), self._watch)
         try:
             await node.start()
-            reason = await node.failed()
+            reason = await node.wait_until_failed()
         except NodeFailed as error:
             reason = str(error)
         if not self.has_disk_fault:
-            self._world.violated(f"node {self.id} gave up, and its disk has no fault: {reason}")
+            self._world.report_violation(f"node {self.id} gave up, and its disk has no fault: {reason}")
         self._world.trace.add(self.machine.name, f"ends: {reason}")
         self._world.coverage["a node ends by itself"] += 1
         self._end(process)

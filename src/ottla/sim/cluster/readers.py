@@ -76,7 +76,7 @@ class StandaloneReader:
                         *key, record.offset, _bytes(record.value), read_committed=self._read_committed
                     )
                     if record.offset <= last.get(key, -1):
-                        environment.world.violated(
+                        environment.world.report_violation(
                             f"{self.name} read {record.topic}-{record.partition} {record.offset} after "
                             f"{last[key]}"
                         )
@@ -173,7 +173,7 @@ class GroupReader:
                 c.offset <= record.offset and c.state is not OperationState.DONE for c in group.commits[key]
             )
             if record.offset < least and not late:
-                environment.world.violated(
+                environment.world.report_violation(
                     f"{self.name} of group {group.name} begins at {record.topic}-{record.partition} "
                     f"{record.offset}, and {least} was confirmed"
                 )

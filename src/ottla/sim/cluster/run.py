@@ -162,7 +162,7 @@ class ClusterRun:
         checking.cancel()
         broken = next(verdict(self.checker, environment.journal, self._committed), None)
         if broken is not None:
-            world.violated(broken)
+            world.report_violation(broken)
         self._check_logged_errors()
 
     def _busy(self, names: set[str]) -> str | None:
@@ -174,7 +174,7 @@ class ClusterRun:
         deadline = self.world.loop.time() + limit_s
         while (text := missing()) is not None:
             if self.world.loop.time() >= deadline:
-                self.world.violated(f"{limit_s:.0f} s without any fault, and {text}")
+                self.world.report_violation(f"{limit_s:.0f} s without any fault, and {text}")
                 return False
             await asyncio.sleep(0.25)
         return True
@@ -187,7 +187,7 @@ class ClusterRun:
 
     def _check_logged_errors(self) -> None:
         for who, text in self.world.log_handler.unexpected[:1]:
-            self.world.violated(f"{who} logged an error that no fault explains: {text}")
+            self.world.report_violation(f"{who} logged an error that no fault explains: {text}")
 
     def _is_explained(self, who: str, error: Exception) -> bool:
         """Whether a disk fault of the node explains an error that it logged."""

@@ -32,16 +32,16 @@ Offsets = Mapping[str, Mapping[PartitionKey, int]]
 
 def verdict(checker: ClusterChecker, journal: Journal, committed: Offsets) -> Iterator[str]:
     """The broken guarantees, one line for each."""
-    yield from _lost(checker, journal)
-    yield from _doubled(checker, journal)
-    yield from _disordered(checker, journal)
-    yield from _torn(checker, journal)
+    yield from _check_lost(checker, journal)
+    yield from _check_duplicated(checker, journal)
+    yield from _check_order(checker, journal)
+    yield from _check_transactions(checker, journal)
     for group in journal.groups.values():
         offsets = committed.get(group.name)
         if offsets is not None:
-            yield from _group(checker, group, offsets)
+            yield from _check_group(checker, group, offsets)
             if group.copies_to is not None:
-                yield from _copied(checker, group, offsets)
+                yield from _check_copies(checker, group, offsets)
 
 
 def _values(checker: ClusterChecker, topic: str, partition: int) -> Counter[bytes]:
@@ -58,7 +58,7 @@ def _by_partition(checker: ClusterChecker, sent: list[SentRecord]) -> dict[Parti
     return found
 
 
-def _lost(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
+def _check_lost(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
     for (topic, partition), records in _by_partition(checker, journal.sent).items():
         values = _values(checker, topic, partition)
         lost = [
@@ -82,7 +82,7 @@ def _is_promised(checker: ClusterChecker, record: SentRecord) -> bool:
     return record.acks == 1 and checker.leader_epoch(record.topic, record.partition) == record.leader_epoch
 
 
-def _doubled(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
+def _check_duplicated(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
     careful = [record for record in journal.sent if record.idempotent]
     for (topic, partition), records in _by_partition(checker, careful).items():
         values = _values(checker, topic, partition)
@@ -91,7 +91,7 @@ def _doubled(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
             yield f"{len(twice)} records of {topic}-{partition} are duplicated, among them {twice[:3]}"
 
 
-def _disordered(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
+def _check_order(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
     careful = [record for record in journal.sent if record.idempotent]
     for (topic, partition), records in _by_partition(checker, careful).items():
         history = checker.history(topic, partition)
@@ -110,7 +110,7 @@ def _disordered(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
             last[session] = number
 
 
-def _torn(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
+def _check_transactions(checker: ClusterChecker, journal: Journal) -> Iterator[str]:
     visible: dict[PartitionKey, set[bytes | None]] = {}
     for transaction in journal.transactions:
         shown = hidden = 0
@@ -135,7 +135,7 @@ def _fate(state: OperationState) -> str:
     return "aborted" if state is OperationState.FAILED else "never committed"
 
 
-def _group(
+def _check_group(
     checker: ClusterChecker, group: GroupHistory, offsets: Mapping[PartitionKey, int]
 ) -> Iterator[str]:
     for partition, offset in sorted(offsets.items()):
@@ -165,7 +165,7 @@ def _group(
             )
 
 
-def _copied(
+def _check_copies(
     checker: ClusterChecker, group: GroupHistory, offsets: Mapping[PartitionKey, int]
 ) -> Iterator[str]:
     """Check that each record below the committed offset is copied exactly once, and none above it."""

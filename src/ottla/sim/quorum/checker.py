@@ -40,7 +40,7 @@ class QuorumChecker:
     def on_leader_named(self, epoch: int, leader: int, by: int) -> None:
         known = self._leaders.setdefault(epoch, leader)
         if known != leader:
-            self._world.violated(
+            self._world.report_violation(
                 f"node {by} names {leader} as the leader of epoch {epoch}, which had the leader {known}"
             )
 
@@ -53,7 +53,7 @@ class QuorumChecker:
         self.on_leader_named(epoch, node, node)
         end = max((end for committed_in, end in self._commits if committed_in < epoch), default=0)
         if log.end.offset < end:
-            self._world.violated(
+            self._world.report_violation(
                 f"node {node} leads epoch {epoch} with a log that ends at {log.end.offset}, but everything "
                 f"below {end} was committed before"
             )
@@ -77,12 +77,12 @@ class QuorumChecker:
                 batch = _Batch(header.next_offset, header.leader_epoch, header.crc)
                 known = self._committed.get(header.base_offset)
                 if known is not None and known != batch:
-                    self._world.violated(
+                    self._world.report_violation(
                         f"node {node} {what} {batch} at {header.base_offset}, where {known} was committed"
                     )
                     return
                 if known is None and header.base_offset != self.committed_end:
-                    self._world.violated(
+                    self._world.report_violation(
                         f"node {node} {what} a batch at {header.base_offset} that begins where none did; "
                         f"everything below {self.committed_end} is committed"
                     )
@@ -99,7 +99,7 @@ class QuorumChecker:
 
     def on_acknowledged(self, value: bytes, end_offset: int) -> None:
         if value not in self._seen_values:
-            self._world.violated(f"{value!r} is acknowledged at {end_offset} and was not committed")
+            self._world.report_violation(f"{value!r} is acknowledged at {end_offset} and was not committed")
         self.acknowledged[value] = end_offset
 
     # States
@@ -107,7 +107,7 @@ class QuorumChecker:
     def on_applied(self, node: int, at: int, values: list[bytes]) -> None:
         """Check values that a node applied, from the `at`-th of its history on."""
         if values != self._values[at : at + len(values)]:
-            self._world.violated(f"node {node} applied another history from its {at}th value on")
+            self._world.report_violation(f"node {node} applied another history from its {at}th value on")
 
     @property
     def values(self) -> int:
@@ -116,8 +116,8 @@ class QuorumChecker:
     def check_final(self, node: int, values: list[bytes]) -> None:
         """Check the values of a node at the end, when all nodes have caught up."""
         if len(values) != len(self._values):
-            self._world.violated(f"node {node} applied {len(values)} of {len(self._values)} values")
+            self._world.report_violation(f"node {node} applied {len(values)} of {len(self._values)} values")
         self.on_applied(node, 0, values)
         missing = [value for value in self.acknowledged if value not in self._seen_values]
         if missing:
-            self._world.violated(f"acknowledged and lost: {missing[:5]}")
+            self._world.report_violation(f"acknowledged and lost: {missing[:5]}")

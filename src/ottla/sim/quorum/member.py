@@ -214,7 +214,7 @@ class SimQuorumMember:
 
     def on_failure(self, error: BaseException) -> None:
         if isinstance(error, Exception):  # and not a `SimCrash`
-            self._world.failed(f"node {self.id}", error)
+            self._world.report_failure(f"node {self.id}", error)
 
     # Snapshots
 

@@ -42,7 +42,7 @@ def _vote_not_synced() -> list[Patch]:
     return [(quorum_state_store, "write_file", write)]
 
 
-def _vote_told_before_it_is_written() -> list[Patch]:
+def _vote_sent_before_it_is_written() -> list[Patch]:
     original = client_module.KafkaRaftClient._perform
 
     def perform(self: client_module.KafkaRaftClient, effect: Any) -> None:
@@ -171,7 +171,7 @@ def _majority_of_half() -> list[Patch]:
 
 QUORUM_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "vote-not-synced": _vote_not_synced,
-    "vote-told-before-it-is-written": _vote_told_before_it_is_written,
+    "vote-sent-before-it-is-written": _vote_sent_before_it_is_written,
     "vote-forgotten-at-restart": _vote_forgotten_at_restart,
     "two-votes-an-epoch": _two_votes_an_epoch,
     "votes-for-any-log": _votes_for_any_log,
@@ -254,7 +254,7 @@ _PARTITIONS = QuorumScenario(
 )
 SCENARIOS: Mapping[str, QuorumScenario] = {
     "vote-not-synced": _ELECTIONS,
-    "vote-told-before-it-is-written": _ELECTIONS,
+    "vote-sent-before-it-is-written": _ELECTIONS,
     "vote-forgotten-at-restart": _ELECTIONS,
     "two-votes-an-epoch": _ELECTIONS,
     "epoch-not-checked": _CROWD,

@@ -281,7 +281,9 @@ class QuorumRun:
                     continue
                 patience_s = 2 * member.config.quorum.check_quorum_timeout_ms / 1000
                 if loop.time() - alone_since.setdefault(member.id, loop.time()) > patience_s:
-                    self.world.violated(f"node {member.id} is still leader although it reaches no majority")
+                    self.world.report_violation(
+                        f"node {member.id} is still leader although it reaches no majority"
+                    )
 
     def _reaches_majority(self, member: SimQuorumMember) -> bool:
         client, process = member.client, member.machine.process
@@ -309,7 +311,7 @@ class QuorumRun:
         number = 0
         while not self._is_caught_up(b"last"):
             if loop.time() >= deadline:
-                self.world.violated(
+                self.world.report_violation(
                     f"no recovery within {_RECOVERY_S:.0f} s after the last fault: {self._states()}"
                 )
                 return

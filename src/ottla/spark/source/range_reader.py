@@ -104,7 +104,7 @@ class _RangeReader:
             if fetched.data is None:
                 offset = self._skip_missing(fetched)
                 if decoder.rows:
-                    yield self._finished(decoder)
+                    yield self._finish_batch(decoder)
                 # A batch may begin before what was deleted, and still contain it.
                 decoder = self._decoder(offset)
                 if offset < end:
@@ -121,10 +121,10 @@ class _RangeReader:
             for begin, stop in pieces:
                 self._feed(decoder, records[begin:stop])
                 if decoder.rows >= BATCH_ROWS or decoder.nbytes >= BATCH_BYTES:
-                    yield self._finished(decoder)
+                    yield self._finish_batch(decoder)
             offset = next_offset
         if decoder.rows:
-            yield self._finished(decoder)
+            yield self._finish_batch(decoder)
 
     def _decoder(self, offset: int) -> ArrowDecoder:
         return ArrowDecoder(
@@ -135,7 +135,7 @@ class _RangeReader:
             expected_bytes=min(self._range.expected_bytes, BATCH_BYTES),
         )
 
-    def _finished(self, decoder: ArrowDecoder) -> pa.RecordBatch:
+    def _finish_batch(self, decoder: ArrowDecoder) -> pa.RecordBatch:
         rows = decoder.rows
         return self._shaper.shape(decoder.finish(), rows)
 

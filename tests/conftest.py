@@ -62,8 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch what Maven has to bring before the tests, whose time is limited. What could not be fetched is
-    tried again, and told, by the first test that needs it.
+    """Fetch what Maven has to bring before the tests, whose time is limited. The first test that needs a file
+    that could not be fetched tries again and reports the error.
     """
     gc.collect()
     gc.freeze()  # thousands of tests are there to stay: simulated lives need not walk over them at their end

@@ -283,31 +283,31 @@ def java_tool(both: Both, name: str, *args: str) -> str:
 
 def test_a_verifiable_producer_and_consumer_agree(ottla: LocalNode, both: Both, topic: str) -> None:
     address = ("--bootstrap-server", ottla.bootstrap_servers, "--topic", topic)
-    told = java.run_tool("org.apache.kafka.tools.VerifiableProducer", *address, "--max-messages", "500").out
-    assert json.loads(told.splitlines()[-1])["acked"] == 500
-    told = java.run_tool(
+    out = java.run_tool("org.apache.kafka.tools.VerifiableProducer", *address, "--max-messages", "500").out
+    assert json.loads(out.splitlines()[-1])["acked"] == 500
+    out = java.run_tool(
         "org.apache.kafka.tools.VerifiableConsumer", *address, "--group-id", topic, "--max-messages", "500"
     ).out
     consumed = [
-        event["count"] for event in map(json.loads, told.splitlines()) if event["name"] == "records_consumed"
+        event["count"] for event in map(json.loads, out.splitlines()) if event["name"] == "records_consumed"
     ]
     assert sum(consumed) == 500
-    assert '"name":"shutdown_complete"' in told
+    assert '"name":"shutdown_complete"' in out
 
 
 def test_the_cluster_tool_shows_the_cluster(ottla: LocalNode) -> None:
     tool, address = "org.apache.kafka.tools.ClusterTool", ("--bootstrap-server", ottla.bootstrap_servers)
     properties = (Path(ottla.data_dir) / "meta.properties").read_text()
-    told = java.run_tool(tool, "cluster-id", *address).out
-    assert f"cluster.id={told.split()[-1]}\n" in properties
+    out = java.run_tool(tool, "cluster-id", *address).out
+    assert f"cluster.id={out.split()[-1]}\n" in properties
     assert ottla.bootstrap_servers.rpartition(":")[2] in java.run_tool(tool, "list-endpoints", *address).out
 
 
 def test_every_version_that_the_tools_use_is_usable(ottla: LocalNode, both: Both) -> None:
-    told = java_tool(both, "BrokerApiVersionsCommand", "--bootstrap-server", ottla.bootstrap_servers)
-    assert "Produce(0): 0 to 13 [usable: 13]" in told
-    assert "Fetch(1): 4 to 18 [usable: 18]" in told
-    assert "NONE]" not in told
+    out = java_tool(both, "BrokerApiVersionsCommand", "--bootstrap-server", ottla.bootstrap_servers)
+    assert "Produce(0): 0 to 13 [usable: 13]" in out
+    assert "Fetch(1): 4 to 18 [usable: 18]" in out
+    assert "NONE]" not in out
 
 
 def test_groups_are_listed_described_reset_and_deleted(both: Both, topic: str) -> None:

@@ -40,14 +40,14 @@ def test_what_is_written_is_read(node: LocalNode, codec: str) -> None:
     topic = f"kcat-{codec}"
     lines = [f"key{n}:value {n}" for n in range(50)]
     kcat(node, "-P", "-t", topic, "-p", "0", "-K", ":", "-z", codec, stdin="\n".join(lines) + "\n")
-    told = kcat(node, "-C", "-t", topic, "-p", "0", "-o", "beginning", "-e", "-q", "-f", "%k:%s\\n")
-    assert told.splitlines() == lines
+    output = kcat(node, "-C", "-t", topic, "-p", "0", "-o", "beginning", "-e", "-q", "-f", "%k:%s\\n")
+    assert output.splitlines() == lines
 
 
 def test_headers_and_offsets_are_shown(node: LocalNode) -> None:
     kcat(node, "-P", "-t", "headers", "-p", "1", "-H", "colour=red", stdin="1\n2\n3\n")
-    told = kcat(node, "-C", "-t", "headers", "-p", "1", "-o", "-1", "-e", "-q", "-f", "%o %h %s\\n")
-    assert told == "2 colour=red 3\n"
+    output = kcat(node, "-C", "-t", "headers", "-p", "1", "-o", "-1", "-e", "-q", "-f", "%o %h %s\\n")
+    assert output == "2 colour=red 3\n"
 
 
 def test_metadata_and_offsets_by_time(node: LocalNode) -> None:

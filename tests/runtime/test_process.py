@@ -56,7 +56,7 @@ def test_what_main_leaves_running_is_cancelled() -> None:
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_termination_signals_reach_the_loop_and_only_while_asked_for(name: str) -> None:
     number = getattr(signal, name)
-    # A run in the background may have been told to ignore it.
+    # A run in the background may have been started with the signal ignored.
     before = signal.signal(number, signal.SIG_DFL)
 
     async def main() -> str:

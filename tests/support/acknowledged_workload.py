@@ -18,7 +18,7 @@ DEADLINE_SECONDS = 120
 
 
 class Load:
-    """Writes numbered records to every partition until told to stop, and notes what was acknowledged.
+    """Writes numbered records to every partition until it is stopped, and notes what was acknowledged.
 
     With `per_second` it writes no more than that. A value is a number and, unless they are `bare`, some dots.
     """
@@ -118,7 +118,7 @@ class Load:
         assert left == 0, f"{left} records are still under way"
 
     def check(self, bootstrap: str) -> None:
-        """After `finish`: what is in the topic is what was written, once, at the offsets that were told."""
+        """After `finish`: what is in the topic is what was written, once, at the acknowledged offsets."""
         assert self.failures == []
         for partition in range(self._partitions):
             found = read_all(bootstrap, self._topic, partition)

@@ -145,7 +145,7 @@ class ApacheKafka:
         return self._process is not None and self._process.poll() is None
 
     def partition_dir(self, topic: str, partition: int = 0) -> Path:
-        """The folder of a partition, in whichever log directory holds it."""
+        """Return the folder of a partition, in the log directory that holds it."""
         for log_dir in self.log_dirs:
             if (folder := log_dir / f"{topic}-{partition}").is_dir():
                 return folder

@@ -121,7 +121,7 @@ class Session:
         return answer
 
     def know(self, name: str, value: object) -> None:
-        """Gives an id its number now, whichever answer it will first appear in."""
+        """Give an id its number now, before it appears in an answer."""
         self._answers.know(name, value)
 
     @property

@@ -1,9 +1,9 @@
 """Formats of records: what `consume` prints and `produce` reads.
 
 Bytes are shown as text if they are UTF-8. In JSON, other bytes appear as `<name>_base64`, so that nothing is
-lost or guessed. A format string is `kcat`'s: `%t` topic, `%p` partition, `%o`
-offset, `%T` timestamp, `%k` key, `%s` value, `%h` headers, `%K` and `%S` the sizes of key and value, `%%` a
-percent sign; and `\\n`, `\\t`, `\\r`, `\\0`, `\\xNN`.
+lost or guessed. A format string is `kcat`'s, with `%d` added: `%t` topic, `%p` partition, `%o` offset, `%T`
+timestamp, `%d` timestamp as a date, `%k` key, `%s` value, `%h` headers, `%K` and `%S` the sizes of key and
+value, `%%` a percent sign; and `\\n`, `\\t`, `\\r`, `\\0`, `\\xNN`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ottla pipeline`: Spark's declarative pipelines over topics, embedded.
+"""`ottla pipeline`: create, check, run and show Spark's declarative pipelines over topics.
 
 `run` starts Spark in this process and, if requested, a node beside it, and shows the progress of the flows. A
 project is a standard one of Spark and runs with `spark-pipelines` as well; `ottla.bootstrap.servers` in its

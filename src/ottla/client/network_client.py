@@ -1,4 +1,4 @@
-"""The network side of a client: connections to brokers, current metadata, and the coordinators.
+"""The network client: a client's connections to brokers, its metadata and the coordinators.
 
 All components of one client share one `NetworkClient`. It has at most one connection to a broker, and further
 ones only for requests that a broker may hold for long (`Lane`), as a broker answers each connection in order.

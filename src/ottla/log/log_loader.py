@@ -1,4 +1,5 @@
-"""Create and load a partition: after a clean shutdown by its file names alone, after a crash by its batches.
+"""Create and load a partition: after a clean shutdown by file names and checkpoints, after a crash by
+batches.
 
 After a crash, interrupted deletions and swaps are completed or undone first (`interrupted_operations`). Then
 the segments from the recovery point on are recovered: every batch is checked, the indexes, the transaction
@@ -181,12 +182,14 @@ class LogLoader:
             except CorruptBatch:
                 return self._recover_log(segments)
         if not segments or end_offset < max(self.log_start, segments[-1].base_offset):
-            # The checkpoints and the files contradict each other: clean it was not.
+            # The checkpoints and the files contradict each other, so the shutdown was not clean.
             return self._recover_log(segments)
         return self._log(segments, end_offset, end_offset, end_verified=not known, names_synced=True)
 
     def _check_start(self, end_offset: int) -> None:
-        """Do not give up a whole log for one wrong number."""
+        """Refuse a log start offset beyond the end of the log, unless the policy is to truncate: one wrong
+        number in a checkpoint must not cost a whole log.
+        """
         message = (
             f"{self.dir} ended at offset {end_offset} at its clean shutdown, but {checkpoints.LOG_STARTS} "
             f"says that everything below {self.log_start} was deleted"
@@ -321,7 +324,7 @@ class LogLoader:
         except OSError as error:
             if not is_lack_of_room(error):
                 raise
-            _log.warning("no room for a producer snapshot, the log will do: %s", error)
+            _log.warning("no room for a producer snapshot, the next start reads the log instead: %s", error)
 
     def _first_to_scan(self, segments: list[LogSegment]) -> int:
         scan_from = max(self.recovery_point, self.log_start)

@@ -1,10 +1,11 @@
 """A node: broker, controller or both, from its data directories to its listeners.
 
-It starts from the bottom up: directories, the controller's listener, the metadata log; then, if it is a
-broker, it registers, still fenced, reads the metadata up to there, loads its logs, takes up its replicas,
-opens its listeners and asks to be unfenced. It stops in the opposite order. Requests that arrive before it is
-ready wait, except those of the quorum, without which no node gets ready. Each part takes the parts that it
-uses; only this module knows them all.
+`Node` is Kafka's `KafkaRaftServer` with its `BrokerServer` and `ControllerServer`. It starts from the bottom
+up: directories, the controller's listener, the metadata log; then, if it is a broker, it registers, still
+fenced, reads the metadata up to there, loads its logs, takes up its replicas, opens its listeners and asks to
+be unfenced. It stops in the opposite order. Requests that arrive before it is ready wait, except those of the
+quorum, without which no node gets ready. Each part takes the parts that it uses; only this module knows them
+all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names that every floor shares: a partition, the text of an id, and the topics that Kafka keeps for itself.
+"""Names that every package shares: a partition, the text of an id, and Kafka's internal topics.
 
 The address of a host and a port is `ottla.runtime.address.Address`: the network below needs it as well.
 """

@@ -63,7 +63,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotLoaded:
-    """The log starts over after this snapshot: what was applied before is void."""
+    """The log starts over after this snapshot: the listener discards the state it has applied before."""
 
     id: SnapshotId
 

@@ -7,9 +7,9 @@ depends on when exactly it is called. It never waits and never reads a clock: ev
 the milliseconds of a monotonic clock.
 
 Elections: before a voter starts a new epoch it asks whether it would win (pre-vote). The others grant that
-only if its log is at least as long as theirs and they do not hear from a leader themselves, so a node that
-was cut off and comes back disturbs no one. Invariant: a voter votes for one candidate in an epoch, and only
-for one whose log ends at or beyond its own.
+only if its log is at least as up to date as theirs (by its last epoch, then by its end offset) and they do
+not hear from a leader themselves, so a node that was cut off and comes back disturbs no one. Invariant: a
+voter votes for one candidate in an epoch, and only for one whose log is at least as up to date as its own.
 
 Replication: followers fetch; the leader answers with records, with the point where the logs diverge, or with
 the snapshot to start from. A fetch offset says that everything below it is on the fetcher's disk, so a
@@ -194,7 +194,7 @@ class KafkaRaftMachine:
             quorum.transition_to_resigned(now_ms)
         self.poll(now_ms)
 
-    # Questions
+    # Queries
 
     @property
     def is_shut_down(self) -> bool:
@@ -388,7 +388,7 @@ class KafkaRaftMachine:
     def _maybe_transition(
         self, epoch: int, leader_id: int | None, endpoints: Mapping[str, Address], now_ms: int
     ) -> None:
-        """Follow the news of an epoch, and of its leader if that is known."""
+        """Move to an epoch seen in a message, and follow its leader if that is known."""
         quorum = self.quorum
         if epoch < quorum.epoch:
             return
@@ -448,6 +448,7 @@ class KafkaRaftMachine:
         return self._vote_reply(granted=granted)
 
     def _can_grant_vote(self, request: Vote) -> bool:
+        """Decide on a vote or pre-vote in the present state, as Kafka's `canGrantVote` of each state does."""
         state = self.quorum.state
         up_to_date = is_up_to_date(request.last, self.quorum.log.end)
         if request.pre_vote:

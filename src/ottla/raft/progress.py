@@ -139,7 +139,7 @@ class ProgressTracker:
             if progress.key.id == id:
                 progress.acknowledged = True
 
-    # Questions
+    # Queries
 
     def has_lost_quorum(self, now_ms: int) -> bool:
         """Whether a majority has not fetched for too long: there may be another leader."""

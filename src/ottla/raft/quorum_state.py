@@ -139,7 +139,7 @@ class QuorumState:
                 )
         return UnattachedState(epoch, deadline, election.leader_id, election.voted)
 
-    # Questions
+    # Queries
 
     @property
     def epoch(self) -> int:

@@ -51,7 +51,8 @@ def filter_batch(
     level: int | None = None,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> bytes | bytearray | memoryview | None:
-    """Filter the batch at `pos`; return its own bytes if nothing changes, None if no record is left.
+    """Filter the batch at `pos` (Kafka's `shouldRetainRecord` for each record); return its own bytes if
+    nothing changes, None if no record is left.
 
     Control batches keep their records. A batch whose tombstones have passed their delete horizon loses them;
     `marker_of_empty_transaction` says that this control batch ends a transaction of which no data is left.

@@ -1,8 +1,8 @@
 """Validate a batch before the leader of a partition appends it, and assign its offsets.
 
-The rules, codes and messages are those of Kafka's broker. A batch that breaks a rule as a whole is refused
-with one code; a batch with records that break a rule is refused with `RecordErrors`, which names each of
-them. A batch that passes keeps its bytes wherever it can: base offset, leader epoch, timestamp type and
+The rules, codes and messages are those of Kafka's `LogValidator`. A batch that breaks a rule as a whole is
+refused with one code; a batch with records that break a rule is refused with `RecordErrors`, which names each
+of them. A batch that passes keeps its bytes wherever it can: base offset, leader epoch, timestamp type and
 maximum timestamp are patched in place, and the records are rewritten only for another codec, or if the offset
 deltas do not count up from 0. Nearly every batch is valid and not compressed: the kernel handles those by
 itself (`place_plain`), and the rules in this file are for the others.

@@ -149,8 +149,8 @@ class PartitionFetchState:
         return AfterFetch.PAUSE
 
     def _truncate_to_diverging_epoch(self, leader_epoch: int, leader_end_offset: int) -> None:
-        """Truncate the log to what it may have in common with a leader that ended `leader_epoch` there; the
-        next fetch finds out whether it agrees.
+        """Truncate the log to the part that it may share with a leader whose `leader_epoch` ended there; the
+        next fetch checks whether the logs agree. Kafka's `truncateOnFetchResponse`.
         """
         log = self.partition.log
         target = common_end_offset(log, leader_epoch, leader_end_offset)

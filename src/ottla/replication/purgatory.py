@@ -1,5 +1,7 @@
 """Requests that wait for partitions: acks=all for the high watermark, fetches for bytes.
 
+Kafka's `DelayedProduce` and `DelayedFetch` are conditions here, given by the handlers of the two requests.
+
 A delayed operation names the partitions it watches and a condition. The condition is checked again when one
 of them makes progress, at most once per turn of the event loop, and the operation completes when it holds or
 its timeout has passed. Invariant: no operation waits longer than its timeout, and progress of a partition

@@ -1,9 +1,10 @@
 """Fetch from one leader: one request at a time for all partitions that this broker follows there.
 
-The loop sends a fetch, processes the response and fetches again. The leader delays its response while there
-is nothing new, so an idle partition costs little. A partition that cannot go on at the moment pauses, up to
-`replica.fetch.backoff.ms`, while the others go on; if the leader cannot be reached, all of them pause.
-Invariant: a response is processed only in the leader epoch of its request.
+The loop is Kafka's `AbstractFetcherThread` and `ReplicaFetcherThread` in one. It sends a fetch, processes the
+response and fetches again. The leader delays its response while there is nothing new, so an idle partition
+costs little. A partition that cannot go on at the moment pauses, up to `replica.fetch.backoff.ms`, while the
+others go on; if the leader cannot be reached, all of them pause. Invariant: a response is processed only in
+the leader epoch of its request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small directories that are built once and used by every later run: homes of links for Spark and Java.
+"""Cache small directories for later runs: a Spark home and a Java home made of symbolic links.
 
 They lie under XDG_CACHE_HOME, or ~/.cache; where that cannot be written, in a directory of this user under
 the system's temporary one. A directory appears complete or not at all, also if several processes build it at

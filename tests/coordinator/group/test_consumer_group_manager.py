@@ -36,9 +36,9 @@ def test_a_second_member_waits_until_the_first_has_given_up_its_share() -> None:
     assert assigned(joined) == {}
     assert lab.consumers.members["b"].state is MemberState.UNRELEASED_PARTITIONS
     assert lab.consumers.state is ConsumerGroupState.RECONCILING
-    told = lab.beat("a", 2).ok()
-    assert told.member_epoch == 2  # it stays in its epoch until it has revoked
-    assert assigned(told) == {"logs": [0, 1]}
+    response = lab.beat("a", 2).ok()
+    assert response.member_epoch == 2  # it stays in its epoch until it has revoked
+    assert assigned(response) == {"logs": [0, 1]}
     still = lab.beat("a", 2, owned={"logs": [0, 1, 2, 3]}).ok()
     assert (still.member_epoch, still.assignment) == (2, None)
     assert lab.beat("b", 3).ok().assignment is None
@@ -248,8 +248,8 @@ def test_topics_that_are_deleted_are_given_up() -> None:
     lab.set_topic("gone", 1)
     lab.beat("a", 0, topics=("gone", "logs"))
     lab.delete_topic("gone")
-    told = lab.beat("a", 2).ok()
-    assert assigned(told) == {"logs": [0, 1, 2, 3]}
+    response = lab.beat("a", 2).ok()
+    assert assigned(response) == {"logs": [0, 1, 2, 3]}
     done = lab.beat("a", 2, owned={"logs": [0, 1, 2, 3]}).ok()
     assert done.member_epoch == 3
 
@@ -258,8 +258,8 @@ def test_a_subscription_that_shrinks_is_given_up_without_waiting() -> None:
     lab = lab_with()
     lab.set_topic("other", 1)
     lab.beat("a", 0, topics=("logs", "other"))
-    told = lab.beat("a", 2, topics=("other",)).ok()
-    assert assigned(told) == {"other": [0]}
+    response = lab.beat("a", 2, topics=("other",)).ok()
+    assert assigned(response) == {"other": [0]}
     assert lab.consumers.members["a"].state is MemberState.UNREVOKED_PARTITIONS
 
 
@@ -528,8 +528,8 @@ class TestMigration:
         joined = lab.join(member).ok()
         assert (joined.generation_id, joined.leader, joined.protocol_name) == (3, "", "range")
         assert decoded(lab.sync(member, 3).ok().assignment) == {}
-        told = lab.beat("new", 2).ok()
-        lab.beat("new", 2, owned={"logs": assigned(told)["logs"]})
+        response = lab.beat("new", 2).ok()
+        lab.beat("new", 2, owned={"logs": assigned(response)["logs"]})
         assert lab.heartbeat(member, 3).error is ErrorCode.REBALANCE_IN_PROGRESS
         assert lab.join(member).ok().generation_id == 3
         assert decoded(lab.sync(member, 3).ok().assignment) == {"logs": [2, 3]}

@@ -2,8 +2,9 @@
 
     OUTSIDE -> JOINING -> STABLE -> OUTSIDE, whenever the group rebalances
 
-Joining runs as a task, as it can take as long as the slowest member. Listeners and assignments run in `poll`,
-within the user's `poll`. With the cooperative protocol the user keeps reading meanwhile.
+This is the part of Kafka's `ConsumerCoordinator` that deals with membership. Joining runs as a task, as it
+can take as long as the slowest member. Listeners and assignments run in `poll`, within the user's `poll`.
+With the cooperative protocol the user keeps reading meanwhile.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class FetchSessionHandler:
         self._sent = dict(wanted)
 
     def handle_response(self, session_id: int, error: int) -> bool:
-        """Take the session of a response; False if the broker denied it and the response is void."""
+        """Take the session of a response; False if the broker denied it and the response holds no data."""
         if error:
             if error in _DENIED:
                 self._id = 0

@@ -1,4 +1,4 @@
-"""The producer: from a record to its batch."""
+"""The producer client: assign each record to a partition and to a batch, which the `Sender` sends."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class ProducerBatch:
         self._on_done()
 
     def _on_done(self) -> None:
-        assert not self.is_done, f"a batch of {self.partition} was settled twice"
+        assert not self.is_done, f"a batch of {self.partition} was completed twice"
         self.is_done = True
         if self._done is not None and not self._done.done():
             self._done.set_result(None)

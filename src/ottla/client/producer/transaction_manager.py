@@ -256,7 +256,7 @@ class TransactionManager:
             raise KafkaError(
                 error.code,
                 f"transactional.id {self._id!r}: whether the {what} happened is not known ({error}); "
-                "a new producer with the same id settles it",
+                "create a new producer with the same id, which completes it",
             ) from error
         except asyncio.CancelledError:
             self.state = (

@@ -514,7 +514,9 @@ class ClassicGroupManager:
         return self._complete_join_phase(group, now)
 
     def _maybe_complete_join_phase(self, group: ClassicGroup, now: EventTime) -> Effects:
-        """Complete the join phase if all members have joined; the first rebalance waits for its delay."""
+        """Complete the join phase if all members have joined (Kafka's `tryCompleteJoin`); the first rebalance
+        waits for its delay.
+        """
         if group.state is PREPARING and group.previous_state is not EMPTY and group.all_joined:
             return self._complete_join_phase(group, now)
         return Effects()

@@ -1,4 +1,6 @@
-"""The operations of the group coordinator with the types of their replies, and news for its shards."""
+"""The operations of the group coordinator with the types of their replies, and the changes of metadata and
+settings that its shards are given.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The runtime of every coordinator: shards over the partitions of an internal topic that this broker leads.
 
 For each such partition the runtime loads the log into a `CoordinatorShard` and then gives it one event at a
-time: the shard says what shall happen, the runtime appends the records as one batch, replays them into the
+time: the shard returns `Effects`, the runtime appends their records as one batch, replays them into the
 shard, and gives the replies when the high watermark has passed the batch. Invariants:
 
 * the state of a shard is the state of its log: nothing is replayed that was not appended;

@@ -1,9 +1,9 @@
 """The interface between a coordinator's state machine and the runtime that drives it.
 
-A `CoordinatorShard` is given an operation and the time, and says what shall happen as `Effects`: records to
-write, replies to give, work to start. It changes its durable state only when the runtime replays those
-records, which is after they have been appended. So a write that fails has changed nothing, and the state is
-always that of the shard's partition.
+A `CoordinatorShard` is given an operation and the time, and returns `Effects`: records to write, replies to
+give, work to start. It changes its durable state only when the runtime replays those records, which is after
+they have been appended. So a write that fails has changed nothing, and the state is always that of the
+shard's partition.
 """
 
 from __future__ import annotations

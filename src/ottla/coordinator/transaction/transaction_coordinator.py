@@ -6,12 +6,13 @@ is a record; once that is committed, the markers go out (`WriteMarkers`), and wh
 (`MarkersWritten`) another record completes the transaction. After a load, the markers of every transaction
 that was decided and not completed go out again.
 
-InitProducerId: a producer that begins takes the transactional id over. The epoch moves on, so all messages of
-the producer before are refused. If that one left a transaction open, it is aborted first, and the new
-producer asks again; or it is kept, for the new producer to decide. A producer that goes on after an error
-names itself, and is refused if it has been replaced in the meantime. One difference from Kafka: a producer
-that names itself by an old epoch is fenced at once; Kafka first aborts the open transaction of the producer
-that has replaced it.
+InitProducerId: a new producer takes over the transactional id. The coordinator bumps the epoch, so requests
+of the previous producer are fenced. If the previous producer left a transaction open, the coordinator aborts
+it first, and the new producer has to repeat its request; with `keep_prepared` the transaction stays open, and
+the new producer commits or aborts it. A producer that continues after an error sends its producer id and
+epoch, and is refused if it has been replaced in the meantime. One difference from Kafka: a producer that
+sends an old epoch is fenced at once; Kafka first aborts the open transaction of the producer that has
+replaced it.
 
 EndTxn: `end_txn_rules` says what it means in which state. With transaction version 2 the markers carry the
 next epoch, and the client goes on with it; when its epochs are used up, it goes on with a fresh producer id.
@@ -195,7 +196,7 @@ class TransactionCoordinator:
             self._ongoing.add(transactional_id)
 
     def replay_end_transaction(self, producer: ProducerIdAndEpoch, commit: bool) -> None:
-        """There are no transactions in this topic; their state is not written within one."""
+        """Do nothing: no record of this topic is part of a transaction, so it has no markers."""
 
     # InitProducerId
 
@@ -215,7 +216,7 @@ class TransactionCoordinator:
         return self._init_while_idle(to, request, transaction, timeout_ms, now)
 
     def _check_init(self, request: InitProducerId) -> int:
-        """The timeout that applies; raises if the request is refused whatever the state."""
+        """Return the timeout that applies; raise if the request is refused in any state."""
         config = self._config
         if request.enable_two_phase and not config.two_phase_commit_enabled:
             raise KafkaError(

@@ -1,15 +1,15 @@
 """The log cleaner: keeps the compacted logs of a node compact, in the background and within its budget.
 
 Each worker takes the dirtiest log that no other worker cleans, compacts it slice by slice in the pool, and
-swaps the result in on the event loop, group by group. Between two slices it pays for the bytes it moved
-(`Throttler`) and looks whether the log is still the one it began with: a log that was truncated, deleted,
-moved or paused meanwhile is left as it is and tried again later, since until a swap nothing refers to what
-was written.
+swaps the result in on the event loop, group by group. Between two slices it waits as long as the `Throttler`
+asks for the bytes moved and checks whether the log is still the one it began with: a log that was truncated,
+deleted, moved or paused meanwhile is left as it is and tried again later, since nothing refers to the new
+segment before it is swapped in.
 
 The swap is `UnifiedLog.replace_segments`: all files of the new segment are synced under `.cleaned`, renamed
-to `.swap`, and that made durable (from here on recovery completes the swap, before it undoes it); then the
-old segments are renamed to `.deleted` and that made durable; then the new one gets its final name. Cleaning
-stays below the recovery point, where recovery expects gaps between offsets.
+to `.swap`, and that made durable (after a crash before this point recovery undoes the swap, after it recovery
+completes it); then the old segments are renamed to `.deleted` and that made durable; then the new one gets
+its final name. Cleaning stays below the recovery point, where recovery expects gaps between offsets.
 
 A log whose records cannot be read is marked uncleanable, with an error in the node's log, and left alone
 until the node starts again; the others go on.
@@ -309,7 +309,7 @@ class LogCleaner:
             now_ms=now_ms,
             max_group_bytes=int(log.config.segment_bytes * self._group_share.get(log, 1.0)),
         )
-        # No more keys than offsets, so a small range needs but a small map.
+        # There are no more keys than offsets, so a small map is enough for a small range.
         needed = MAP_ENTRY_BYTES * (int((end - start) / config.io_buffer_load_factor) + 2)
         offset_map = OffsetMap(
             min(config.dedupe_buffer_size // config.threads, needed),
@@ -325,7 +325,7 @@ class LogCleaner:
             try:
                 progress: CompactionProgress = await self._in_pool(work.advance, SLICE_BYTES)
             except Exception:
-                # What was read of a log that has been truncated is no sign of damage.
+                # If the log was truncated meanwhile, the error does not mean damage.
                 self._check_unchanged(log, work, truncation_count)
                 raise
             delay = self._throttle.delay_after(progress.moved_bytes)

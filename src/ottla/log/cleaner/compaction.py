@@ -1,17 +1,17 @@
 """Compaction of one log: the newest record of each key stays, and every record that stays keeps its offset.
 
-First the keys of the dirty part go into an offset map (key hash -> newest offset) of bounded size; where it
-is full the dirty part ends for this time. Then all segments from the start of the log up to there are
-copied, group by group, into one new segment each, without
+First the keys of the dirty part go into an offset map (key hash -> newest offset) of bounded size; if the map
+fills up, this cleaning ends there. Then the segments from the start of the log up to that offset are copied,
+each group of segments into one new segment. Left out are
 
-- records that the map knows a newer one of, and records without a key;
+- records whose key has a newer record in the map, and records without a key;
 - tombstones whose delete horizon has passed (the first cleaning that meets one sets the horizon, KIP-534);
 - records of aborted transactions, and markers of transactions of which nothing else is left, by the same
   horizon.
 
-A batch that loses all its records stays as an empty one where it is the last that tells of an active
-producer, be it its last data or, if that is gone, its last marker, and where it is the last of the cleaned
-range, so that neither the sequence numbers nor the end of the range are forgotten.
+A batch that loses all its records is kept as an empty batch in two cases: if it is the last batch of an
+active producer (its last data or, where there is none, its last marker), since it holds the producer's epoch
+and sequence number; and if it is the last batch of the cleanable range, since it holds the end of the range.
 
 `Compaction` does no more than write `.cleaned` files and sync them; nothing refers to these before the event
 loop swaps them in (`UnifiedLog.replace_segments`, with the order of its steps), and recovery removes what a
@@ -193,7 +193,7 @@ class CleanedTransactionMetadata:
 
 
 class Compaction:
-    """One cleaning of one log. `advance` until it says that it is done; `discard` in any case."""
+    """One cleaning of one log. The caller calls `advance` until that is done, and `discard` in any case."""
 
     def __init__(
         self, plan: CompactionPlan, handles: FileHandles, offset_map: OffsetMap, *, io_buffer_bytes: int
@@ -228,7 +228,7 @@ class Compaction:
         self._unfinished = None
 
     def discard(self) -> None:
-        """Remove what has not become part of the log. Not while `advance` runs."""
+        """Remove the files that have not become part of the log. Not to be called while `advance` runs."""
         self._work.close()
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is None or unfinished.new.suffix != CLEANED:
@@ -254,7 +254,7 @@ class Compaction:
             yield from self._clean(tuple(measured.segment for measured in group), transactions)
 
     def _fill_map(self) -> Iterator[None]:
-        """Enter the keys of the dirty part, as far as the map has room."""
+        """Enter the keys of the dirty part as far as the map has room: Kafka's `buildOffsetMap`."""
         plan = self.plan
         start = plan.first_dirty_offset
         offset_map = self._map
@@ -290,7 +290,7 @@ class Compaction:
     def _clean(
         self, old: tuple[LogSegment, ...], transactions: CleanedTransactionMetadata
     ) -> Iterator[CleanedGroup | None]:
-        """Copy what stays of a group into a new segment."""
+        """Copy the retained batches of a group into a new segment: Kafka's `cleanSegments`."""
         plan = self.plan
         new = LogSegment.create(
             self._handles, plan.dir, old[0].base_offset, plan.config, suffix=CLEANED, created_ms=plan.now_ms
@@ -317,8 +317,8 @@ class Compaction:
     def _filter(
         self, chunk: _Chunk, transactions: CleanedTransactionMetadata
     ) -> tuple[bytes | memoryview, list[BatchHeader]]:
-        """What stays of a chunk, and the headers of it. Neighbours that stay as they are, are copied as
-        one.
+        """Return the bytes of a chunk that are retained, and their headers. Adjacent batches that are
+        retained unchanged are copied as one.
         """
         parts: list[Buffer] = []
         headers: list[BatchHeader] = []
@@ -349,7 +349,7 @@ class Compaction:
     def _filter_batch(
         self, chunk: _Chunk, at: int, header: BatchHeader, transactions: CleanedTransactionMetadata
     ) -> Buffer | None:
-        """What stays of a batch: its own bytes, others, or nothing."""
+        """Return a batch with the records that are retained: its own bytes, new ones, or None for nothing."""
         plan = self.plan
         ends_empty_transaction = False
         try:
@@ -387,7 +387,7 @@ class Compaction:
         return header.is_control and header.producer_epoch == last.producer_epoch
 
     def _read(self, segment: LogSegment, position: int) -> Iterator[_Chunk]:
-        """The batches of a segment from a batch's position on, as many at a time as the buffer holds."""
+        """Yield the batches of a segment from a position on, as many at a time as the buffer holds."""
         size = segment.size
         while position < size:
             buffer = segment.read(position, self._io_buffer_bytes)

@@ -1,4 +1,4 @@
-"""Which log to clean next, and how much of it.
+"""Choose the log to clean next and the range of it to clean, as Kafka's `LogCleanerManager` does.
 
 A compacted log has a clean part, where the last cleaning has left one record of each key, and a dirty part
 behind it, up to the first offset that must not be cleaned: the active segment, what is not stable or not

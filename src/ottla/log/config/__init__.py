@@ -1,1 +1,1 @@
-"""The settings of a log, below everything that reads them."""
+"""The configuration of a topic's log, which the modules of `ottla.log` and of its packages import."""

@@ -1,1 +1,1 @@
-"""Dump: the files of a partition and of a data directory as rows, as Kafka's dump tool shows them."""
+"""Show the files of a partition and of a data directory as rows, as Kafka's `DumpLogSegments` does."""

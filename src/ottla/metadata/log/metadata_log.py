@@ -373,7 +373,7 @@ class MetadataLog:
                 self._changed = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._changed)
 
-    # Questions
+    # Subscriptions and state
 
     def subscribe(self, subscriber: Subscriber) -> MetadataImage:
         """Call `subscriber` with every delta and image from here on; returns the image to start from."""

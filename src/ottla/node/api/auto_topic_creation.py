@@ -1,6 +1,7 @@
 """Topics that a broker creates because a client asked for them: by Metadata, or for a coordinator's state.
 
-The topic is in the metadata log before any client gets a response about it.
+This is Kafka's `AutoTopicCreationManager`, except that the topic is in the metadata log before any client
+gets a response about it.
 """
 
 from __future__ import annotations

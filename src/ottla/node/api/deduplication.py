@@ -1,4 +1,4 @@
-"""Requests that name the same thing more than once.
+"""Deduplicate the items of long requests that name the same thing more than once.
 
 Apache Kafka describes a thing as often as the request names it. So does a node, except in a request of more
 items than any client sends: a description may be thousands of times as large as the name that asks for it, so

@@ -1,4 +1,4 @@
-"""From a frame to its handler and back.
+"""Decode a request, call its handler and encode the response, as Kafka's `KafkaApis` and `ControllerApis`.
 
 A request of an unknown API or version, or one that cannot be decoded, closes its connection: its client could
 not read a response in another version than the one it expects. ApiVersions alone is answered then, in version

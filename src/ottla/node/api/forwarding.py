@@ -1,10 +1,10 @@
 """Requests that only the active controller decides, sent to another broker: that broker forwards them.
 
-The broker sends the request as it came, header and all, in an Envelope, with the client's principal and
-address (`forward`, or `at_controller` for a part of a request). The controller handles it as if the client
-had sent it to the controller's own listener (`answer_forwarded`), and the broker returns the response to the
-client. A controller that has just lost its leadership answers NOT_CONTROLLER, and the broker asks its
-successor.
+This is Kafka's `ForwardingManager`. The broker sends the request as it came, header and all, in an Envelope,
+with the client's principal and address (`forward`, or `at_controller` for a part of a request). The
+controller handles it as if the client had sent it to the controller's own listener (`answer_forwarded`), and
+the broker returns the response to the client. A controller that has just lost its leadership answers
+NOT_CONTROLLER, and the broker asks its successor.
 """
 
 from __future__ import annotations

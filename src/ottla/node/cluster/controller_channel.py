@@ -1,4 +1,4 @@
-"""Requests of this node to the active controller, wherever it is.
+"""Send requests of this node to the active controller: Kafka's `NodeToControllerChannelManager`.
 
 If the active controller is on this node, its code is called; if not, the request goes to the controller
 listener of the quorum's leader, which this node knows from the metadata log. While there is no leader, or the

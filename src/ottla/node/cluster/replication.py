@@ -98,7 +98,7 @@ class BrokerReplication:
         self.assignments.report([*changes.leaders, *changes.followers])
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
-        """Stop to fetch partitions that this broker can no longer serve."""
+        """Stop fetching partitions that this broker can no longer serve."""
         if self._fetchers is not None:
             self._fetchers.remove_fetcher_for_partitions(partitions)
 

@@ -1,4 +1,4 @@
-"""The node's configuration in the words of the parts it configures."""
+"""Convert a `NodeConfig` to the config objects of the quorum, the metadata log, the controller and logs."""
 
 from __future__ import annotations
 

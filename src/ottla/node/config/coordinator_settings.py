@@ -1,6 +1,6 @@
-"""The settings of the coordinators, in their own words.
+"""Convert a `NodeConfig` to the config objects of the coordinators.
 
-Apart from `component_settings`, as a node imports the coordinators only when the first request needs one.
+Apart from `component_settings`, since a node imports the coordinators only when the first request needs one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A node's configuration: Kafka's `server.properties`, flags of the start, and the cluster's settings.
 
-A value comes from the first of these that has it: the cluster's setting for this broker, the cluster's
-setting for all brokers, the start (flags over file), the default. The first two live in the metadata log and
-change while the node runs; then a new NodeConfig replaces the old one. Invariant: a NodeConfig never changes,
-and every value in it has passed its check.
+`NodeConfig` is Kafka's `KafkaConfig`. A value comes from the first of these that has it: the cluster's
+setting for this broker, the cluster's setting for all brokers, the start (flags over file), the default. The
+first two live in the metadata log and change while the node runs; then a new NodeConfig replaces the old one.
+Invariant: a NodeConfig never changes, and every value in it has passed its check.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Coordinators:
             self._transactions = self._make_transactions()
 
     def resign(self, partitions: Collection[TopicPartition]) -> None:
-        """Stop to coordinate what lives in partitions that this broker can no longer serve."""
+        """Stop coordinating groups and transactions of partitions that this broker can no longer serve."""
         if self._groups is not None:
             self._groups.on_resignation(partitions)
         if self._transactions is not None:

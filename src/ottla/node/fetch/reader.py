@@ -1,8 +1,10 @@
-"""Reads the partitions of a Fetch request, as often as it takes until the response is worth sending.
+"""Read the partitions of a Fetch request, again and again until the response need not wait for more.
 
-Each reading starts from the beginning, with what the leader knows by then and within the request's limits.
-Between readings, marks of where each partition stood show cheaply whether another reading would find more.
-Invariant: right after a reading nothing is worth reading again.
+Each read is Kafka's `readFromLog`: it covers all partitions, in their present state and within the request's
+limits. It satisfies the request if there are `min_bytes` of records, an error, a diverging epoch or a
+preferred replica to report. A read that does not satisfy it marks where each partition stood, and
+`may_be_satisfied` compares that with the present state to see cheaply whether another read would find more.
+Invariant: right after a read `may_be_satisfied` is False.
 """
 
 from __future__ import annotations
@@ -347,8 +349,8 @@ class FetchReader:
         return log.last_stable_offset if self._committed else log.high_watermark
 
     def may_be_satisfied(self) -> bool:
-        """Whether it is worth reading again: enough has become readable since, or a leader has changed. Right
-        after a reading it never is.
+        """Whether to read again: enough has become readable since the last read, or a leader has changed.
+        False right after a read.
         """
         grown = self._read_bytes
         for partition, leader_id, epoch, end, base_offset, size, high_watermark in self._marks:

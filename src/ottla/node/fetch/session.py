@@ -5,9 +5,12 @@ continues a session covers all of its partitions, and its response holds those t
 high watermark or log start offset, an error. Each request carries the next epoch of its session, so that the
 broker notices a lost or repeated one.
 
-The cache has a fixed number of slots. A new session replaces one that has not been used for two minutes, or
-one with fewer partitions that is older than that; sessions of followers are replaced by sessions of followers
-only. Where there is no slot the response has session id 0, and the fetcher goes on with full fetches.
+The cache has a fixed number of slots. When it is full, a new session replaces the least recently used one if
+that has been idle for more than two minutes. Otherwise it replaces the least valuable of the sessions that
+are older than two minutes (a follower's session may also replace a younger one of a consumer), unless that
+one is worth more than the new session. Sessions of followers are worth more than those of consumers, then the
+number of partitions counts. Where there is no slot the response has session id 0, and the fetcher goes on
+with full fetches.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """One client connection: frames in, responses out, in order, within bounds.
 
-Requests are started in the order in which they came and answered in that order, and later ones are worked on
-while earlier ones wait. What a client can make the node hold is bounded at every point: a frame is refused by
-its size before any of it is stored, storage for a large one grows only as its bytes arrive, and reading stops
-while too many requests are in progress, while the node's memory for requests is used up, or while the client
-does not read its responses. Invariant: `_pending` holds the requests that were started and whose responses
-were not written yet, oldest first.
+There is no queue and no pool of threads between a connection and the handlers (Kafka's `RequestChannel` and
+`KafkaRequestHandler`): requests are started in the order in which they came and answered in that order, and
+later ones are worked on while earlier ones wait. What a client can make the node hold is bounded at every
+point: a frame is refused by its size before any of it is stored, storage for a large one grows only as its
+bytes arrive, and reading stops while too many requests are in progress, while the node's memory for requests
+is used up, or while the client does not read its responses. Invariant: `_pending` holds the requests that
+were started and whose responses were not written yet, oldest first.
 
 Bytes arrive in a buffer that all connections share: between `get_buffer` and `buffer_updated` no other code
 runs, and what is to stay is copied out before `buffer_updated` returns.

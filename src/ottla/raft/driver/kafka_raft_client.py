@@ -152,7 +152,7 @@ class KafkaRaftClient:
         self._last_input_ms = self._runtime.clock.monotonic_ns() // _NS_PER_MS
         return self._last_input_ms
 
-    # Questions
+    # Queries
 
     @property
     def status(self) -> RaftStatus:

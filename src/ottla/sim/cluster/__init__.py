@@ -1,1 +1,1 @@
-"""Lives of a whole cluster: nodes, clients, what is promised to them, and what is done to them."""
+"""Simulated runs of a whole cluster: nodes, clients, faults, and the check of what clients were promised."""

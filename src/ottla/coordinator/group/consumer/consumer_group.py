@@ -126,8 +126,8 @@ class ConsumerGroupMember:
 def _owned(
     topics: list[ConsumerGroupCurrentMemberAssignmentTopicPartitions], member_epoch: int
 ) -> dict[bytes, dict[int, int]]:
-    """The owned partitions of a record. Records of before Kafka 4.3 have no epochs of partitions; the epoch
-    of the member is safe.
+    """Return the owned partitions of a record. Records from before Kafka 4.3 have no epoch for each
+    partition; the member epoch is safe in its place.
     """
     owned = {}
     for topic in topics:

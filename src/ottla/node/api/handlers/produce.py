@@ -325,6 +325,7 @@ class _Produce:
             raise ProtocolViolation(f"its Produce with acks=0 failed: {self._failure}")
 
     async def _complete(self) -> ProduceResponse:
+        """Flush and, with acks=all, wait for the in-sync replicas: Kafka's `DelayedProduce`."""
         await self._flush()
         if self.request.acks == -1:
             waiting = self._awaiting_replication

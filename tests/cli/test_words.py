@@ -9,7 +9,7 @@ import pytest
 
 from ottla.cli import errors, formats, options, output, positions
 from ottla.cli.errors import CliError, WrongUsage
-from ottla.cli.formats import NotOfFormat, bytes_of_json, encoder, json_bytes, shower
+from ottla.cli.formats import WrongFormat, bytes_of_json, encoder, json_bytes, make_formatter
 from ottla.cli.options import parse_ids, parse_partition
 from ottla.cli.positions import PartitionPosition, PositionKind, parse_position
 from ottla.cli.session import run
@@ -78,15 +78,15 @@ def test_bytes_survive_json(data: bytes | None) -> None:
 )
 def test_what_is_typed_is_what_is_shown(kind: str, text: str, data: bytes) -> None:
     assert encoder(kind)(text) == data
-    shown = shower(kind)(data)
+    shown = make_formatter(kind)(data)
     assert str(shown) == text
-    assert shower(kind)(None) is None
+    assert make_formatter(kind)(None) is None
 
 
 @pytest.mark.parametrize(("kind", "data"), [("int32", b"abc"), ("float64", b""), ("json", b"{")])
 def test_bytes_that_are_not_of_their_kind_are_not_shown_as_such(kind: str, data: bytes) -> None:
-    with pytest.raises(NotOfFormat):
-        shower(kind)(data)
+    with pytest.raises(WrongFormat):
+        make_formatter(kind)(data)
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ class Numbers:
             value = OffsetCommitValue(offset=number, metadata="", commit_timestamp=now.wall_ms)
             effects.records.append(CoordinatorRecord(key, value, 3))
             effects.reply(self.waiting.pop(name, None), number)
-        effects.applied = lambda _: self.events.append("applied")
-        effects.failed = lambda error, _: self._failed(error)
+        effects.on_applied = lambda _: self.events.append("applied")
+        effects.on_failed = lambda error, _: self._failed(error)
         return effects.reply(token, "put")
 
     def _failed(self, error: KafkaError) -> Effects:

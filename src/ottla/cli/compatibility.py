@@ -81,11 +81,11 @@ def _kips() -> Iterator[str]:
     yield "| KIP | what | served |"
     yield "|---|---|---|"
     for kip in KIPS:
-        yield f"| {kip.number} | {kip.title} | {_served(kip)} |"
+        yield f"| {kip.number} | {kip.title} | {_support_of(kip)} |"
     yield ""
 
 
-def _served(kip: Kip) -> str:
+def _support_of(kip: Kip) -> str:
     missing = [
         name if name_missing else f"{name} {version}"
         for name, version in kip.needs.items()
@@ -139,7 +139,7 @@ def _cell(text: str) -> str:
 
 def effect(title: str, name: str) -> str:
     """Whether any code acts on a setting."""
-    names, attributes = _used()
+    names, attributes = _used_names()
     if name in names:
         return HONOURED
     if title == "a topic":
@@ -159,7 +159,7 @@ def effect(title: str, name: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _used() -> tuple[frozenset[str], frozenset[str]]:
+def _used_names() -> tuple[frozenset[str], frozenset[str]]:
     """The strings that the code uses other than as keys of a table, and the attributes that it reads."""
     names: set[str] = set()
     attributes: set[str] = set()

@@ -16,13 +16,13 @@ from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.formats import (
     DESERIALIZERS,
-    NotOfFormat,
     ShownRecord,
+    WrongFormat,
     compile_format,
     json_bytes,
+    make_formatter,
     plain,
     readable,
-    shower,
 )
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -191,23 +191,23 @@ class MalformedData:
         self._counts: dict[str, int] = {}
         self._first: dict[str, str] = {}
 
-    def add(self, what: str, format: str, problem: NotOfFormat) -> None:
+    def add(self, what: str, format: str, problem: WrongFormat) -> None:
         subject = f"{what}s with --{what}-format {format}"
         self._counts[subject] = self._counts.get(subject, 0) + 1
         self._first.setdefault(subject, str(problem))
 
     def formatter(self, what: str, format: str) -> Callable[[bytes | None], Any]:
         """A function that shows data of this format, and other data as text."""
-        show = shower(format)
+        show = make_formatter(format)
 
-        def shown(data: bytes | None) -> Any:
+        def format_or_text(data: bytes | None) -> Any:
             try:
                 return show(data)
-            except NotOfFormat as problem:
+            except WrongFormat as problem:
                 self.add(what, format, problem)
                 return readable(data or b"")
 
-        return shown
+        return format_or_text
 
     def report(self) -> None:
         for subject, count in self._counts.items():
@@ -287,8 +287,8 @@ def _json_field(name: str, data: bytes | None, format: str, malformed: Malformed
     if format == "text":
         return json_bytes(name, data)
     try:
-        return {name: shower(format)(data)}
-    except NotOfFormat as problem:
+        return {name: make_formatter(format)(data)}
+    except WrongFormat as problem:
         malformed.add(name, format, problem)
         return {**json_bytes(name, data), f"{name}_error": str(problem)}
 

@@ -85,14 +85,14 @@ def bytes_of_json(document: dict[str, Any], name: str) -> bytes | None:
 DESERIALIZERS: Final = ("text", "json", "hex", "base64", *_NUMBERS)
 
 
-class NotOfFormat(ValueError):
+class WrongFormat(ValueError):
     """Bytes that do not have the format of `--key-format` or `--value-format`."""
 
 
-def shower(name: str) -> Callable[[bytes | None], Any]:
-    """A function that shows data of this format. It raises NotOfFormat for other data.
+def make_formatter(name: str) -> Callable[[bytes | None], Any]:
+    """A function that shows data of this format. It raises WrongFormat for other data.
 
-    >>> shower("int32")(b"\\0\\0\\0\\7")
+    >>> make_formatter("int32")(b"\\0\\0\\0\\7")
     7
     """
     if name == "text":
@@ -109,7 +109,7 @@ def shower(name: str) -> Callable[[bytes | None], Any]:
         if data is None:
             return None
         if len(data) != layout.size:
-            raise NotOfFormat(f"{len(data)} bytes are no {name}, which has {layout.size}")
+            raise WrongFormat(f"{len(data)} bytes are no {name}, which has {layout.size}")
         return layout.unpack(data)[0]
 
     return number
@@ -123,7 +123,7 @@ def _from_json(data: bytes | None) -> Any:
     try:
         return json.loads(data)
     except ValueError as error:
-        raise NotOfFormat(f"not JSON: {error}") from None
+        raise WrongFormat(f"not JSON: {error}") from None
 
 
 def encoder(name: str) -> Callable[[str], bytes]:
@@ -170,7 +170,7 @@ def compile_format(
     """A function that formats records by a format string.
 
     >>> from types import SimpleNamespace as Record
-    >>> show = compile_format("%p@%o: %s\\\\n", shower("text"), shower("text"))
+    >>> show = compile_format("%p@%o: %s\\\\n", make_formatter("text"), make_formatter("text"))
     >>> show(Record(partition=0, offset=7, value=b"v"))
     '0@7: v\\n'
     """

@@ -121,7 +121,7 @@ class _Compiler:
         comma = "," if len(pending) == 1 else ""
         self.emit(f"{targets}{comma} = {function}(data, p)", f"p += {struct.calcsize('>' + codes)}")
 
-    def take_room(self, count: str, name: str) -> None:
+    def emit_count_check(self, count: str, name: str) -> None:
         if self.bounded:
             self.emit(f"room -= {count}", f"if room < 0: too_many({name!r})")
 
@@ -212,7 +212,7 @@ class _Compiler:
     def read_array(self, field: Field, place: str, size: str, shift: str, depth: int) -> None:
         count = f"c{depth}"
         self.emit(f"{count} = {size}{shift}")
-        self.take_room(count, field.name)
+        self.emit_count_check(count, field.name)
         assert field.item is not None
         if field.item == "uuid":
             self.emit(
@@ -271,7 +271,7 @@ class _Compiler:
         self.emit(f"if {count}:")
         self.indent += 1
         self.emit(f"if {count} > {MAX_TAGS}: too_many_tags()")
-        self.take_room(count, "tagged fields")
+        self.emit_count_check(count, "tagged fields")
         if not tagged:
             self.emit(f"{target}.unknown_tags, p = unknown_tags(data, p, {count})")
             self.indent -= 1

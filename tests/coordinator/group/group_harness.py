@@ -170,8 +170,8 @@ class GroupHarness:
             for token, _ in effects.replies:
                 assert isinstance(token, Answer)
                 token.value = error
-            if effects.failed is not None:
-                then = effects.failed(error, self.now)
+            if effects.on_failed is not None:
+                then = effects.on_failed(error, self.now)
                 assert not then.records
                 self._carry_out(then)
             return
@@ -182,8 +182,8 @@ class GroupHarness:
             assert isinstance(token, Answer)
             assert token.value is None, "a request was answered twice"
             token.value = response
-        if effects.applied is not None:
-            then_or_none = effects.applied(self.now)
+        if effects.on_applied is not None:
+            then_or_none = effects.on_applied(self.now)
             if then_or_none is not None:
                 self._carry_out(then_or_none)
 

@@ -95,8 +95,8 @@ class TransactionHarness:
     def _run(self, effects: Effects) -> list[tuple[Any, Any]]:
         if effects.records and self.fail_writes:
             error = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the replicas are gone")
-            if effects.failed is not None:
-                self._run(effects.failed(error, self.now))
+            if effects.on_failed is not None:
+                self._run(effects.on_failed(error, self.now))
             return [(token, error) for token, _ in effects.replies]
         for record in effects.records:
             value = None if record.value is None else encode_value(record.value, record.version)
@@ -108,8 +108,8 @@ class TransactionHarness:
             else:
                 assert isinstance(send, ProducerIdWanted)
                 self._event(AbortTimedOut(send.transactional_id, send.writer, next(self.fresh_ids)))
-        if effects.applied is not None:
-            effects.applied(self.now)
+        if effects.on_applied is not None:
+            effects.on_applied(self.now)
         return effects.replies
 
     def _replay(self, offset: int) -> None:

@@ -59,12 +59,12 @@ class _Client:
     def _do(self, call: Callable[..., T], *args: Any, **keywords: Any) -> T:
         """Run a plain function on the client's loop."""
 
-        async def there() -> T:
+        async def run() -> T:
             return call(*args, **keywords)
 
-        return self._thread.call(there())
+        return self._thread.call(run())
 
-    def _made(self, make: Callable[[], T]) -> T:
+    def _make_client(self, make: Callable[[], T]) -> T:
         try:
             return self._do(make)
         except BaseException:
@@ -99,7 +99,7 @@ class Producer(_Client):
 
     def __init__(self, bootstrap_servers: Any = None, **settings: Any) -> None:
         super().__init__("producer")
-        self._producer = self._made(partial(producers.Producer, bootstrap_servers, **settings))
+        self._producer = self._make_client(partial(producers.Producer, bootstrap_servers, **settings))
         self.config = self._producer.config
 
     def __enter__(self) -> Self:
@@ -127,16 +127,16 @@ class Producer(_Client):
     def send_nowait(self, topic: str, value: Any, **fields: Any) -> Future:
         """Wait for room in the buffer if necessary, but not for the broker."""
 
-        async def there() -> Delivery:
+        async def send_when_ready() -> Delivery:
             await self._producer.ready(topic)
             return self._producer.send_nowait(topic, value, **fields)
 
-        return Future(self._thread, self._call(there()))
+        return Future(self._thread, self._call(send_when_ready()))
 
     def send_many(self, topic: str, values: Iterable[Any], **fields: Any) -> list[RecordMetadata]:
         """Send many values with one switch to the loop's thread, and wait for all of them."""
 
-        async def there() -> list[RecordMetadata]:
+        async def send_all() -> list[RecordMetadata]:
             deliveries = []
             for value in values:
                 await self._producer.ready(topic)
@@ -144,7 +144,7 @@ class Producer(_Client):
             await self._producer.flush()
             return [delivery.result() for delivery in deliveries]
 
-        return self._call(there())
+        return self._call(send_all())
 
     def send_arrow(self, topic: str, data: pa.Table | pa.RecordBatch) -> list[producers.SentBatch]:
         return self._call(self._producer.send_arrow(topic, data))
@@ -209,7 +209,7 @@ class Consumer(_Client, Generic[K, V]):
 
     def __init__(self, bootstrap_servers: Any = None, **settings: Any) -> None:
         super().__init__("consumer")
-        self._consumer: consumers.Consumer[K, V] = self._made(
+        self._consumer: consumers.Consumer[K, V] = self._make_client(
             partial(consumers.Consumer, bootstrap_servers, **settings)
         )
         self.config = self._consumer.config
@@ -355,7 +355,7 @@ class Admin(_Client):
 
     def __init__(self, bootstrap_servers: Any = None, **settings: Any) -> None:
         super().__init__("admin")
-        self._admin = self._made(partial(AsyncAdmin, bootstrap_servers, **settings))
+        self._admin = self._make_client(partial(AsyncAdmin, bootstrap_servers, **settings))
 
     def __enter__(self) -> Self:
         try:

@@ -80,7 +80,7 @@ class QueuedRows:
         """
         for batch in self._batches:
             await asyncio.shield(batch.done())
-        found = [part for batch in self._batches for part in batch.leaves()]
+        found = [part for batch in self._batches for part in batch.sent_batches()]
         for part in found:
             if part.error is not None:
                 raise part.error
@@ -247,7 +247,7 @@ class Producer:
                     await self._cluster.topic(topic, timeout_ms=self.config.max_block_ms)
                     self._router.route(topic)
                 self._sender.wake()
-                await self._accumulator.room()
+                await self._accumulator.wait_for_room()
         except TimeoutError:
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,

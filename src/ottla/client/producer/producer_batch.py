@@ -169,9 +169,9 @@ class ProducerBatch:
                 self._done.set_result(None)
         return self._done
 
-    def leaves(self) -> list[ProducerBatch]:
+    def sent_batches(self) -> list[ProducerBatch]:
         """Return the batches that were sent in the end: itself, or its parts."""
-        return [leaf for part in self.parts for leaf in part.leaves()] if self.parts else [self]
+        return [leaf for part in self.parts for leaf in part.sent_batches()] if self.parts else [self]
 
     def failure(self, index: int) -> KafkaError | None:
         for part in self.parts:

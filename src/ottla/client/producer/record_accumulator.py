@@ -126,7 +126,7 @@ class RecordAccumulator:
     def has_room(self) -> bool:
         return self.used_bytes < self._config.buffer_memory
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until some memory is free."""
         while not self.has_room():
             self._room.clear()
@@ -252,7 +252,7 @@ class RecordAccumulator:
                 dropped.append(self.take(queue))
         return dropped
 
-    def expired(self, now: float) -> Iterator[ProducerBatch]:
+    def take_expired(self, now: float) -> Iterator[ProducerBatch]:
         """Remove and yield the waiting batches whose `delivery.timeout.ms` is over."""
         limit = now - self._config.delivery_timeout_ms / 1000
         for queue in list(self.waiting.values()):

@@ -109,7 +109,7 @@ class Sender:
     async def _step(self, now: float) -> float:
         """Send what is ready; return the seconds until the next step, if nothing wakes the sender before."""
         accumulator = self._accumulator
-        for batch in accumulator.expired(now):
+        for batch in accumulator.take_expired(now):
             self._expire(batch)
         if not accumulator.waiting:
             return IDLE_CHECK_S
@@ -376,13 +376,13 @@ class Sender:
         task = asyncio.get_running_loop().create_task(self._cluster.connection(node_id))
         self._connecting[node_id] = task
 
-        def connected(done: asyncio.Task[BrokerConnection]) -> None:
+        def on_connected(done: asyncio.Task[BrokerConnection]) -> None:
             self._connecting.pop(node_id, None)
             if not done.cancelled() and isinstance(done.exception(), KafkaError):
                 self._metadata_updater.request_update()
             self._wake.set()
 
-        task.add_done_callback(connected)
+        task.add_done_callback(on_connected)
 
     def _send_when_drained(self, connection: BrokerConnection) -> None:
         """Send again when the transport's buffer has room: nothing else limits requests with acks=0."""

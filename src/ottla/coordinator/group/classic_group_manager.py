@@ -96,8 +96,8 @@ class ClassicGroupManager:
             value = ClassicGroup(body.group_id, state_timestamp_ms=now.wall_ms).to_value()
             return Effects(
                 records=[records.group_metadata(body.group_id, value)],
-                applied=partial(self._join_created, to, request),
-                failed=lambda error, _: Effects().reply(to, error),
+                on_applied=partial(self._join_created, to, request),
+                on_failed=lambda error, _: Effects().reply(to, error),
             )
         if not self._accept_joining_member(group, body.member_id):
             effects = Effects()
@@ -251,7 +251,7 @@ class ClassicGroupManager:
             group.state_timestamp_ms = now.wall_ms
             effects.records.append(records.group_metadata(group.group_id, group.to_value()))
             effects.reply(to, self._rejoin_response(request, group, member, old_leader))
-            effects.failed = partial(self._revert_static_member, group, old_id, new_id, before)
+            effects.on_failed = partial(self._revert_static_member, group, old_id, new_id, before)
             return effects
         if group.state is PREPARING:
             return effects.extend(self._maybe_complete_join_phase(group, now))
@@ -601,8 +601,8 @@ class ClassicGroupManager:
         group.state_timestamp_ms = now.wall_ms
         effects = Effects(
             records=[records.group_metadata(group.group_id, group.to_value(assignments))],
-            applied=partial(self._on_assignment_stored, group),
-            failed=partial(self._on_assignment_failed, group),
+            on_applied=partial(self._on_assignment_stored, group),
+            on_failed=partial(self._on_assignment_failed, group),
         )
         for member in group.members.values():
             effects.reply(member.awaiting_sync, self._sync_response(group, assignments[member.member_id]))

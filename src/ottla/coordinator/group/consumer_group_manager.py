@@ -116,10 +116,12 @@ class ConsumerGroupManager:
         owned = _owned_partitions(body.topic_partitions)
         moved = self._advance(draft, member, updated, owned, request, out, now, created=changed)
         effects.extend(
-            Effects(applied=partial(self._schedule_consumer_session_timeout, body.group_id, member_id))
+            Effects(on_applied=partial(self._schedule_consumer_session_timeout, body.group_id, member_id))
         )
         if moved != updated:
-            effects.extend(Effects(applied=partial(self._schedule_rebalance_timeout, body.group_id, moved)))
+            effects.extend(
+                Effects(on_applied=partial(self._schedule_rebalance_timeout, body.group_id, moved))
+            )
         full = (
             body.rebalance_timeout_ms != -1
             and (body.subscribed_topic_names is not None or body.subscribed_topic_regex is not None)
@@ -181,7 +183,7 @@ class ConsumerGroupManager:
                 effects.records.append(records.group_metadata(body.group_id, None))
             return ConsumerGroup(body.group_id), True
         draft = self._migration.convert_to_consumer_group(group, effects, now)
-        effects.extend(Effects(applied=partial(self._on_converted, body.group_id)))
+        effects.extend(Effects(on_applied=partial(self._on_converted, body.group_id)))
         return draft, True
 
     def _on_converted(self, group_id: str, now: EventTime) -> None:
@@ -435,7 +437,7 @@ class ConsumerGroupManager:
             self._metadata.timer.schedule(key, then.tick_ms + _RETRY_MS, again)
             return Effects()
 
-        return self.fence_members(group, [member], now).extend(Effects(failed=later))
+        return self.fence_members(group, [member], now).extend(Effects(on_failed=later))
 
     def on_loaded(self, group: ConsumerGroup, now: EventTime) -> None:
         for member in group.members.values():
@@ -494,7 +496,7 @@ class ConsumerGroupManager:
                 del draft.regexes[member.regex]
                 effects.records.append(records.regular_expression_tombstone(group.group_id, member.regex))
         self._maybe_bump_group_epoch(draft, True, effects.records)
-        return effects.extend(Effects(applied=partial(self._cancel_timers, group.group_id, ids)))
+        return effects.extend(Effects(on_applied=partial(self._cancel_timers, group.group_id, ids)))
 
     def _cancel_timers(self, group_id: str, member_ids: frozenset[str], _now: EventTime) -> None:
         for member_id in member_ids:
@@ -561,7 +563,7 @@ class ConsumerGroupManager:
         effects.reply(to, _classic_join_response(updated))
         effects.extend(
             Effects(
-                applied=partial(
+                on_applied=partial(
                     self._on_classic_member_joined, body.group_id, member_id, body.session_timeout_ms
                 )
             )

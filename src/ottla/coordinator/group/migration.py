@@ -121,7 +121,9 @@ class GroupMigration:
         group_tombstones(group, out)
         classic = _classic_group(group, leaving, self._metadata.image, now)
         out.append(records.group_metadata(group.group_id, classic.to_value()))
-        return Effects(records=out, applied=partial(self._on_converted_to_classic_group, classic, rebalance))
+        return Effects(
+            records=out, on_applied=partial(self._on_converted_to_classic_group, classic, rebalance)
+        )
 
     def _on_converted_to_classic_group(
         self, drafted: ClassicGroup, rebalance: bool, now: EventTime

@@ -400,8 +400,8 @@ class CoordinatorRuntime(Generic[S]):
                 self._reload(context)
                 return
         self._reply_when_committed(context, effects, now)
-        if effects.applied is not None:
-            then = effects.applied(now)
+        if effects.on_applied is not None:
+            then = effects.on_applied(now)
             if then is not None:
                 self._carry_out(context, then, now)
 
@@ -446,8 +446,8 @@ class CoordinatorRuntime(Generic[S]):
         _log.warning("%s: %d records could not be written: %s", context.name, len(effects.records), error)
         for ticket, _ in effects.replies:
             context.resolve(ticket, reply)
-        if effects.failed is not None:
-            then = effects.failed(reply, now)
+        if effects.on_failed is not None:
+            then = effects.on_failed(reply, now)
             assert not then.records, "the follow-up of a failed write must not write"
             self._carry_out(context, then, now)
 

@@ -80,10 +80,10 @@ class Effects:
     """Work outside of the shard, handed out when the records are committed."""
     producer: ProducerIdAndEpoch | None = None
     """The transaction that the records belong to."""
-    applied: Callable[[EventTime], Effects | None] | None = None
+    on_applied: Callable[[EventTime], Effects | None] | None = None
     """Called after the records are appended and replayed: for state that is not durable, and for follow-up
     effects, which are carried out as an event of their own."""
-    failed: Callable[[KafkaError, EventTime], Effects] | None = None
+    on_failed: Callable[[KafkaError, EventTime], Effects] | None = None
     """Called if the records could not be appended; its effects must not hold records."""
     atomic: bool = True
     """False where the records may be spread over several batches, as in a clean-up."""
@@ -104,8 +104,8 @@ class Effects:
         self.replies += other.replies
         self.sends += other.sends
         self.producer = self.producer or other.producer
-        self.applied = _both(self.applied, other.applied)
-        self.failed = _both(self.failed, other.failed)
+        self.on_applied = _both(self.on_applied, other.on_applied)
+        self.on_failed = _both(self.on_failed, other.on_failed)
         return self
 
 

@@ -324,7 +324,7 @@ class TransactionCoordinator:
             if replaced is not None:
                 self._replaced_epochs[transactional_id] = replaced
 
-        effects.applied = remember
+        effects.on_applied = remember
         return effects
 
     # AddPartitionsToTxn and AddOffsetsToTxn
@@ -459,7 +459,7 @@ class TransactionCoordinator:
             )
             return Effects()
 
-        effects.failed = try_again
+        effects.on_failed = try_again
         return effects
 
     # Timeouts and expiry

@@ -108,7 +108,7 @@ class Controller:
             self._registration_offsets[broker.id] = image.provenance.last_contained_offset
             self._heartbeats.register(broker.id, fenced=broker.fenced)
             if not broker.fenced:
-                self._heartbeats.assume(broker.id, broker.epoch, now_ns)
+                self._heartbeats.inherit_session(broker.id, broker.epoch, now_ns)
 
     @property
     def image(self) -> MetadataImage:
@@ -321,23 +321,23 @@ class Controller:
         brokers = self.image.cluster.brokers
         return [
             (id, epoch)
-            for id, epoch in self._heartbeats.silent(now_ns - for_ns)
+            for id, epoch in self._heartbeats.sessions_silent_since(now_ns - for_ns)
             if id in brokers and brokers[id].epoch == epoch and not brokers[id].fenced
         ]
 
-    def unheard_brokers(self) -> list[tuple[int, int]]:
+    def brokers_without_heartbeat(self) -> list[tuple[int, int]]:
         """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat to this controller
         yet.
         """
         brokers = self.image.cluster.brokers
         return [
             (id, epoch)
-            for id, epoch in self._heartbeats.unheard()
+            for id, epoch in self._heartbeats.sessions_without_heartbeat()
             if id in brokers and brokers[id].epoch == epoch and not brokers[id].fenced
         ]
 
-    def excuse_brokers(self, gap_ns: int) -> None:
+    def extend_sessions(self, gap_ns: int) -> None:
         """Prolong all sessions by a time in which this controller did not run: the heartbeats of that time
         are still unread.
         """
-        self._heartbeats.excuse(gap_ns)
+        self._heartbeats.extend_sessions(gap_ns)

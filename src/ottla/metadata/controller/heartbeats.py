@@ -50,33 +50,35 @@ class BrokerHeartbeatManager:
         self._session_timeout_ns: Final = session_timeout_ms * 1_000_000
         self._brokers: dict[int, _Broker] = {}
         self._contact_ns: dict[tuple[int, int], int] = {}  # (broker, epoch) -> time of the last heartbeat
-        self._assumed: set[tuple[int, int]] = set()  # sessions without a heartbeat to this controller yet
+        self._without_heartbeat: set[tuple[int, int]] = (
+            set()
+        )  # sessions without a heartbeat to this controller yet
 
     def track(self, broker: int, epoch: int, now_ns: int) -> None:
         """Note a heartbeat of the broker."""
         self._contact_ns[(broker, epoch)] = now_ns
-        self._assumed.discard((broker, epoch))
+        self._without_heartbeat.discard((broker, epoch))
 
-    def assume(self, broker: int, epoch: int, now_ns: int) -> None:
+    def inherit_session(self, broker: int, epoch: int, now_ns: int) -> None:
         """Give the broker a session because it had one with the previous controller."""
         self._contact_ns[(broker, epoch)] = now_ns
-        self._assumed.add((broker, epoch))
+        self._without_heartbeat.add((broker, epoch))
 
-    def unheard(self) -> list[tuple[int, int]]:
+    def sessions_without_heartbeat(self) -> list[tuple[int, int]]:
         """The (broker, epoch) of the brokers that have not sent a heartbeat to this controller yet."""
-        return [key for key in self._contact_ns if key in self._assumed]
+        return [key for key in self._contact_ns if key in self._without_heartbeat]
 
     def has_valid_session(self, broker: int, epoch: int, now_ns: int) -> bool:
         contact = self._contact_ns.get((broker, epoch))
-        return contact is not None and not self._expired(contact, now_ns)
+        return contact is not None and not self._is_expired(contact, now_ns)
 
-    def _expired(self, contact_ns: int, now_ns: int) -> bool:
+    def _is_expired(self, contact_ns: int, now_ns: int) -> bool:
         return contact_ns + self._session_timeout_ns < now_ns
 
     def maybe_remove_expired(self, now_ns: int) -> tuple[int, int] | None:
         """Remove and return one (broker, epoch) whose session has expired; None if there is none."""
         for key, contact in self._contact_ns.items():
-            if self._expired(contact, now_ns):
+            if self._is_expired(contact, now_ns):
                 del self._contact_ns[key]
                 return key
         return None
@@ -85,11 +87,11 @@ class BrokerHeartbeatManager:
         """Remove the session of a broker whose process has ended."""
         self._contact_ns.pop((broker, epoch), None)
 
-    def silent(self, since_ns: int) -> list[tuple[int, int]]:
+    def sessions_silent_since(self, since_ns: int) -> list[tuple[int, int]]:
         """The (broker, epoch) of the sessions without a heartbeat since `since_ns`."""
         return [key for key, contact in self._contact_ns.items() if contact < since_ns]
 
-    def excuse(self, gap_ns: int) -> None:
+    def extend_sessions(self, gap_ns: int) -> None:
         """Prolong all sessions: the controller could not read heartbeats for `gap_ns`."""
         for key in self._contact_ns:
             self._contact_ns[key] += gap_ns

@@ -161,12 +161,12 @@ class QuorumController:
         """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat for `for_ms`."""
         return self.controller.silent_brokers(self._runtime.clock.monotonic_ns(), for_ms * 1_000_000)
 
-    def unheard_brokers(self, for_ms: int) -> list[tuple[int, int]]:
+    def brokers_without_heartbeat(self, for_ms: int) -> list[tuple[int, int]]:
         """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat to this controller in
         the `for_ms` and more that it is active.
         """
         age_ns = self._runtime.clock.monotonic_ns() - self._began_ns
-        return self.controller.unheard_brokers() if age_ns >= for_ms * 1_000_000 else []
+        return self.controller.brokers_without_heartbeat() if age_ns >= for_ms * 1_000_000 else []
 
     # Periodic work
 
@@ -175,7 +175,7 @@ class QuorumController:
         now_ns = self._runtime.clock.monotonic_ns()
         gap_ns, self._last_tick_ns = now_ns - self._last_tick_ns, now_ns
         if gap_ns > _LATE_TICK_NS:
-            self.controller.excuse_brokers(gap_ns)
+            self.controller.extend_sessions(gap_ns)
         for _ in range(_MAX_FENCINGS_PER_TICK):
             result = self.controller.maybe_fence_stale_broker(self._runtime.clock.monotonic_ns())
             if not result.response:

@@ -14,7 +14,7 @@ from typing import Final
 
 from ottla.node.api.context import RequestContext, RequestListener
 from ottla.node.api.response_cache import MAX_REQUEST_BYTES, CacheKey, ResponseCache
-from ottla.node.api.responses import encode, failure_response, not_encodable, unsupported_api_versions
+from ottla.node.api.responses import encode, make_failure_response, not_encodable, unsupported_api_versions
 from ottla.node.api.routes import ROUTES, ApiRoute, FailureResponse, Forwarding, Handler
 from ottla.node.api.services import ApiServices
 from ottla.node.network.connection import Parts, PendingRequest, ProtocolViolation
@@ -39,7 +39,7 @@ class _ServedApi:
         "_route",
         "api",
         "cache",
-        "failed",
+        "failure_response",
         "forwarded",
         "handle",
         "max_version",
@@ -59,12 +59,12 @@ class _ServedApi:
         # Set by `load`.
         self.handle: Handler | None = None
         self.request_class: type[Request] | None = None
-        self.failed: FailureResponse
+        self.failure_response: FailureResponse
 
     def load(self) -> Handler:
         """Import the handler's module."""
         handle = self._route.load_handler(self._listener)
-        self.failed = self._route.load_failure_response(self._listener)
+        self.failure_response = self._route.load_failure_response(self._listener)
         self.request_class = self.api.request_class
         self.handle = handle
         return handle
@@ -160,7 +160,7 @@ class Dispatcher:
         except Exception as error:
             if served.forwarded and _is_not_controller(error):
                 return self._forward(context, served, request, frame)
-            return encode(context, failure_response(context, served.failed, request, error))
+            return encode(context, make_failure_response(context, served.failure_response, request, error))
         if reply is None:
             return None
         if isinstance(reply, Response):
@@ -187,7 +187,7 @@ class Dispatcher:
         except Exception as error:
             if served.forwarded and _is_not_controller(error):
                 return await self._forward(context, served, request, frame)
-            response = failure_response(context, served.failed, request, error)
+            response = make_failure_response(context, served.failure_response, request, error)
         return None if response is None else encode(context, response)
 
     async def _forward(
@@ -199,7 +199,7 @@ class Dispatcher:
         try:
             return await forward(context, frame)
         except Exception as error:
-            return encode(context, failure_response(context, served.failed, request, error))
+            return encode(context, make_failure_response(context, served.failure_response, request, error))
 
 
 def _unsupported(pending: PendingRequest, served: _ServedApi, version: int, client_id: str | None) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from ottla.node.api.context import ApiRequestContext, ForwardedRequestContext, RequestListener
-from ottla.node.api.responses import encode, failure_response
+from ottla.node.api.responses import encode, make_failure_response
 from ottla.node.api.routes import ROUTES
 from ottla.node.network.connection import Parts
 from ottla.protocol.api import ListenerType, api_name
@@ -128,8 +128,8 @@ async def answer_forwarded(services: ApiServices, envelope: EnvelopeRequest) -> 
     except Exception as error:
         if isinstance(error, KafkaError) and error.code is ErrorCode.NOT_CONTROLLER:
             raise
-        failed = route.load_failure_response(ListenerType.CONTROLLER)
-        response = failure_response(context, failed, request, error)
+        failure_response = route.load_failure_response(ListenerType.CONTROLLER)
+        response = make_failure_response(context, failure_response, request, error)
     return b"".join(encode(context, response))[SIZE.size :]
 
 

@@ -40,8 +40,8 @@ def unsupported_api_versions() -> Response:
     )
 
 
-def failure_response(
-    context: ApiRequestContext, failed: FailureResponse, request: Request, error: Exception
+def make_failure_response(
+    context: ApiRequestContext, failure_response: FailureResponse, request: Request, error: Exception
 ) -> Response:
     """Make the response that says that the whole request failed. An error other than KafkaError is a fault of
     the node's and is logged with its traceback. ProtocolViolation where no response can say it.
@@ -59,8 +59,15 @@ def failure_response(
             exc_info=error,
         )
         code, message = ErrorCode.UNKNOWN_SERVER_ERROR, None
-    response = failed(request, code, message)
+    response = failure_response(request, code, message)
     if response is None:
         raise ProtocolViolation(f"its {context.api.name} request failed: {code.name} {message or ''}")
     drop_newer_fields(response, context.version)
     return response
+
+
+def downgrade_fenced_error(error: KafkaError, *, knows_fenced: bool) -> KafkaError:
+    """Replace PRODUCER_FENCED by INVALID_PRODUCER_EPOCH for versions of an API that do not know it."""
+    if error.code is ErrorCode.PRODUCER_FENCED and not knows_fenced:
+        return KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, error.message)
+    return error

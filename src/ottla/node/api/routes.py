@@ -24,8 +24,8 @@ Handler: TypeAlias = Callable[[Any, Any], Reply]
 """`handle(context, request)` of a handler's module."""
 
 FailureResponse: TypeAlias = Callable[[Any, int, str | None], Response | None]
-"""`failed(request, error code, message)`: the response that says that the whole request failed; None where no
-response can say it."""
+"""`failure_response(request, error code, message)`: the response that says that the whole request failed;
+None where no response can say it."""
 
 LocalDecision: TypeAlias = Callable[[ApiServices, Any, int], Awaitable[Response]]
 """`decide(services, request, version)`: the answer of the active controller on this node to a request of this
@@ -44,7 +44,7 @@ class OnFailure(Enum):
     """How a client learns that its whole request failed."""
 
     ERROR_CODE = "the error code, and the message if there is one, at the top of the response"
-    HANDLER = "the handler's module builds the response, by its `failed`"
+    HANDLER = "the handler's module builds the response, by its `failure_response`"
     CLOSE = "the response has no place for it, so the connection is closed"
 
 
@@ -57,7 +57,7 @@ class HandlerModule(Protocol):
 class HandlerModuleWithFailure(HandlerModule, Protocol):
     """A module of a route with `OnFailure.HANDLER`."""
 
-    def failed(self, request: Any, code: int, message: str | None) -> Response: ...
+    def failure_response(self, request: Any, code: int, message: str | None) -> Response: ...
 
 
 class HandlerModuleWithDecision(HandlerModule, Protocol):
@@ -112,7 +112,7 @@ class ApiRoute:
     def load_failure_response(self, listener: ListenerType) -> FailureResponse:
         if self.on_failure is OnFailure.HANDLER:
             module = cast("HandlerModuleWithFailure", import_module(self.module_name(listener)))
-            return module.failed
+            return module.failure_response
         return _top_level_error if self.on_failure is OnFailure.ERROR_CODE else _no_response
 
     def load_decision(self) -> LocalDecision:

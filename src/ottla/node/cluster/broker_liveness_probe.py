@@ -35,7 +35,7 @@ _ATTEMPT_TIMEOUT_MS: Final = 1_000
 # Of a session: how much of it may pass without a heartbeat before a broker is probed, and how long it then
 # has to answer. A broker that has not sent a heartbeat to a new controller is probed sooner.
 _SILENT_PART: Final = 3 / 9
-_UNHEARD_PART: Final = 1 / 9
+_WITHOUT_HEARTBEAT_PART: Final = 1 / 9
 _ANSWER_PART: Final = 2 / 9
 # How long a broker that answers, but sends no heartbeats, is not probed again.
 _REPEAT_SECONDS: Final = 1.0
@@ -89,8 +89,8 @@ class BrokerLivenessProbe:
             return
         session_ms = self._config.current.number("broker.session.timeout.ms")
         silent = active.silent_brokers(int(session_ms * _SILENT_PART))
-        unheard = active.unheard_brokers(int(session_ms * _UNHEARD_PART))
-        for broker, epoch in dict.fromkeys((*silent, *unheard)):
+        without_heartbeat = active.brokers_without_heartbeat(int(session_ms * _WITHOUT_HEARTBEAT_PART))
+        for broker, epoch in dict.fromkeys((*silent, *without_heartbeat)):
             if broker != self._config.current.node_id:
                 self._start_probe(broker, self._probe_silent(broker, epoch, int(session_ms * _ANSWER_PART)))
 

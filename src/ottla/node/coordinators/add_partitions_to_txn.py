@@ -322,9 +322,9 @@ class ProduceVerification:
         if isinstance(codes, Mapping):
             self._on_codes(codes)
             return None
-        return self._later(codes)
+        return self._await_codes(codes)
 
-    async def _later(self, codes: Awaitable[Codes]) -> None:
+    async def _await_codes(self, codes: Awaitable[Codes]) -> None:
         self._on_codes(await codes)
 
     def _on_codes(self, codes: Codes) -> None:
@@ -386,10 +386,3 @@ def _code_for_producer(code: ErrorCode, *, can_abort: bool) -> ErrorCode:
     if code is ErrorCode.TRANSACTION_ABORTABLE and not can_abort:
         return ErrorCode.INVALID_TXN_STATE
     return code
-
-
-def as_known(error: KafkaError, *, fencing: bool) -> KafkaError:
-    """Convert an error for a client: older ones know only INVALID_PRODUCER_EPOCH for being fenced."""
-    if error.code is ErrorCode.PRODUCER_FENCED and not fencing:
-        return KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, error.message)
-    return error

@@ -16,13 +16,13 @@ from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import AddPartitions
 from ottla.node.api.auto_topic_creation import create_missing_topics
 from ottla.node.api.context import RequestContext
-from ottla.node.coordinators.add_partitions_to_txn import as_known
+from ottla.node.api.responses import downgrade_fenced_error
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
-_FIRST_VERSION_OF_FENCING: Final = 2
+_FIRST_VERSION_WITH_FENCED: Final = 2
 
 
 def handle(context: RequestContext, request: AddOffsetsToTxnRequest) -> Awaitable[AddOffsetsToTxnResponse]:
@@ -46,5 +46,7 @@ async def _add(context: RequestContext, request: AddOffsetsToTxnRequest) -> AddO
             AddPartitions(request.transactional_id, producer, frozenset((partition,)), client_version=0)
         )
     except KafkaError as error:
-        raise as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING) from None
+        raise downgrade_fenced_error(
+            error, knows_fenced=context.version >= _FIRST_VERSION_WITH_FENCED
+        ) from None
     return AddOffsetsToTxnResponse()

@@ -17,7 +17,7 @@ from typing import Final
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import AddPartitions, VerifyPartitions
 from ottla.node.api.context import RequestContext
-from ottla.node.coordinators.add_partitions_to_txn import as_known
+from ottla.node.api.responses import downgrade_fenced_error
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_partitions_to_txn import (
@@ -31,7 +31,7 @@ from ottla.protocol.messages.add_partitions_to_txn import (
 )
 from ottla.protocol.names import INTERNAL_TOPICS, TopicPartition
 
-_FIRST_VERSION_OF_FENCING: Final = 2
+_FIRST_VERSION_WITH_FENCED: Final = 2
 _FIRST_VERSION_OF_BROKERS: Final = 4
 
 
@@ -44,10 +44,12 @@ def handle(
     return _add_for_broker(context, request)
 
 
-def failed(request: AddPartitionsToTxnRequest, code: int, _message: str | None) -> AddPartitionsToTxnResponse:
+def failure_response(
+    request: AddPartitionsToTxnRequest, code: int, _message: str | None
+) -> AddPartitionsToTxnResponse:
     return AddPartitionsToTxnResponse(
         error_code=int(code),
-        results_by_topic_v3_and_below=_all(request.v3_and_below_topics, ErrorCode.of(code)),
+        results_by_topic_v3_and_below=_same_result(request.v3_and_below_topics, ErrorCode.of(code)),
     )
 
 
@@ -84,26 +86,31 @@ async def _results(
     if from_client and not context.allowed(
         AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, transactional_id
     ):
-        return _all(topics, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        return _same_result(topics, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     checked = {
         TopicPartition(topic.name, index): _check(context, topic.name, index, from_client=from_client)
         for topic in topics
         for index in topic.partitions
     }
     if any(code is not ErrorCode.NONE for code in checked.values()):
-        return _each(topics, {tp: code or ErrorCode.OPERATION_NOT_ATTEMPTED for tp, code in checked.items()})
+        return _topic_results(
+            topics, {tp: code or ErrorCode.OPERATION_NOT_ATTEMPTED for tp, code in checked.items()}
+        )
     producer = ProducerIdAndEpoch(transaction.producer_id, transaction.producer_epoch)
     partitions = frozenset(checked)
     service = context.broker.coordinators.transactions.service
     try:
         if transaction.verify_only:
             codes = await service.submit(VerifyPartitions(transactional_id, producer, partitions))
-            return _each(topics, codes)
+            return _topic_results(topics, codes)
         version = 0 if from_client else 2
         await service.submit(AddPartitions(transactional_id, producer, partitions, client_version=version))
     except KafkaError as error:
-        return _all(topics, as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING).code)
-    return _all(topics, ErrorCode.NONE)
+        return _same_result(
+            topics,
+            downgrade_fenced_error(error, knows_fenced=context.version >= _FIRST_VERSION_WITH_FENCED).code,
+        )
+    return _same_result(topics, ErrorCode.NONE)
 
 
 def _check(context: RequestContext, topic: str, index: int, *, from_client: bool) -> ErrorCode:
@@ -117,13 +124,15 @@ def _check(context: RequestContext, topic: str, index: int, *, from_client: bool
     return ErrorCode.NONE
 
 
-def _all(topics: list[AddPartitionsToTxnTopic], code: ErrorCode) -> list[AddPartitionsToTxnTopicResult]:
-    return _each(
+def _same_result(
+    topics: list[AddPartitionsToTxnTopic], code: ErrorCode
+) -> list[AddPartitionsToTxnTopicResult]:
+    return _topic_results(
         topics, {TopicPartition(topic.name, index): code for topic in topics for index in topic.partitions}
     )
 
 
-def _each(
+def _topic_results(
     topics: list[AddPartitionsToTxnTopic], codes: Mapping[TopicPartition, ErrorCode]
 ) -> list[AddPartitionsToTxnTopicResult]:
     return [

@@ -48,7 +48,7 @@ async def _decide(context: ApiRequestContext, request: AlterConfigsRequest) -> A
     )
 
 
-def failed(request: AlterConfigsRequest, code: int, message: str | None) -> AlterConfigsResponse:
+def failure_response(request: AlterConfigsRequest, code: int, message: str | None) -> AlterConfigsResponse:
     return AlterConfigsResponse(
         responses=all_failed(request.resources, code, message, AlterConfigsResourceResponse)
     )

@@ -28,7 +28,7 @@ def handle(
     return _describe(context, request, tickets)
 
 
-def failed(
+def failure_response(
     request: ConsumerGroupDescribeRequest, code: int, message: str | None
 ) -> ConsumerGroupDescribeResponse:
     return ConsumerGroupDescribeResponse(

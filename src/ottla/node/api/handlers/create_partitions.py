@@ -24,7 +24,9 @@ async def handle(context: ApiRequestContext, request: CreatePartitionsRequest) -
     return response
 
 
-def failed(request: CreatePartitionsRequest, code: int, message: str | None) -> CreatePartitionsResponse:
+def failure_response(
+    request: CreatePartitionsRequest, code: int, message: str | None
+) -> CreatePartitionsResponse:
     return CreatePartitionsResponse(
         results=[
             CreatePartitionsTopicResult(name=topic.name, error_code=int(code), error_message=message)

@@ -38,7 +38,7 @@ async def _create(
     return response
 
 
-def failed(request: CreateTopicsRequest, code: int, message: str | None) -> CreateTopicsResponse:
+def failure_response(request: CreateTopicsRequest, code: int, message: str | None) -> CreateTopicsResponse:
     return CreateTopicsResponse(
         topics=[
             CreatableTopicResult(name=topic.name, error_code=int(code), error_message=message)

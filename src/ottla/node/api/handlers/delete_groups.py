@@ -24,7 +24,7 @@ def handle(context: RequestContext, request: DeleteGroupsRequest) -> Awaitable[D
     return _delete([(group_id, _submit(context, group_id)) for group_id in names])
 
 
-def failed(request: DeleteGroupsRequest, code: int, _message: str | None) -> DeleteGroupsResponse:
+def failure_response(request: DeleteGroupsRequest, code: int, _message: str | None) -> DeleteGroupsResponse:
     return DeleteGroupsResponse(
         results=[
             DeletableGroupResult(group_id=group_id, error_code=int(code)) for group_id in request.groups_names

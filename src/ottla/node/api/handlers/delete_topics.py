@@ -27,7 +27,7 @@ def handle(context: ApiRequestContext, request: DeleteTopicsRequest) -> Awaitabl
     )
 
 
-def failed(request: DeleteTopicsRequest, code: int, message: str | None) -> DeleteTopicsResponse:
+def failure_response(request: DeleteTopicsRequest, code: int, message: str | None) -> DeleteTopicsResponse:
     named = [
         DeletableTopicResult(name=name, error_code=int(code), error_message=message)
         for name in request.topic_names

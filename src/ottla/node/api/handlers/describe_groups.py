@@ -50,7 +50,7 @@ async def _describe(
                 raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
             group = await ticket
         except KafkaError as error:
-            group = _failed(context, group_id, error)
+            group = _error_group(context, group_id, error)
         else:
             if request.include_authorized_operations:
                 group.authorized_operations = context.authorized_operations(AclResourceType.GROUP, group_id)
@@ -58,7 +58,7 @@ async def _describe(
     return response
 
 
-def _failed(context: RequestContext, group_id: str, error: KafkaError) -> DescribedGroup:
+def _error_group(context: RequestContext, group_id: str, error: KafkaError) -> DescribedGroup:
     if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
         return DescribedGroup(group_id=group_id, error_code=int(error.code))
     dead = DescribedGroup(group_id=group_id, group_state="Dead")

@@ -76,7 +76,7 @@ def handle(
     return response
 
 
-def failed(
+def failure_response(
     request: DescribeTopicPartitionsRequest, code: int, _message: str | None
 ) -> DescribeTopicPartitionsResponse:
     return DescribeTopicPartitionsResponse(

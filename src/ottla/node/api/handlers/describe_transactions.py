@@ -24,7 +24,7 @@ def handle(
     return _describe(context, deduplicate_long(request.transactional_ids))
 
 
-def failed(
+def failure_response(
     request: DescribeTransactionsRequest, code: int, _message: str | None
 ) -> DescribeTransactionsResponse:
     return DescribeTransactionsResponse(

@@ -22,7 +22,7 @@ async def handle(context: ApiRequestContext, request: ElectLeadersRequest) -> El
     return await context.controller.control(lambda controller: controller.elect_leaders(request))
 
 
-def failed(request: ElectLeadersRequest, code: int, message: str | None) -> ElectLeadersResponse:
+def failure_response(request: ElectLeadersRequest, code: int, message: str | None) -> ElectLeadersResponse:
     return ElectLeadersResponse(
         error_code=int(code),
         replica_election_results=[

@@ -16,12 +16,12 @@ from typing import Final
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import EndTransaction
 from ottla.node.api.context import RequestContext
-from ottla.node.coordinators.add_partitions_to_txn import as_known
+from ottla.node.api.responses import downgrade_fenced_error
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 
-_FIRST_VERSION_OF_FENCING: Final = 2
+_FIRST_VERSION_WITH_FENCED: Final = 2
 _FIRST_VERSION_OF_EPOCHS: Final = 5
 
 
@@ -42,7 +42,9 @@ async def _end(context: RequestContext, request: EndTxnRequest) -> EndTxnRespons
     try:
         producer = await context.broker.coordinators.transactions.service.submit_with_id(end)
     except KafkaError as error:
-        raise as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING) from None
+        raise downgrade_fenced_error(
+            error, knows_fenced=context.version >= _FIRST_VERSION_WITH_FENCED
+        ) from None
     if not returns_epoch:
         return EndTxnResponse()
     return EndTxnResponse(producer_id=producer.id, producer_epoch=producer.epoch)

@@ -47,7 +47,9 @@ def handle(
     return _respond(context, request)
 
 
-def failed(request: FindCoordinatorRequest, code: int, message: str | None) -> FindCoordinatorResponse:
+def failure_response(
+    request: FindCoordinatorRequest, code: int, message: str | None
+) -> FindCoordinatorResponse:
     keys = request.coordinator_keys
     return FindCoordinatorResponse(
         error_code=int(code),

@@ -22,7 +22,7 @@ def handle(
     return submit(context, request.group_id, Heartbeat, request).now_or_later()
 
 
-def failed(_request: HeartbeatRequest, code: int, _message: str | None) -> HeartbeatResponse:
+def failure_response(_request: HeartbeatRequest, code: int, _message: str | None) -> HeartbeatResponse:
     # While the coordinator loads the group, no member can miss its session timeout.
     loading = code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     return HeartbeatResponse(error_code=0 if loading else int(code))

@@ -53,7 +53,7 @@ async def _decide(
     )
 
 
-def failed(
+def failure_response(
     request: IncrementalAlterConfigsRequest, code: int, message: str | None
 ) -> IncrementalAlterConfigsResponse:
     return IncrementalAlterConfigsResponse(

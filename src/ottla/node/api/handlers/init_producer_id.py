@@ -16,12 +16,12 @@ from typing import Final
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import InitProducerId
 from ottla.node.api.context import RequestContext
-from ottla.node.coordinators.add_partitions_to_txn import as_known
+from ottla.node.api.responses import downgrade_fenced_error
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
-_FIRST_VERSION_OF_FENCING: Final = 4
+_FIRST_VERSION_WITH_FENCED: Final = 4
 
 
 def handle(
@@ -42,7 +42,9 @@ def handle(
     return _transactional(context, request, transactional_id)
 
 
-def failed(_request: InitProducerIdRequest, code: int, _message: str | None) -> InitProducerIdResponse:
+def failure_response(
+    _request: InitProducerIdRequest, code: int, _message: str | None
+) -> InitProducerIdResponse:
     return InitProducerIdResponse(error_code=int(code), producer_id=-1, producer_epoch=-1)
 
 
@@ -73,7 +75,9 @@ async def _transactional(
     try:
         initialized = await context.broker.coordinators.transactions.service.submit_with_id(init)
     except KafkaError as error:
-        raise as_known(error, fencing=context.version >= _FIRST_VERSION_OF_FENCING) from None
+        raise downgrade_fenced_error(
+            error, knows_fenced=context.version >= _FIRST_VERSION_WITH_FENCED
+        ) from None
     response = InitProducerIdResponse(
         producer_id=initialized.producer.id, producer_epoch=initialized.producer.epoch
     )

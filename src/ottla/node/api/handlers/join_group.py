@@ -33,22 +33,24 @@ def handle(
             raise KafkaError(ErrorCode.INVALID_SESSION_TIMEOUT)
         reply = submit(context, request.group_id, JoinGroup, request).now_or_later()
     except KafkaError as error:
-        return _failed(context, request, error)
+        return _error_response(context, request, error)
     if isinstance(reply, JoinGroupResponse):
         return _for_version(context, reply)
-    return _later(context, request, reply)
+    return _respond_later(context, request, reply)
 
 
-async def _later(
+async def _respond_later(
     context: RequestContext, request: JoinGroupRequest, reply: Awaitable[JoinGroupResponse]
 ) -> JoinGroupResponse:
     try:
         return _for_version(context, await reply)
     except KafkaError as error:
-        return _failed(context, request, error)
+        return _error_response(context, request, error)
 
 
-def _failed(context: RequestContext, request: JoinGroupRequest, error: KafkaError) -> JoinGroupResponse:
+def _error_response(
+    context: RequestContext, request: JoinGroupRequest, error: KafkaError
+) -> JoinGroupResponse:
     response = JoinGroupResponse(error_code=int(error.code), member_id=request.member_id, protocol_name=None)
     return _for_version(context, response)
 

@@ -53,7 +53,7 @@ def handle(
     return load_and_retry(context.broker.runtime.pool, missing, search) if missing else response
 
 
-def failed(request: ListOffsetsRequest, code: int, _message: str | None) -> ListOffsetsResponse:
+def failure_response(request: ListOffsetsRequest, code: int, _message: str | None) -> ListOffsetsResponse:
     return ListOffsetsResponse(
         topics=[
             ListOffsetsTopicResponse(

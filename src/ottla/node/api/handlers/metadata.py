@@ -59,7 +59,7 @@ def handle(
     return _by_name(context, request, names, {})
 
 
-def failed(request: MetadataRequest, code: int, _message: str | None) -> MetadataResponse:
+def failure_response(request: MetadataRequest, code: int, _message: str | None) -> MetadataResponse:
     return MetadataResponse(
         topics=[
             MetadataResponseTopic(name=topic.name or "", topic_id=topic.topic_id, error_code=int(code))

@@ -51,7 +51,7 @@ def handle(
     return ticket.then(lambda response: _with_refused(response, refused))
 
 
-def failed(request: OffsetCommitRequest, code: int, _message: str | None) -> OffsetCommitResponse:
+def failure_response(request: OffsetCommitRequest, code: int, _message: str | None) -> OffsetCommitResponse:
     return OffsetCommitResponse(topics=[_error(topic, ErrorCode.of(code)) for topic in request.topics])
 
 

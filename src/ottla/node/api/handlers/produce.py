@@ -63,7 +63,7 @@ _ERRORS_BEFORE_THE_LOG: Final = frozenset((ErrorCode.CORRUPT_MESSAGE, ErrorCode.
 
 def handle(context: RequestContext, request: ProduceRequest) -> ProduceReply:
     if request.acks not in (-1, 0, 1):
-        return failed(request, ErrorCode.INVALID_REQUIRED_ACKS, None)
+        return failure_response(request, ErrorCode.INVALID_REQUIRED_ACKS, None)
     produce = _Produce(context, request)
     connection = context.pending.connection
     predecessor = connection.last_produce
@@ -109,7 +109,7 @@ async def _append_in_order(
     return reply if reply is None or isinstance(reply, ProduceResponse) else await reply
 
 
-def failed(request: ProduceRequest, code: int, _message: str | None) -> ProduceResponse:
+def failure_response(request: ProduceRequest, code: int, _message: str | None) -> ProduceResponse:
     if code == ErrorCode.UNKNOWN_SERVER_ERROR:
         # Java clients take this one for final and may then write twice; this one they retry.
         code = ErrorCode.KAFKA_STORAGE_ERROR

@@ -28,5 +28,5 @@ def handle(
     return submit(context, request.group_id, SyncGroup, request).now_or_later()
 
 
-def failed(_request: SyncGroupRequest, code: int, _message: str | None) -> SyncGroupResponse:
+def failure_response(_request: SyncGroupRequest, code: int, _message: str | None) -> SyncGroupResponse:
     return SyncGroupResponse(error_code=int(code), assignment=b"")

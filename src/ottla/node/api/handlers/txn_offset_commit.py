@@ -58,7 +58,9 @@ def handle(
     return _commit_when_verified(context, request, refused, guard)
 
 
-def failed(request: TxnOffsetCommitRequest, code: int, _message: str | None) -> TxnOffsetCommitResponse:
+def failure_response(
+    request: TxnOffsetCommitRequest, code: int, _message: str | None
+) -> TxnOffsetCommitResponse:
     return TxnOffsetCommitResponse(topics=[_error(topic, ErrorCode.of(code)) for topic in request.topics])
 
 

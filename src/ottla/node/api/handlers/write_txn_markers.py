@@ -37,7 +37,9 @@ def handle(context: RequestContext, request: WriteTxnMarkersRequest) -> Awaitabl
     return _write(context, request)
 
 
-def failed(request: WriteTxnMarkersRequest, code: int, _message: str | None) -> WriteTxnMarkersResponse:
+def failure_response(
+    request: WriteTxnMarkersRequest, code: int, _message: str | None
+) -> WriteTxnMarkersResponse:
     return WriteTxnMarkersResponse(
         markers=[
             _result(marker, dict.fromkeys(_partitions(marker), ErrorCode.of(code)))

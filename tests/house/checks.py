@@ -77,7 +77,7 @@ CLOCK_METHODS = frozenset(("now", "today", "utcnow"))
 # Modules that define public class names of other modules, and why.
 MESSAGES = "ottla.protocol.messages."
 REPEATED_ON_PURPOSE = {
-    "ottla.client.blocking": "offers every client class under its own name to callers without a loop",
+    "ottla.client.blocking.clients": "offers every client class under its own name to callers without a loop",
 }
 
 COMPILED = "ottla.records._kernel"

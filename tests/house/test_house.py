@@ -265,7 +265,7 @@ class TestNameCheck:
     def test_messages_and_the_blocking_clients_repeat_names(self) -> None:
         modules = [
             module("ottla.client.producer.producer", "class Producer: ...\nclass Topic: ..."),
-            module("ottla.client.blocking", "class Producer: ..."),
+            module("ottla.client.blocking.clients", "class Producer: ..."),
             module("ottla.protocol.messages.metadata", "class Topic: ..."),
         ]
         assert checks.duplicated_names(modules) == {}

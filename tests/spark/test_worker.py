@@ -9,7 +9,7 @@ WITHOUT_SPARK = True
 
 PROGRAM = """
 import gc, weakref
-from ottla.spark.worker import begin_task
+from ottla.spark.worker.garbage_collection import begin_task
 
 class Node: pass
 

@@ -41,11 +41,11 @@ from ottla.log.recovery.interrupted_operations import complete_interrupted_opera
 from ottla.log.segment.file_names import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, segment_file_name
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
 from ottla.log.segment.segment import LogSegment
-from ottla.log.segment.sparse_index import is_lack_of_room
 from ottla.log.segment.walk import CorruptBatch
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
+from ottla.runtime.disk import is_out_of_space
 
 _log = logging.getLogger(__name__)
 
@@ -322,7 +322,7 @@ class LogLoader:
         try:
             producers.take_snapshot(snapshots)
         except OSError as error:
-            if not is_lack_of_room(error):
+            if not is_out_of_space(error):
                 raise
             _log.warning("no room for a producer snapshot, the next start reads the log instead: %s", error)
 

@@ -36,7 +36,7 @@ from ottla.node.config.errors import NodeFailed
 from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.coordinators.coordinators import Coordinators
-from ottla.node.coordinators.producer_ids import ProducerIdManager
+from ottla.node.coordinators.producer_id_manager import ProducerIdManager
 from ottla.node.fetch.session import FetchSessionCache
 from ottla.node.metadata_publisher import BrokerMetadataPublisher
 from ottla.node.network.endpoints import NodeEndpoints

@@ -36,6 +36,7 @@ __all__ = [
     "Lock",
     "NotInMemory",
     "RealDisk",
+    "is_out_of_space",
     "read_file",
     "remove_tree",
     "waiting",
@@ -51,6 +52,14 @@ class DiskUsage:
 
     total_bytes: int
     free_bytes: int
+
+
+_OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def is_out_of_space(error: OSError) -> bool:
+    """True if the disk, or a quota, has no room left: the one I/O error after which a disk is still sound."""
+    return error.errno in _OUT_OF_SPACE
 
 
 class _Patience(threading.local):

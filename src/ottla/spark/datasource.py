@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from ottla.spark.worker import begin_task
+from ottla.spark.worker.garbage_collection import begin_task
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (

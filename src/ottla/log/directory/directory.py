@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterable, Mapping
 from ottla.log.directory import checkpoints
 from ottla.log.directory.checkpoints import OffsetCheckpoint
 from ottla.log.segment.handles import FileHandles, is_lack_of_handles
-from ottla.log.segment.sparse_index import is_lack_of_room
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.clock import Clock
-from ottla.runtime.disk import Disk
+from ottla.runtime.disk import Disk, is_out_of_space
 from ottla.runtime.random import Random
 
 _log = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ class LogDirectory:
         """Return the error to raise for an I/O error. Unless it is a lack of room, or of file handles, the
         directory goes offline.
         """
-        if is_lack_of_room(error) and self.failure is None:
+        if is_out_of_space(error) and self.failure is None:
             self._lacked_room_ms = self.clock.wall_ms()
             return self._lack(
                 f"no room in the log directory {self.path} for {action} ({error}); free some, and it will go "

@@ -20,7 +20,7 @@ from ottla.log.config.log_config import LogConfig
 from ottla.log.segment.file_names import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, TXN_INDEX, segment_file_name
 from ottla.log.segment.handles import FileHandles, LazyFile
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
-from ottla.log.segment.sparse_index import CorruptIndex, is_lack_of_room
+from ottla.log.segment.sparse_index import CorruptIndex
 from ottla.log.segment.time_index import NO_TIMESTAMP, TimeIndex, TimestampOffset
 from ottla.log.segment.txn_index import TransactionIndex
 from ottla.log.segment.walk import (
@@ -32,7 +32,7 @@ from ottla.log.segment.walk import (
     walk_headers,
 )
 from ottla.records.batch import BatchHeader, Record, read_records
-from ottla.runtime.disk import Buffer, waiting
+from ottla.runtime.disk import Buffer, is_out_of_space, waiting
 
 _log = logging.getLogger(__name__)
 
@@ -451,7 +451,7 @@ class LogSegment:
         try:
             self.flush_indexes()
         except OSError as error:
-            if not is_lack_of_room(error):
+            if not is_out_of_space(error):
                 raise
             # A full disk must not keep a log from being read; the entries wait in memory.
             _log.warning("no room for an index that was rebuilt: %s", error)

@@ -9,7 +9,6 @@ behind them.
 
 from __future__ import annotations
 
-import errno
 from struct import Struct
 from typing import Any
 
@@ -20,14 +19,6 @@ PENDING_BYTES = 4096
 """Entries gather up to this size before they are written."""
 BLOCK_ENTRIES = 512
 """A range of this size is read at once and searched in memory."""
-
-
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-def is_lack_of_room(error: OSError) -> bool:
-    """True if the disk, or a quota, has no room left: the one I/O error after which a disk is still sound."""
-    return error.errno in _NO_ROOM
 
 
 class CorruptIndex(Exception):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ottla.node.cluster.replication import BrokerReplication
     from ottla.node.config.node_config import NodeConfig
     from ottla.node.coordinators.coordinators import Coordinators
-    from ottla.node.coordinators.producer_ids import ProducerIdManager
+    from ottla.node.coordinators.producer_id_manager import ProducerIdManager
     from ottla.node.fetch.session import FetchSessionCache
     from ottla.node.network.endpoints import NodeEndpoints
     from ottla.replication.log_flush_scheduler import LogFlushScheduler

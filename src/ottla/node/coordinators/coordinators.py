@@ -16,7 +16,7 @@ from ottla.metadata.image.image import MetadataImage
 from ottla.node.cluster.peers import PeerBrokers
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.coordinators.producer_ids import ProducerIdManager
+from ottla.node.coordinators.producer_id_manager import ProducerIdManager
 from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.partition import Partition

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
 
 from ottla.spark.sink.columns import check_schema, columns_to_write
 from ottla.spark.sink.options import DeliveryGuarantee, SinkOptions, sink_options
-from ottla.spark.worker import begin_task
+from ottla.spark.worker.garbage_collection import begin_task
 
 if TYPE_CHECKING:
     import pyarrow as pa

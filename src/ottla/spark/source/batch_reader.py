@@ -56,7 +56,7 @@ def check_schema(options: SourceOptions, schema: StructType) -> None:
 def read_partition(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     from ottla.spark.source.client import source_client
     from ottla.spark.source.range_reader import read_range
-    from ottla.spark.worker import begin_task
+    from ottla.spark.worker.garbage_collection import begin_task
 
     begin_task()
     if partition.value is None:  # Spark's placeholder where there is nothing to read

@@ -1,4 +1,4 @@
-"""How a command fails: the message for the user, and the exit status.
+"""The failures of a command: the message for the user, and the exit status.
 
 Every failure is one line on stderr that names the subject and says what to do next. The exit status tells
 scripts the kind of failure: the cluster or a file refused, the command line was wrong, or no broker answered.

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRequest:
-    """What to run. `configuration` is the project's, overridden by the caller's values; `conf` has settings
-    for the start of Spark. `runs` is None without a limit; only the first run uses the selection.
+    """A pipeline to run, and how. `configuration` is the project's, overridden by the caller's values; `conf`
+    has settings for the start of Spark. `runs` is None without a limit; only the first run uses the
+    selection.
     """
 
     project: Project

@@ -233,7 +233,9 @@ _DEFAULT_LISTENER: Final = "CONTROLLER"
 
 @dataclass(frozen=True, slots=True)
 class FormatPlan:
-    """What `format` does, from the options and the node's server.properties, if given."""
+    """The directories to format and their content, from the options and the node's server.properties, if
+    given.
+    """
 
     paths: list[str]
     node_id: int

@@ -56,7 +56,8 @@ class SyncFailed(Exception):
 
 @dataclass(slots=True)
 class FlushPlan:
-    """What to sync to make a log durable, in three steps so that the slow one can run off the event loop.
+    """The files to sync to make a log durable, in three steps so that the slow one can run off the event
+    loop.
 
     `UnifiedLog.prepare_flush` makes the plan; `run` syncs, in any thread; `UnifiedLog.complete_flush` moves
     the recovery point, unless the log was truncated meanwhile. Closed segments are synced with their indexes;
@@ -79,7 +80,7 @@ class FlushPlan:
     """Directories whose names are to be synced, children first."""
     names_version: int
     writes: list[Callable[[], object]] = field(default_factory=list)
-    """What else must be durable: leader epochs, producer snapshots."""
+    """Further writes that must be durable: leader epochs, producer snapshots."""
     epochs: EpochWrite | None = None
     """The write of the leader epochs among `writes`, if there is one."""
     snapshots: tuple[int, ...] = ()
@@ -195,7 +196,9 @@ class LocalLog:
         return offset
 
     def end_below(self, offset: int) -> int:
-        """Where the log would end if it were truncated to `offset`, which is not below its first segment."""
+        """Return the offset at which the log would end if it were truncated to `offset`, which is not below
+        its first segment.
+        """
         return self.segments_from(offset)[0].end_below(offset)
 
     # Growing

@@ -2,7 +2,7 @@
 
 `LogManager` locks the directories, loads their logs side by side, creates and deletes logs, and has a method
 for each periodic task (flush, checkpoint, retention, removal of deleted files); the node decides when to call
-it. What may block runs in the pool; everything else on the event loop, in small steps.
+it. Calls that may block run in the pool; everything else runs on the event loop, in small steps.
 
 A directory that fails is offline with all its logs; the others go on. A log that cannot be recovered is
 refused with the reason (`failed`), its files and checkpoints are kept, and its directory gets no mark of a
@@ -657,7 +657,7 @@ def _choose_duplicate(
 
 @dataclass(frozen=True, slots=True)
 class _DirectoryOffsets:
-    """What the checkpoints of a log directory are to say, and how they are written.
+    """The offsets for the checkpoints of a log directory, and how they are written.
 
     The event loop stages the content and gives the file its name; what blocks runs in the pool. A failed
     write is reported to the directory and logged, not raised: the next write may succeed, and if not, the

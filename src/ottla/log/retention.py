@@ -66,8 +66,8 @@ def segments_to_delete(
     retention_ms: int,
     now_ms: int,
 ) -> list[Deletion[S]]:
-    """What retention deletes of `segments` (all of the log, oldest first) at `now_ms`; a negative limit is no
-    limit.
+    """Return the deletions that retention makes in `segments` (all of the log, oldest first) at `now_ms`; a
+    negative limit is no limit.
 
     If the last deletion ends with the active segment, the log has to roll before it deletes.
     """

@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 class LogAppendInfo(NamedTuple):
-    """What an append did."""
+    """The result of an append."""
 
     first_offset: int
     last_offset: int
@@ -92,7 +92,7 @@ class LogAppendInfo(NamedTuple):
 
 
 class FetchDataInfo(NamedTuple):
-    """What a read found."""
+    """The result of a read."""
 
     records: bytes
     """Batches; the first may begin below the requested offset, the last may be cut by the size limit."""
@@ -100,7 +100,7 @@ class FetchDataInfo(NamedTuple):
     """The requested offset."""
     segment_base_offset: int
     position: int
-    """Where the records lie in that segment's file; -1 if there are none."""
+    """The position of the records in that segment's file; -1 if there are none."""
 
 
 class UnexpectedAppendOffset(KafkaError):
@@ -296,7 +296,7 @@ class UnifiedLog:
 
     @property
     def truncation_count(self) -> int:
-        """How often the log has been truncated at its end; what was read before may no longer be true."""
+        """The number of times that the log was truncated at its end; a change makes earlier reads invalid."""
         return self.local_log.truncation_count
 
     def update_high_watermark(self, offset: int) -> int:
@@ -720,7 +720,7 @@ class UnifiedLog:
         guard: VerificationGuard,
         transaction_version: int | None,
     ) -> ProducerAppend | None:
-        """What the batches change of the producer state; None if no batch has a producer id."""
+        """Return the changes of the batches to the producer state; None if no batch has a producer id."""
         for batch in batches:
             if batch.producer_id != NO_PRODUCER_ID:
                 return self.producer_state_manager.analyze(
@@ -844,8 +844,8 @@ class UnifiedLog:
         return FetchDataInfo(b"", offset, local.active_segment.base_offset, -1)
 
     def _upper_position(self, segment: LogSegment, upper: int, end: int) -> int:
-        """Where in `segment` the batches below `upper` end. Remembered, since the readers at the end of a log
-        all have the same bound: the high watermark or the last stable offset.
+        """Return the position in `segment` at which the batches below `upper` end. It is remembered, since
+        the readers at the end of a log all have the same bound: the high watermark or the last stable offset.
         """
         if upper >= end:
             return segment.size
@@ -888,8 +888,8 @@ class UnifiedLog:
     # Flushing
 
     def prepare_flush(self, upto: int | None = None, *, closing: bool = False) -> FlushPlan | None:
-        """What to sync so that the log is durable below `upto` (the log end if None); None if it is. With
-        `closing` the indexes of the active segment too.
+        """Plan the syncs that make the log durable below `upto` (the log end if None); None if it is durable.
+        With `closing`, the indexes of the active segment are synced too.
         """
         self._check_usable()
         epochs = self._leader_epochs
@@ -962,7 +962,7 @@ class UnifiedLog:
     # Truncation
 
     def end_after_truncation(self, offset: int) -> int:
-        """Where the log would end if it were truncated to `offset`."""
+        """Return the offset at which the log would end if it were truncated to `offset`."""
         local = self.local_log
         with self._guard("finding a batch"):
             return local.end_below(offset) if offset > local.segments[0].base_offset else offset
@@ -1067,7 +1067,7 @@ class UnifiedLog:
         return True
 
     def deletable_segments(self, now_ms: int) -> list[Deletion[LogSegment]]:
-        """What retention would delete now."""
+        """Return the deletions that retention would make now."""
         config = self.config
         with self._guard("applying retention"):
             return segments_to_delete(

@@ -93,7 +93,7 @@ async def _log_failure(work: Callable[[], Awaitable[None]], name: str) -> None:
 
 
 class ControllerTasks:
-    """What concerns the metadata log, and what its active controller does by itself."""
+    """The periodic tasks of the metadata log and of the active controller."""
 
     def __init__(
         self, config: DynamicBrokerConfig, quorum: QuorumMember, on_fatal: Callable[[str], None]
@@ -152,7 +152,7 @@ class ControllerTasks:
 
 
 class BrokerTasks:
-    """What keeps the logs and replicas of a broker in order."""
+    """The periodic tasks of a broker's logs and replicas."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""How far each replica is, as the leader knows it: the high watermark, and whether a majority still fetches.
+"""The progress of each replica as the leader knows it: the high watermark, and whether a majority still
+fetches.
 
 A replica's fetch offset says how far it has the log on disk; the leader knows its own. The high watermark is
 the offset that a majority of the voters has reached, once it lies beyond the first record of the leader's own

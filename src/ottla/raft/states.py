@@ -40,7 +40,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ElectionState:
-    """What a voter must not forget: the epoch, its vote and the leader; kept in the file `quorum-state`.
+    """The durable state of a voter: the epoch, its vote and the leader; kept in the file `quorum-state`.
 
     It is durable before a reply or a request rests on it: a voter that forgot its vote could vote twice in an
     epoch and elect two leaders. Invariant: within an epoch the vote, once given, and the leader, once known,

@@ -106,7 +106,7 @@ def _compress_lz4(data: memoryview, level: int) -> bytes:
 
 
 def decompress(codec: Codec, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
-    """What `data` was before compression; CORRUPT_MESSAGE if it is damaged or would exceed `max_bytes`."""
+    """Decompress `data`; CORRUPT_MESSAGE if it is damaged or the result would exceed `max_bytes`."""
     if codec is Codec.NONE:
         return data
     view = memoryview(data).cast("B")

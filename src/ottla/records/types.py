@@ -20,8 +20,8 @@ NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 MAX_DECOMPRESSED_BYTES = 256 * 1024 * 1024
-"""What one batch may decompress to unless the caller says otherwise; beyond it the batch is refused as a
-bomb.
+"""The size to which one batch may decompress unless the caller gives another limit; beyond it the batch is
+refused as a bomb.
 """
 
 

@@ -55,7 +55,7 @@ _WAIT_FOR_METADATA: Final = frozenset(
 
 
 class FetchIsolation(Enum):
-    """How far a fetch may read."""
+    """The offset up to which a fetch may read."""
 
     LOG_END = "log end"  # followers
     HIGH_WATERMARK = "high watermark"  # read_uncommitted
@@ -108,7 +108,7 @@ class PendingPartitionChange:
 
 
 class PartitionListener(Protocol):
-    """What a partition needs from the broker around it."""
+    """The broker as a partition calls it: on progress, for changes of the ISR, and for the state of replicas."""
 
     def on_partition_progress(self, partition: Partition) -> None:
         """Its log end, high watermark, last stable offset or log start moved, or its leadership ended."""

@@ -37,7 +37,7 @@ def common_end_offset(log: UnifiedLog, epoch: int, end_offset: int) -> int:
 
 
 class AfterFetch(Enum):
-    """What a fetcher does with a partition after a response."""
+    """The next step of a fetcher for a partition after a response."""
 
     FETCH = "fetch again at once"
     FETCH_IN_NEW_SESSION = (

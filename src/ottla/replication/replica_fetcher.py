@@ -78,7 +78,7 @@ class ReplicaFetcherConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFetcherContext:
-    """What all fetchers of this broker share."""
+    """The parts and settings that all fetchers of this broker share."""
 
     broker_id: int
     broker_epoch: Callable[[], int]

@@ -35,7 +35,7 @@ _AT_ONCE: Final = 16
 
 @dataclass(slots=True)
 class ReplicaChanges:
-    """What applying a delta changed, for coordinators, fetchers and sessions."""
+    """The replicas that applying a delta has changed, for coordinators, fetchers and sessions."""
 
     leaders: list[Partition] = field(default_factory=list)  # leader in a new epoch
     followers: list[Partition] = field(default_factory=list)  # follower in a new epoch

@@ -49,7 +49,7 @@ class Lane(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ChannelConfig:
-    """How the connections of a channel are made."""
+    """The settings of a channel's connections."""
 
     client_id: str | None
     max_idle_ms: int = NEVER

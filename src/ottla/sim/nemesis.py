@@ -13,7 +13,7 @@ __all__ = ["FAULTS", "Nemesis", "NemesisConfig"]
 
 @dataclass(frozen=True, slots=True)
 class NemesisConfig:
-    """How often a fault is injected, on average, and for how long it lasts at most."""
+    """The kinds of faults to inject, how often on average, and for how long at most."""
 
     interval_s: float = 1.0
     longest_s: float = 6.0

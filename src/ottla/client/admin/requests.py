@@ -1,4 +1,4 @@
-"""Which node an admin request is sent to, and which failures are retried."""
+"""Send admin requests to the right node, and retry some of their failures."""
 
 from __future__ import annotations
 

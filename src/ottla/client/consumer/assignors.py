@@ -1,4 +1,4 @@
-"""How the leader of a classic group assigns partitions to members: Kafka's four assignors.
+"""Assign partitions to the members of a classic group, as its leader: Kafka's four assignors.
 
 An assignor gets the subscriptions of the members and the partition counts of the topics, and returns the
 partitions of each member. All assignors are deterministic: members and topics are processed in the order of

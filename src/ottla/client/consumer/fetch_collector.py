@@ -1,4 +1,4 @@
-"""Collects records from completed fetches, and keeps the positions equal to what the user has received.
+"""Collect records from completed fetches, and keep the positions equal to what the user has received.
 
 `async for` takes the records of one poll at a time. Those that were not yielded yet are the `leftover`:
 positions are reported as if they had not been read, and another poll returns them again.

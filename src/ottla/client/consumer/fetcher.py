@@ -1,4 +1,4 @@
-"""Fetches ahead of the user: one request in flight to each broker, for all partitions that need data.
+"""Fetch ahead of the user: one request in flight to each broker, for all partitions that need data.
 
 A partition needs data while few of its completed fetches wait. Memory is bounded: each broker has an equal
 share of `prefetch.max.bytes`, and a request never asks for more than is left of it. (Only a single batch that

@@ -1,4 +1,4 @@
-"""Finds the position at which each partition begins, and validates positions after a change of leader.
+"""Find the position at which each partition begins, and validate positions after a change of leader.
 
 A partition without a position gets the committed offset of the group or, if there is none, the one of the
 reset policy. A position is validated with the new leader whenever the leader epoch grows: if the record

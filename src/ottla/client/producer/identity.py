@@ -16,7 +16,7 @@ NO_TRANSACTION_TIMEOUT = 2**31 - 1
 
 
 class ProducerIdentity(Protocol):
-    """What the sender needs of a producer's identity; without transactions most of it does nothing."""
+    """A producer's identity as the sender uses it; without transactions most methods do nothing."""
 
     producer_id: int
     epoch: int

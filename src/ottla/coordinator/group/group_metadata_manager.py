@@ -1,7 +1,7 @@
 """The groups of one partition of `__consumer_offsets`: their table, their replay, their listing.
 
-The managers of classic groups, of consumer groups and of offsets work on it: it has what they share, the
-groups, the deadlines, the settings and the metadata image.
+The managers of classic groups, of consumer groups and of offsets work on it: it holds the groups, the
+deadlines, the settings and the metadata image.
 
 Records of one group may come in any order that compaction leaves, so replay creates what is missing and
 accepts tombstones for what is gone. The last record decides what kind of group it is.

@@ -515,7 +515,7 @@ class OffsetMetadataManager:
 
 
 def _is_of_other_topic(value: OffsetCommitValue, topic_id: bytes) -> bool:
-    """A topic that was deleted and made again is another topic; its old offsets mean nothing there."""
+    """Whether the offset is of a deleted topic of the same name, and so means nothing in the present one."""
     return topic_id != ZERO_UUID and value.topic_id not in (ZERO_UUID, topic_id)
 
 

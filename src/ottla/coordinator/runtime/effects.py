@@ -70,7 +70,7 @@ class ReplayedRecord(NamedTuple):
 
 @dataclass(slots=True)
 class Effects:
-    """What an event does (Kafka's `CoordinatorResult`). Without records, no durable state has changed."""
+    """The result of an event (Kafka's `CoordinatorResult`). Without records, no durable state has changed."""
 
     records: list[CoordinatorRecord] = field(default_factory=list)
     replies: list[tuple[ReplyTo[Any], Any]] = field(default_factory=list)
@@ -128,10 +128,10 @@ class CoordinatorShard(Protocol):
     def handle(
         self, to: ReplyTo[Any] | None, operation: CoordinatorOperation[Any], now: EventTime
     ) -> Effects:
-        """What an operation does. A `KafkaError` that is raised is its reply, and nothing has changed."""
+        """Handle an operation. A `KafkaError` that it raises is the reply, and nothing has changed."""
 
     def on_timer(self, now: EventTime) -> Effects:
-        """What is due now. Called again until no deadline is in the past."""
+        """Do what is due now. The runtime calls it again until no deadline is in the past."""
 
     def next_deadline_ms(self) -> int | None:
         """When `on_timer` is to be called next, by the monotonic clock."""

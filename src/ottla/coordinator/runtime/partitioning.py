@@ -1,6 +1,7 @@
-"""Which partition of a coordinator's topic a group or a transactional id lives in.
+"""Find the partition of a coordinator's topic in which a group or a transactional id lives.
 
-It is the hash of the key as Java hashes strings, so that every broker and client finds the same one.
+It follows from the hash of the key as Java hashes strings, so that every broker and client finds the same
+one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What EndTxn means, by the version of the transaction, its state, and the request.
+"""Decide the outcome of an EndTxn by the version of the transaction, its state, and the request.
 
 With version 2 every end raises the epoch. So a request that carries the epoch before the present one repeats
 an end that was decided, and one with the present epoch asks for the next end. With version 1
 both carry the same epoch, and only the state distinguishes them.
 
-A commit that arrives with the epoch before an abort was overtaken by the coordinator, which aborted the
-transaction on its timeout: the producer is fenced, as it would be with version 1, and can begin again with
+A commit with the epoch before that of an abort came too late: the coordinator has aborted the transaction on
+its timeout, so the producer is fenced, as it would be with version 1, and can begin again with
 InitProducerId.
 """
 
@@ -87,7 +87,7 @@ def outcome_of_end(
     client_version: int,
     max_epoch: int,
 ) -> Outcome:
-    """What an EndTxn of this producer does; raises the error of Kafka's answer if the producer is refused."""
+    """Return the outcome of an EndTxn of this producer; raise the error that Kafka answers if it is refused."""
     if client_version < FIRST_VERSION_OF_EPOCH_BUMPS:
         check_client(transaction, producer)
         check_not_prepared(transaction)

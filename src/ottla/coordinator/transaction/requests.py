@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Missing(Enum):
-    """A reply that asks for something first."""
+    """A reply that names what the operation lacks; the service repeats the operation with it."""
 
     PRODUCER_ID = "the operation is to be repeated with a fresh producer id"
 

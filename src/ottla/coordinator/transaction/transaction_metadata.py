@@ -56,12 +56,12 @@ class TransactionState(IntEnum):
 
     @property
     def is_prepared(self) -> bool:
-        """The decision has been taken, and not all partitions have their marker."""
+        """Whether the decision has been taken, and not all partitions have their marker."""
         return self in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
     @property
     def is_idle(self) -> bool:
-        """No transaction is open or being ended."""
+        """Whether no transaction is open or being ended."""
         return self in (
             TransactionState.EMPTY,
             TransactionState.COMPLETE_COMMIT,

@@ -1,4 +1,4 @@
-"""Up to which offset each log is clean: `cleaner-offset-checkpoint`, one file for each log directory.
+"""The offset up to which each log is clean: `cleaner-offset-checkpoint`, one file for each log directory.
 
 The offsets are kept in memory and written at the end of a cleaning. A lost write costs a second cleaning,
 never a record.

@@ -13,10 +13,10 @@ A batch that loses all its records is kept as an empty batch in two cases: if it
 active producer (its last data or, where there is none, its last marker), since it holds the producer's epoch
 and sequence number; and if it is the last batch of the cleanable range, since it holds the end of the range.
 
-`Compaction` does no more than write `.cleaned` files and sync them; nothing refers to these before the event
-loop swaps them in (`UnifiedLog.replace_segments`, with the order of its steps), and recovery removes what a
-crash leaves of them. It works in slices, off the event loop: the cleaner decides between two slices
-whether it may go on.
+`Compaction` only writes `.cleaned` files and syncs them; nothing refers to these before the event loop swaps
+them in (`UnifiedLog.replace_segments`, with the order of its steps), and recovery removes those that a crash
+leaves behind. It works in slices, off the event loop: the cleaner decides between two slices whether it may
+go on.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ _MAX_SEGMENT_BYTES = 0x7FFF_FFFF
 
 
 class SegmentTooLarge(Exception):
-    """A group of segments grew beyond what a segment can be: new delete horizons lengthen the timestamps."""
+    """A group of segments grew beyond the maximum size of a segment: new delete horizons lengthen the
+    timestamps.
+    """
 
     def __init__(self, path: str, segments: int) -> None:
         super().__init__(f"{path}: {segments} segments make more than {_MAX_SEGMENT_BYTES} bytes")
@@ -62,7 +64,7 @@ class SegmentTooLarge(Exception):
 
 
 class MeasuredSegment(NamedTuple):
-    """A closed segment and what decides with which others it is joined."""
+    """A closed segment and its sizes, by which segments are grouped."""
 
     segment: LogSegment
     size: int
@@ -76,7 +78,7 @@ class MeasuredSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """What to clean, noted on the event loop. The segments are closed and end at
+    """The segments to clean and their state, noted on the event loop. The segments are closed and end at
     `first_uncleanable_offset`.
     """
 
@@ -111,7 +113,7 @@ class CleanedGroup(NamedTuple):
 
 
 class CompactionProgress(NamedTuple):
-    """What one slice did: bytes read and written, a group that is ready, and whether that was all."""
+    """The result of one slice: bytes read and written, a group that is ready, and whether all is done."""
 
     moved_bytes: int
     cleaned: CleanedGroup | None
@@ -213,7 +215,7 @@ class Compaction:
         self._work = self._run()
 
     def advance(self, budget_bytes: int) -> CompactionProgress:
-        """Work until so many bytes were moved, a group is ready or all is done."""
+        """Work until `budget_bytes` were moved, a group is ready or all is done."""
         self._moved_bytes = 0
         for cleaned in self._work:
             if cleaned is not None or self._moved_bytes >= budget_bytes:
@@ -310,7 +312,7 @@ class Compaction:
         new.on_become_inactive()
         new.set_mtime_ms(old[-1].mtime_ms)
         new.sync()
-        # The names too, so that a swap that is cut short shows by the names it has not changed.
+        # The names too, so that recovery recognises an interrupted swap by the names that were not changed.
         self._handles.disk.sync_dir(plan.dir)
         yield cleaned
 

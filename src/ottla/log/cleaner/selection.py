@@ -1,9 +1,9 @@
 """Choose the log to clean next and the range of it to clean, as Kafka's `LogCleanerManager` does.
 
 A compacted log has a clean part, where the last cleaning has left one record of each key, and a dirty part
-behind it, up to the first offset that must not be cleaned: the active segment, what is not stable or not
-durable, and what is younger than `min.compaction.lag.ms`. Cleaning goes by whole segments. The dirtiest log
-comes first, measured by the share of dirty bytes, if that share is above `min.cleanable.dirty.ratio` or a
+behind it, up to the first offset that must not be cleaned: the active segment, records that are not stable or
+not durable, and records younger than `min.compaction.lag.ms`. Only whole segments are cleaned. The dirtiest
+log comes first, measured by the share of dirty bytes, if that share is above `min.cleanable.dirty.ratio` or a
 record has waited longer than `max.compaction.lag.ms`.
 """
 
@@ -45,7 +45,7 @@ S = TypeVar("S", bound=CleanableSegment)
 
 
 class CleanableLog(Protocol):
-    """What the choice depends on."""
+    """The state of a log that the choice depends on."""
 
     @property
     def config(self) -> LogConfig: ...
@@ -73,7 +73,9 @@ class OffsetsToClean(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogToClean:
-    """How dirty a log is. `first_uncleanable_offset` is the base offset of a segment."""
+    """A log's range to clean, and how dirty it is. `first_uncleanable_offset` is the base offset of a
+    segment.
+    """
 
     first_dirty_offset: int
     first_uncleanable_offset: int
@@ -127,7 +129,7 @@ def cleanable_offsets(log: CleanableLog, checkpoint: int | None, now_ms: int) ->
 
 
 def assess(log: CleanableLog, cleaning: OffsetsToClean, now_ms: int) -> LogToClean:
-    """How dirty the log is in the range."""
+    """Measure how dirty the log is in the range."""
     segments = log.segments
     first_dirty = cleaning.first_dirty_offset
     # The segment in which the first uncleanable offset lies is left alone as a whole.
@@ -147,7 +149,7 @@ def assess(log: CleanableLog, cleaning: OffsetsToClean, now_ms: int) -> LogToCle
 
 
 def _compaction_delay_ms(log: CleanableLog, first_dirty: int, now_ms: int) -> int:
-    """How long the oldest dirty record has been waiting beyond the greatest lag that is allowed."""
+    """Return for how long the oldest dirty record has waited beyond `max.compaction.lag.ms`."""
     lag_ms = log.config.max_compaction_lag_ms
     if lag_ms >= LONG_MAX:
         return 0
@@ -186,10 +188,11 @@ G = TypeVar("G", bound=GroupableSegment)
 def group_segments(
     segments: Sequence[G], *, max_bytes: int, max_index_bytes: int, end_offset: int
 ) -> list[list[G]]:
-    """Neighbours that become one segment, so that cleaning again and again does not leave ever smaller ones.
+    """Group adjacent segments that become one, so that repeated cleaning does not leave ever smaller
+    segments.
 
-    Together they are no larger than a segment and its indexes may be, and span no more offsets than an
-    index can tell apart. `end_offset` is where the last of them ends at most.
+    A group is no larger than a segment and its indexes may be, and spans no more offsets than an index can
+    hold. The last group ends at `end_offset` at the latest.
     """
     groups: list[list[G]] = []
     size = index_bytes = time_index_bytes = 0

@@ -1,4 +1,4 @@
-"""The I/O budget of the cleaner: so many bytes a second, over all its workers together."""
+"""Limit the I/O of the cleaner: a number of bytes per second, over all its workers together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CREDIT_NS = 300_000_000
 class Throttler:
     """Computes how long to wait after moving bytes, so that the average rate stays within the limit.
 
-    Bytes are paid for after they were moved: they postpone the time from which on the next may be moved. Idle
+    Bytes are accounted for after they were moved: they postpone the time at which the next may be moved. Idle
     time counts as credit, but no more than the last 300 ms of it.
     """
 

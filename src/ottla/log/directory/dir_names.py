@@ -17,7 +17,7 @@ MAX_DIR_NAME_BYTES = 255
 
 
 class DirKind(Enum):
-    """What a partition's directory is at the moment, by the end of its name."""
+    """The state of a partition's directory, by the suffix of its name."""
 
     CURRENT = ""
     DELETE = "-delete"

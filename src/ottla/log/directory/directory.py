@@ -1,4 +1,4 @@
-"""A log directory: what its partitions share, and whether it can be used at all.
+"""A log directory: the state that its partitions share, and whether it can be used at all.
 
 A directory goes offline with the first I/O error that is not a lack of room, and stays so until the node
 starts again: after a failed write or sync it is unknown what the disk holds. The other directories go on.

@@ -1,12 +1,12 @@
-"""How a new log becomes durable, without a sync for each partition on the event loop.
+"""Make new logs durable without a sync for each partition on the event loop.
 
 The creation of a log is durable once its directory, its first segment and its topic id are. Until then the
 log holds no record, for every change of a log completes its creation first. So a crash before that loses
-nothing: what it leaves is an empty log without a topic id, or no log at all, and the metadata, which were
-committed before the log was made, say to which topic it belongs. Most creations are completed in the pool
-right after the log was made, many at a time (`LogManager.complete_log_creations`), in steps like those of a
-checkpoint: `write` and `sync` in any thread, `install` between them on the event loop, which knows whether
-the log is still where it was.
+nothing: it leaves an empty log without a topic id, or no log at all, and the metadata, which were committed
+before the log was made, say to which topic it belongs. Most creations are completed in the pool right after
+the log was made, many at a time (`LogManager.complete_log_creations`), in steps like those of a checkpoint:
+`write` and `sync` in any thread, `install` between them on the event loop, which knows whether the log is
+still where it was.
 """
 
 from __future__ import annotations

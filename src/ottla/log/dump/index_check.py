@@ -1,8 +1,8 @@
-"""Whether the indexes of a segment agree with its log.
+"""Check whether the indexes of a segment agree with its log.
 
 An entry of the offset index must name the position of a batch and that batch's last offset; an entry of the
-time index must name an offset of the log up to which no batch is younger. What is wrong comes out as text:
-one sentence for each entry.
+time index must name an offset of the log up to which no batch is younger. Each entry that is wrong is
+reported in one sentence.
 """
 
 from __future__ import annotations

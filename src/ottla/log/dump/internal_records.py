@@ -1,9 +1,9 @@
-"""The records that Kafka keeps for itself, as plain values: what is in its internal topics and control
-batches.
+"""Decode the records of Kafka's internal topics and control batches to plain values.
 
 Metadata, committed offsets and groups, transactions, share groups' states and the records of tiered storage
-come out as Kafka's own tools show them: the record's name, its version and its fields in camel case. What
-cannot be decoded is shown as an error, never raised: a user who inspects a damaged log wants to see the rest.
+come out as Kafka's own tools show them: the record's name, its version and its fields in camel case. A record
+that cannot be decoded is shown with its error, which is never raised: a user who inspects a damaged log wants
+to see the rest.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class CompletedTxn(NamedTuple):
 
 
 class LastRecord(NamedTuple):
-    """What compaction must keep of a producer: the batch that ends at `last_data_offset`, or, where no data
-    of the epoch is known, the marker with this epoch.
+    """The batch of a producer that compaction must keep: the one that ends at `last_data_offset`, or, where
+    no data of the epoch is known, the marker with this epoch.
     """
 
     last_data_offset: int | None
@@ -207,10 +207,10 @@ class ProducerStateEntry:
 
 
 class ProducerAppendInfo:
-    """What one append changes in the state of one producer.
+    """The changes of one append to the state of one producer.
 
-    How far a batch is checked follows from where it comes from: epoch and sequence of a client's, the epoch
-    of a coordinator's, which carry no sequence, and nothing of what a leader has accepted.
+    The origin of a batch decides what is checked: epoch and sequence of a client's batch, the epoch of a
+    coordinator's, which has no sequence, and nothing of a batch that a leader has accepted.
     """
 
     __slots__ = (

@@ -66,7 +66,7 @@ DEFAULT_PRODUCER_STATE_CONFIG = ProducerStateManagerConfig()
 
 @dataclass(slots=True)
 class ProducerAppend:
-    """What the batches of one append change; or of which batch they are a duplicate."""
+    """The changes of one append to the producers' states, or the batch of which it is a duplicate."""
 
     duplicate: BatchMetadata | None = None
     updated: dict[int, ProducerAppendInfo] = field(default_factory=dict)

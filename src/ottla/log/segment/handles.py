@@ -147,7 +147,7 @@ class LazyFile:
         self._synced = 0
         # True if the disk had all of the file, empty or not, before the first of those that are not covered.
         self._known = False
-        # True if it was made by `create`, and there was nothing before. An empty file is nothing but a name.
+        # True if it was made by `create`, and there was nothing before. An empty file is only a name.
         self.is_new = False
         # The error of a sync that no caller has seen yet.
         self._failure: OSError | None = None

@@ -1,4 +1,4 @@
-"""What the two indexes of a segment share: a file of fixed-size entries in ascending order.
+"""The base of the two indexes of a segment: a file of fixed-size entries in ascending order.
 
 An index is sparse and can always be made again from the log, so new entries wait in memory and reach the file
 when enough of them have gathered, when the segment is flushed or closed. The file is searched where it lies:

@@ -1,4 +1,4 @@
-"""What the parts of a node read metadata from, as Kafka's brokers read it from their `MetadataCache`."""
+"""The source from which the parts of a node read metadata: Kafka's `MetadataCache`."""
 
 from __future__ import annotations
 

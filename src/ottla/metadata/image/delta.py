@@ -74,7 +74,7 @@ class LocalReplica:
 
 @dataclass(slots=True)
 class LocalReplicaChanges:
-    """What a delta changes for the replicas of one broker. `elected_leaders` are those of `leaders` whose
+    """The changes of a delta to the replicas of one broker. `elected_leaders` are those of `leaders` whose
     leader epoch is new.
     """
 

@@ -76,7 +76,7 @@ DEFAULT_CONFIG: Final = MetadataLogConfig()
 
 @dataclass(slots=True)
 class _LoadedFiles:
-    """What the files of the log say for certain: the newest snapshot, the voters and the vote given. The
+    """The content of the log's files that is certain: the newest snapshot, the voters and the vote given. The
     quorum decides what is committed beyond the snapshot.
     """
 

@@ -1,4 +1,4 @@
-"""`SnapshotGenerator`: write the image as a snapshot after so many bytes of records, or so much time.
+"""`SnapshotGenerator`: write the image as a snapshot after a number of bytes of records, or after some time.
 
 A snapshot contains committed records only, and is written in the pool while the node goes on. Once it is on
 disk, the log before it may be deleted, as far as retention allows.

@@ -1,5 +1,5 @@
-"""What a handler knows of a request beside its body: the client, the listener, the version, and the parts of
-the node that it may use.
+"""The context of a request, which a handler gets beside its body: the client, the listener, the version, and
+the parts of the node that it may use.
 
 A request that came by a connection has a `RequestContext`. One that another broker forwarded to the active
 controller has a `ForwardedRequestContext`, which has no connection. Handlers of requests that may come either
@@ -82,7 +82,7 @@ class ApiRequestContext(ABC):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
     def authorized_operations(self, resource_type: int, name: str) -> int:
-        """What the client may do with a resource, one bit for each operation."""
+        """Return the operations that the client may do with a resource, one bit for each."""
         supported = SUPPORTED_OPERATIONS[resource_type]
         return operation_bits(op for op in supported if self.allowed(op, resource_type, name))
 

@@ -1,4 +1,4 @@
-"""What the handlers of requests to a group coordinator share."""
+"""Shared functions of the handlers of requests to a group coordinator."""
 
 from __future__ import annotations
 

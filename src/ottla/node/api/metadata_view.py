@@ -28,7 +28,7 @@ class BrokerAddress:
 
 
 def broker_address(context: RequestContext, broker: BrokerRegistration) -> BrokerAddress | None:
-    """Where the client reaches the broker by the listener that it uses itself; None if it cannot.
+    """Return the broker's address on the listener that the client uses itself; None if it has none there.
 
     A node that is bound to every interface and advertises no address is reached where the client found it.
     """

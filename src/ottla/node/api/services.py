@@ -51,7 +51,7 @@ class Authorizer(Protocol):
 
 
 class NodeServices(Protocol):
-    """What every node has, whatever its roles."""
+    """The parts that every node has, whatever its roles."""
 
     @property
     def config(self) -> NodeConfig: ...
@@ -72,8 +72,8 @@ class NodeServices(Protocol):
 
 
 class BrokerServices(NodeServices, Protocol):
-    """What a broker has: replicas, coordinators, and what belongs to them. A controller alone has none of it,
-    and its listeners have no route that uses it.
+    """The parts of a broker: logs, replicas, coordinators. A node that is only a controller has none of them,
+    and its listeners have no route that uses them.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""What keeps the replicas of this broker in step with those of other brokers.
+"""Keep the replicas of this broker in step with those of other brokers.
 
 It acts on the changes that new metadata brings: fetchers go to the new leaders, in-sync sets that leaders on
 this broker propose go to the controller, and so do the directories in which replicas lie. The throttles of

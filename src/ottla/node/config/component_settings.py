@@ -66,13 +66,13 @@ def cleaner_config(config: NodeConfig) -> CleanerConfig:
 
 
 def static_voters(config: NodeConfig) -> VoterSet | None:
-    """What `controller.quorum.voters` says; None if it says nothing."""
+    """Return the voters of `controller.quorum.voters`; None if it is empty."""
     voters = config.names("controller.quorum.voters")
     return VoterSet.parse(",".join(voters), config.controller_listener_names[0]) if voters else None
 
 
 def bootstrap_servers(config: NodeConfig) -> list[Address]:
-    """Where a quorum is found whose voters are in its log."""
+    """Return `controller.quorum.bootstrap.servers`, by which a dynamic quorum is found."""
     servers = (server.rpartition(":") for server in config.names("controller.quorum.bootstrap.servers"))
     return [Address(host.strip("[]"), int(port)) for host, _, port in servers]
 

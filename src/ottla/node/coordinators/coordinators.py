@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TransactionParts:
-    """What a broker needs for transactions: those that it coordinates, and those that write to its logs."""
+    """The parts of a broker for transactions: those that it coordinates, and those that write to its logs."""
 
     service: TransactionCoordinatorService
     marker_sender: TransactionMarkerSender

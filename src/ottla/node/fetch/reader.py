@@ -43,7 +43,7 @@ _UNKNOWN: Final = frozenset(
 
 
 class FetchServices(Protocol):
-    """What reading for a Fetch needs of a broker."""
+    """The parts of a broker that reading for a Fetch uses."""
 
     @property
     def config(self) -> NodeConfig: ...
@@ -67,7 +67,7 @@ class FetchServices(Protocol):
 
 
 class Permissions(Protocol):
-    """What the client that sent a Fetch may do."""
+    """The permissions of the client that sent a Fetch."""
 
     def allowed(self, operation: int, resource_type: int, name: str) -> bool: ...
 

@@ -34,7 +34,7 @@ Topic: TypeAlias = bytes | str
 """A topic's id, or its name where the version of the request knows no ids."""
 FetchKey: TypeAlias = tuple[Topic, int]
 FetchResults: TypeAlias = dict[FetchKey, PartitionData]
-"""What was read of each partition, in the order of the response."""
+"""The data read of each partition, in the order of the response."""
 
 
 def next_epoch(epoch: int) -> int:
@@ -44,7 +44,7 @@ def next_epoch(epoch: int) -> int:
 
 
 class CachedPartition:
-    """What a session knows of one partition."""
+    """The state of one partition in a session: the request for it, and the offsets last sent."""
 
     __slots__ = ("high_watermark", "log_start_offset", "requested")
 

@@ -1,4 +1,5 @@
-"""How many connections a server accepts: `max.connections` and `max.connections.per.ip`, with overrides.
+"""Limit the connections that a server accepts: `max.connections` and `max.connections.per.ip`, with
+overrides.
 
 Invariant: the count of an address is never negative, and their sum is the count of all connections.
 """

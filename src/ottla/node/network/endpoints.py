@@ -1,4 +1,4 @@
-"""Where a node listens, and by which addresses it is reached.
+"""The addresses at which a node listens, and those by which it is reached.
 
 Ports may be chosen by the system, and a listener on every interface is no address; so what is registered and
 sent to clients is put together here, from what was configured and what is really open.

@@ -1,4 +1,4 @@
-"""What a client that does not speak Kafka's protocol seems to speak, judged by its first bytes.
+"""Guess by its first bytes which protocol a client speaks that does not speak Kafka's.
 
 The usual mistakes: a browser or a health check on the broker's port, TLS towards a plain listener, a proxy in
 front that announces the client's address. One log line that says so saves an hour of search.
@@ -27,7 +27,7 @@ _PREFIXES: Final[tuple[tuple[tuple[bytes, ...], str], ...]] = (
 
 
 def looks_like(data: bytes) -> str | None:
-    """What the bytes look like, or None."""
+    """Return a description of the protocol that the bytes belong to, or None."""
     for prefixes, name in _PREFIXES:
         if data.startswith(prefixes):
             return name

@@ -26,7 +26,7 @@ PartitionKey = tuple[str, int]
 
 
 class OperationState(Enum):
-    """What the client knows of an operation: whether it is done or failed; UNKNOWN after a timeout."""
+    """The client's knowledge of an operation: whether it is done or failed; UNKNOWN after a timeout."""
 
     OPEN = "open"
     UNKNOWN = "unknown"
@@ -68,7 +68,7 @@ class OffsetCommit:
 
 @dataclass(slots=True)
 class GroupHistory:
-    """What the members of a group have read and committed."""
+    """The records and offsets that the members of a group have read and committed."""
 
     name: str
     topics: tuple[str, ...]

@@ -42,7 +42,7 @@ class ProducerModel:
 
 @dataclass
 class LogModel:
-    """What the log holds, and what it may hold if the power fails now."""
+    """The content of the log, and the content that it may have if the power fails now."""
 
     content: list[Batch] = field(default_factory=list)
     synced_end: int = 0

@@ -98,7 +98,7 @@ class DecisionRecord:
     generation: int = 0
     former_runs: tuple[str, ...] = ()
     decision: CommitDecision | None = None
-    """What a decision commits; in a claim, the latest decision before it."""
+    """The content of a decision; in a claim, the latest decision before it."""
     token: str = ""
     """Distinguishes the claims of one run, as several of its tasks may append one. In an attempt, the part of
     the transactional id after the scope.

@@ -1,4 +1,4 @@
-"""What the driver asks the cluster: which partitions exist, where they begin and end, and how large they are.
+"""Ask the cluster, for the driver, which partitions exist, where they begin and end, and how large they are.
 
 Thousands of partitions take one request per broker (`ListOffsets` to the leaders, concurrently), and every
 call has a deadline. Nothing here reads a record.

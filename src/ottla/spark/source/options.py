@@ -103,7 +103,7 @@ _BYTES = re.compile(r"\s*(\d+)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What to read and how. Exactly one of `topics`, `pattern` and `assigned` is set."""
+    """The topics to read, and how. Exactly one of `topics`, `pattern` and `assigned` is set."""
 
     connection: ConnectionConfig
     topics: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""How a broker keeps its logs: directories, segments, retention, compaction, flushing."""
+"""The settings of a broker's logs: directories, segments, retention, compaction, flushing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How partitions are replicated and fetched."""
+"""The settings of replication and of fetches."""
 
 from __future__ import annotations
 

@@ -9,10 +9,14 @@ from functools import partial
 import pytest
 
 from ottla.log.config.log_config import LogConfig
+from ottla.log.directory.directory import LogDirectory
+from ottla.log.segment.handles import FileHandles
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.validation import AppendOrigin
+from ottla.runtime.random import SeededRandom
+from ottla.sim.disk import SimDisk
 from ottla.sim.log.log_harness import LogHarness, all_batches, check_log
 
 
@@ -321,3 +325,22 @@ def test_an_io_error_at_any_moment_ends_the_directory_but_not_what_was_synced(op
             assert offset < start or found.get(offset) == data, f"{op} {skip}: {offset} is lost"
         check_log(lab.log, producers_from=start)
     assert struck > 2
+
+
+class _WatchedDirectory(LogDirectory):
+    """Looks at itself after every change, as another thread may do."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name in ("failure", "is_online") and not self.is_online:
+            with pytest.raises(KafkaError, match="a bad block"):
+                self.check_online()
+
+
+def test_a_directory_that_is_offline_has_a_reason_at_every_moment() -> None:
+    disk = SimDisk(1)
+    directory = _WatchedDirectory("/data", FileHandles(disk), disk.clock, SeededRandom(1))
+    directory.fail("a bad block")
+    assert not directory.is_online

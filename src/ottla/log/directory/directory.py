@@ -95,8 +95,9 @@ class LogDirectory:
     def fail(self, reason: str) -> None:
         """Take the directory offline."""
         if self.failure is None:
-            self.is_online = False
+            # In this order: another thread that finds it offline raises the reason.
             self.failure = reason
+            self.is_online = False
             _log.error("the log directory %s goes offline: %s", self.path, reason)
             if self._on_failure is not None:
                 self._on_failure(self)

@@ -11,6 +11,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import iter_batches
 from ottla.records.builder import build_batch
 from ottla.replication.partition import EpochEndOffset, FetchIsolation
+from ottla.runtime import invariants
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import Op
 from tests.replication.partition_harness import PartitionHarness, registration
@@ -79,6 +80,18 @@ class TestEpochs:
             assert refused_with(code, error)
         leader.partition.check_leader(5)
         leader.partition.check_leader(-1)
+
+    def test_a_running_node_leads_even_where_the_metadata_leave_it_out_of_the_isr(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The metadata are durable and may be inherited: a node that refused them could never start."""
+        leader = PartitionHarness(replicas=(0, 1), lead=False)
+        outside = registration(replicas=(0, 1), isr=(1,))
+        with pytest.raises(AssertionError):
+            leader.partition.make_leader(outside, leader.now_ms)
+        monkeypatch.setattr(invariants, "thorough", False)
+        assert leader.partition.make_leader(outside, leader.now_ms)
+        assert leader.partition.is_leader
 
     def test_a_follower_neither_takes_nor_serves_records(self) -> None:
         leader = PartitionHarness(replicas=(0, 1))

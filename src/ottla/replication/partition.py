@@ -109,7 +109,9 @@ class PendingPartitionChange:
 
 
 class PartitionListener(Protocol):
-    """The broker as a partition calls it: on progress, for changes of the ISR, and for the state of replicas."""
+    """The broker as a partition calls it: on progress, for changes of the ISR, and for the state of
+    replicas.
+    """
 
     def on_partition_progress(self, partition: Partition) -> None:
         """Its log end, high watermark, last stable offset or log start moved, or its leadership ended."""

@@ -87,7 +87,9 @@ def outcome_of_end(
     client_version: int,
     max_epoch: int,
 ) -> Outcome:
-    """Return the outcome of an EndTxn of this producer; raise the error that Kafka answers if it is refused."""
+    """Return the outcome of an EndTxn of this producer; raise the error that Kafka answers if it is
+    refused.
+    """
     if client_version < FIRST_VERSION_OF_EPOCH_BUMPS:
         check_client(transaction, producer)
         check_not_prepared(transaction)

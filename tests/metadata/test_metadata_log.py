@@ -139,7 +139,7 @@ def heartbeat(node: Node) -> BrokerHeartbeatRequest:
 async def test_a_formatted_directory_starts_with_the_bootstrap_levels() -> None:
     node = Node()
     qc = await node.start()
-    assert qc.image.features.finalized() == {
+    assert qc.image.features.finalized_versions() == {
         "metadata.version": 30,
         "eligible.leader.replicas.version": 1,
         "group.version": 1,

@@ -36,7 +36,7 @@ def test_what_is_served_is_announced(client: WireClient) -> None:
     response = client.get(ApiVersionsRequest(), 0, ApiVersionsResponse)
     announced = {each.api_key: (each.min_version, each.max_version) for each in response.api_keys}
     assert announced == {
-        key: route.announced(ListenerType.BROKER, unstable=False)
+        key: route.announced_versions(ListenerType.BROKER, unstable=False)
         for key, route in ROUTES.items()
         if ListenerType.BROKER in route.listeners
     }

@@ -70,7 +70,7 @@ def test_a_broker_that_is_registered_but_away_gets_its_replica_of_a_coordinators
         nodes.boot()
         await nodes.ready()
         nodes.kill(3)
-        await nodes.until(lambda: nodes.fenced(3, by=1))
+        await nodes.until(lambda: nodes.is_fenced(3, by=1))
         error, _ = await find(nodes, 0)
         assert error is ErrorCode.NONE
         partition = nodes.partition(TOPICS[0], by=1)

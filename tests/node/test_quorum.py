@@ -34,7 +34,7 @@ def test_three_nodes_become_a_cluster_and_any_of_them_creates_topics(seed: int) 
         wanted = {f"through-{id}" for id in nodes.roles}
         await nodes.until(lambda: all(nodes.topics(id) == wanted for id in nodes.roles))
         for id in nodes.roles:
-            assert not any(nodes.fenced(other, id) for other in nodes.roles)
+            assert not any(nodes.is_fenced(other, id) for other in nodes.roles)
             assert set(nodes.nodes[id].image.cluster.controllers) == {1, 2, 3}
 
     nodes.run(life())
@@ -54,12 +54,12 @@ def test_when_the_active_controller_dies_another_one_takes_over_and_fences_its_b
         others = list(nodes.nodes)
         took = await nodes.until(lambda: nodes.active is not None)
         assert took < 1.5
-        await nodes.until(lambda: all(nodes.fenced(first, id) for id in others))
+        await nodes.until(lambda: all(nodes.is_fenced(first, id) for id in others))
         await nodes.create("meanwhile", others[0], replicas=2)
         nodes.boot(first)
         await nodes.ready()
         await nodes.until(lambda: all(nodes.topics(id) == {"before", "meanwhile"} for id in nodes.roles))
-        await nodes.until(lambda: not any(nodes.fenced(first, id) for id in nodes.roles))
+        await nodes.until(lambda: not any(nodes.is_fenced(first, id) for id in nodes.roles))
 
     nodes.run(life())
 
@@ -125,7 +125,7 @@ def test_a_broker_whose_process_ended_is_fenced_at_once() -> None:
         assert active is not None
         other = next(id for id in nodes.roles if id != active)
         nodes.kill(other)
-        assert await nodes.until(lambda: nodes.fenced(other, active)) < 1
+        assert await nodes.until(lambda: nodes.is_fenced(other, active)) < 1
         nodes.boot(other)
         await nodes.ready(other)
 
@@ -142,10 +142,10 @@ def test_a_broker_that_falls_silent_is_fenced_before_its_session_ends() -> None:
         assert active is not None
         other = next(id for id in nodes.roles if id != active)
         nodes.machines[other].pause()
-        took = await nodes.until(lambda: nodes.fenced(other, active))
+        took = await nodes.until(lambda: nodes.is_fenced(other, active))
         assert 2 < took < 6.5
         nodes.machines[other].resume()
-        await nodes.until(lambda: not nodes.fenced(other, active))
+        await nodes.until(lambda: not nodes.is_fenced(other, active))
 
     nodes.run(life())
 
@@ -164,11 +164,11 @@ def test_an_active_controller_that_falls_silent_is_replaced_and_nobody_waits_for
         began = nodes.world.loop.time()
         await nodes.create("meanwhile", others[0], replicas=2)
         assert nodes.world.loop.time() - began < 5
-        await nodes.until(lambda: all(nodes.fenced(silent, id) for id in others))
+        await nodes.until(lambda: all(nodes.is_fenced(silent, id) for id in others))
         assert nodes.world.loop.time() - began < 7
         nodes.machines[silent].resume()
         await nodes.until(
-            lambda: nodes.topics(silent) == {"meanwhile"} and not nodes.fenced(silent, others[0])
+            lambda: nodes.topics(silent) == {"meanwhile"} and not nodes.is_fenced(silent, others[0])
         )
         assert nodes.active in others
 
@@ -250,7 +250,7 @@ def test_a_node_that_stops_hands_over_what_it_leads_and_the_quorum() -> None:
             assert leaving not in partition.isr
             # One election at most: no node was without a leader in between.
             assert partition.leader_epoch <= epochs[index] + 1
-        assert nodes.fenced(leaving, rest[0])
+        assert nodes.is_fenced(leaving, rest[0])
         nodes.boot(leaving)
         await nodes.ready()
         await nodes.until(lambda: len(nodes.partition("orders", 5, by=rest[0]).isr) == 3)
@@ -270,7 +270,7 @@ def test_a_broker_that_was_forgotten_registers_again() -> None:
         epoch = nodes.nodes[other].lifecycle.epoch
         await nodes.nodes[active].quorum.control(lambda controller: controller.unregister_broker(other))
         await nodes.until(lambda: nodes.nodes[other].lifecycle.epoch > epoch)
-        await nodes.until(lambda: not nodes.fenced(other, active))
+        await nodes.until(lambda: not nodes.is_fenced(other, active))
 
     nodes.run(life())
 
@@ -317,7 +317,7 @@ def test_a_node_stops_cleanly_while_the_metadata_goes_on() -> None:
         async def delete(runtime: Runtime) -> None:
             """As soon as the broker may go, everything that it had changes."""
             async with Admin(f"node{active}:9092", runtime=runtime) as admin:
-                while not nodes.fenced(leaving, by=active):  # noqa: ASYNC110 - of another process
+                while not nodes.is_fenced(leaving, by=active):  # noqa: ASYNC110 - of another process
                     await asyncio.sleep(0.001)
                 for n in range(30):
                     await admin.topics.delete(f"t{n}")
@@ -396,7 +396,7 @@ def test_a_quorum_of_controllers_serves_brokers_that_only_follow_it() -> None:
         nodes.kill(first)
         await nodes.until(lambda: nodes.active is not None)
         await nodes.create("more", 1, replicas=2)
-        assert not any(nodes.fenced(id, 1) for id in (1, 2))
+        assert not any(nodes.is_fenced(id, 1) for id in (1, 2))
 
     nodes.run(life())
 

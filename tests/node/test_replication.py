@@ -158,7 +158,7 @@ def test_when_a_directory_fails_others_lead_what_was_in_it() -> None:
         directory.fail("its disk is gone")
         await nodes.until(lambda: nodes.partition("orders", by=4).leader not in (first, -1))
         assert first not in isr(nodes)
-        assert not nodes.fenced(first, 4), "the broker goes on with what it has left"
+        assert not nodes.is_fenced(first, 4), "the broker goes on with what it has left"
 
     nodes.run(life())
 
@@ -211,7 +211,7 @@ def test_a_leader_without_room_lets_others_lead_and_is_in_sync_again_when_there_
         end = append(nodes, second)
         await nodes.until(lambda: replica(nodes, second).log.high_watermark == end)
         assert replica(nodes, first).log.log_end_offset < end
-        assert nodes.fenced(first, 4)
+        assert nodes.is_fenced(first, 4)
         nodes.machines[first].disk.heal(full)
         await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
 
@@ -254,6 +254,6 @@ def test_a_leader_without_room_stays_where_nobody_else_is_in_sync() -> None:
         began = nodes.world.loop.time()
         await nodes.until(lambda: nodes.world.loop.time() > began + 15)
         assert nodes.partition("orders", by=4).leader == first
-        assert not nodes.fenced(first, 4)
+        assert not nodes.is_fenced(first, 4)
 
     nodes.run(life())

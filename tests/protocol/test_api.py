@@ -54,15 +54,15 @@ def test_a_version_from_the_future_has_the_header_of_the_last_one() -> None:
 
 
 def test_produce_is_announced_from_zero_to_brokers_clients_only() -> None:
-    assert API[0].announced(ListenerType.BROKER) == (0, 13)
-    assert API[0].announced(ListenerType.CONTROLLER) == (3, 13)
+    assert API[0].announced_versions(ListenerType.BROKER) == (0, 13)
+    assert API[0].announced_versions(ListenerType.CONTROLLER) == (3, 13)
     assert not API[0].supports(2)
 
 
 def test_an_unstable_version_is_served_and_announced_on_demand_only() -> None:
     init_producer_id = API_BY_NAME["InitProducerId"]
-    assert init_producer_id.announced(ListenerType.BROKER) == (0, 5)
-    assert init_producer_id.announced(ListenerType.BROKER, unstable=True) == (0, 6)
+    assert init_producer_id.announced_versions(ListenerType.BROKER) == (0, 5)
+    assert init_producer_id.announced_versions(ListenerType.BROKER, unstable=True) == (0, 6)
     assert not init_producer_id.supports(6)
     assert init_producer_id.supports(6, unstable=True)
 

@@ -182,7 +182,7 @@ class FakeCluster:
 
     def _api_versions(self, node_id: int, request: ApiVersionsRequest) -> Response:
         ranges = self.versions or {
-            api.key: api.announced(ListenerType.BROKER)
+            api.key: api.announced_versions(ListenerType.BROKER)
             for api in API.values()
             if ListenerType.BROKER in api.listeners
         }

@@ -262,13 +262,13 @@ def down(
     as_json: Json = False,
 ) -> None:
     """Stop the cluster, or some of its nodes, cleanly. The data stays."""
-    _report(_stop(_chosen(_load(data_dir), nodes)), "stopped", as_json)
+    _report(_stop(_choose_processes(_load(data_dir), nodes)), "stopped", as_json)
 
 
 @command(app, "start")
 def start(nodes: Nodes, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
     """Start nodes that are down, with their data."""
-    chosen = _chosen(_load(data_dir), nodes)
+    chosen = _choose_processes(_load(data_dir), nodes)
     _start(chosen)
     _report(chosen, "started", as_json)
 
@@ -365,7 +365,7 @@ def _processes(plan: ClusterPlan) -> list[NodeProcess]:
     return [NodeProcess(node) for node in plan.nodes]
 
 
-def _chosen(plan: ClusterPlan, nodes: Iterable[int] | None) -> list[NodeProcess]:
+def _choose_processes(plan: ClusterPlan, nodes: Iterable[int] | None) -> list[NodeProcess]:
     from ottla.testing.cluster_plan import PlanError
     from ottla.testing.cluster_process import NodeProcess
 
@@ -422,7 +422,7 @@ def _stop(processes: Iterable[NodeProcess]) -> list[NodeProcess]:
 def _signal(data_dir: str, nodes: Sequence[int], how: signal.Signals, done: str, as_json: bool) -> None:
     from ottla.testing.cluster_process import ClusterError
 
-    chosen = _chosen(_load(data_dir), nodes)
+    chosen = _choose_processes(_load(data_dir), nodes)
     for process in chosen:
         try:
             process.signal(how)

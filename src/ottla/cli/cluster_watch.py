@@ -135,9 +135,9 @@ class _Tables:
         self._began = monotonic()
 
     def __call__(self, status: ClusterStatus) -> None:
-        self._live.update(self._rendered(status), refresh=True)
+        self._live.update(self._render(status), refresh=True)
 
-    def _rendered(self, status: ClusterStatus) -> RenderableType:
+    def _render(self, status: ClusterStatus) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 

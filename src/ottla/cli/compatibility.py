@@ -63,7 +63,7 @@ def _apis() -> Iterator[str]:
 
 
 def _versions(api: Api) -> str:
-    first, last = api.announced(ListenerType.BROKER)
+    first, last = api.announced_versions(ListenerType.BROKER)
     text = f"{first} to {last}" if first != last else str(first)
     if first != api.min_version:
         text += f" (announced; answered from {api.min_version})"

@@ -237,13 +237,13 @@ def _text_printer(text: Callable[[ShownRecord], str]) -> Callable[[ShownRecord],
     write = sys.stdout.write
 
     def show(record: ShownRecord) -> None:
-        decoded = _decoded(record)
+        decoded = _decode_internal(record)
         write(text(record) if decoded is None else decoded + "\n")
 
     return show
 
 
-def _decoded(record: ShownRecord) -> str | None:
+def _decode_internal(record: ShownRecord) -> str | None:
     """The line of a record of an internal topic; None for other topics."""
     if not record.topic.startswith("__"):
         return None

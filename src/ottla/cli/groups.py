@@ -408,7 +408,7 @@ async def plan_reset(
             TopicPartition(*p): PartitionPosition(PositionKind.OFFSET, o) for p, o in target.offsets.items()
         }
     else:
-        chosen = await _chosen(admin, group, committed, scope)
+        chosen = await _choose_partitions(admin, group, committed, scope)
         if target.position is not None:
             wanted = dict.fromkeys(chosen, target.position)
         else:
@@ -427,7 +427,7 @@ async def plan_reset(
     return [{"at": p, "current": committed.get(p), "new": offsets[p]} for p in sorted(offsets)]
 
 
-async def _chosen(
+async def _choose_partitions(
     admin: Admin,
     group: str,
     committed: Mapping[TopicPartition, int],

@@ -166,7 +166,7 @@ def _from_text(
     if separator is not None:
         before, found, data = data.partition(separator.encode())
         if not found:
-            raise CliError(f"{_shortened(before)} has no key separator {separator!r}")
+            raise CliError(f"{_shorten(before)} has no key separator {separator!r}")
         key = make_key(before.decode(errors="surrogateescape"))
     # Text is passed on unchanged, so that bytes that are not UTF-8 stay the same.
     value = data if make_value is str.encode else make_value(data.decode(errors="surrogateescape"))
@@ -193,10 +193,10 @@ def _from_json(data: bytes, defaults: Outgoing) -> Outgoing:
             timestamp,
         )
     except (ValueError, TypeError, KeyError) as error:
-        raise CliError(f"{_shortened(data)} is not a record in JSON: {error}") from None
+        raise CliError(f"{_shorten(data)} is not a record in JSON: {error}") from None
 
 
-def _shortened(data: bytes) -> str:
+def _shorten(data: bytes) -> str:
     text = data[:60].decode(errors="backslashreplace")
     return repr(text + ("..." if len(data) > 60 else ""))
 

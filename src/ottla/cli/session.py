@@ -51,11 +51,11 @@ def run(work: Coroutine[Any, Any, T], *, fast_loop: bool = False) -> T:
 def with_admin(bootstrap: str, timeout_s: float, work: Callable[[Admin], Awaitable[T]]) -> T:
     """Run `work` with a connected admin client."""
 
-    async def connected() -> T:
+    async def run_connected() -> T:
         async with open_admin(bootstrap, timeout_s) as admin:
             return await work(admin)
 
-    return run(connected())
+    return run(run_connected())
 
 
 def open_admin(bootstrap: str, timeout_s: float) -> Admin:

@@ -97,7 +97,7 @@ def settings_of(options: Options) -> dict[str, str]:
     if options.file is not None:
         try:
             with open(options.file, "rb") as file:
-                settings = parse_properties(_decoded(file.read()))
+                settings = parse_properties(_decode(file.read()))
         except OSError as error:
             raise UsageError(f"cannot read {options.file}: {error.strerror}") from None
         except ValueError as error:
@@ -118,7 +118,7 @@ def settings_of(options: Options) -> dict[str, str]:
     return settings
 
 
-def _decoded(data: bytes) -> str:
+def _decode(data: bytes) -> str:
     """The text of a properties file: UTF-8, or Latin-1 as Java reads it."""
     try:
         return data.decode()

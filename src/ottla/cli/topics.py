@@ -209,7 +209,7 @@ def describe(
     """Show a topic's partitions, offsets and settings."""
 
     async def work(admin: Admin) -> list[dict[str, Any]]:
-        return [await _described(admin, name) for name in topics]
+        return [await _describe_topic(admin, name) for name in topics]
 
     described = with_admin(bootstrap, timeout, work)
     if as_json:
@@ -246,7 +246,7 @@ def describe(
         )
 
 
-async def _described(admin: Admin, name: str) -> dict[str, Any]:
+async def _describe_topic(admin: Admin, name: str) -> dict[str, Any]:
     from ottla.client.admin.configs import ConfigSource, ResourceType
     from ottla.client.admin.offsets import OffsetSpec
     from ottla.protocol.errors import KafkaError

@@ -42,17 +42,17 @@ def serializer(chosen: Serializer | str | None) -> Serializer | None:
     """Return a callable for "str", "json" or "int" (eight bytes, as Java's Long); None, for "bytes", leaves
     bytes unchanged.
     """
-    found: Serializer | None = _chosen(chosen, _SERIALIZERS, "serializer")
+    found: Serializer | None = _choose(chosen, _SERIALIZERS, "serializer")
     return found
 
 
 def deserializer(chosen: Deserializer | str | None) -> Deserializer | None:
     """Return the inverse of `serializer`."""
-    found: Deserializer | None = _chosen(chosen, _DESERIALIZERS, "deserializer")
+    found: Deserializer | None = _choose(chosen, _DESERIALIZERS, "deserializer")
     return found
 
 
-def _chosen(chosen: Any, names: dict[str, Any], what: str) -> Any:
+def _choose(chosen: Any, names: dict[str, Any], what: str) -> Any:
     if isinstance(chosen, str):
         if chosen not in names:
             raise ValueError(f"no {what} {chosen!r}: allowed are {', '.join(names)}, or any callable")

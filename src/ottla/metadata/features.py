@@ -168,7 +168,7 @@ def metadata_version(level: int) -> MetadataVersion:
     return version
 
 
-def supported(kind: Callable[..., F]) -> list[F]:
+def supported_features(kind: Callable[..., F]) -> list[F]:
     """The supported features as a registration request has them; a broker's and a controller's have a class
     each, which is `kind`.
     """

@@ -68,7 +68,7 @@ class Api:
     def supports(self, version: int, *, unstable: bool = False) -> bool:
         return self.min_version <= version <= (self.last_version if unstable else self.max_version)
 
-    def announced(self, listener: ListenerType, *, unstable: bool = False) -> tuple[int, int]:
+    def announced_versions(self, listener: ListenerType, *, unstable: bool = False) -> tuple[int, int]:
         """The first and last version as ApiVersions reports them on this kind of listener."""
         first = 0 if self.key == PRODUCE and listener is ListenerType.BROKER else self.min_version
         return first, self.last_version if unstable else self.max_version

@@ -94,7 +94,7 @@ def request_parts(version: int, correlation_id: int, client_id: str | None, requ
         correlation_id=correlation_id,
         client_id=client_id,
     )
-    return _framed(header.encode(request_header_version(API[request.API_KEY], version)), request, version)
+    return _frame(header.encode(request_header_version(API[request.API_KEY], version)), request, version)
 
 
 def read_response(api: Api, version: int, frame: Buffer) -> tuple[int, Response]:
@@ -106,7 +106,7 @@ def read_response(api: Api, version: int, frame: Buffer) -> tuple[int, Response]
     return header.correlation_id, response
 
 
-def _framed(header: bytes, body: Message, version: int) -> list[Buffer]:
+def _frame(header: bytes, body: Message, version: int) -> list[Buffer]:
     parts = body.encode_parts(version)
     size = len(header) + sum(map(len, parts))
     return join_small_parts([SIZE.pack(size), header, *parts])

@@ -113,7 +113,7 @@ class KafkaRaftMachine:
     def poll(self, now_ms: int) -> None:
         """Do what is due."""
         quorum = self.quorum
-        for inflight in quorum.requests.timed_out(now_ms):
+        for inflight in quorum.requests.timed_out_requests(now_ms):
             quorum.requests.on_response(inflight.correlation_id, now_ms, failed=True)
             if isinstance(inflight.request, QueryVersions):
                 voter_changes.handle_versions_failure(quorum, inflight.node_id)

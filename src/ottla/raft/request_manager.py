@@ -78,7 +78,7 @@ class RequestManager:
     def inflight_to(self, node_id: int) -> list[InflightRequest]:
         return [inflight for inflight in self._inflight.values() if inflight.node_id == node_id]
 
-    def timed_out(self, now_ms: int) -> list[InflightRequest]:
+    def timed_out_requests(self, now_ms: int) -> list[InflightRequest]:
         limit = now_ms - self._config.request_timeout_ms
         return [inflight for inflight in self._inflight.values() if inflight.sent_ms <= limit]
 

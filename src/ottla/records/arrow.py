@@ -139,11 +139,11 @@ class ArrowDecoder:
                     return repeated(None, field.type, rows)
                 return _binary_array(column, field.type)
             case "offset":
-                return pa.Array.from_buffers(field.type, rows, [None, _wrapped(columns.offset)])
+                return pa.Array.from_buffers(field.type, rows, [None, _to_buffer(columns.offset)])
             case "timestamp":
-                return pa.Array.from_buffers(field.type, rows, [None, _wrapped(columns.timestamp)])
+                return pa.Array.from_buffers(field.type, rows, [None, _to_buffer(columns.timestamp)])
             case "timestampType":
-                return pa.Array.from_buffers(field.type, rows, [None, _wrapped(columns.timestamp_type)])
+                return pa.Array.from_buffers(field.type, rows, [None, _to_buffer(columns.timestamp_type)])
         if not columns.rows_with_headers and not self._empty_headers:
             return repeated(None, field.type, rows)
         entries = field.type.value_type
@@ -160,7 +160,7 @@ class ArrowDecoder:
         return pa.Array.from_buffers(
             field.type,
             rows,
-            [_wrapped(columns.header_valid) if with_nulls else None, _wrapped(columns.header_offsets)],
+            [_to_buffer(columns.header_valid) if with_nulls else None, _to_buffer(columns.header_offsets)],
             children=[pairs],
         )
 
@@ -263,17 +263,17 @@ def repeated(value: object, kind: pa.DataType, rows: int) -> pa.Array:
         import pyarrow as pa
 
         return pa.repeat(pa.scalar(value, kind), rows)
-    return _shared(value, kind).slice(0, rows)
+    return _shared_column(value, kind).slice(0, rows)
 
 
 @lru_cache(maxsize=64)
-def _shared(value: object, kind: pa.DataType) -> pa.Array:
+def _shared_column(value: object, kind: pa.DataType) -> pa.Array:
     import pyarrow as pa
 
     return pa.repeat(pa.scalar(value, kind), SHARED_ROWS)
 
 
-def _wrapped(block: Block) -> pa.Buffer:
+def _to_buffer(block: Block) -> pa.Buffer:
     import pyarrow as pa
 
     block.shrink(len(block))
@@ -287,7 +287,7 @@ def _binary_array(column: BinaryColumn, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(
         kind,
         column.rows,
-        [_wrapped(valid) if valid is not None else None, _wrapped(offsets), _wrapped(data)],
+        [_to_buffer(valid) if valid is not None else None, _to_buffer(offsets), _to_buffer(data)],
         null_count=column.null_count,
     )
 

@@ -290,7 +290,7 @@ def _assign(batch: memoryview, header: BatchHeader, offset: int, rules: _Rules) 
     if header.is_control and not header.is_compressed:
         codec, contiguous = Codec.NONE, True
     if codec is not header.codec or not contiguous:
-        return _rewritten(payload, header, offset, codec, contiguous, max_timestamp, rules)
+        return _rewrite_batch(payload, header, offset, codec, contiguous, max_timestamp, rules)
     set_offset_and_epoch(batch, 0, offset, rules.leader_epoch)
     if rules.timestamp_type is TimestampType.LOG_APPEND_TIME:
         max_timestamp = rules.now_ms
@@ -370,7 +370,7 @@ def _refusal(refused: int, details: list[tuple[int, int, int, int]], rules: _Rul
     return RecordErrors(code, message, tuple(errors))
 
 
-def _rewritten(
+def _rewrite_batch(
     payload: Buffer,
     header: BatchHeader,
     offset: int,

@@ -215,7 +215,7 @@ class _RealFile:
                 return data
             return self._pread_rest(data, size, offset)
         except OSError as error:
-            raise self._named(error) from None
+            raise self._with_path(error) from None
 
     def _check_in_memory(self, size: int, offset: int) -> None:
         """Raise NotInMemory if the read would wait. Checks both ends: read-ahead loads what is between."""
@@ -262,7 +262,7 @@ class _RealFile:
             elif offset + total - self._recent > 2 * _RECENT_BYTES:
                 self._recent = offset + total - _RECENT_BYTES
         except OSError as error:
-            raise self._named(error) from None
+            raise self._with_path(error) from None
 
     def _pwrite_rest(self, data: Buffer, done: int, offset: int) -> None:
         with memoryview(data).cast("B") as rest:
@@ -277,19 +277,19 @@ class _RealFile:
         try:
             os.ftruncate(self._fd, size)
         except OSError as error:
-            raise self._named(error) from None
+            raise self._with_path(error) from None
 
     def size(self) -> int:
         try:
             return os.fstat(self._fd).st_size
         except OSError as error:
-            raise self._named(error) from None
+            raise self._with_path(error) from None
 
     def sync(self) -> None:
         try:
             _sync_data(self.fileno())
         except OSError as error:
-            raise self._named(error) from None
+            raise self._with_path(error) from None
 
     def fileno(self) -> int:
         if self._fd < 0:
@@ -307,7 +307,7 @@ class _RealFile:
     def __repr__(self) -> str:
         return f"<file {self.path!r} {'closed' if self._fd < 0 else f'fd {self._fd}'}>"
 
-    def _named(self, error: OSError) -> OSError:
+    def _with_path(self, error: OSError) -> OSError:
         return OSError(error.errno, error.strerror, self.path)
 
 

@@ -162,7 +162,7 @@ class ClusterPlan:
         directory_ids = {node.id: SystemRandom().uuid() for node in self.nodes}
         for node in self.nodes:
             node.directory.mkdir(parents=True)
-            lines = [f"{name}={_escaped(value)}\n" for name, value in self.properties(node).items()]
+            lines = [f"{name}={_escape(value)}\n" for name, value in self.properties(node).items()]
             node.properties_file.write_text("".join(lines))
             format_directory(
                 RealDisk(),
@@ -309,5 +309,5 @@ def is_free(port: int) -> bool:
         return True
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", "\\\\")

@@ -305,7 +305,7 @@ class LocalCluster:
         def ready() -> bool:
             wanted = [self._processes[number] for number in sorted(self._wanted)]
             running = [process for process in wanted if process.state() is not ProcessState.PAUSED]
-            return all(self._serves(process) for process in running) and self._agreed(running)
+            return all(self._serves(process) for process in running) and self._brokers_agree(running)
 
         self._wait(ready, timeout_s, "the cluster was not ready")
 
@@ -315,7 +315,7 @@ class LocalCluster:
             raise ClusterError(f"node {process.plan.id} ended with status {status}:\n{process.log_tail()}")
         return process.said_ready()
 
-    def _agreed(self, running: Iterable[NodeProcess]) -> bool:
+    def _brokers_agree(self, running: Iterable[NodeProcess]) -> bool:
         brokers = {process.plan.id: process.plan.port for process in running if process.plan.is_broker}
         for port in brokers.values():
             assert port is not None
@@ -341,7 +341,7 @@ class LocalCluster:
         """Describe a partition: leader, replicas, in-sync set. Waits until it has a leader."""
         seen: list[MetadataResponsePartition] = []
 
-        def led() -> bool:
+        def has_leader() -> bool:
             found = self._metadata([topic])
             if found is None:
                 return False
@@ -355,7 +355,7 @@ class LocalCluster:
             return bool(seen) and seen[0].leader_id >= 0
 
         self._wait(
-            led,
+            has_leader,
             START_SECONDS,
             lambda: f"{topic}-{partition} {'had no leader' if seen else 'does not exist'}",
         )
@@ -369,12 +369,12 @@ class LocalCluster:
         """The id of the active controller. Waits until there is one."""
         found: list[int] = []
 
-        def led() -> bool:
+        def has_leader() -> bool:
             leader = self.find_controller()
             found[:] = [] if leader is None else [leader]
             return bool(found)
 
-        self._wait(led, START_SECONDS, "the quorum has no leader")
+        self._wait(has_leader, START_SECONDS, "the quorum has no leader")
         return found[0]
 
     def find_controller(self) -> int | None:

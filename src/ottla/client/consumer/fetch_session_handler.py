@@ -59,7 +59,7 @@ class FetchSessionHandler:
                 if p not in wanted or wanted[p].topic_id != was.topic_id
             }
             request.topics = _topics(changed)
-            request.forgotten_topics_data = _forgotten(gone)
+            request.forgotten_topics_data = _forgotten_topics(gone)
         self._sent = dict(wanted)
 
     def handle_response(self, session_id: int, error: int) -> bool:
@@ -98,7 +98,7 @@ def _topics(wanted: Mapping[TopicPartition, Wanted]) -> list[FetchTopic]:
     return list(topics.values())
 
 
-def _forgotten(gone: Mapping[TopicPartition, Wanted]) -> list[ForgottenTopic]:
+def _forgotten_topics(gone: Mapping[TopicPartition, Wanted]) -> list[ForgottenTopic]:
     topics: dict[tuple[str, bytes | None], ForgottenTopic] = {}
     for (name, index), was in gone.items():
         key = (name, was.topic_id)

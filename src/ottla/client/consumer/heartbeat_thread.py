@@ -47,9 +47,9 @@ class HeartbeatThread:
             self._begin(main)
         else:
             self._thread.start()
-            await asyncio.wrap_future(self._thread.submit(self._begin_there(main)))
+            await asyncio.wrap_future(self._thread.submit(self._begin_in_thread(main)))
 
-    async def _begin_there(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _begin_in_thread(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._begin(main)
 
     def _begin(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:

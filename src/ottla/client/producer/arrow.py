@@ -88,7 +88,7 @@ def _places(batch: pa.RecordBatch, route: TopicRoute) -> pa.Array | None:
         explicit = batch.column("partition").cast(pa.int32())
         if explicit.null_count < len(explicit):
             lowest, highest = pc.min_max(explicit).values()
-            RecordRouter.checked(route, lowest.as_py())
-            RecordRouter.checked(route, highest.as_py())
+            RecordRouter.check_partition(route, lowest.as_py())
+            RecordRouter.check_partition(route, highest.as_py())
         chosen = explicit if chosen is None else pc.coalesce(explicit, chosen)
     return chosen

@@ -152,7 +152,7 @@ class RecordRouter:
     def choose(self, route: TopicRoute, key: bytes | None, value: bytes | None) -> int:
         if self._partitioner is not None:
             chosen = self._partitioner(route.name, key, value, route.count)
-            return self.checked(route, chosen, "the partitioner chose")
+            return self.check_partition(route, chosen, "the partitioner chose")
         if key is not None and self._by_key:
             return partition_for(key, route.count)
         return self.sticky(route, len(value) if value is not None else 0)
@@ -173,7 +173,7 @@ class RecordRouter:
         return sticky.current
 
     @staticmethod
-    def checked(route: TopicRoute, partition: int, what: str = "there is no partition") -> int:
+    def check_partition(route: TopicRoute, partition: int, what: str = "there is no partition") -> int:
         if not 0 <= partition < route.count:
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,

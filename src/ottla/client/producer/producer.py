@@ -174,9 +174,9 @@ class Producer:
             loop.create_task(self._metadata_updater.run(), name="ottla-producer-refresher"),
         ]
         for task in self._tasks:
-            task.add_done_callback(self._task_ended)
+            task.add_done_callback(self._on_task_ended)
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_ended(self, task: asyncio.Task[None]) -> None:
         """Fail all records when a task of the producer dies, rather than let callers wait without end."""
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -298,7 +298,7 @@ class Producer:
         if key is not None:
             size += len(key)
         if partition is not None:
-            self._router.checked(route, partition)
+            self._router.check_partition(route, partition)
         elif key is None and self._keyless_stick:
             sticky = route.sticky
             sticky.left -= size

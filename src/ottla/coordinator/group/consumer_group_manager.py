@@ -433,11 +433,11 @@ class ConsumerGroupManager:
         nothing else would remove the member.
         """
 
-        def later(_error: KafkaError, then: EventTime) -> Effects:
+        def schedule_retry(_error: KafkaError, then: EventTime) -> Effects:
             self._metadata.timer.schedule(key, then.tick_ms + _RETRY_MS, again)
             return Effects()
 
-        return self.fence_members(group, [member], now).extend(Effects(on_failed=later))
+        return self.fence_members(group, [member], now).extend(Effects(on_failed=schedule_retry))
 
     def on_loaded(self, group: ConsumerGroup, now: EventTime) -> None:
         for member in group.members.values():

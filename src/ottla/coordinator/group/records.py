@@ -121,8 +121,8 @@ def current_assignment(group_id: str, member: ConsumerGroupMember) -> Coordinato
             member_epoch=member.epoch,
             previous_member_epoch=member.previous_epoch,
             state=member.state.value,
-            assigned_partitions=_owned(member.assigned),
-            partitions_pending_revocation=_owned(member.revoking),
+            assigned_partitions=_owned_partitions(member.assigned),
+            partitions_pending_revocation=_owned_partitions(member.revoking),
         ),
     )
 
@@ -148,7 +148,9 @@ def regular_expression_tombstone(group_id: str, regex: str) -> CoordinatorRecord
     )
 
 
-def _owned(owned: Mapping[bytes, Owned]) -> list[ConsumerGroupCurrentMemberAssignmentTopicPartitions]:
+def _owned_partitions(
+    owned: Mapping[bytes, Owned],
+) -> list[ConsumerGroupCurrentMemberAssignmentTopicPartitions]:
     return [
         ConsumerGroupCurrentMemberAssignmentTopicPartitions(
             topic_id=topic_id,

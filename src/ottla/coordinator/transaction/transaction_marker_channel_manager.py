@@ -70,7 +70,7 @@ class TransactionMarkerChannelManager:
         try:
             results = self._writer.write(marker, remaining) if remaining else {}
             if isinstance(results, Mapping):
-                remaining = self._unconfirmed(marker, results)
+                remaining = self._unconfirmed_partitions(marker, results)
                 if not remaining:
                     self._on_written(index, marker)
                     return
@@ -112,19 +112,21 @@ class TransactionMarkerChannelManager:
         backoff_ms = config.marker_retry_backoff_ms
         try:
             if pending is not None:
-                remaining = self._unconfirmed(marker, await pending)
+                remaining = self._unconfirmed_partitions(marker, await pending)
             while remaining:
                 await asyncio.sleep(backoff_ms / 1000)
                 backoff_ms = min(2 * backoff_ms, config.marker_retry_backoff_max_ms)
                 results = self._writer.write(marker, remaining)
                 if not isinstance(results, Mapping):
                     results = await results
-                remaining = self._unconfirmed(marker, results)
+                remaining = self._unconfirmed_partitions(marker, results)
         except _CoordinatorFencedError:
             return
         self._on_written(index, marker)
 
-    def _unconfirmed(self, marker: WriteMarkers, results: MarkerResults) -> frozenset[TopicPartition]:
+    def _unconfirmed_partitions(
+        self, marker: WriteMarkers, results: MarkerResults
+    ) -> frozenset[TopicPartition]:
         """The partitions that still lack their marker."""
         left = set()
         for partition, code in results.items():

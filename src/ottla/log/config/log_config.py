@@ -187,7 +187,7 @@ def _policy(name: str, text: str) -> frozenset[str]:
     return policies
 
 
-def _throttled(name: str, text: str) -> tuple[str, ...]:
+def _throttled_replicas(name: str, text: str) -> tuple[str, ...]:
     replicas = tuple(part.strip() for part in text.split(",") if part.strip())
     if replicas == ("*",):
         return replicas
@@ -235,8 +235,8 @@ _PARSERS: dict[str, Parser] = {
     "message.timestamp.type": _one_of(_TIMESTAMP_TYPES),
     "message.timestamp.before.max.ms": _LONG,
     "message.timestamp.after.max.ms": _LONG,
-    "leader.replication.throttled.replicas": _throttled,
-    "follower.replication.throttled.replicas": _throttled,
+    "leader.replication.throttled.replicas": _throttled_replicas,
+    "follower.replication.throttled.replicas": _throttled_replicas,
     "remote.storage.enable": _boolean,
     "local.retention.ms": _whole(-2, LONG_MAX),
     "local.retention.bytes": _whole(-2, LONG_MAX),

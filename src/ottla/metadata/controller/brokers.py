@@ -137,7 +137,10 @@ def _validate_features(state: ControllerState, request: BrokerRegistrationReques
             ErrorCode.INVALID_REGISTRATION,
             f"Request features do not contain '{METADATA_VERSION}'",
         )
-    finalized: Mapping[str, int] = {**state.image.features.finalized(), KRAFT_VERSION: state.kraft_version}
+    finalized: Mapping[str, int] = {
+        **state.image.features.finalized_versions(),
+        KRAFT_VERSION: state.kraft_version,
+    }
     for name in offered.keys() | finalized.keys():
         supported = offered.get(name, VersionRange(0, 0))
         level = finalized.get(name, 0)

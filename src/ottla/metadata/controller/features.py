@@ -39,7 +39,7 @@ def update_features(
         for update in request.feature_updates:
             update.upgrade_type = SAFE_DOWNGRADE if update.allow_downgrade else UPGRADE
     wanted = {update.feature: update.max_version_level for update in request.feature_updates}
-    proposed = {**state.image.features.finalized(), **wanted}
+    proposed = {**state.image.features.finalized_versions(), **wanted}
     records: list[MetadataRecord] = []
     for update in request.feature_updates:
         error = _update(state, update, proposed, records)
@@ -79,7 +79,7 @@ def _update(
     if name == KRAFT_VERSION:
         current = state.kraft_version
     else:
-        current = state.image.features.finalized().get(name, 0)
+        current = state.image.features.finalized_versions().get(name, 0)
     reason = _unsupported_by(state, name, level)
     if reason is not None:
         return _refusal(name, level, reason)

@@ -158,7 +158,7 @@ def _create_topic(
     if topic.assignments:
         partitions = _manually_assigned(state, topic)
     else:
-        partitions = _placed(state, topic)
+        partitions = _place_partitions(state, topic)
     context.apply_partition_change_quota(len(partitions))
     topic_id = state.new_uuid()
     result = CreatableTopicResult(name=topic.name, topic_id=topic_id)
@@ -226,7 +226,7 @@ def _manually_assigned(state: ControllerState, topic: CreatableTopic) -> list[Pa
     return [partitions[index] for index in range(len(partitions))]
 
 
-def _placed(state: ControllerState, topic: CreatableTopic) -> list[PartitionRegistration]:
+def _place_partitions(state: ControllerState, topic: CreatableTopic) -> list[PartitionRegistration]:
     if topic.replication_factor < -1 or topic.replication_factor == 0:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,

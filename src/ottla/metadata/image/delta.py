@@ -254,10 +254,10 @@ class MetadataDelta:
         self.changed_brokers.add(record.broker_id)
 
     def _fence_broker(self, record: FenceBrokerRecord) -> None:
-        self._put_broker(self._broker(record, record.id, record.epoch).changed(fenced=True))
+        self._put_broker(self._broker(record, record.id, record.epoch).clone_with(fenced=True))
 
     def _unfence_broker(self, record: UnfenceBrokerRecord) -> None:
-        self._put_broker(self._broker(record, record.id, record.epoch).changed(fenced=False))
+        self._put_broker(self._broker(record, record.id, record.epoch).clone_with(fenced=False))
 
     def _change_broker(self, record: BrokerRegistrationChangeRecord) -> None:
         registration = self._broker(record, record.broker_id, record.broker_epoch)
@@ -265,7 +265,7 @@ class MetadataDelta:
             raise ReplayError(f"{record} has an unknown value of fenced or in_controlled_shutdown")
         cordoned = record.cordoned_log_dirs
         self._put_broker(
-            registration.changed(
+            registration.clone_with(
                 fenced=None if record.fenced == 0 else record.fenced == 1,
                 in_controlled_shutdown=True if record.in_controlled_shutdown else None,
                 directories=[bytes(d) for d in record.log_dirs] if record.log_dirs else None,

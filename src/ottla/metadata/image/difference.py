@@ -40,7 +40,7 @@ def records_between(before: MetadataImage, after: MetadataImage) -> Iterator[Met
 
 
 def _features(before: MetadataImage, after: MetadataImage) -> Iterator[MetadataRecord]:
-    old, new = before.features.finalized(), after.features.finalized()
+    old, new = before.features.finalized_versions(), after.features.finalized_versions()
     for name in [METADATA_VERSION, *sorted((old.keys() | new.keys()) - {METADATA_VERSION})]:
         if old.get(name, 0) != new.get(name, 0):
             yield FeatureLevelRecord(name=name, feature_level=new.get(name, 0))

@@ -246,7 +246,7 @@ class BrokerRegistration:
             cordoned_log_dirs=None if cordoned is None else list(cordoned),
         )
 
-    def changed(
+    def clone_with(
         self,
         *,
         fenced: bool | None = None,

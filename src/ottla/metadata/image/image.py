@@ -62,7 +62,7 @@ class FeaturesImage:
     def elr_enabled(self) -> bool:
         return self.levels.get(ELIGIBLE_LEADER_REPLICAS_VERSION, 0) >= 1
 
-    def finalized(self) -> dict[str, int]:
+    def finalized_versions(self) -> dict[str, int]:
         """Every finalised level by name, as in ApiVersions (without `kraft.version`)."""
         levels = dict(self.levels)
         if self.metadata_version is not None:

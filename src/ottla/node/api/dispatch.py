@@ -98,7 +98,7 @@ class Dispatcher:
             raise ProtocolViolation(f"its {api.name} request has no proper header: {error.message}") from None
         supported = served.min_version <= version <= served.max_version
         if not supported and key != API_VERSIONS:
-            raise ProtocolViolation(_unsupported(pending, served, version, header.client_id))
+            raise ProtocolViolation(_unsupported_version_message(pending, served, version, header.client_id))
         context = RequestContext(
             self._services, self._listener, api, version, header.correlation_id, header.client_id, pending
         )
@@ -202,7 +202,9 @@ class Dispatcher:
             return encode(context, make_failure_response(context, served.failure_response, request, error))
 
 
-def _unsupported(pending: PendingRequest, served: _ServedApi, version: int, client_id: str | None) -> str:
+def _unsupported_version_message(
+    pending: PendingRequest, served: _ServedApi, version: int, client_id: str | None
+) -> str:
     software = pending.connection.client_software
     client = f"client id {client_id!r}" + (f", {software}" if software else "")
     return (

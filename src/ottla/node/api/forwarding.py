@@ -72,7 +72,9 @@ async def at_controller(
 
 async def _send_envelope(context: ApiRequestContext, frame: Buffer) -> bytes:
     envelope = EnvelopeRequest(
-        request_data=frame, request_principal=_PRINCIPAL, client_host_address=_packed(context.client_host)
+        request_data=frame,
+        request_principal=_PRINCIPAL,
+        client_host_address=_pack_address(context.client_host),
     )
     try:
         answer = await context.controller.forwards.request(envelope, _ENVELOPE_VERSION)
@@ -84,7 +86,7 @@ async def _send_envelope(context: ApiRequestContext, frame: Buffer) -> bytes:
     return bytes(answer.response_data)
 
 
-def _packed(host: str) -> bytes:
+def _pack_address(host: str) -> bytes:
     try:
         return ipaddress.ip_address(host.partition("%")[0]).packed
     except ValueError:

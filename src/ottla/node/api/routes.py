@@ -101,9 +101,9 @@ class ApiRoute:
         unstable = unstable or self.serves_unstable_version
         return self.api.last_version if unstable else self.api.max_version
 
-    def announced(self, listener: ListenerType, *, unstable: bool) -> tuple[int, int]:
+    def announced_versions(self, listener: ListenerType, *, unstable: bool) -> tuple[int, int]:
         """The first and last version as ApiVersions reports them."""
-        return self.api.announced(listener, unstable=unstable or self.serves_unstable_version)
+        return self.api.announced_versions(listener, unstable=unstable or self.serves_unstable_version)
 
     def load_handler(self, listener: ListenerType) -> Handler:
         module = cast("HandlerModule", import_module(self.module_name(listener)))

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from ottla.metadata.features import supported
+from ottla.metadata.features import supported_features
 from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.node.config.dynamic import DynamicBrokerConfig
@@ -82,7 +82,7 @@ class BrokerLifecycleManager:
             cluster_id=cluster_id,
             incarnation_id=incarnation_id,
             listeners=registration_listeners(endpoints, Listener),
-            features=supported(Feature),
+            features=supported_features(Feature),
             rack=config.current.rack,
             log_dirs=list(directories.values()),
             previous_broker_epoch=previous_epoch,

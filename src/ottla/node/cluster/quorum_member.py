@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
-from ottla.metadata.features import supported
+from ottla.metadata.features import supported_features
 from ottla.metadata.log.bootstrap_metadata import read_bootstrap
 from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.node.cluster.broker_liveness_probe import BrokerLivenessProbe
@@ -176,7 +176,7 @@ class QuorumMember:
             controller_id=self._config.current.node_id,
             incarnation_id=incarnation_id,
             listeners=registration_listeners(endpoints, Listener),
-            features=supported(Feature),
+            features=supported_features(Feature),
         )
         self._registration = asyncio.create_task(self._register(request), name="controller registration")
 

@@ -134,7 +134,13 @@ def _aborted_records_shown() -> list[Patch]:
 
 
 def _marker_dropped() -> list[Patch]:
-    return [(TransactionMarkerChannelManager, "_unconfirmed", lambda self, marker, results: frozenset())]
+    return [
+        (
+            TransactionMarkerChannelManager,
+            "_unconfirmed_partitions",
+            lambda self, marker, results: frozenset(),
+        )
+    ]
 
 
 def _markers_not_driven_again() -> list[Patch]:

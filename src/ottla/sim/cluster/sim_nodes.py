@@ -142,7 +142,7 @@ class SimNodes:
     def topics(self, id: int) -> set[str]:
         return set(self.nodes[id].image.topics.by_name)
 
-    def fenced(self, id: int, by: int) -> bool:
+    def is_fenced(self, id: int, by: int) -> bool:
         """Whether a broker is fenced in the image of another node."""
         broker = self.nodes[by].image.cluster.brokers.get(id)
         return broker is None or broker.fenced

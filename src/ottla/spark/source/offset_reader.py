@@ -94,11 +94,11 @@ class OffsetReader:
 
     def start_of(self, limit: OffsetLimit, partitions: SourcePartitions) -> Offsets:
         """The first offset to read in each partition."""
-        return self._resolved(limit, partitions, starting=True)
+        return self._resolve(limit, partitions, starting=True)
 
     def end_of(self, limit: OffsetLimit, partitions: SourcePartitions) -> Offsets:
         """The offset to stop before in each partition."""
-        return self._resolved(limit, partitions, starting=False)
+        return self._resolve(limit, partitions, starting=False)
 
     def bytes_per_offset(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
         """The average size of a record on disk, where the brokers report sizes."""
@@ -183,7 +183,7 @@ class OffsetReader:
 
     # Offsets.
 
-    def _resolved(self, limit: OffsetLimit, partitions: SourcePartitions, *, starting: bool) -> Offsets:
+    def _resolve(self, limit: OffsetLimit, partitions: SourcePartitions, *, starting: bool) -> Offsets:
         every = partitions.all
         match limit.kind:
             case OffsetLimitKind.EARLIEST:

@@ -241,12 +241,12 @@ class _RangeReader:
             # A broker without new records waits by itself, but need not.
             wait = backoff.next_ms() / 1000 if problem is not None else EMPTY_WAIT_S
             if loop.time() + wait >= deadline:
-                raise self._timed_out(offset, problem)
+                raise self._timeout_error(offset, problem)
             await asyncio.sleep(wait)
             if problem is not None:
                 await self._refresh()
 
-    def _timed_out(self, offset: int, problem: KafkaError | None) -> KafkaError:
+    def _timeout_error(self, offset: int, problem: KafkaError | None) -> KafkaError:
         reason = problem.message if problem is not None else "the broker has none to give"
         return KafkaError(
             ErrorCode.REQUEST_TIMED_OUT,

@@ -118,12 +118,12 @@ class ConsumerGroupMember:
             epoch=value.member_epoch,
             previous_epoch=value.previous_member_epoch,
             state=MemberState.of(value.state),
-            assigned=_owned(value.assigned_partitions, value.member_epoch),
-            revoking=_owned(value.partitions_pending_revocation, value.member_epoch),
+            assigned=_read_owned_partitions(value.assigned_partitions, value.member_epoch),
+            revoking=_read_owned_partitions(value.partitions_pending_revocation, value.member_epoch),
         )
 
 
-def _owned(
+def _read_owned_partitions(
     topics: list[ConsumerGroupCurrentMemberAssignmentTopicPartitions], member_epoch: int
 ) -> dict[bytes, dict[int, int]]:
     """Return the owned partitions of a record. Records from before Kafka 4.3 have no epoch for each

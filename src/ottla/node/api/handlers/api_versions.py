@@ -40,7 +40,7 @@ def handle(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsR
     return ApiVersionsResponse(
         api_keys=[
             ApiVersion(api_key=key, min_version=first, max_version=last)
-            for key, first, last in _announced(context.listener)
+            for key, first, last in _announced_apis(context.listener)
         ],
         supported_features=[
             SupportedFeatureKey(name=feature, min_version=levels.min, max_version=levels.max)
@@ -50,21 +50,21 @@ def handle(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsR
         finalized_features_epoch=image.provenance.last_contained_offset,
         finalized_features=[
             FinalizedFeatureKey(name=feature, min_version_level=level, max_version_level=level)
-            for feature, level in _finalized(context).items()
+            for feature, level in _finalized_features(context).items()
         ],
     )
 
 
-def _announced(listener: RequestListener) -> Iterator[tuple[int, int, int]]:
+def _announced_apis(listener: RequestListener) -> Iterator[tuple[int, int, int]]:
     """The APIs that the listener serves, with their first and last versions."""
     for key, route in sorted(ROUTES.items()):
         if listener.kind in route.listeners:
-            yield key, *route.announced(listener.kind, unstable=listener.serves_unstable_versions)
+            yield key, *route.announced_versions(listener.kind, unstable=listener.serves_unstable_versions)
 
 
-def _finalized(context: RequestContext) -> dict[str, int]:
+def _finalized_features(context: RequestContext) -> dict[str, int]:
     """The finalized levels above 0, with that of the quorum's protocol, which is not in the image."""
-    levels = context.image.features.finalized()
+    levels = context.image.features.finalized_versions()
     if context.controller.metadata.kraft_version > 0:
         levels[KRAFT_VERSION] = context.controller.metadata.kraft_version
     return levels

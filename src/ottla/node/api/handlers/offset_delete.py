@@ -25,7 +25,7 @@ def handle(
     check_group_id(request.group_id)
     refused: list[OffsetDeleteResponseTopic] = []
     accepted: list[OffsetDeleteRequestTopic] = []
-    for topic in _merged(request.topics):
+    for topic in _merge_topics(request.topics):
         if not context.allowed(AclOperation.READ, AclResourceType.TOPIC, topic.name):
             refused.append(_error(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
             continue
@@ -43,7 +43,7 @@ def handle(
     return ticket.then(lambda response: _with_refused(response, refused))
 
 
-def _merged(topics: list[OffsetDeleteRequestTopic]) -> list[OffsetDeleteRequestTopic]:
+def _merge_topics(topics: list[OffsetDeleteRequestTopic]) -> list[OffsetDeleteRequestTopic]:
     """Merge the entries of a topic that is named more than once."""
     merged: dict[str, OffsetDeleteRequestTopic] = {}
     for topic in topics:

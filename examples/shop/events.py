@@ -112,9 +112,9 @@ class Shop:
         }
         if draw.random() < 0.05:
             fields["category"] = f" {category.upper()} "
-        event = self._finished("orders", f"c{customer}", fields, arrives)
+        event = self._good_event("orders", f"c{customer}", fields, arrives)
         if event is None:
-            return self._broken("orders", f"c{customer}", fields, arrives)
+            return self._broken_event("orders", f"c{customer}", fields, arrives)
         if draw.random() < 0.9:
             delay = draw.randrange(max(per_hour // 3, 1))
             heapq.heappush(self._due, (index + delay, _Order(self._number, customer, category, cents, at)))
@@ -124,9 +124,9 @@ class Shop:
         at = self._event_time(arrives)
         fields = {"id": self._number, "customer": f"c{order.customer}", "order": order.number}
         fields |= {"cents": order.cents, "at": at}
-        event = self._finished("payments", f"c{order.customer}", fields, arrives)
+        event = self._good_event("payments", f"c{order.customer}", fields, arrives)
         if event is None:
-            return self._broken("payments", f"c{order.customer}", fields, arrives)
+            return self._broken_event("payments", f"c{order.customer}", fields, arrives)
         if order.at <= at <= order.at + PAY_WITHIN:
             totals = self.truth.revenue[order.at - order.at % WINDOW, order.category]
             totals[0] += 1
@@ -137,8 +137,8 @@ class Shop:
         customer = int(CUSTOMERS * self._draw.random() ** 3)
         fields = {"id": self._number, "customer": f"c{customer}", "page": f"/{self._draw.choice(CATEGORIES)}"}
         fields["at"] = self._event_time(arrives)
-        event = self._finished("clicks", f"c{customer}", fields, arrives)
-        return event or self._broken("clicks", f"c{customer}", fields, arrives)
+        event = self._good_event("clicks", f"c{customer}", fields, arrives)
+        return event or self._broken_event("clicks", f"c{customer}", fields, arrives)
 
     def _event_time(self, arrives: int) -> int:
         """The event time: mostly now, sometimes earlier, but not too late."""
@@ -147,14 +147,14 @@ class Shop:
             return arrives - self._draw.randrange(TOO_LATE * 5 // 6)
         return arrives
 
-    def _finished(self, topic: str, key: str, fields: dict[str, int | str], arrives: int) -> Event | None:
+    def _good_event(self, topic: str, key: str, fields: dict[str, int | str], arrives: int) -> Event | None:
         """The good event; None for one in a hundred, which will be broken."""
         if self._draw.random() < 0.01:
             return None
         self.truth.good[topic].add(self._number)
         return Event(topic, key.encode(), _json(fields, self._now()), arrives)
 
-    def _broken(self, topic: str, key: str, fields: dict[str, int | str], arrives: int) -> Event:
+    def _broken_event(self, topic: str, key: str, fields: dict[str, int | str], arrives: int) -> Event:
         kind = self._draw.choice(("garbage", "cut", "incomplete", "bad amount", "too late"))
         if kind == "bad amount" and topic == "clicks":
             kind = "incomplete"

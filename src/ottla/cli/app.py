@@ -13,7 +13,7 @@ import click
 
 from ottla.cli.commands import SETTINGS, Argument, Group, make_command
 from ottla.cli.errors import INTERRUPTED, WrongUsage
-from ottla.cli.session import guarded
+from ottla.cli.session import exit_status_of
 
 COMPLETION_VARIABLE: Final = "_OTTLA_COMPLETE"
 SUMMARY: Final = "A durable, distributed commit log that speaks Kafka."
@@ -127,7 +127,7 @@ _OWN_COMMANDS: Final[dict[str, click.Command]] = {
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit status."""
-    return guarded(lambda: _run(list(arguments)))
+    return exit_status_of(lambda: _run(list(arguments)))
 
 
 def _run(arguments: list[str]) -> int:

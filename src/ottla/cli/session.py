@@ -145,7 +145,7 @@ def confirm(question: str, *, yes: bool) -> None:
         raise CliError("nothing was changed")
 
 
-def guarded(main: Callable[[], int]) -> int:
+def exit_status_of(main: Callable[[], int]) -> int:
     """Run the application and return its exit status, whatever ended it."""
     for stream in (sys.stdout, sys.stderr):
         # Characters that a terminal cannot show are escaped.

@@ -52,8 +52,8 @@ def test_a_route_resolves_to_a_documented_handler_of_its_request(route: ApiRoute
 @every_route
 def test_a_failure_of_the_whole_request_is_answered_as_the_route_says(route: ApiRoute) -> None:
     for kind in route.listeners:
-        failed = route.load_failure_response(kind)
-        response = failed(route.api.request_class(), ErrorCode.UNKNOWN_SERVER_ERROR, "why")
+        failure_response = route.load_failure_response(kind)
+        response = failure_response(route.api.request_class(), ErrorCode.UNKNOWN_SERVER_ERROR, "why")
         if route.on_failure is OnFailure.CLOSE:
             assert response is None
             assert not hasattr(route.api.response_class(), "error_code")
@@ -67,7 +67,7 @@ def test_a_failure_of_the_whole_request_is_answered_as_the_route_says(route: Api
 def test_modules_define_nothing_that_their_route_does_not_use(route: ApiRoute) -> None:
     for name in modules(route):
         module = import_module(name)
-        assert hasattr(module, "failed") == (route.on_failure is OnFailure.HANDLER)
+        assert hasattr(module, "failure_response") == (route.on_failure is OnFailure.HANDLER)
         assert hasattr(module, "decide") == route.decides_locally
 
 

@@ -1,4 +1,4 @@
-"""The output of commands: tables for people, JSON for programs.
+"""Print the output of commands: tables for people, JSON for programs.
 
 On a terminal a table is drawn to fit it. Everywhere else it is plain columns that are never truncated, for
 `grep` and `awk`. With `--json` a command prints one document, or one line for each record of an unbounded

@@ -1,15 +1,14 @@
-"""The leader epochs of a partition, from which offset on each leader wrote, and their checkpoint file.
+"""The leader epochs of a partition, each with the offset where it starts, and their checkpoint file.
 
-Kafka's `LeaderEpochFileCache`. A follower asks where an epoch ended in order to find the point up to which
-its log is its leader's. The cache is a list of (epoch, start offset), both ascending; it is a digest of the
-epochs in the batches and is written to `leader-epoch-checkpoint`. It is read from there when it is first
-needed; where the file is damaged, empty or lost, from the batches.
+Kafka's `LeaderEpochFileCache`. A follower asks where an epoch ended in order to find the offset up to which
+its log agrees with its leader's. The cache is a list of (epoch, start offset), both ascending; it is a digest
+of the epochs in the batches and is written to `leader-epoch-checkpoint`. It is read from there when it is
+first needed; where the file is damaged, empty or lost, from the batches.
 
 Writing the file with every new epoch would cost a sync for each partition of a failed leader. A flush writes
-it instead, before the recovery point passes the start of an epoch that the file does not have; what a crash
-takes away, recovery finds again in the batches above the recovery point. Invariant: the file, corrected by
-those batches, is the cache. Flushes may overlap: each write has a number, and the last one to be planned
-wins.
+it instead, before the recovery point passes the start of an epoch that the file does not have; recovery finds
+epochs that a crash has lost in the batches above the recovery point. Invariant: the file, corrected by those
+batches, is the cache. Flushes may overlap: each write has a number, and the last one to be planned wins.
 """
 
 from __future__ import annotations

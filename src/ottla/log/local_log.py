@@ -10,7 +10,8 @@ bytes lost, leaves something that recovery understands:
   durable when it returns: nothing written later can mix with what was cut.
 - Removal from the front needs no order, as the log start offset above it is durable before.
 - A swap (compaction) makes the new segments durable under `.swap`, then the removal of the old ones, then the
-  final names. Recovery undoes what has not reached the first of these steps and completes what has.
+  final names. Recovery undoes a swap that has not reached the first of these steps and completes one that
+  has.
 
 Invariant: base offsets ascend strictly, there is always at least one segment, and the log ends at or above
 the base offset of the last one.

@@ -6,11 +6,11 @@ the segments from the recovery point on are recovered: every batch is checked, t
 index, the leader epochs and the producer state are rebuilt, and the log is truncated before the first batch
 that is not whole, such as a torn tail.
 
-Below the recovery point everything was synced. What is damaged there was not torn by a crash, and truncating
-the log would throw away records that were promised to be safe: such a log is refused with `CorruptLog`, which
-says where it is damaged and what to do, unless the policy says to truncate. Damage above the recovery point
-ends the log; where good batches follow it, that is reported as an error with their number and place, as
-records that had not been synced are lost.
+Below the recovery point everything was synced. Damage there was not caused by a crash, and truncating the log
+would throw away records that were promised to be safe: such a log is refused with `CorruptLog`, which says
+where it is damaged and what to do, unless the policy says to truncate. Damage above the recovery point ends
+the log; where good batches follow it, that is reported as an error with their number and place, as records
+that had not been synced are lost.
 """
 
 from __future__ import annotations

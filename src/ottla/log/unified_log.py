@@ -8,12 +8,12 @@ removed keeps its open file until its readers are done), and a flush has three s
 
 **Appends.** Batches are checked first, by themselves and against the state of their producers; then they are
 written; then the producer state, the transaction index and the leader epochs follow. An append that is
-refused leaves nothing behind: what a failed write has left is cut off, and batches whose aborted transaction
-cannot be indexed are removed again. One error comes after the fact. Where `flush.messages` asks for a flush
-and the disk has no room, or the process no file handle, for what belongs to it, the records stay in the log
-and the append fails. The next flush syncs them, and until then a producer that sends them again asks for that
-flush again, so that `flush.messages=1` never acknowledges what is not durable. Any other failure of a flush
-takes the directory offline.
+refused leaves nothing behind: the remains of a failed write are cut off, and batches whose aborted
+transaction cannot be indexed are removed again. One error comes after the fact. Where `flush.messages` asks
+for a flush and the disk has no room, or the process no file handle, for what belongs to it, the records stay
+in the log and the append fails. The next flush syncs them, and until then a producer that sends them again
+asks for that flush again, so that `flush.messages=1` never acknowledges what is not durable. Any other
+failure of a flush takes the directory offline.
 
 **Truncation, deletion, compaction.** These are safe because of what is durable before the first file is
 touched: a recovery point that is not above the new end, a log start that is above what is removed. Up to

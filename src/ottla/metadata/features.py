@@ -95,7 +95,7 @@ class MetadataVersion:
 
     @property
     def partition_record_version(self) -> int:
-        """Also the version of PartitionChangeRecord: both grew the same fields at the same levels."""
+        """The version of PartitionRecord and of PartitionChangeRecord, which grew by the same fields."""
         if self.eligible_leader_replicas:
             return 2
         return 1 if self.directory_assignment else 0
@@ -191,7 +191,7 @@ def bootstrap_levels(version: MetadataVersion = LATEST_METADATA_VERSION) -> dict
 
 
 def missing_dependency(name: str, level: int, levels: Mapping[str, int]) -> str | None:
-    """Why `name` cannot be at `level` beside the other `levels`, or None."""
+    """Say why `name` cannot be at `level` beside the other `levels`; None if it can."""
     if level >= 1 and levels.get(METADATA_VERSION, 0) < MINIMUM_METADATA_VERSION.level:
         return (
             f"{name} {level} needs metadata.version {MINIMUM_METADATA_VERSION.level} "

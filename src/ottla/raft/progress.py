@@ -15,7 +15,7 @@ from typing import Final
 from ottla.raft.voters import ReplicaKey, VoterSet
 from ottla.runtime import invariants
 
-# An observer that has not fetched for so long is forgotten.
+# An observer that has not fetched for this time is forgotten.
 OBSERVER_SESSION_TIMEOUT_MS: Final = 300_000
 # A replica that had caught up this recently may become a voter.
 CAUGHT_UP_MS: Final = 3_600_000

@@ -70,7 +70,7 @@ def _current_voters(quorum: QuorumState) -> VoterSet:
 
 
 def handle_add_voter_request(quorum: QuorumState, token: object, request: AddVoter, now_ms: int) -> None:
-    """Start to add a voter: ask it first which versions it supports."""
+    """Start adding a voter: ask it first which versions it supports."""
     state = quorum.state
     if not isinstance(state, LeaderState):
         quorum.emit(Answer(token, quorum.not_leader_reply()))

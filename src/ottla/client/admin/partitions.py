@@ -57,7 +57,7 @@ class PartitionsAdmin:
     async def reassign(
         self, targets: Mapping[TopicPartition, Sequence[int] | None]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Start to move partitions to other replicas; None cancels a reassignment in progress."""
+        """Start moving partitions to other replicas; None cancels a reassignment in progress."""
         request = AlterPartitionReassignmentsRequest(
             timeout_ms=self._requests.timeout_ms,
             topics=[

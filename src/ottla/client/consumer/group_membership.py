@@ -126,7 +126,7 @@ class GroupMembership(Protocol):
     def subscribe(self, subscription: Subscription, listener: RebalanceListener | None) -> None: ...
 
     async def poll(self) -> None:
-        """Do the work that belongs into the user's `poll`: call listeners, and apply the assignment."""
+        """Do the work that has to be done in the user's `poll`: call listeners, and apply the assignment."""
         ...
 
     def on_poll(self) -> None:

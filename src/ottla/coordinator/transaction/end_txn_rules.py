@@ -1,8 +1,8 @@
 """Decide the outcome of an EndTxn by the version of the transaction, its state, and the request.
 
 With version 2 every end raises the epoch. So a request that carries the epoch before the present one repeats
-an end that was decided, and one with the present epoch asks for the next end. With version 1
-both carry the same epoch, and only the state distinguishes them.
+an end that was decided, and one with the present epoch asks for the next end. With version 1 both carry the
+same epoch, and only the state distinguishes them.
 
 A commit with the epoch before that of an abort came too late: the coordinator has aborted the transaction on
 its timeout, so the producer is fenced, as it would be with version 1, and can begin again with

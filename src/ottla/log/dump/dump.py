@@ -1,9 +1,9 @@
 """The contents of the files of a partition and of a data directory, as plain rows, without a node.
 
 Every kind of file that a node writes can be read: segments and snapshots of the metadata as batches and
-records, indexes, producer snapshots and checkpoints as entries. Nothing is written, locked or trusted: what
-is damaged comes out as a row of kind `problem` that says where and how, and reading goes on where it can.
-A file of a running node may be caught in the middle of a write; its last batch then looks torn.
+records, indexes, producer snapshots and checkpoints as entries. Nothing is written, locked or trusted: damage
+is shown as a row of kind `problem` that says where and how, and reading goes on where it can. A file of a
+running node may be caught in the middle of a write; its last batch then looks torn.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def dump_file(disk: Disk, path: str, *, records: bool = False, decode: str | Non
 
 
 def batch_headers(file: File) -> Iterator[tuple[int, BatchHeader | KafkaError]]:
-    """Position and header of each batch, by headers alone; last of all an error, where no batch begins."""
+    """Yield position and header of each batch, and at last an error if the bytes go on without a batch."""
     size = file.size()
     position = 0
     while position < size:

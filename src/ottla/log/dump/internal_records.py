@@ -1,9 +1,9 @@
 """Decode the records of Kafka's internal topics and control batches to plain values.
 
 Metadata, committed offsets and groups, transactions, share groups' states and the records of tiered storage
-come out as Kafka's own tools show them: the record's name, its version and its fields in camel case. A record
-that cannot be decoded is shown with its error, which is never raised: a user who inspects a damaged log wants
-to see the rest.
+are shown as by Kafka's own tools: the record's name, its version and its fields in camel case. A record that
+cannot be decoded is shown with its error, which is never raised: a user who inspects a damaged log wants to
+see the rest.
 """
 
 from __future__ import annotations

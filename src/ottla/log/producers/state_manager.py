@@ -4,9 +4,9 @@
 that a failed write leaves no trace: `analyze` checks the batches and returns what they would change (or finds
 that they are duplicates), and after the log has taken them `apply` makes the change.
 
-From the open transactions follows the first unstable offset, which bounds what a `read_committed` reader
-may see: a transaction is unstable from its first record until the high watermark has passed its marker,
-since a marker that is not replicated may still be lost.
+The open transactions determine the first unstable offset, which bounds what a `read_committed` reader may
+see: a transaction is unstable from its first record until the high watermark has passed its marker, since a
+marker that is not replicated may still be lost.
 
 The manager holds no file and no clock. `UnifiedLog` keeps `map_end_offset` at the end of the log, lends it
 the snapshot files (`ProducerSnapshots`) and replays the log from the snapshot that it reloads.
@@ -214,7 +214,7 @@ class ProducerStateManager:
         return append
 
     def apply(self, append: ProducerAppend) -> list[AbortedTxn]:
-        """Make the change; the log now holds the batches. Returns what belongs into the transaction index.
+        """Make the change; the log now holds the batches. Returns the entries for the transaction index.
 
         A transaction completed here is decided, but unstable until the high watermark has passed its marker.
         """

@@ -1,5 +1,5 @@
-"""Complete or undo what a process left half done when it ended: deletions, swaps of compacted segments,
-temporary files.
+"""Complete or undo the operations that a crash interrupted: deletions, swaps of compacted segments, temporary
+files.
 
 A file marked `.deleted` is removed, and so is a `.tmp`. A swap has begun once all its files are named
 `.swap`, which is durable before the first old segment is removed; so where a `.cleaned` file is left at or

@@ -2,9 +2,9 @@
 others.
 
 A node holds many more files than a process may open. So every file of a partition is a `LazyFile`;
-`FileHandles` keeps the most recently used ones open and drops the others. Dropping means to drop the
-reference: a thread that is reading keeps the descriptor alive until it is done, and so no descriptor is ever
-closed, and its number given to another file, under a reader.
+`FileHandles` keeps the most recently used ones open and drops the others. Only the reference is dropped: a
+thread that is reading keeps the descriptor alive until it is done, and so no descriptor is ever closed, and
+its number given to another file, under a reader.
 
 A file with writes that are not synced yet (`LazyFile.for_write`) is not dropped like that. The kernel reports
 a failed write-back only to descriptors that were open at that time, or that are opened before the kernel has
@@ -39,8 +39,8 @@ def is_lack_of_handles(error: OSError) -> bool:
 
 
 def shares(limit: int) -> tuple[int, int]:
-    """Of the descriptors that a process may have, how many are for the files of a node, and how many besides
-    for those that are not synced. Where they are few, connections and other parts of the process come first.
+    """Return how many of the descriptors of a process are for the files of a node, and how many besides for
+    those that are not synced. Where they are few, connections and other parts of the process come first.
     """
     return (limit // 8, limit // 4) if limit < _PLENTY else (DEFAULT_CAPACITY, limit // 2)
 

@@ -208,7 +208,7 @@ class LogSegment:
         return 0 <= last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
 
     def should_roll(self, size: int, last_offset: int, max_timestamp: int, now_ms: int) -> bool:
-        """True if these records belong into a new segment."""
+        """True if these records need a new segment."""
         held = self.size
         config = self._config
         if held > config.segment_bytes - size:
@@ -562,7 +562,7 @@ class SegmentIndexes:
 
     def check_end(self, headers: Iterable[tuple[int, BatchHeader]]) -> None:
         """Check that the last entries fit the last batches, given from the position of the last entry on:
-        what a crash can take of an index is its end.
+        a crash can damage only the end of an index.
         """
         last = self.offsets.last_entry
         newest = self.times.last_entry.timestamp

@@ -1,6 +1,6 @@
 """The base of the two indexes of a segment: a file of fixed-size entries in ascending order.
 
-An index is sparse and can always be made again from the log, so new entries wait in memory and reach the file
+An index is sparse and can always be rebuilt from the log, so new entries wait in memory and reach the file
 when enough of them have gathered, when the segment is flushed or closed. The file is searched where it lies:
 a few reads narrow the range to one block, and the block is searched in memory. Invariant: both fields of the
 entries never descend, and a file longer than its entries (Apache Kafka allocates it in advance) has zeros
@@ -72,7 +72,7 @@ class SparseIndex:
             self._state = (written + len(pending) // self._struct.size, bytearray())
 
     def _for_write(self) -> File:
-        # Not held open until it is synced (`LazyFile.for_write`): what is lost of it can be made again.
+        # Not held open until it is synced (`LazyFile.for_write`): lost entries can be rebuilt.
         self._synced = False
         return self._file.get()
 
@@ -126,7 +126,7 @@ class SparseIndex:
         return data
 
     def _count_at_most(self, target: int, field: int) -> int:
-        """How many entries have a `field` of at most `target`; they are the first ones."""
+        """Count the entries with a `field` of at most `target`; they are the first ones."""
         written, pending = self._state
         size = self._struct.size
         unpack_from = self._struct.unpack_from

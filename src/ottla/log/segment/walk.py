@@ -1,4 +1,4 @@
-"""Walking over the batches of a file, by their headers or with all their bytes.
+"""Walk over the batches of a file, by their headers or with all their bytes.
 
 A segment's file is whole batches, one after another. Every walk ends exactly at the end of the file or raises
 `CorruptBatch`, which says where it cannot go on and why: a batch is never stepped over in silence.

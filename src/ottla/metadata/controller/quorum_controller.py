@@ -43,7 +43,7 @@ _LATE_TICK_NS: Final = 3_000_000_000
 
 
 class QuorumController:
-    """Create it by `activate` once this node leads. `controller` decides, `commit` appends and waits::
+    """Create it by `activate` once this node leads. `controller` decides, `commit` appends and waits:
 
     response = await qc.commit(qc.controller.create_topics(request, context))
     """
@@ -66,7 +66,7 @@ class QuorumController:
         schema: ConfigSchema,
         bootstrap: Sequence[MetadataRecord],
     ) -> QuorumController:
-        """Start to act on the log; on an empty one the bootstrap records are appended first."""
+        """Start acting on the log; on an empty one the bootstrap records are appended first."""
         controller = Controller(
             log.fork(),
             settings,

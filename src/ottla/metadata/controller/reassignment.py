@@ -1,8 +1,7 @@
 """Reassignment: move the replicas of a partition, in steps that never reduce durability.
 
 A reassignment first adds the new replicas beside the old ones; once the ISR contains them, the old ones are
-removed (see `completed_reassignment`). Until then it can be
-cancelled.
+removed (see `completed_reassignment`). Until then it can be cancelled.
 """
 
 from __future__ import annotations

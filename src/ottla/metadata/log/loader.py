@@ -3,8 +3,8 @@
 Every node has one, leader or not: committed records are replayed here and nowhere else, and published to the
 subscribers in order. If the log starts over after a snapshot, so does the loader, and subscribers get one
 delta from the image before to that of the snapshot. Replaying and publishing are two steps, so that the node
-can prepare for a delta in between. Invariant: what is published is exactly what the snapshot and the
-committed part of the log say.
+can prepare for a delta in between. Invariant: a published image is exactly the snapshot with the committed
+records of the log after it.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
 async def create_missing_topics(services: ApiServices, names: Iterable[str]) -> dict[str, ErrorCode]:
     """Create topics, and return for each the error that its client gets.
 
-    That a topic has been created meanwhile is no error. A topic gets as many replicas as configured, never
+    It is no error if a topic has been created meanwhile. A topic gets as many replicas as configured, never
     fewer because brokers are missing: brokers that are registered but fenced get theirs when they are back,
     and where too few are registered the topic stays unknown, so that clients ask again.
     """

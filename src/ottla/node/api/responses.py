@@ -1,4 +1,4 @@
-"""Responses as they go out: encoded, also where a request failed as a whole."""
+"""Encode responses, also those to requests that failed as a whole."""
 
 from __future__ import annotations
 

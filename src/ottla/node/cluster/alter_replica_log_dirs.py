@@ -1,4 +1,4 @@
-"""Moving a partition from one data directory to another while it serves.
+"""Move a partition from one data directory to another while it is served.
 
 A copy, the future log, grows in the other directory until it has all that the current one has; then it
 takes its place, in one step on the event loop, so that no append falls between the two. What is appended

@@ -91,7 +91,7 @@ class QuorumDescription:
 
 
 class KafkaRaftClient:
-    """Create it with a log that was opened and loaded, then call `start`::
+    """Create it with a log that was opened and loaded, then call `start`:
 
     log = await runtime.pool.run(KafkaRaftLog.open, runtime.disk, runtime.clock, runtime.random, dir)
     voter_history, snapshot = await runtime.pool.run(log.load, static_voters)

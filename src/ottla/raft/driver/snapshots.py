@@ -102,7 +102,7 @@ class SnapshotStore:
             raise
 
     def create(self, id: SnapshotId) -> RawSnapshotWriter:
-        """Start to write a snapshot that is received in pieces."""
+        """Start writing a snapshot that is received in pieces."""
         return RawSnapshotWriter(self._disk, self._dir, id)
 
     def add(self, id: SnapshotId) -> None:

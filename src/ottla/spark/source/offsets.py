@@ -1,4 +1,4 @@
-"""The offsets at which reading begins and ends, as users write them, and offsets as Spark keeps them.
+"""The offsets at which reading begins and ends, as users write them and as Spark keeps them.
 
 `OffsetLimit` is one end of what is read: the beginning or the end of partitions, offsets by partition (-2 is
 earliest, -1 is latest), or timestamps. The JSON forms are those of Spark's own source. The offsets of a

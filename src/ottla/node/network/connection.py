@@ -339,10 +339,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._write_paused:
             self._write_paused = False
             limits.slow_readers -= 1
+        self._on_close(self)
         assert limits.half_closed >= 0, limits.half_closed
         assert limits.in_progress >= 0, limits.in_progress
         assert limits.slow_readers >= 0, limits.slow_readers
-        self._on_close(self)
 
     def pause_writing(self) -> None:
         self._write_paused = True

@@ -84,13 +84,19 @@ def test_memory_is_bounded_by_the_bytes_that_came(cls: type[Message]) -> None:
         tracemalloc.start()
         try:
             for each in hostile:
-                tracemalloc.reset_peak()
-                before = tracemalloc.get_traced_memory()[0]
-                with contextlib.suppress(MalformedMessage):
-                    cls.decode(each, version)
-                assert tracemalloc.get_traced_memory()[1] - before < 20_000 + 200 * len(each)
+                limit = 20_000 + 200 * len(each)
+                # Threads that other tests left running allocate too, but not every time.
+                assert any(_peak_of_decoding(cls, each, version) < limit for _ in range(5))
         finally:
             tracemalloc.stop()
+
+
+def _peak_of_decoding(cls: type[Message], data: bytes, version: int) -> int:
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    with contextlib.suppress(MalformedMessage):
+        cls.decode(data, version)
+    return tracemalloc.get_traced_memory()[1] - before
 
 
 @pytest.mark.parametrize("cls", EVERY_MESSAGE)

@@ -11,7 +11,6 @@ from importlib import import_module
 from pathlib import Path
 
 from bench.harness import machine, show
-from bench.versus import without_kafka
 
 PARTS = {
     "log": "The log of a partition",
@@ -62,6 +61,9 @@ def main() -> None:
 
         compare_checkouts({part: f"bench.{part.replace('-', '_')}" for part in chosen}, arguments.against)
         return
+    # Imported only now: it reads from the environment which peer is measured.
+    from bench.versus import without_kafka
+
     sections = read_sections()
     for part in chosen:
         print(f"{PARTS[part]} …", flush=True)

@@ -55,6 +55,8 @@ class ChannelConfig:
     max_idle_ms: int = NEVER
     max_response_bytes: int = MAX_RESPONSE_BYTES
     buffer_bytes: int = BUFFER_BYTES
+    # Whether memory of large responses is kept for the next ones: faster for consumers, dearer for a node.
+    recycles_frames: bool = True
     options: SocketOptions = DEFAULT_OPTIONS
 
 
@@ -130,6 +132,7 @@ class BrokerChannel:
                 max_idle_ms=config.max_idle_ms,
                 max_response_bytes=config.max_response_bytes,
                 buffer_bytes=config.buffer_bytes,
+                recycles_frames=config.recycles_frames,
                 options=config.options,
             )
             if state.backoff is not None:
@@ -170,7 +173,10 @@ class InterNodeClient:
     def __init__(self, network: Network, client_id: str = "ottla-quorum") -> None:
         self._network: Final = network
         self._config: Final = ChannelConfig(
-            client_id, max_response_bytes=_PEER_MAX_RESPONSE_BYTES, buffer_bytes=_PEER_BUFFER_BYTES
+            client_id,
+            max_response_bytes=_PEER_MAX_RESPONSE_BYTES,
+            buffer_bytes=_PEER_BUFFER_BYTES,
+            recycles_frames=False,
         )
         self._channels: dict[Address, BrokerChannel] = {}
         self._closed = False

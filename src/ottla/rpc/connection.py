@@ -89,6 +89,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         max_idle_ms: int = NEVER,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
+        recycles_frames: bool = True,
     ) -> None:
         self.address = address
         self.versions: BrokerVersions | None = None  # None until they are negotiated
@@ -97,6 +98,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._pending: deque[_Pending] = deque()
         self._next_correlation_id = 0
+        self._recycles_frames = recycles_frames
         self._small = bytearray(buffer_bytes)
         self._small_end = 0
         # A frame too large for the small buffer, and how many of its bytes have been received.
@@ -123,6 +125,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         max_idle_ms: int = NEVER,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
+        recycles_frames: bool = True,
         options: SocketOptions = DEFAULT_OPTIONS,
     ) -> BrokerConnection:
         """Connect and negotiate versions. ConnectionFailed and NotKafka name the address and the cause."""
@@ -134,6 +137,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
                     max_idle_ms=max_idle_ms,
                     max_response_bytes=max_response_bytes,
                     buffer_bytes=buffer_bytes,
+                    recycles_frames=recycles_frames,
                 ),
                 address.host,
                 address.port,
@@ -315,8 +319,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 self._on_frame(bytes(memoryview(small)[position : position + size]))
                 position += size
             else:
-                # Recycled memory of former frames: no page has to be mapped, and none is cleared.
-                self._frame = Block(size=size, recycled=True)
+                # Recycled memory of former frames needs no page mapped and none cleared, but stays allocated.
+                self._frame = Block(size=size, recycled=self._recycles_frames)
                 self._frame_end = end - position
                 memoryview(self._frame)[: self._frame_end] = memoryview(small)[position:end]
                 position = end

@@ -33,8 +33,8 @@ def test_names_alone_can_be_listed_and_filtered(ottla: CommandLine, topic: str) 
 def test_a_topic_that_exists_is_refused_unless_that_is_fine(ottla: CommandLine, topic: str) -> None:
     refused = ottla("topics", "create", topic)
     assert refused.status == 1
-    assert "exist" in refused.err
-    assert "exists already" in ottla.ok("topics", "create", topic, "--if-not-exists").out
+    assert f"Topic '{topic}' already exists." in refused.err
+    assert "already exists" in ottla.ok("topics", "create", topic, "--if-not-exists").out
 
 
 def test_settings_and_assignments_of_a_new_topic(ottla: CommandLine, topic: str) -> None:

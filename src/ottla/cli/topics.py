@@ -93,9 +93,9 @@ def create(
             if error is None:
                 outcome[name] = "would be created" if dry_run else "created"
             elif if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
-                outcome[name] = "exists already"
+                outcome[name] = "already exists"
             elif error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
-                outcome[name] = f"failed: topic {name} exists already; --if-not-exists takes that for done"
+                outcome[name] = f"failed: Topic '{name}' already exists. --if-not-exists accepts that"
             else:
                 outcome[name] = f"failed: {error.message}"
         return outcome

@@ -85,7 +85,7 @@ class ErrorCode(IntEnum):
     UNSUPPORTED_SASL_MECHANISM = 33, False, "The server does not offer this SASL mechanism."
     ILLEGAL_SASL_STATE = 34, False, "The request does not fit the state of the SASL exchange."
     UNSUPPORTED_VERSION = 35, False, "This version of the API is not supported."
-    TOPIC_ALREADY_EXISTS = 36, False, "A topic with this name exists already."
+    TOPIC_ALREADY_EXISTS = 36, False, "A topic with this name already exists."
     INVALID_PARTITIONS = 37, False, "The number of partitions is not valid."
     INVALID_REPLICATION_FACTOR = (
         38,

@@ -81,7 +81,7 @@ def kafka_python(bootstrap: str, group: str, topic: str, instance: str | None) -
     from kafka import KafkaConsumer
 
     # With a pattern it asks for fresh metadata before it joins, not sooner than a back-off after the last
-    # time. If a poll is no longer than that it never gets there.
+    # time. If a poll is no longer than that it never gets there, and the back-off grows to a second.
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap,
         group_id=group,
@@ -96,7 +96,7 @@ def kafka_python(bootstrap: str, group: str, topic: str, instance: str | None) -
     )
     consumer.subscribe(**_subscription(topic))
     while True:
-        polled = consumer.poll(timeout_ms=100, max_records=50)
+        polled = consumer.poll(timeout_ms=2000, max_records=50)
         if journal(_rows(polled)):
             try:
                 consumer.commit()

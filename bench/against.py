@@ -16,6 +16,7 @@ from bench.harness import show
 BESIDE_A_BROKER = frozenset(("node", "latency", "scale", "restart", "coordinators", "cluster"))
 LESS_IS_BETTER = frozenset(("s", "ms", "MB", "s per million", "% of a core"))
 ROUNDS = 3
+PART_SECONDS = 3600
 
 
 def compare_checkouts(modules: dict[str, str], other: str) -> None:
@@ -50,7 +51,13 @@ def _measured(module: str, checkout: Path) -> dict[tuple[str, str], float]:
     program = f"from bench.harness import show; from {module} import rows; show(rows())"
     command = [sys.executable, "-c", program]
     done = subprocess.run(
-        command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        command,
+        cwd=checkout,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=PART_SECONDS,
     )
     found: dict[tuple[str, str], float] = {}
     for line in done.stdout.splitlines():

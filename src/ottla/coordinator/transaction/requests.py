@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -30,13 +31,14 @@ class TransactionOperation(CoordinatorOperation[R], Generic[R]):
     transactional_id: str
 
 
-class ProducerIdOperation(TransactionOperation[R | Missing], Generic[R]):
+class ProducerIdOperation(TransactionOperation[R | Missing], ABC, Generic[R]):
     """An operation that may need a fresh producer id."""
 
     __slots__ = ()
 
+    @abstractmethod
     def with_fresh_id(self, fresh_id: int) -> ProducerIdOperation[R]:
-        raise NotImplementedError
+        """The same operation with a producer id that it may use."""
 
 
 @dataclass(frozen=True, slots=True)

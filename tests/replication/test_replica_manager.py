@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from ottla.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from ottla.protocol.names import TopicPartition
+from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
 from ottla.sim.disk import SimDisk
 from tests.metadata.controller_harness import ControllerHarness
@@ -279,3 +281,102 @@ async def test_a_failed_directory_takes_its_partitions_offline_and_leaves_the_ot
     assert len(gone) == 2
     assert len(broker.hosted()) == 2
     assert broker.refusal(gone[0].topic, gone[0].partition) is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+async def two_disks(*, records: int = 3) -> tuple[ControllerHarness, Broker]:
+    """A world with a topic whose four partitions lie on two disks, and a broker that was stopped cleanly."""
+    world = ControllerHarness()
+    broker = Broker(world, dirs=("/a", "/b"))
+    await broker.start()
+    world.create("orders", partitions=4, replicas=1)
+    broker.catch_up()
+    for partition in broker.replicas:
+        partition.append_records_to_leader(batch(records, 0), now_ms=0)
+    await broker.logs.shutdown()
+    return world, broker
+
+
+def in_directory(broker: Broker, path: str) -> set[str]:
+    return {str(log.topic_partition) for log in broker.logs.logs() if log.directory.path == path}
+
+
+@pytest.mark.parametrize("file", ["leader-epoch-checkpoint", "partition.metadata"])
+async def test_a_file_that_cannot_be_read_at_the_start_takes_its_directory_and_no_other_offline(
+    file: str,
+) -> None:
+    world, stopped = await two_disks()
+    again = Broker(world, stopped.disk, dirs=("/a", "/b"))
+    await again.logs.start(again.config_of)
+    bad, good = in_directory(again, "/b"), in_directory(again, "/a")
+    victim = min(bad)
+    again.disk.fail(errno.EIO, prefix=f"/b/{victim}/{file}", times=None)
+    again.image = world.image
+    changes = again.replicas.start(again.image, 0)
+    assert good <= again.hosted()
+    assert victim not in again.hosted()
+    assert again.refusal("orders", int(victim[-1])) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert [each.path for each in again.logs.live_directories] == ["/a"]
+    again.replicas.handle_log_dir_failure(again.logs.directories[1])
+    assert again.hosted() == good
+    assert {str(each.topic_partition) for each in changes.leaders} >= good
+
+
+async def test_a_leader_that_cannot_read_its_epochs_does_not_keep_the_rest_of_a_delta_from_others() -> None:
+    world = ControllerHarness(brokers=2)
+    broker = Broker(world, dirs=("/a", "/b"))
+    await broker.start()
+    world.create("orders", assignments=[[1, 0]] * 4)
+    broker.catch_up()
+    await broker.logs.shutdown()
+    again = Broker(world, broker.disk, dirs=("/a", "/b"))
+    await again.start()
+    bad, good = in_directory(again, "/b"), in_directory(again, "/a")
+    again.disk.fail(errno.EIO, prefix=f"/b/{min(bad)}/leader-epoch-checkpoint", times=None)
+    world.heartbeat(1, want_fence=True)
+    changes = again.catch_up()
+    assert {str(each.topic_partition) for each in changes.leaders} >= good
+    assert min(bad) in {str(tp) for tp in changes.offline}
+    assert not again.logs.directories[1].is_online
+    assert again.replicas.image is again.image
+
+
+async def test_a_lack_of_file_handles_takes_a_partition_offline_until_there_are_some() -> None:
+    world, stopped = await two_disks()
+    again = Broker(world, stopped.disk, dirs=("/a", "/b"))
+    await again.logs.start(again.config_of)
+    victim = min(in_directory(again, "/b"))
+    again.disk.fail(errno.EMFILE, prefix=f"/b/{victim}/leader-epoch-checkpoint", times=None)
+    again.image = world.image
+    again.replicas.start(again.image, 0)
+    assert again.hosted() == {f"orders-{n}" for n in range(4)} - {victim}
+    assert len(again.logs.live_directories) == 2
+    assert not again.replicas.retry_offline(0).leaders
+    again.disk.heal()
+    changes = again.replicas.retry_offline(0)
+    assert [str(each.topic_partition) for each in changes.leaders] == [victim]
+    assert changes.leaders[0].log.log_end_offset == 3
+
+
+async def test_an_error_that_no_check_expects_takes_one_partition_offline(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = ControllerHarness()
+    broker = Broker(world)
+    await broker.start()
+    make_leader = Partition.make_leader
+
+    def fails_once(self: Partition, *args: Any) -> bool:
+        if self.topic_partition.partition == 1:
+            raise RuntimeError("a defect")
+        return make_leader(self, *args)
+
+    monkeypatch.setattr(Partition, "make_leader", fails_once)
+    world.create("orders", partitions=3, replicas=1)
+    changes = broker.catch_up()
+    assert broker.hosted() == {"orders-0", "orders-2"}
+    assert broker.refusal("orders", 1) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert [str(tp) for tp in changes.offline] == ["orders-1"]
+    assert "a defect" in caplog.text
+    monkeypatch.undo()
+    assert len(broker.replicas.retry_offline(0).leaders) == 1
+    assert len(broker.hosted()) == 3

@@ -396,7 +396,10 @@ class LogManager:
                 errors[partition] = error
                 continue
             del logs[partition]
-            log.close_handlers()
+            try:
+                log.close_handlers()
+            except OSError as error:
+                errors[partition] = log.directory.io_error("closing a log that is gone", error)
             gone.setdefault(log.directory, []).append(log)
         for directory, moved in gone.items():
             try:

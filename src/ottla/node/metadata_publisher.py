@@ -2,12 +2,14 @@
 
 The metadata log calls it with each step, in order, on the event loop; work that takes long for many new
 partitions is done before the step is published. A failed directory and logs that could not be created change
-what this broker serves in the same way, so they are here too.
+what this broker serves in the same way, so they are here too. An error in one part is logged, and the other
+parts still get the change: the metadata are committed, whatever this broker makes of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import logging
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from ottla.log.directory.directory import LogDirectory
@@ -20,8 +22,12 @@ from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
 from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.coordinators.coordinators import Coordinators
-from ottla.replication.replica_manager import ReplicaManager
+from ottla.protocol.names import TopicPartition
+from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
+from ottla.runtime import invariants
 from ottla.runtime.clock import Clock
+
+_log = logging.getLogger(__name__)
 
 
 class BrokerMetadataPublisher:
@@ -56,9 +62,8 @@ class BrokerMetadataPublisher:
         self._replicas.refresh_configs()
         self.is_applying = True
         self._metadata.prepare_with(self._prepare)
-        self._replication.apply(changes)
-        self._coordinators.apply(image, changes)
-        self._alter_log_dirs.resume()
+        self._apply(image, changes)
+        _attempt("moves between directories", self._alter_log_dirs.resume)
 
     async def stop(self) -> None:
         """Leave the replicas as they are from now on, whatever the metadata say."""
@@ -77,22 +82,41 @@ class BrokerMetadataPublisher:
             # The controller lets it go once every broker has read as far as this.
             self._lifecycle.heartbeat_now()
         changes = self._replicas.apply_delta(delta, image, self._clock.wall_ms())
-        self._alter_log_dirs.cancel(changes.deleted)
-        self._logs.complete_log_creations()
-        self._replication.apply(changes)
-        self._coordinators.apply(image, changes, delta)
+        _attempt("moves between directories", lambda: self._alter_log_dirs.cancel(changes.deleted))
+        _attempt("new logs", self._logs.complete_log_creations)
+        self._apply(image, changes, delta)
 
     def retry_offline(self) -> None:
         """Create the logs that could not be created before, and take up their replicas."""
         changes = self._replicas.retry_offline(self._clock.wall_ms())
-        self._replication.apply(changes)
-        self._coordinators.apply(self._metadata.image, changes)
+        _attempt("new logs", self._logs.complete_log_creations)
+        self._apply(self._metadata.image, changes)
+
+    def _apply(
+        self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None = None
+    ) -> None:
+        if changes.offline:
+            self._give_up(changes.offline)
+        _attempt("replication", lambda: self._replication.apply(changes))
+        _attempt("coordinators", lambda: self._coordinators.apply(image, changes, delta))
+
+    def _give_up(self, partitions: list[TopicPartition]) -> None:
+        _attempt("replication", lambda: self._replication.remove(partitions))
+        _attempt("coordinators", lambda: self._coordinators.resign(partitions))
 
     def on_directory_failure(self, directory: LogDirectory) -> None:
         """Give up the replicas in a data directory that failed."""
-        gone = self._replicas.handle_log_dir_failure(directory)
-        self._replication.remove(gone)
-        self._coordinators.resign(gone)
+        self._give_up(self._replicas.handle_log_dir_failure(directory))
+
+
+def _attempt(part: str, work: Callable[[], None]) -> None:
+    """Let one part of the broker follow the metadata; its error does not keep the others from it."""
+    try:
+        work()
+    except Exception as error:
+        if invariants.thorough and isinstance(error, AssertionError):
+            raise
+        _log.exception("new metadata: an error in %s", part)
 
 
 def _is_shutting_down(image: MetadataImage, broker: int) -> bool:

@@ -280,10 +280,18 @@ class Node:
         )
         self._on_stop(self._publisher.stop)
         self._publisher.start()
+        for directory in self.logs.directories:
+            if not directory.is_online:
+                self._on_directory_failure(directory)
 
     def _is_assigned(self, found: UnifiedLog) -> bool:
         """Whether the metadata assign the replica to the directory of this log, of two of one partition."""
-        registration = registration_of(found, self.image, self.config.node_id)
+        try:
+            registration = registration_of(found, self.image, self.config.node_id)
+        except KafkaError:
+            if found.directory.is_online:
+                raise
+            return False
         if registration is None:
             return False
         directory = registration.directory(self.config.node_id)
@@ -322,7 +330,10 @@ class Node:
 
     def _on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
         if self.dynamic_config.is_changed_by(delta):
-            self.dynamic_config.reload(image)
+            try:
+                self.dynamic_config.reload(image)
+            except Exception:
+                log.exception("the changed settings of this broker could not be put in force")
         if self._publisher is not None:
             self._publisher.on_metadata_update(delta, image)
 

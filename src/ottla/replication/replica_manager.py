@@ -2,8 +2,9 @@
 
 The replica manager applies the image delta by delta: it creates and deletes logs, makes partitions leaders or
 followers, and passes configs on to their logs. Handlers get a partition here, or the error why this broker
-does not serve it. Invariant: a partition is hosted exactly if the image has this broker among its replicas,
-and it is online exactly if its log can be used.
+does not serve it. An error of one partition, whatever it is, takes that partition offline and no other; an
+I/O error takes its directory offline too. Invariant: a partition is hosted exactly if the image has this
+broker among its replicas, and it is online exactly if its log can be used.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import DEFAULT_REPLICA_LAG_MS, Partition, PendingPartitionChange
 from ottla.replication.purgatory import DelayedOperationPurgatory
+from ottla.runtime import invariants
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class ReplicaChanges:
     leaders: list[Partition] = field(default_factory=list)  # leader in a new epoch
     followers: list[Partition] = field(default_factory=list)  # follower in a new epoch
     deleted: list[TopicPartition] = field(default_factory=list)
+    offline: list[TopicPartition] = field(default_factory=list)  # served before, and cannot be any more
 
 
 class ReplicaManager:
@@ -121,13 +124,7 @@ class ReplicaManager:
         self._image = image
         self.logs.recover_abandoned_future_logs(self._is_counted_on)
         for log in self.logs.logs():
-            if registration_of(log, image, self.broker_id) is None:
-                tp = log.topic_partition
-                _log.warning(
-                    "the metadata image does not assign %s to this broker; its directory is kept as a stray",
-                    tp,
-                )
-                self.logs.mark_stray(tp)
+            self._set_aside_if_stray(log)
         for topic, index, registration in image.topics.partitions():
             if self.broker_id in registration.replicas:
                 tp = TopicPartition(topic.name, index)
@@ -136,8 +133,28 @@ class ReplicaManager:
                 )
         return changes
 
+    def _set_aside_if_stray(self, log: UnifiedLog) -> None:
+        """Keep a log that the image does not assign to this broker as a stray. A log whose topic cannot be
+        read is left where it is: hosting its partition meets the error again.
+        """
+        tp = log.topic_partition
+        try:
+            if registration_of(log, self._image, self.broker_id) is None:
+                _log.warning(
+                    "the metadata image does not assign %s to this broker; its directory is kept as a stray",
+                    tp,
+                )
+                self.logs.mark_stray(tp)
+        except Exception as error:
+            _log.error("%s could not be set aside: %s", tp, _storage_error(tp, log, error).message)
+
     def _is_counted_on(self, copy: UnifiedLog) -> bool:
-        registration = registration_of(copy, self._image, self.broker_id)
+        try:
+            registration = registration_of(copy, self._image, self.broker_id)
+        except Exception as error:
+            tp = copy.topic_partition
+            _log.error("the copy of %s cannot be used: %s", tp, _storage_error(tp, copy, error).message)
+            return False
         return registration is not None and (
             registration.directory(self.broker_id) == copy.directory.directory_id
         )
@@ -165,8 +182,9 @@ class ReplicaManager:
                 await asyncio.sleep(0)
             try:
                 self._get_or_create_log(tp, replica, config_of(tp.topic), is_new=True)
-            except KafkaError:
-                return  # applying the delta meets the error again
+            except Exception as error:
+                _log.debug("applying the delta meets it again: %s", _checked(error))
+                return
 
     def apply_delta(self, delta: MetadataDelta, image: MetadataImage, now_ms: int) -> ReplicaChanges:
         """Apply a delta and its image."""
@@ -204,21 +222,29 @@ class ReplicaManager:
         registration = replica.partition
         try:
             partition = self._get_or_create_partition(tp, replica, is_new=is_new)
-        except KafkaError as error:
-            known = self._offline.get(tp)
-            if known is None or known.message != error.message:
-                _log.error("%s is offline: %s", tp, error.message)
-            self._partitions.pop(tp, None)
-            self._offline[tp] = error
-            return
-        self._offline.pop(tp, None)
-        epoch = partition.leader_epoch
-        if registration.leader == self.broker_id:
-            partition.make_leader(registration, now_ms)
-            if partition.leader_epoch > epoch:
-                changes.leaders.append(partition)
-        elif partition.make_follower(registration):
-            changes.followers.append(partition)
+            epoch = partition.leader_epoch
+            if registration.leader == self.broker_id:
+                partition.make_leader(registration, now_ms)
+                if partition.leader_epoch > epoch:
+                    changes.leaders.append(partition)
+            elif partition.make_follower(registration):
+                changes.followers.append(partition)
+        except Exception as error:
+            self._take_offline(tp, error, changes)
+        else:
+            self._offline.pop(tp, None)
+
+    def _take_offline(self, tp: TopicPartition, error: Exception, changes: ReplicaChanges) -> None:
+        """Stop serving a partition whose log cannot be used, and remember why."""
+        partition = self._partitions.pop(tp, None)
+        reason = _storage_error(tp, None if partition is None else partition.log, error)
+        known = self._offline.get(tp)
+        if known is None or known.message != reason.message:
+            _log.error("%s is offline: %s", tp, reason.message)
+        self._offline[tp] = reason
+        if partition is not None:
+            changes.offline.append(tp)
+            _resign(partition)
 
     def _get_or_create_partition(
         self, tp: TopicPartition, replica: LocalReplica, *, is_new: bool
@@ -253,9 +279,14 @@ class ReplicaManager:
             partition = self._partitions.pop(tp, None)
             self._offline.pop(tp, None)
             if partition is not None:
-                partition.resign()
-        for tp, error in self.logs.delete_logs(partitions).items():
-            _log.error("%s could not be deleted: %s", tp, error.message)
+                _resign(partition)
+        try:
+            errors = self.logs.delete_logs(partitions)
+        except Exception as error:
+            _log.error("logs could not be deleted", exc_info=_checked(error))
+        else:
+            for tp, refused in errors.items():
+                _log.error("%s could not be deleted: %s", tp, refused.message)
         changes.deleted.extend(partitions)
 
     def _apply_configs(self, delta: MetadataDelta) -> None:
@@ -272,11 +303,14 @@ class ReplicaManager:
         topic = self._image.topics.by_name.get(name)
         if topic is None:
             return
-        config = self._config_of(name)
-        for index in topic.partitions:
-            partition = self._partitions.get(TopicPartition(name, index))
-            if partition is not None and partition.log.config != config:
-                partition.log.update_config(config)
+        try:
+            config = self._config_of(name)
+            for index in topic.partitions:
+                partition = self._partitions.get(TopicPartition(name, index))
+                if partition is not None and partition.log.config != config:
+                    partition.log.update_config(config)
+        except Exception as error:
+            _log.error("the settings of topic %s stay as they were", name, exc_info=_checked(error))
 
     def refresh_configs(self) -> None:
         """Look up the settings of every topic again after those of the broker have changed."""
@@ -292,7 +326,7 @@ class ReplicaManager:
                 ErrorCode.KAFKA_STORAGE_ERROR,
                 f"{tp} is in the log directory {directory.path}, which is offline: {directory.failure}",
             )
-            partition.resign()
+            _resign(partition)
         return gone
 
     def maybe_shrink_isrs(self, now_ms: int) -> None:
@@ -349,3 +383,30 @@ def registration_of(log: UnifiedLog, image: MetadataImage, broker_id: int) -> Pa
         return None
     registration = topic.partitions.get(tp.partition)
     return registration if registration is not None and broker_id in registration.replicas else None
+
+
+def _resign(partition: Partition) -> None:
+    try:
+        partition.resign()
+    except Exception as error:
+        _log.error("%s: a request that waited was not woken", partition, exc_info=_checked(error))
+
+
+def _storage_error(tp: TopicPartition, log: UnifiedLog | None, error: Exception) -> KafkaError:
+    """The reason why a partition cannot be served. An I/O error that was not reported to the directory of its
+    log yet is reported here; what no check expected is logged with its origin.
+    """
+    if isinstance(error, KafkaError):
+        return error
+    if isinstance(error, OSError) and log is not None:
+        return log.directory.io_error(f"hosting {tp}", error)
+    if not isinstance(error, OSError):
+        _log.error("%s cannot be hosted", tp, exc_info=_checked(error))
+    return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp} cannot be hosted: {error!r}")
+
+
+def _checked(error: Exception) -> Exception:
+    """The error to log. In tests and in the simulator a broken invariant ends the run instead."""
+    if invariants.thorough and isinstance(error, AssertionError):
+        raise error
+    return error

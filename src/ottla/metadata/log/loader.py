@@ -4,11 +4,13 @@ Every node has one, leader or not: committed records are replayed here and nowhe
 subscribers in order. If the log starts over after a snapshot, so does the loader, and subscribers get one
 delta from the image before to that of the snapshot. Replaying and publishing are two steps, so that the node
 can prepare for a delta in between. Invariant: a published image is exactly the snapshot with the committed
-records of the log after it.
+records of the log after it. A subscriber's error is logged, and neither the log nor other subscribers learn
+of it: what is committed stays so.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -21,6 +23,9 @@ from ottla.protocol.errors import KafkaError
 from ottla.protocol.metadata_records import decode_metadata_record
 from ottla.raft.driver.kafka_raft_log import KafkaRaftLog, LoadedSnapshot
 from ottla.records.batch import iter_batches, read_records
+from ottla.runtime import invariants
+
+_log = logging.getLogger(__name__)
 
 Step = tuple[MetadataDelta, MetadataImage]
 Subscriber = Callable[[MetadataDelta, MetadataImage], None]
@@ -140,4 +145,10 @@ class MetadataLoader:
     def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         self.image = image
         for subscriber in self._subscribers:
-            subscriber(delta, image)
+            try:
+                subscriber(delta, image)
+            except Exception as error:
+                if invariants.thorough and isinstance(error, AssertionError):
+                    raise
+                offset = image.provenance.last_contained_offset
+                _log.exception("a part of the node did not follow the metadata up to offset %d", offset)

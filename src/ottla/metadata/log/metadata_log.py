@@ -271,11 +271,12 @@ class MetadataLog:
         if self._preparing is not task or task.cancelled():
             return
         self._preparing = None
+        if (error := task.exception()) is not None:
+            _logger.error("the delta is published without what prepares for it", exc_info=error)
         try:
-            task.result()
             self._publish()
-        except Exception as error:
-            self.client.fail(error)
+        except Exception as failure:
+            self.client.fail(failure)
 
     def _publish(self) -> None:
         self._replaying = False

@@ -143,19 +143,31 @@ class Coordinators:
         # Some may live on elsewhere, without a replica here.
         self.resign(changes.deleted)
         led = {partition.topic_partition.topic for partition in changes.leaders}
+        try:
+            self._apply_to_groups(image, changes, deleted_topics, led)
+        finally:
+            self._apply_to_transactions(image, changes, deleted_topics, led)
+        if self._transactions is not None and delta is not None:
+            for broker in _fenced_or_removed_brokers(delta, image):
+                self._transactions.on_broker_gone(broker)
+
+    def _apply_to_groups(
+        self, image: MetadataImage, changes: ReplicaChanges, deleted_topics: list[str], led: set[str]
+    ) -> None:
         if self._groups is not None:
             self._groups.on_metadata_update(
                 image, leaders=changes.leaders, followers=changes.followers, deleted_topics=deleted_topics
             )
         elif CONSUMER_OFFSETS_TOPIC in led:
             self._groups = self._make_groups()
+
+    def _apply_to_transactions(
+        self, image: MetadataImage, changes: ReplicaChanges, deleted_topics: list[str], led: set[str]
+    ) -> None:
         if self._transactions is not None:
             self._transactions.service.on_metadata_update(
                 image, leaders=changes.leaders, followers=changes.followers, deleted_topics=deleted_topics
             )
-            if delta is not None:
-                for broker in _fenced_or_removed_brokers(delta, image):
-                    self._transactions.on_broker_gone(broker)
         elif TRANSACTION_STATE_TOPIC in led:
             self._transactions = self._make_transactions()
 

@@ -12,7 +12,7 @@ from ottla.log.directory.directory import LogDirectory
 from ottla.log.unified_log import UnifiedLog
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
-from ottla.protocol.errors import ErrorCode
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -45,13 +45,17 @@ async def _directory(
     if not directory.is_online:
         return DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=path)
     cordoned = context.config.names("cordoned.log.dirs")
-    result = DescribeLogDirsResult(
-        log_dir=path,
-        topics=_topics(
+    try:
+        topics = _topics(
             log
             for log in broker.logs.logs_in(directory)
             if requested is None or log.topic_partition in requested
-        ),
+        )
+    except KafkaError as error:
+        return DescribeLogDirsResult(error_code=error.code, log_dir=path)
+    result = DescribeLogDirsResult(
+        log_dir=path,
+        topics=topics,
         is_cordoned="*" in cordoned or path in cordoned,
     )
     try:

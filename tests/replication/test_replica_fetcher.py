@@ -30,7 +30,7 @@ from ottla.protocol.schema import Request, Response
 from ottla.replication.partition import FetchIsolation, FollowerFetch, Partition
 from ottla.replication.partition_fetch_state import PartitionFetchState
 from ottla.replication.replica_fetcher import ReplicaFetcher, ReplicaFetcherConfig, ReplicaFetcherContext
-from ottla.replication.replica_fetcher_manager import ReplicaFetcherManager
+from ottla.replication.replica_fetcher_manager import RemoteLeaderEndPoint, ReplicaFetcherManager
 from ottla.replication.replica_manager import ReplicaChanges
 from ottla.replication.replication_quota_manager import UNLIMITED, ReplicationQuotaManager
 from ottla.rpc.channel import InterNodeClient
@@ -41,6 +41,7 @@ from ottla.sim.disk_faults import Op
 from tests.replication.partition_harness import TOPIC_ID, TP, PartitionHarness, batch, registration
 
 FOLLOWER = 1
+OTHER, OTHER_ID = TopicPartition("others", 0), b"others-topic-id!"
 CONFIG = ReplicaFetcherConfig(wait_max_ms=5_000, backoff_ms=40)
 
 
@@ -57,7 +58,7 @@ class Lab:
         self.troubles: list[OSError | ErrorCode] = []
         self.asked: list[FetchRequest] = []
         self.hung_up = 0
-        self.failed: list[tuple[TopicPartition, KafkaError]] = []
+        self.failed: list[tuple[TopicPartition, Exception]] = []
         self.session_id = 0
         self.said: list[PartitionData] = []  # to be answered instead of what the leader has
         self.news = asyncio.Event()
@@ -90,7 +91,12 @@ class Lab:
             return self._response([PartitionData(error_code=trouble)])
         if self.said:
             return self._response([self.said.pop()])
-        found = [self._read(asked) for topic in request.topics for asked in topic.partitions]
+        found = [
+            self._read(asked)
+            for topic in request.topics
+            if topic.topic_id == TOPIC_ID
+            for asked in topic.partitions
+        ]
         if not any(data.records or data.error_code for data in found):
             await self._wait(request.max_wait_ms)
         return self._response(found)
@@ -341,7 +347,7 @@ def test_an_offset_that_the_leader_no_longer_has_begins_the_log_anew() -> None:
 def test_a_partition_that_comes_does_not_wait_for_a_fetch_that_waits() -> None:
     lab = Lab()
     other = PartitionHarness(lead=False)
-    newcomer = Partition(TopicPartition("others", 0), b"others-topic-id!", other.log, FOLLOWER, other)
+    newcomer = Partition(OTHER, OTHER_ID, other.log, FOLLOWER, other)
     newcomer.make_follower(registration(replicas=(0, FOLLOWER)))
 
     async def part() -> None:
@@ -350,7 +356,7 @@ def test_a_partition_that_comes_does_not_wait_for_a_fetch_that_waits() -> None:
         asked = len(lab.asked)
         lab.fetcher.add(PartitionFetchState(newcomer))
         await lab.until(lambda: len(lab.asked) > asked and lab.waiting is not None)
-        assert {topic.topic_id for topic in lab.asked[-1].topics} == {TOPIC_ID, b"others-topic-id!"}
+        assert {topic.topic_id for topic in lab.asked[-1].topics} == {TOPIC_ID, OTHER_ID}
 
     lab.live(part)
     assert lab.hung_up == 1
@@ -395,6 +401,96 @@ def test_a_throttled_follower_rests_while_it_is_behind_and_above_its_rate() -> N
         await lab.until(lambda: lab.end == 100)
 
     lab.live(part)
+
+
+class Bystander(PartitionHarness):
+    """Another partition of the same leader, with a log of its own that has yet to read its leader epochs."""
+
+    def __init__(self) -> None:
+        super().__init__(lead=False)
+        self.partition = Partition(OTHER, OTHER_ID, self.log, FOLLOWER, self)
+        self.partition.make_follower(registration(replicas=(0, FOLLOWER)))
+        self.log._leader_epochs = None
+
+    def fail_to_read_epochs(self, number: int, times: int | None) -> None:
+        disk = self.log.directory.disk
+        assert isinstance(disk, SimDisk)
+        disk.fail(number, prefix=f"{self.log.dir}/leader-epoch-checkpoint", ops=[Op.OPEN], times=times)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_partition_whose_disk_fails_does_not_end_the_fetcher_of_others(first: bool) -> None:
+    lab, bad = Lab(), Bystander()
+    bad.fail_to_read_epochs(errno.EIO, None)
+
+    async def part() -> None:
+        lab.leader.produce(2, acks=1)
+        if not first:
+            lab.follow()
+        lab.fetcher.add(PartitionFetchState(bad.partition))
+        if first:
+            lab.follow()
+        await lab.until(lambda: lab.end == 2 and lab.waiting is not None)
+        lab.leader.produce(1, acks=1)
+        lab.wake()
+        await lab.until(lambda: lab.end == 3)
+
+    lab.live(part)
+    assert [tp for tp, _ in lab.failed] == [OTHER]
+    assert not bad.log.directory.is_online
+    assert lab.follower.log.directory.is_online
+
+
+def test_a_partition_without_a_file_handle_pauses_alone_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lab, bad = Lab(), Bystander()
+    bad.fail_to_read_epochs(errno.EMFILE, 4)
+
+    async def part() -> None:
+        lab.fetcher.add(PartitionFetchState(bad.partition))
+        lab.follow()
+        lab.leader.produce(2, acks=1)
+        await lab.until(lambda: lab.end == 2 and any(_names(request, OTHER_ID) for request in lab.asked))
+
+    lab.live(part)
+    assert not lab.failed
+    assert bad.log.directory.is_online
+    logged = [record for record in caplog.records if "fetch state of others-0" in record.getMessage()]
+    assert len(logged) == 1
+
+
+def _names(request: FetchRequest, topic_id: bytes) -> bool:
+    return any(topic.topic_id == topic_id for topic in request.topics)
+
+
+def test_a_fetcher_that_an_error_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab()
+    fetch, failures = ReplicaFetcher.run, [RuntimeError("a defect"), RuntimeError("another one")]
+
+    async def run(fetcher: ReplicaFetcher) -> None:
+        if failures:
+            raise failures.pop(0)
+        await fetch(fetcher)
+
+    monkeypatch.setattr(ReplicaFetcher, "run", run)
+
+    async def part() -> None:
+        runtime = Runtime.real()
+        fetchers = ReplicaFetcherManager(
+            lab.follows, lambda: InterNodeClient(runtime.network), lambda _: None
+        )
+        monkeypatch.setattr(RemoteLeaderEndPoint, "send_request", lambda _, *asked: lab.send_request(*asked))
+        lab.leader.produce(2, acks=1)
+        fetchers.on_replica_changes(ReplicaChanges(followers=[lab.partition]))
+        await lab.until(lambda: lab.end == 2)
+        (status,) = fetchers.statuses()
+        assert (status.partitions, status.restarts) == (1, 2)
+        assert status.last_error == "RuntimeError: another one"
+        await fetchers.close()
+        runtime.close()
+
+    asyncio.run(part())
 
 
 def test_what_was_followed_may_be_given_up_after_the_end() -> None:

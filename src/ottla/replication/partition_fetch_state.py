@@ -68,7 +68,15 @@ _FIRST_PAUSE_MS: Final = 20
 class PartitionFetchState:
     """One partition in one leader epoch. A new epoch makes a new object, so late responses are dropped."""
 
-    __slots__ = ("_pause_ms", "has_caught_up", "leader_epoch", "leader_id", "partition", "paused_until_ms")
+    __slots__ = (
+        "_last_error",
+        "_pause_ms",
+        "has_caught_up",
+        "leader_epoch",
+        "leader_id",
+        "partition",
+        "paused_until_ms",
+    )
 
     def __init__(self, partition: Partition) -> None:
         self.partition: Final = partition
@@ -77,6 +85,7 @@ class PartitionFetchState:
         self.paused_until_ms = 0  # of a monotonic clock
         self.has_caught_up = False  # with the leader's high watermark, as of the last answer
         self._pause_ms = 0
+        self._last_error: str | None = None  # of this broker, since the last good response
 
     def __repr__(self) -> str:
         return f"<fetch state of {self.partition.topic_partition} in epoch {self.leader_epoch}>"
@@ -96,6 +105,15 @@ class PartitionFetchState:
     def reset_backoff(self) -> None:
         """Note a good response: the next pause is a short one again."""
         self._pause_ms = 0
+        self._last_error = None
+
+    def note_error(self, error: Exception) -> bool:
+        """Note an error of this broker's log; True if the last one had another cause, so that it is to be
+        logged.
+        """
+        cause = f"{type(error).__name__}: {error}"
+        known, self._last_error = self._last_error, cause
+        return known != cause
 
     def fetch_request(self, max_bytes: int) -> FetchPartition:
         log = self.partition.log

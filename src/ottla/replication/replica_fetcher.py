@@ -86,7 +86,7 @@ class ReplicaFetcherContext:
     config: ReplicaFetcherConfig
     quota: ReplicationQuotaManager
     # Called for a partition whose directory went offline; it is no longer fetched.
-    on_failure: Callable[[TopicPartition, KafkaError], None]
+    on_failure: Callable[[TopicPartition, Exception], None]
 
     def now_ms(self) -> int:
         """The monotonic time, for pauses."""
@@ -134,7 +134,8 @@ class ReplicaFetcher:
         self._partitions.pop((topic_id, index), None)
 
     async def run(self) -> None:
-        """Fetch until the task is cancelled."""
+        """Fetch until the task is cancelled. An error of this code ends it; it may be called again."""
+        self._session.reset()
         while True:
             wanted = self._partitions_to_fetch()
             if not wanted:
@@ -178,7 +179,10 @@ class ReplicaFetcher:
                 # A replica that caught up would join the ISR and then hold up the next record.
                 state.paused_until_ms = now_ms + _NO_ROOM_MS
             else:
-                found[key] = (state, state.fetch_request(context.config.max_bytes))
+                try:
+                    found[key] = (state, state.fetch_request(context.config.max_bytes))
+                except Exception as error:
+                    self._on_partition_error(key, state, "the log could not be read", error)
         return found
 
     async def _wait_for_work(self) -> None:
@@ -237,17 +241,10 @@ class ReplicaFetcher:
             then = state.process_partition_data(asked.fetch_offset, answer, context.clock.wall_ms())
             if then is AfterFetch.FETCH_OFFSETS:
                 then = await self._fetch_offset_and_truncate(key, state)
-        except KafkaError as error:
-            if not state.partition.log.directory.is_online:
-                del self._partitions[key]
-                context.on_failure(state.partition.topic_partition, error)
-                return
-            # Disk space or file handles ran out, which the directory has logged; it may pass.
-            _log.info("%s: the log could not append the records: %s", state, error.message)
-            then = AfterFetch.PAUSE
-        except Exception:
-            _log.exception("%s: a response of the leader could not be processed", state)
-            then = AfterFetch.PAUSE
+        except Exception as error:
+            self._on_partition_error(key, state, "the leader's response could not be processed", error)
+            self._session.reset()
+            return
         if then is AfterFetch.FETCH_IN_NEW_SESSION or (
             then is AfterFetch.PAUSE and answer.error_code == ErrorCode.NONE
         ):
@@ -259,6 +256,23 @@ class ReplicaFetcher:
             self._partitions.pop(key, None)
         else:
             state.reset_backoff()
+
+    def _on_partition_error(
+        self, key: Key, state: PartitionFetchState, action: str, error: Exception
+    ) -> None:
+        """Pause one partition whose log raised an error, or give it up if its directory is offline."""
+        context = self._context
+        directory = state.partition.log.directory
+        if isinstance(error, OSError):
+            error = directory.io_error(f"replication of {state.partition.topic_partition}", error)
+        if not directory.is_online:
+            self._partitions.pop(key, None)
+            context.on_failure(state.partition.topic_partition, error)
+            return
+        if state.note_error(error):
+            unexpected = None if isinstance(error, KafkaError) else error
+            _log.error("%s: %s: %s", state, action, error, exc_info=unexpected)
+        state.pause(context.now_ms(), context.config.backoff_ms)
 
     def _is_assigned(self, key: Key, state: PartitionFetchState) -> bool:
         return self._partitions.get(key) is state and state.is_current

@@ -1,8 +1,9 @@
 """The fetchers of this broker: `num.replica.fetchers` for each leader of partitions that it follows.
 
 A partition that is followed in a new epoch moves to a fetcher of its new leader; one that this broker leads,
-or no longer hosts, leaves its fetcher. A fetcher without partitions ends. Invariant: a partition is with one
-fetcher at most, so its fetches never overtake each other.
+or no longer hosts, leaves its fetcher. A fetcher without partitions ends; one that ends by an error is logged
+and started again after a pause, with its partitions. Invariant: a partition is with one fetcher at most, so
+its fetches never overtake each other.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from ottla.protocol.names import TopicPartition
@@ -26,6 +28,22 @@ _log = logging.getLogger(__name__)
 
 _FetcherKey: TypeAlias = tuple[int, int]
 """A leader, and the number of one of the fetchers from it."""
+
+_FIRST_RESTART_MS: Final = 100
+_MAX_RESTART_MS: Final = 10_000
+# A fetcher that has run for this long before it failed is started again after a short pause.
+_HEALTHY_MS: Final = 60_000
+
+
+@dataclass(slots=True)
+class FetcherStatus:
+    """How a fetcher fares: for the status of the node."""
+
+    name: str
+    partitions: int = 0
+    restarts: int = 0
+    last_error: str | None = None  # that ended it; kept after it was started again
+    last_error_ms: int | None = None  # wall clock
 
 
 class RemoteLeaderEndPoint:
@@ -73,7 +91,7 @@ class ReplicaFetcherManager:
         self._address_of: Final = address_of
         self._per_leader = per_leader
         self._fetchers: dict[
-            _FetcherKey, tuple[ReplicaFetcher, RemoteLeaderEndPoint, asyncio.Task[None]]
+            _FetcherKey, tuple[ReplicaFetcher, RemoteLeaderEndPoint, FetcherStatus, asyncio.Task[None]]
         ] = {}
         self._partitions: dict[TopicPartition, tuple[Partition, _FetcherKey]] = {}
 
@@ -114,15 +132,19 @@ class ReplicaFetcherManager:
         """How many partitions are fetched."""
         return len(self._partitions)
 
+    def statuses(self) -> list[FetcherStatus]:
+        """How each fetcher fares."""
+        return [replace(status, partitions=len(fetcher)) for fetcher, _, status, _ in self._fetchers.values()]
+
     def _add_fetcher_for_partition(self, partition: Partition, leader: int) -> None:
         tp = partition.topic_partition
         key = leader, (zlib.crc32(tp.topic.encode()) + tp.partition) % self._per_leader
         if key not in self._fetchers:
             leader_end_point = RemoteLeaderEndPoint(leader, self._channel(), self._address_of)
             fetcher = ReplicaFetcher(leader, leader_end_point, self._context)
-            task = asyncio.get_running_loop().create_task(fetcher.run(), name=f"fetch from broker {leader}")
-            task.add_done_callback(_on_fetcher_ended)
-            self._fetchers[key] = (fetcher, leader_end_point, task)
+            status = FetcherStatus(f"fetch from broker {leader}")
+            task = asyncio.get_running_loop().create_task(self._supervise(fetcher, status), name=status.name)
+            self._fetchers[key] = (fetcher, leader_end_point, status, task)
         self._fetchers[key][0].add(PartitionFetchState(partition))
         self._partitions[tp] = (partition, key)
 
@@ -138,14 +160,25 @@ class ReplicaFetcherManager:
             self._shutdown(key)
 
     def _shutdown(self, key: _FetcherKey) -> asyncio.Task[None]:
-        _, leader_end_point, task = self._fetchers.pop(key)
+        _, leader_end_point, _, task = self._fetchers.pop(key)
         task.cancel()
         leader_end_point.close()
         return task
 
-
-def _on_fetcher_ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _log.error(
-            "%s ended; its partitions are no longer fetched", task.get_name(), exc_info=task.exception()
-        )
+    async def _supervise(self, fetcher: ReplicaFetcher, status: FetcherStatus) -> None:
+        """Run a fetcher until the task is cancelled, again after each error that ended it."""
+        context = self._context
+        pause_ms = _FIRST_RESTART_MS
+        while True:
+            began_ms = context.now_ms()
+            try:
+                await fetcher.run()
+            except Exception as error:
+                if context.now_ms() - began_ms >= _HEALTHY_MS:
+                    pause_ms = _FIRST_RESTART_MS
+                status.restarts += 1
+                status.last_error = f"{type(error).__name__}: {error}"
+                status.last_error_ms = context.clock.wall_ms()
+                _log.exception("%s ended and is started again in %d ms", status.name, pause_ms)
+            await asyncio.sleep(pause_ms / 1000)
+            pause_ms = min(2 * pause_ms, _MAX_RESTART_MS)

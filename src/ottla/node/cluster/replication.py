@@ -16,13 +16,12 @@ from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.node.cluster.peers import PeerBrokers
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.node_config import NodeConfig
-from ottla.protocol.errors import KafkaError
 from ottla.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
 from ottla.protocol.names import TopicPartition
 from ottla.replication.alter_partition_manager import AlterPartitionManager
 from ottla.replication.partition import Partition
 from ottla.replication.replica_fetcher import ReplicaFetcherConfig, ReplicaFetcherContext
-from ottla.replication.replica_fetcher_manager import ReplicaFetcherManager
+from ottla.replication.replica_fetcher_manager import FetcherStatus, ReplicaFetcherManager
 from ottla.replication.replica_manager import ReplicaChanges
 from ottla.replication.replication_quota_manager import ReplicationQuotaManager, is_throttled
 from ottla.runtime.clock import Clock
@@ -102,6 +101,10 @@ class BrokerReplication:
         if self._fetchers is not None:
             self._fetchers.remove_fetcher_for_partitions(partitions)
 
+    def fetcher_statuses(self) -> list[FetcherStatus]:
+        """How the fetchers of this broker fare."""
+        return [] if self._fetchers is None else self._fetchers.statuses()
+
     async def close(self) -> None:
         if self._fetchers is not None:
             await self._fetchers.close()
@@ -125,7 +128,7 @@ class BrokerReplication:
             per_leader=config.number("num.replica.fetchers"),
         )
 
-    def _on_fetch_failed(self, tp: TopicPartition, error: KafkaError) -> None:
+    def _on_fetch_failed(self, tp: TopicPartition, error: Exception) -> None:
         """The directory of the log went offline, with all that it has."""
         self.remove([tp])
 

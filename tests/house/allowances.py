@@ -28,3 +28,43 @@ ROOMS_WITH_PACKAGE_CYCLES: list[str] = []
 
 # Public class names that still mean more than one thing.
 DUPLICATED_NAMES: frozenset[str] = frozenset()
+
+# Functions of a node that start tasks or timers without a supervisor -> where their errors go. Short tasks
+# only, which end with a request or a piece of work.
+UNSUPERVISED_TASKS: dict[str, str] = {
+    "ottla.coordinator.runtime.coordinator_runtime.CoordinatorRuntime.load": "marks its partition as failed",
+    "ottla.coordinator.runtime.coordinator_runtime.CoordinatorRuntime._schedule_timer": "one for each shard",
+    "ottla.coordinator.transaction.service.TransactionCoordinatorService._on_sends": "one call, next turn",
+    "ottla.coordinator.transaction.service.TransactionCoordinatorService._start": "logged, found again",
+    "ottla.coordinator.transaction.transaction_marker_channel_manager"
+    ".TransactionMarkerChannelManager.add_markers": "tries again until it is done",
+    "ottla.log.cleaner.cleaner.LogCleaner.run": "its workers end with it, and it is supervised",
+    "ottla.log.cleaner.cleaner.LogCleaner._in_pool": "its caller waits for it",
+    "ottla.log.log_manager.LogManager.complete_log_creations": "the first record of a log completes it",
+    "ottla.metadata.log.metadata_log.MetadataLog._catch_up": "the metadata log fails, and the node ends",
+    "ottla.metadata.log.metadata_log.MetadataLog._publish": "the metadata log fails, and the node ends",
+    "ottla.node.cluster.alter_replica_log_dirs.AlterReplicaLogDirsManager._copy_in_background": (
+        "logged, and the move continues at the next start"
+    ),
+    "ottla.node.cluster.broker_liveness_probe.BrokerLivenessProbe._start_probe": "logged, probed again",
+    "ottla.node.cluster.quorum_member.QuorumMember.open.activate": "one call, next turn",
+    "ottla.node.cluster.quorum_member.QuorumMember.register": "the start of the node waits for it",
+    "ottla.node.network.connection.ClientConnection._start": "a request",
+    "ottla.node.network.connection.ClientConnection._yield": "one call, next turn",
+    "ottla.node.network.connection.ClientConnection.on_memory_available": "one call, next turn",
+    "ottla.node.network.server.SocketServer._sweep": "the next sweep is set before this one begins",
+    "ottla.node.node.Node.start": "its caller waits for it",
+    "ottla.node.node.Node._on_directory_failure_in_thread": "ends the node",
+    "ottla.node.run._start_unless_stopped": "its caller waits for it",
+    "ottla.node.run._main": "its caller waits for it",
+    "ottla.raft.driver.kafka_raft_client.KafkaRaftClient._spawn": "the metadata log fails, and the node ends",
+    "ottla.raft.driver.kafka_raft_client.KafkaRaftClient._set_timer": "the metadata log fails, likewise",
+    "ottla.replication.log_flush_scheduler.LogFlushScheduler._begin": "logged; callers wait for it",
+    "ottla.replication.purgatory.DelayedOperationPurgatory.try_complete_else_watch": "a request",
+    "ottla.replication.purgatory.DelayedOperationPurgatory.check_and_complete": "errors go to requests",
+    "ottla.replication.replica_fetcher_manager.ReplicaFetcherManager._add_fetcher_for_partition": "logged",
+    "ottla.rpc.channel.BrokerChannel.connection": "its callers wait for it",
+    "ottla.rpc.connection.BrokerConnection.send": "a request",
+    "ottla.rpc.connection.BrokerConnection._check_idle": "of one connection",
+    "ottla.rpc.request_batcher.RequestBatcher.submit": "requests get each error, and the next ones go on",
+}

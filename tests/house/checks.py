@@ -386,6 +386,34 @@ def _is_loop(owner: str) -> bool:
     return owner.removesuffix("()").endswith("loop")
 
 
+# Rooms of a running node, in which each long-lived task has a supervisor.
+SUPERVISED_ROOMS = frozenset(
+    ("rpc", "log", "raft", "metadata", "replication", "coordinator", "security", "node")
+)
+TASK_STARTS = frozenset(
+    ("create_task", "ensure_future", "call_later", "call_at", "call_soon", "call_soon_threadsafe", "Thread")
+)
+
+
+def unsupervised_tasks(modules: Iterable[Module]) -> dict[str, int]:
+    """The functions that start tasks or timers without `ottla.runtime.tasks`, and the line of the first."""
+    found: dict[str, int] = {}
+    for module in modules:
+        if module.room in SUPERVISED_ROOMS:
+            _find_task_starts(_parse(module.source), module.name, found)
+    return found
+
+
+def _find_task_starts(node: ast.AST, where: str, found: dict[str, int]) -> None:
+    for child in ast.iter_child_nodes(node):
+        inner = where
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = f"{where}.{child.name}"
+        elif isinstance(child, ast.Call) and _called(child).rpartition(".")[2] in TASK_STARTS:
+            found.setdefault(where, child.lineno)
+        _find_task_starts(child, inner, found)
+
+
 _COMPILED_IMPORT = re.compile(r"^\s*(?:from|import|cimport)\s+([\w.]+)", re.MULTILINE)
 
 

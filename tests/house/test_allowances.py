@@ -47,3 +47,8 @@ def test_every_allowed_duplicate_exists(modules: list[Module]) -> None:
 
 def test_every_module_that_may_repeat_names_exists(modules: list[Module]) -> None:
     assert set(checks.REPEATED_ON_PURPOSE) <= {module.name for module in modules}
+
+
+def test_every_task_that_may_lack_a_supervisor_exists(modules: list[Module]) -> None:
+    assert set(allowances.UNSUPERVISED_TASKS) - set(checks.unsupervised_tasks(modules)) == set()
+    assert all(allowances.UNSUPERVISED_TASKS.values())

@@ -94,6 +94,13 @@ class TestTheHouse:
     def test_state_machines_hold_no_clock_and_await_nothing(self, modules: list[Module]) -> None:
         hold(checks.purity_breaches(modules))
 
+    def test_each_long_lived_task_of_a_node_has_a_supervisor(self, modules: list[Module]) -> None:
+        hold(
+            f"{where}, line {line}: starts a task or a timer: use TaskSupervisor, or list it with the reason"
+            for where, line in checks.unsupervised_tasks(modules).items()
+            if where not in allowances.UNSUPERVISED_TASKS
+        )
+
     def test_compiled_code_opens_no_doors_either(self) -> None:
         compiled = [*SOURCE.rglob("*.pyx"), *SOURCE.rglob("*.pxi"), *SOURCE.rglob("*.pxd")]
         assert compiled
@@ -104,6 +111,29 @@ class TestTheHouse:
         rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
         assert rooms
         assert rooms <= set(FLOORS)
+
+
+class TestTaskCheck:
+    @pytest.mark.parametrize(
+        "start",
+        [
+            "asyncio.create_task(work())",
+            "asyncio.get_running_loop().create_task(work())",
+            "self.task = asyncio.ensure_future(work())",
+            "loop.call_later(1, self.again)",
+            "lambda: loop.call_soon(self.again)",
+            "threading.Thread(target=work).start()",
+        ],
+    )
+    def test_a_task_without_a_supervisor_is_found_in_a_room_of_the_node(self, start: str) -> None:
+        source = f"class A:\n    def f(self):\n        {start}"
+        found = checks.unsupervised_tasks([module("ottla.node.x", source)])
+        assert found == {"ottla.node.x.A.f": 3}
+        assert not checks.unsupervised_tasks([module("ottla.client.x", source)])
+
+    def test_the_start_of_a_supervised_task_is_none(self) -> None:
+        source = "class A:\n    def f(self):\n        self.tasks.start('x', self.run)"
+        assert not checks.unsupervised_tasks([module("ottla.node.x", source)])
 
 
 class TestPurityCheck:

@@ -89,6 +89,20 @@ async def test_a_leader_that_cannot_write_goes_and_another_leads(
     await write([replica for replica in replicas if replica is not leader], b"second")
 
 
+async def test_an_error_of_the_program_at_a_deadline_fails_the_replica(
+    replicas: list[Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = await write(replicas, b"first")
+
+    def broken(_: int) -> None:
+        raise AssertionError("not expected")
+
+    monkeypatch.setattr(leader.client._machine, "poll", broken)
+    leader.client._poll()
+    assert isinstance(leader.failure, AssertionError)
+    await write([replica for replica in replicas if replica is not leader], b"second")
+
+
 async def test_one_that_is_alone_waits_until_it_can(tmp_path: Path) -> None:
     replica = Replica(1, tmp_path)
     await replica.listen()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.alter_partition import (
     AlterPartitionRequest,
@@ -12,13 +14,14 @@ from ottla.protocol.messages.alter_partition import (
     AlterPartitionResponseTopicData,
 )
 from ottla.replication.alter_partition_manager import AlterPartitionManager
+from ottla.runtime.tasks import TaskSupervisor
 from tests.replication.partition_harness import TOPIC_ID, PartitionHarness
 
 
 class Controller:
     """Gives the queued answers one after the other, and then agrees to every change."""
 
-    def __init__(self, *answers: OSError | ErrorCode) -> None:
+    def __init__(self, *answers: Exception | ErrorCode) -> None:
         self.answers = list(answers)
         self.asked: list[AlterPartitionRequest] = []
 
@@ -26,7 +29,7 @@ class Controller:
         self.asked.append(request)
         await asyncio.sleep(0)
         answer = self.answers.pop(0) if self.answers else ErrorCode.NONE
-        if isinstance(answer, OSError):
+        if isinstance(answer, Exception):
             raise answer
         if answer in (ErrorCode.NOT_CONTROLLER, ErrorCode.STALE_BROKER_EPOCH):
             return AlterPartitionResponse(error_code=answer)
@@ -51,11 +54,12 @@ class Controller:
 
 def lives(leader: PartitionHarness, controller: Controller) -> None:
     async def live() -> None:
-        changes = AlterPartitionManager(0, lambda: 7, controller.ask, leader.clock)
+        tasks = TaskSupervisor(leader.clock, pytest.fail)
+        changes = AlterPartitionManager(tasks, 0, lambda: 7, controller.ask, leader.clock)
         changes.submit(leader.partition, leader.proposals[-1])
-        assert changes._task is not None
         async with asyncio.timeout(60):
-            await changes._task
+            while tasks.statuses():  # noqa: ASYNC110 - no event tells of it
+                await asyncio.sleep(0.001)
 
     asyncio.run(live())
 
@@ -81,6 +85,13 @@ def test_what_did_not_get_through_is_sent_again() -> None:
     controller = Controller(ConnectionResetError(), ErrorCode.NOT_CONTROLLER, ErrorCode.NETWORK_EXCEPTION)
     lives(leader, controller)
     assert len(controller.asked) == 4
+    assert leader.partition.isr == {0, 1}
+
+
+def test_an_error_of_the_program_loses_no_change() -> None:
+    leader, controller = caught_up(), Controller(ValueError("not expected"))
+    lives(leader, controller)
+    assert len(controller.asked) == 2
     assert leader.partition.isr == {0, 1}
 
 

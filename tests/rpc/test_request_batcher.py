@@ -99,3 +99,30 @@ async def test_a_question_right_after_a_broker_has_gone_is_asked() -> None:
     broker.go.set()
     assert await batcher.submit(1, "b") == "1:b"
     await batcher.close()
+
+
+@pytest.mark.parametrize("trouble", [ValueError("not expected"), asyncio.CancelledError()])
+async def test_an_error_of_the_program_fails_its_requests_and_no_others(trouble: BaseException) -> None:
+    async def send(broker: int, requests: Sequence[str]) -> Sequence[str]:
+        if requests == ["a"]:
+            await asyncio.sleep(0)
+            raise trouble
+        return requests
+
+    batcher: RequestBatcher[str, str] = RequestBatcher(send, lambda request: request)
+    first = batcher.submit(1, "a")
+    await asyncio.sleep(0)
+    second = batcher.submit(1, "b")
+    with pytest.raises(ConnectionError):
+        await first
+    async with asyncio.timeout(30):
+        assert await second == "b"
+
+
+async def test_too_few_responses_leave_no_request_waiting() -> None:
+    async def send(broker: int, requests: Sequence[str]) -> list[str]:
+        return []
+
+    batcher: RequestBatcher[str, str] = RequestBatcher(send, lambda request: request)
+    with pytest.raises(ConnectionError):
+        await batcher.submit(1, "a")

@@ -479,6 +479,10 @@ class LogManager:
                 # The first record of each log completes its creation, or meets the same error.
                 _log.warning("new logs could not be made durable yet: %s", error)
                 continue
+            except Exception:
+                # The other logs in the queue go on.
+                _log.exception("new logs could not be made durable yet")
+                continue
             for log, creation in installed:
                 log.on_creation_synced(creation)
 

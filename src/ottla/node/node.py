@@ -50,6 +50,7 @@ from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.replica_manager import ReplicaManager, registration_of
 from ottla.runtime import process
 from ottla.runtime.runtime import Runtime
+from ottla.runtime.tasks import TaskSupervisor
 
 if TYPE_CHECKING:
     from ottla.node.api.services import Authorizer
@@ -67,6 +68,8 @@ class Node:
     def __init__(self, runtime: Runtime, config: NodeConfig) -> None:
         self.runtime: Final = runtime
         self.now_ms: Final = runtime.clock.wall_ms
+        # The background tasks of all parts: none of them ends unnoticed.
+        self.tasks: Final = TaskSupervisor(runtime.clock, self.fail)
         self.dynamic_config: Final = DynamicBrokerConfig(config)
         self.cluster_id = ""
         self.authorizer: Authorizer | None = None
@@ -187,7 +190,7 @@ class Node:
         directory_id = storage.directories[config.metadata_log_dir]
         await quorum.open(storage.cluster_id, directory_id, endpoints, self._on_metadata_update)
         self._on_stop(quorum.close)
-        tasks = ControllerTasks(self.dynamic_config, quorum, self.fail)
+        tasks = ControllerTasks(self.tasks, self.dynamic_config, quorum, self.fail)
         tasks.start()
         self._on_stop(tasks.stop)
         await quorum.wait_for_leader()
@@ -203,6 +206,7 @@ class Node:
         self._on_stop(self.server.stop)
         usable = [path for path in config.log_dirs if path not in storage.failed]
         self.lifecycle = BrokerLifecycleManager(
+            self.tasks,
             self.quorum.controller_channel("ottla-broker-lifecycle"),
             self.quorum.metadata,
             self.dynamic_config,
@@ -239,7 +243,7 @@ class Node:
         self._on_stop(self._close_logs)
         self.producer_ids = ProducerIdManager(config.node_id, self._broker_epoch, self.quorum.controllers)
         self.replication = BrokerReplication(
-            runtime, self.dynamic_config, metadata, self.quorum.controllers, self._broker_epoch
+            self.tasks, runtime, self.dynamic_config, metadata, self.quorum.controllers, self._broker_epoch
         )
         self.replicas = ReplicaManager(
             config.node_id,
@@ -305,6 +309,7 @@ class Node:
         await self.lifecycle.unfence()
         assert self._publisher is not None
         tasks = BrokerTasks(
+            self.tasks,
             self.runtime,
             self.dynamic_config,
             self.logs,
@@ -340,7 +345,15 @@ class Node:
     def _on_directory_failure_in_thread(self, directory: LogDirectory) -> None:
         """Continue on the event loop; this may be called in any thread."""
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._on_directory_failure, directory)
+            self._loop.call_soon_threadsafe(self._handle_directory_failure, directory)
+
+    def _handle_directory_failure(self, directory: LogDirectory) -> None:
+        try:
+            self._on_directory_failure(directory)
+        except Exception as error:
+            # Its partitions would look as if they were served.
+            log.exception("the failure of %s could not be handled", directory.path)
+            self.fail(f"the failure of {directory.path} could not be handled: {error}")
 
     def _on_directory_failure(self, directory: LogDirectory) -> None:
         self.lifecycle.propagate_directory_failure(directory.path)

@@ -1,13 +1,12 @@
 """The background tasks of a node: retention, flushes, checkpoints, cleaning, the ticks of the controller.
 
-Each task runs alone, again and again, until the node stops; one that fails is logged and runs again the next
-time. Kafka's own settings say how often, and are read before each pause as they may change. The tasks of a
-broker begin once it serves, so that none of them delays a start.
+Each task runs alone, again and again, until the node stops, under the node's `TaskSupervisor`: one that fails
+is logged and runs again the next time. Kafka's own settings say how often, and are read before each pause as
+they may change. The tasks of a broker begin once it serves, so that none of them delays a start.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -23,15 +22,13 @@ from ottla.node.config.node_config import NodeConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime.runtime import Runtime
+from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
 
 if TYPE_CHECKING:
     from ottla.log.cleaner.cleaner import LogCleaner
 
 _log = logging.getLogger(__name__)
 
-# A timer further out than this is as good as none; loops take no timers of centuries.
-_MAX_PAUSE_MS: Final = 7 * 24 * 60 * 60 * 1000
-_MIN_PAUSE_MS: Final = 1
 _CONTROLLER_TICK_MS: Final = 1_000
 _LIVENESS_TICK_MS: Final = 250
 _DELETION_TICK_MS: Final = 15_000
@@ -43,68 +40,24 @@ _FULL_DISK_PATIENCE_MS: Final = 5_000
 _FENCE_ITSELF_EVERY_MS: Final = 60_000
 
 
-class BackgroundTasks:
-    __slots__ = ("_tasks",)
-
-    def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def every(
-        self,
-        interval_ms: Callable[[], int],
-        work: Callable[[], Awaitable[None]],
-        name: str,
-        *,
-        first_ms: int | None = None,
-    ) -> None:
-        """Do the work each time the interval has passed; `first_ms` is the pause before the first time."""
-        self._tasks.append(asyncio.create_task(_repeat(interval_ms, work, name, first_ms), name=name))
-
-    def run(self, work: Callable[[], Awaitable[None]], name: str) -> None:
-        """Run something that continues by itself until it is cancelled."""
-        self._tasks.append(asyncio.create_task(_log_failure(work, name), name=name))
-
-    async def stop(self) -> None:
-        """Cancel every task and wait until it has ended."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _repeat(
-    interval_ms: Callable[[], int], work: Callable[[], Awaitable[None]], name: str, first_ms: int | None
-) -> None:
-    pause = interval_ms() if first_ms is None else first_ms
-    while True:
-        await asyncio.sleep(min(max(pause, _MIN_PAUSE_MS), _MAX_PAUSE_MS) / 1000)
-        try:
-            await work()
-        except Exception:
-            _log.exception("%s failed; it will be tried again", name)
-        pause = interval_ms()
-
-
-async def _log_failure(work: Callable[[], Awaitable[None]], name: str) -> None:
-    try:
-        await work()
-    except Exception:
-        _log.exception("%s has ended", name)
-
-
 class ControllerTasks:
     """The periodic tasks of the metadata log and of the active controller."""
 
     def __init__(
-        self, config: DynamicBrokerConfig, quorum: QuorumMember, on_fatal: Callable[[str], None]
+        self,
+        tasks: TaskSupervisor,
+        config: DynamicBrokerConfig,
+        quorum: QuorumMember,
+        on_fatal: Callable[[str], None],
     ) -> None:
+        self._tasks: Final = tasks
         self._config: Final = config
         self._quorum: Final = quorum
         self._on_fatal: Final = on_fatal
-        self._tasks: Final = BackgroundTasks()
+        self._started: list[SupervisedTask] = []
 
     def start(self) -> None:
-        every = self._tasks.every
+        every = self._every
         every(lambda: _CONTROLLER_TICK_MS, self._tick, "controller tick")
         every(self._liveness_interval_ms, self._probe_silent_brokers, "liveness of brokers")
         if self._config.current.flag("auto.leader.rebalance.enable"):
@@ -119,8 +72,16 @@ class ControllerTasks:
             "unclean elections",
         )
 
+    def _every(
+        self,
+        interval_ms: Callable[[], int],
+        work: Callable[[], Awaitable[None]],
+        name: str,
+    ) -> None:
+        self._started.append(self._tasks.every(interval_ms, work, name))
+
     async def stop(self) -> None:
-        await self._tasks.stop()
+        await self._tasks.stop(self._started)
 
     async def _tick(self) -> None:
         metadata = self._quorum.metadata
@@ -156,6 +117,7 @@ class BrokerTasks:
 
     def __init__(
         self,
+        tasks: TaskSupervisor,
         runtime: Runtime,
         config: DynamicBrokerConfig,
         logs: LogManager,
@@ -170,13 +132,14 @@ class BrokerTasks:
         self._replicas: Final = replicas
         self._lifecycle: Final = lifecycle
         self._retry_offline: Final = retry_offline
-        self._tasks: Final = BackgroundTasks()
+        self._tasks: Final = tasks
+        self._started: list[SupervisedTask] = []
         self._cleaner: LogCleaner | None = None
         self._fenced_itself_ms = -_FENCE_ITSELF_EVERY_MS
         config.add_reconfigurable(self._configure)
 
     def start(self) -> None:
-        every, config, logs = self._tasks.every, self._config, self._logs
+        every, config, logs = self._every, self._config, self._logs
         setting = partial(_setting, config)
         first_ms = config.current.number("log.initial.task.delay.ms")
         every(setting("log.retention.check.interval.ms"), self._retention, "retention", first_ms=first_ms)
@@ -208,14 +171,25 @@ class BrokerTasks:
         every(lambda: _OFFLINE_TICK_MS, self._retry_offline_replicas, "retry of partitions without a log")
         every(lambda: _FULL_DISK_TICK_MS, self._fence_itself_if_full, "handing over for lack of room")
         if config.current.flag("log.cleaner.enable") and config.current.number("log.cleaner.threads") > 0:
-            self._tasks.run(self._clean, "log cleaner")
+            # Its state is a checkpoint that is behind at worst: a new run cleans again.
+            self._started.append(self._tasks.start("log cleaner", self._clean))
 
     def _configure(self, config: NodeConfig) -> None:
         if self._cleaner is not None:
             self._cleaner.reconfigure(cleaner_config(config))
 
+    def _every(
+        self,
+        interval_ms: Callable[[], int],
+        work: Callable[[], Awaitable[None]],
+        name: str,
+        *,
+        first_ms: int | None = None,
+    ) -> None:
+        self._started.append(self._tasks.every(interval_ms, work, name, first_ms=first_ms))
+
     async def stop(self) -> None:
-        await self._tasks.stop()
+        await self._tasks.stop(self._started)
 
     def _now_ms(self) -> int:
         return self._runtime.clock.wall_ms()

@@ -25,6 +25,7 @@ from ottla.protocol.messages.alter_partition import (
 from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import Partition, PendingPartitionChange
 from ottla.runtime.clock import Clock
+from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
 
 _log = logging.getLogger(__name__)
 
@@ -34,40 +35,42 @@ RETRY_MS: Final = 50
 class AlterPartitionManager:
     def __init__(
         self,
+        tasks: TaskSupervisor,
         broker_id: int,
         broker_epoch: Callable[[], int],
         send_request: Callable[[AlterPartitionRequest], Awaitable[AlterPartitionResponse]],
         clock: Clock,
     ) -> None:
         """`send_request` sends to the active controller; OSError if it cannot, or gets no response."""
+        self._tasks: Final = tasks
         self._broker_id: Final = broker_id
         self._broker_epoch: Final = broker_epoch
         self._send_request: Final = send_request
         self._clock: Final = clock
         self._waiting: dict[TopicPartition, tuple[Partition, PendingPartitionChange]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._task: SupervisedTask | None = None
 
     def submit(self, partition: Partition, change: PendingPartitionChange) -> None:
         self._waiting[partition.topic_partition] = (partition, change)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._send_all(), name="in-sync sets")
+        if self._task is None or self._task.is_done:
+            self._task = self._tasks.start("in-sync sets", self._send_all)
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.stop()
 
     async def _send_all(self) -> None:
-        try:
-            while self._waiting:
-                sent, self._waiting = self._waiting, {}
+        while self._waiting:
+            sent, self._waiting = self._waiting, {}
+            unsent = sent
+            try:
                 unsent = await self._send(sent)
+            finally:
+                # After an error all of them are sent again: the partitions know which still count.
                 for tp, each in unsent.items():
                     self._waiting.setdefault(tp, each)
-                if unsent:
-                    await asyncio.sleep(RETRY_MS / 1000)
-        finally:
-            self._task = None
+            if unsent:
+                await asyncio.sleep(RETRY_MS / 1000)
 
     async def _send(
         self, sent: dict[TopicPartition, tuple[Partition, PendingPartitionChange]]
@@ -92,10 +95,16 @@ class AlterPartitionManager:
             for answer in topic.partitions
         }
         again = {}
+        failure: Exception | None = None
         for tp, (partition, change) in current.items():
             found = answers.get((change.topic_id, tp.partition))
-            if found is None or self._handle_response(partition, change, found):
-                again[tp] = (partition, change)
+            try:
+                if found is None or self._handle_response(partition, change, found):
+                    again[tp] = (partition, change)
+            except Exception as error:
+                failure = failure or error  # the others get their results first
+        if failure is not None:
+            raise failure
         return again
 
     def _handle_response(

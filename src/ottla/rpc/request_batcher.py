@@ -10,10 +10,13 @@ cannot be reached, does not answer in time, or has left.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Final, Generic, TypeVar
 
 from ottla.protocol.errors import KafkaError
+
+_log = logging.getLogger(__name__)
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -69,16 +72,17 @@ class RequestBatcher(Generic[Q, A]):
 
     async def _run(self, broker: int) -> None:
         task = asyncio.current_task()
-        batch: list[tuple[Q, asyncio.Future[A]]] = []
         try:
             while True:
                 batch = self._next_batch(broker)
                 if not batch:
                     return
-                await self._send_batch(broker, batch)
-        except asyncio.CancelledError:
-            _fail(batch, ConnectionError(f"broker {broker} has left the cluster"))
-            raise
+                try:
+                    await self._send_batch(broker, batch)
+                except asyncio.CancelledError:
+                    _fail(batch, ConnectionError(f"broker {broker} has left the cluster"))
+                    if task is None or task.cancelling():
+                        raise
         finally:
             if self._tasks.get(broker) is task:
                 del self._tasks[broker]
@@ -106,8 +110,14 @@ class RequestBatcher(Generic[Q, A]):
             _fail(batch, ConnectionError(f"broker {broker}: {error.message}"))
         except OSError as error:
             _fail(batch, error)
+        except Exception as error:
+            _log.exception("requests to broker %d failed", broker)
+            _fail(batch, ConnectionError(f"broker {broker}: {error}"))
         else:
-            for (_, future), response in zip(batch, responses, strict=True):
+            if len(responses) != len(batch):
+                gave = f"broker {broker} gave {len(responses)} responses to {len(batch)} requests"
+                _fail(batch, ConnectionError(gave))
+            for (_, future), response in zip(batch, responses, strict=False):
                 if not future.done():
                     future.set_result(response)
 

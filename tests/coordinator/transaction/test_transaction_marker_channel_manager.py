@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping
 
+import pytest
+
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.coordinator.transaction.requests import WriteMarkers
@@ -24,7 +26,7 @@ MARKER = WriteMarkers("txn", ProducerIdAndEpoch(1, 1), True, frozenset({A, B}), 
 class Writer:
     """Gives the queued results, and then confirms every marker."""
 
-    def __init__(self, *answers: Mapping[TopicPartition, ErrorCode]) -> None:
+    def __init__(self, *answers: Mapping[TopicPartition, ErrorCode] | Exception) -> None:
         self.answers = list(answers)
         self.asked: list[frozenset[TopicPartition]] = []
         self.deleted: set[TopicPartition] = set()
@@ -35,12 +37,19 @@ class Writer:
     ) -> MarkerResults | Awaitable[MarkerResults]:
         self.asked.append(partitions)
         answer = self.answers.pop(0) if self.answers else {}
+        if isinstance(answer, Exception):
+            if self.later:
+                return self._fail(answer)
+            raise answer
         results = {partition: answer.get(partition, ErrorCode.NONE) for partition in partitions}
         return self._later(results) if self.later else results
 
     async def _later(self, results: MarkerResults) -> MarkerResults:
         await asyncio.sleep(0)
         return results
+
+    async def _fail(self, error: Exception) -> MarkerResults:
+        raise error
 
     def exists(self, partition: TopicPartition) -> bool:
         return partition not in self.deleted
@@ -143,3 +152,14 @@ async def test_the_markers_of_a_decision_are_added_once() -> None:
     desk.manager.add_markers(0, again)
     await desk.drain()
     assert desk.written == [(0, again)]
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_an_error_of_the_program_leaves_no_transaction_open(later: bool) -> None:
+    writer = Writer(ValueError("not expected"), ValueError("again"))
+    writer.later = later
+    desk = Desk(writer)
+    desk.manager.add_markers(3, MARKER)
+    await desk.drain()
+    assert desk.written == [(3, MARKER)]
+    assert writer.asked == [MARKER.partitions] * 3

@@ -453,9 +453,7 @@ class CoordinatorRuntime(Generic[S]):
 
     def _reload(self, context: CoordinatorContext[S]) -> None:
         """Load a partition again whose state is no longer that of its log."""
-        _log.exception(
-            "%s: a record that was written cannot be replayed; the partition is loaded again", context.name
-        )
+        _log.exception("%s: its state is not that of its log; the partition is loaded again", context.name)
         self._unload(context)
         if context.partition.is_leader:
             self.load(context.partition)
@@ -551,13 +549,17 @@ class CoordinatorRuntime(Generic[S]):
         for context in list(self._contexts.values()):
             if not context.is_active:
                 continue
-            self._fail_timed_out(context, now)
-            for _ in range(_TIMER_ROUNDS):
-                deadline = context.shard.next_deadline_ms()
-                if deadline is None or deadline > now.tick_ms or not context.is_active:
-                    break
-                self._run_event(context, context.shard.on_timer)
-            self._schedule_timer(context, now)
+            try:
+                self._fail_timed_out(context, now)
+                for _ in range(_TIMER_ROUNDS):
+                    deadline = context.shard.next_deadline_ms()
+                    if deadline is None or deadline > now.tick_ms or not context.is_active:
+                        break
+                    self._run_event(context, context.shard.on_timer)
+                self._schedule_timer(context, now)
+            except Exception:
+                # The other shards have their deadlines all the same, and this one loads its state again.
+                self._reload(context)
 
     def _fail_timed_out(self, context: CoordinatorContext[S], now: EventTime) -> None:
         """Fail the requests whose records wait too long for the replicas; the records themselves stay."""

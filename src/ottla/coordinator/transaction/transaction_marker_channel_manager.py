@@ -78,6 +78,8 @@ class TransactionMarkerChannelManager:
                 pending = results
         except _CoordinatorFencedError:
             return
+        except Exception:
+            self._log_error(marker)
         task = asyncio.get_running_loop().create_task(self._persist(index, marker, remaining, pending))
         self._tasks[key] = task
         task.add_done_callback(lambda done: self._on_markers_finished(key, done))
@@ -110,19 +112,30 @@ class TransactionMarkerChannelManager:
     ) -> None:
         config = self._config()
         backoff_ms = config.marker_retry_backoff_ms
-        try:
-            if pending is not None:
-                remaining = self._unconfirmed_partitions(marker, await pending)
-            while remaining:
+        while True:
+            try:
+                if pending is not None:
+                    remaining = self._unconfirmed_partitions(marker, await pending)
+                    pending = None
+                if not remaining:
+                    break
                 await asyncio.sleep(backoff_ms / 1000)
                 backoff_ms = min(2 * backoff_ms, config.marker_retry_backoff_max_ms)
                 results = self._writer.write(marker, remaining)
-                if not isinstance(results, Mapping):
-                    results = await results
-                remaining = self._unconfirmed_partitions(marker, results)
-        except _CoordinatorFencedError:
-            return
+                if isinstance(results, Mapping):
+                    remaining = self._unconfirmed_partitions(marker, results)
+                else:
+                    pending = results
+            except _CoordinatorFencedError:
+                return
+            except Exception:
+                # A transaction without its markers would stay open for good.
+                pending = None
+                self._log_error(marker)
         self._on_written(index, marker)
+
+    def _log_error(self, marker: WriteMarkers) -> None:
+        _log.exception("the markers of %r could not be written; they will be again", marker.transactional_id)
 
     def _unconfirmed_partitions(
         self, marker: WriteMarkers, results: MarkerResults

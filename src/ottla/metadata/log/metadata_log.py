@@ -268,10 +268,12 @@ class MetadataLog:
             self._preparing.add_done_callback(self._on_prepared)
 
     def _on_prepared(self, task: asyncio.Task[None]) -> None:
-        if self._preparing is not task or task.cancelled():
+        if self._preparing is not task:
             return
         self._preparing = None
-        if (error := task.exception()) is not None:
+        if task.cancelled():
+            _logger.error("the delta is published without what prepares for it: that was cancelled")
+        elif (error := task.exception()) is not None:
             _logger.error("the delta is published without what prepares for it", exc_info=error)
         try:
             self._publish()

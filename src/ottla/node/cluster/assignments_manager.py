@@ -26,6 +26,7 @@ from ottla.protocol.messages.assign_replicas_to_dirs import (
     AssignReplicasToDirsResponse,
 )
 from ottla.replication.partition import Partition
+from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +40,13 @@ _Key: TypeAlias = tuple[bytes, int]
 class AssignmentsManager:
     def __init__(
         self,
+        tasks: TaskSupervisor,
         broker_id: int,
         broker_epoch: Callable[[], int],
         controller: ControllerChannel,
         metadata: MetadataCache,
     ) -> None:
+        self._tasks: Final = tasks
         self._broker_id: Final = broker_id
         self._broker_epoch: Final = broker_epoch
         self._controller: Final = controller
@@ -55,7 +58,7 @@ class AssignmentsManager:
         self._changed: set[_Key] = set()
         # Completed when the controller has written where a replica is about to be.
         self._announced: dict[_Key, asyncio.Future[None]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._task: SupervisedTask | None = None
 
     def report(self, partitions: Iterable[Partition]) -> None:
         """Report the replicas that are not where the metadata say."""
@@ -68,10 +71,9 @@ class AssignmentsManager:
                 nothing_pending and _known_directory(topics, partition) == directory
             ) and self._must_report(partition):
                 self._waiting[_key(partition)] = partition
-        if self._waiting and self._task is None:
-            self._task = asyncio.get_running_loop().create_task(
-                self._send_all(), name="assignment of replicas to directories"
-            )
+        if self._waiting and (self._task is None or self._task.is_done):
+            # What was not answered is still waiting, so that it may start again after an error.
+            self._task = self._tasks.start("assignment of replicas to directories", self._send_all)
 
     async def announce(self, partition: Partition, directory: bytes) -> None:
         """Have the controller write where a replica is about to be, and return once it has. KafkaError if it
@@ -119,27 +121,22 @@ class AssignmentsManager:
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.stop()
 
     async def _send_all(self) -> None:
-        try:
-            while True:
-                keys = [key for key, partition in self._waiting.items() if self._must_report(partition)]
-                reported = {
-                    key: self._directory(self._waiting[key]) or b""
-                    for key in keys[:_MAX_REPLICAS_PER_REQUEST]
-                }
-                if not reported:
-                    self._waiting.clear()
-                    return
-                answers = await self._send(reported)
-                if answers is None:
-                    await asyncio.sleep(_PAUSE_SECONDS)
-                else:
-                    self._on_answers(reported, answers)
-        finally:
-            self._task = None
+        while True:
+            keys = [key for key, partition in self._waiting.items() if self._must_report(partition)]
+            reported = {
+                key: self._directory(self._waiting[key]) or b"" for key in keys[:_MAX_REPLICAS_PER_REQUEST]
+            }
+            if not reported:
+                self._waiting.clear()
+                return
+            answers = await self._send(reported)
+            if answers is None:
+                await asyncio.sleep(_PAUSE_SECONDS)
+            else:
+                self._on_answers(reported, answers)
 
     async def _send(self, reported: dict[_Key, bytes]) -> dict[_Key, ErrorCode] | None:
         """Send a report; return the code of each replica, or None if the controller did not take it."""

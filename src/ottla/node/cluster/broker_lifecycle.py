@@ -30,6 +30,7 @@ from ottla.protocol.messages.broker_registration import (
     Listener,
 )
 from ottla.protocol.schema import Response
+from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class BrokerLifecycleManager:
 
     def __init__(
         self,
+        tasks: TaskSupervisor,
         channel: ControllerChannel,
         metadata: MetadataLog,
         config: DynamicBrokerConfig,
@@ -71,6 +73,7 @@ class BrokerLifecycleManager:
         """`directories` are the ids of the data directories by path, `previous_epoch` is the broker epoch of
         the last run if that ended cleanly, and `on_fatal` is called if it cannot be registered again.
         """
+        self._tasks: Final = tasks
         self._channel: Final = channel
         self._metadata: Final = metadata
         self._config: Final = config
@@ -98,7 +101,7 @@ class BrokerLifecycleManager:
         self._unfenced = asyncio.Event()
         self._caught_up = asyncio.Event()
         self._heartbeat_wanted = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task: SupervisedTask | None = None
 
     # Joining
 
@@ -115,7 +118,8 @@ class BrokerLifecycleManager:
                 "unable to register with the controller quorum: no active controller registered this broker "
                 f"within {limit_ms} ms (initial.broker.registration.timeout.ms){why}"
             ) from None
-        self._task = asyncio.create_task(self._send_heartbeats(), name="broker heartbeats")
+        # Each heartbeat says all there is to say, so that the loop may start again after an error.
+        self._task = self._tasks.start("broker heartbeats", self._send_heartbeats)
 
     async def _register(self) -> None:
         code, response = await self._channel.request_until(
@@ -261,8 +265,7 @@ class BrokerLifecycleManager:
     async def _stop_heartbeats(self) -> None:
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await task.stop()
 
     async def close(self) -> None:
         """Stop the heartbeats and close the connections to the controllers."""

@@ -100,7 +100,13 @@ class BrokerLivenessProbe:
             return
         task = asyncio.get_running_loop().create_task(work, name=f"probe of broker {broker}")
         self._probing[broker] = task
-        task.add_done_callback(lambda _: self._probing.pop(broker, None))
+        task.add_done_callback(lambda done: self._on_probe_ended(broker, done))
+
+    def _on_probe_ended(self, broker: int, task: asyncio.Task[None]) -> None:
+        self._probing.pop(broker, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("%s failed; it is probed again while it is silent", task.get_name(), exc_info=error)
 
     # The probes
 

@@ -26,6 +26,7 @@ from ottla.replication.replica_manager import ReplicaChanges
 from ottla.replication.replication_quota_manager import ReplicationQuotaManager, is_throttled
 from ottla.runtime.clock import Clock
 from ottla.runtime.runtime import Runtime
+from ottla.runtime.tasks import TaskSupervisor
 
 _ALTER_PARTITION_VERSION: Final = 3
 _RACK_AWARE: Final = "RackAwareReplicaSelector"
@@ -51,12 +52,14 @@ def fetcher_config(config: NodeConfig) -> ReplicaFetcherConfig:
 class BrokerReplication:
     def __init__(
         self,
+        tasks: TaskSupervisor,
         runtime: Runtime,
         config: DynamicBrokerConfig,
         metadata: MetadataCache,
         controller: ControllerChannel,
         broker_epoch: Callable[[], int],
     ) -> None:
+        self._tasks: Final = tasks
         self._clock: Final = runtime.clock
         self._config: Final = config
         self._controller: Final = controller
@@ -67,9 +70,9 @@ class BrokerReplication:
         self.follower_quota: Final = _quota(runtime.clock, config.current, *_WINDOWS)
         self.move_quota: Final = _quota(runtime.clock, config.current, *_WINDOWS_OF_MOVES)
         self.selects_nearest = False
-        self.assignments: Final = AssignmentsManager(broker_id, broker_epoch, controller, metadata)
+        self.assignments: Final = AssignmentsManager(tasks, broker_id, broker_epoch, controller, metadata)
         self.alter_partition_manager: Final = AlterPartitionManager(
-            broker_id, broker_epoch, self._alter_partition, runtime.clock
+            tasks, broker_id, broker_epoch, self._alter_partition, runtime.clock
         )
         # Created for the first replica that follows: a node without other brokers needs none.
         self._fetchers: ReplicaFetcherManager | None = None

@@ -143,6 +143,8 @@ class SocketServer:
         nothing else would find out.
         """
         loop = asyncio.get_running_loop()
+        delay = min(max(self._idle_seconds / _SWEEPS_PER_IDLE_TIME, _MIN_SWEEP_SECONDS), _MAX_SWEEP_SECONDS)
+        self._sweeper = loop.call_later(delay, self._sweep)  # first, so that no error ends the sweeps
         now = loop.time()
         for connection in list(self._connections):
             silent = now - connection.last_active
@@ -158,8 +160,6 @@ class SocketServer:
             elif silent > self._idle_seconds and not connection.is_busy:
                 log.debug("closed the idle connection from %s:%d", *connection.peer)
                 connection.close()
-        delay = min(max(self._idle_seconds / _SWEEPS_PER_IDLE_TIME, _MIN_SWEEP_SECONDS), _MAX_SWEEP_SECONDS)
-        self._sweeper = loop.call_later(delay, self._sweep)
 
     async def stop(self) -> None:
         """Accept no more connections, and close every open one; responses that are ready still go out."""

@@ -249,7 +249,8 @@ class KafkaRaftClient:
         self._timer = None
         try:
             self._give(self._machine.poll, self._now_ms())
-        except KafkaError as error:
+        except Exception as error:
+            # Without a next timer this replica would take part no more, and tell no operator.
             self.fail(error)
         self._carry_out_effects()
 

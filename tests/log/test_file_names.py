@@ -62,7 +62,7 @@ def test_a_partition_is_known_by_its_directory(partition: TopicPartition) -> Non
 
 @given(
     PARTITIONS,
-    st.sampled_from([DirKind.DELETE, DirKind.FUTURE, DirKind.STRAY]),
+    st.sampled_from([DirKind.DELETE, DirKind.FUTURE, DirKind.STRAY, DirKind.DAMAGED]),
     st.binary(min_size=16, max_size=16),
 )
 def test_a_moved_directory_fits_the_file_system_and_keeps_its_partition(

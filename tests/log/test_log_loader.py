@@ -154,7 +154,7 @@ def test_a_log_with_damaged_synced_records_is_refused(kind: str) -> None:
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
     assert f"{path} is damaged at position {position}, after offset 8" in refused.value.message
     assert "up to offset 10 had been synced" in refused.value.message
-    assert "move /data/orders-3 away" in refused.value.message
+    assert "stop the node and run `ottla storage repair`" in refused.value.message
     after = lab.sim_disk.contents()
     assert {name: data for name, data in after.items() if name.endswith(".log")} == {
         name: data for name, data in before.items() if name.endswith(".log")

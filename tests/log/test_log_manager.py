@@ -14,13 +14,13 @@ from ottla.log.config.log_config import LogConfig
 from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.meta_properties import MetaProperties
-from ottla.log.log_manager import LogManager
+from ottla.log.log_manager import MAX_SET_ASIDE, LogManager
 from ottla.log.segment.file_names import segment_file_name
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
-from ottla.runtime.disk import Disk, RealDisk, write_file
+from ottla.runtime.disk import Disk, RealDisk, remove_tree, write_file
 from ottla.runtime.pool import InlinePool, Pool, ThreadPool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
@@ -40,6 +40,7 @@ class Node:
         self.disk = disk if disk is not None else SimDisk(3, clock=self.clock)
         self.pool = pool if pool is not None else InlinePool()
         self.dirs = dirs or (A,)
+        self.random = SeededRandom(5)
         self.failures: list[LogDirectory] = []
         self.config = CONFIG
         self.manager: LogManager
@@ -49,7 +50,7 @@ class Node:
             self.dirs,
             disk=self.disk,
             clock=self.clock,
-            random=SeededRandom(5),
+            random=self.random,
             pool=self.pool,
             on_directory_failure=self.failures.append,
         )
@@ -74,6 +75,11 @@ class Node:
             data = build_batch([(self.clock.wall_ms(), None, b"x" * 100)])
             log.append_as_leader(bytearray(data), 0, now_ms=self.clock.wall_ms())
         log.update_high_watermark(log.log_end_offset)
+
+    async def kill(self) -> LogManager:
+        """End the process, which leaves everything that was written, and start again."""
+        self.sim_disk.sync_all()
+        return await self.crash()
 
     async def crash(self) -> LogManager:
         self.sim_disk.crash()
@@ -257,7 +263,133 @@ async def test_a_damaged_log_is_refused_and_the_others_are_served() -> None:
         await node.manager.checkpoint_log_recovery_offsets()
         await node.manager.checkpoint_log_start_offsets()
         await node.manager.shutdown()
-        assert not node.disk.exists(f"{A}/.kafka_cleanshutdown")
+        # The mark is true of the other log; the report in its directory speaks for this one.
+        assert node.disk.exists(f"{A}/.kafka_cleanshutdown")
+        assert "is damaged at position" in (checkpoints.read_damage_report(node.disk, bad.dir) or "")
+        await node.start()
+        assert list(node.manager.failed) == [bad.topic_partition]
+
+
+async def damaged(node: Node) -> UnifiedLog:
+    """Start a node with a log that is damaged below its recovery point, and one that is not."""
+    await node.crash()
+    bad, good = node.log("orders", 0), node.log("orders", 1)
+    for log in (bad, good):
+        node.fill(log)
+        log.flush()
+    await node.manager.checkpoint_log_recovery_offsets()
+    path = bad.active_segment.path(".log")
+    node.sim_disk.crash()
+    file = node.disk.open(path)
+    file.pwrite(b"\xff", 80)
+    file.sync()
+    await node.start()
+    assert list(node.manager.failed) == [bad.topic_partition]
+    return bad
+
+
+async def test_a_damaged_log_that_is_restored_is_served_again() -> None:
+    node = Node()
+    await node.start()
+    log = node.log()
+    node.fill(log)
+    log.flush()
+    await node.manager.checkpoint_log_recovery_offsets()
+    path = log.active_segment.path(".log")
+    file = node.disk.open(path)
+    sound = file.pread(1, 80)
+    file.pwrite(b"\xff", 80)
+    await node.kill()
+    assert list(node.manager.failed) == [log.topic_partition]
+    await node.manager.shutdown()
+    node.disk.open(path).pwrite(sound, 80)
+    await node.start()
+    assert node.manager.failed == {}
+    assert node.log().log_end_offset == 20
+    assert not node.disk.exists(f"{log.dir}/{checkpoints.DAMAGE_REPORT}")
+
+
+async def test_the_topic_of_a_damaged_log_can_be_deleted_and_created_again() -> None:
+    node = Node()
+    bad = await damaged(node)
+    assert node.manager.delete_logs([bad.topic_partition]) == {}
+    assert node.manager.failed == {}
+    again = node.log("orders", 0)
+    assert again.log_end_offset == 0
+    node.fill(again, 3)
+    node.clock.advance_ms(120_000)
+    assert await node.manager.remove_deleted_files(node.clock.wall_ms()) == 1
+    assert not [name for name in node.disk.list_dir(A) if name.endswith("-delete")]
+    await node.manager.shutdown()
+    assert node.disk.exists(f"{A}/.kafka_cleanshutdown")
+    await node.start()
+    assert node.log("orders", 0).log_end_offset == 3
+
+
+async def test_a_damaged_log_is_set_aside_and_created_again() -> None:
+    node = Node()
+    bad = await damaged(node)
+    before = node.disk.list_dir(bad.dir)
+    await node.manager.set_aside(bad.topic_partition)
+    (aside,) = node.manager.directories_set_aside
+    assert aside.startswith(f"{A}/orders-0.") and aside.endswith("-damaged-stray")
+    assert node.disk.list_dir(aside) == before
+    assert node.log("orders", 0).log_end_offset == 0
+    await node.crash()
+    assert node.manager.directories_set_aside == (aside,)
+    assert node.manager.failed == {}
+    assert node.log("orders", 0).log_end_offset == 0
+
+
+async def test_a_disk_that_damages_a_partition_again_and_again_is_not_filled() -> None:
+    node = Node()
+    for _ in range(MAX_SET_ASIDE):
+        bad = await damaged(node)
+        await node.manager.set_aside(bad.topic_partition)
+    bad = await damaged(node)
+    with pytest.raises(KafkaError, match="the disk seems to fail"):
+        await node.manager.set_aside(bad.topic_partition)
+    assert list(node.manager.failed) == [bad.topic_partition]
+    remove_tree(node.disk, node.manager.directories_set_aside[0])
+    await node.manager.set_aside(bad.topic_partition)
+    assert node.manager.failed == {}
+
+
+async def test_damage_below_the_recovery_point_is_found_by_the_next_load() -> None:
+    """Damage that a reader has met in an old segment, which a recovery would not read."""
+    node = Node()
+    await node.start()
+    log = node.log()
+    node.fill(log)
+    log.flush()
+    assert len(log.segments) > 2
+    file = node.disk.open(log.segments[0].path(".log"))
+    file.pwrite(b"\xff", 80)
+    node.manager.fail_log(log.topic_partition, KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "a reader met it"))
+    await node.manager.shutdown()
+    await node.start()
+    with pytest.raises(KafkaError, match=r"0\.log is damaged at position"):
+        node.log()
+
+
+async def test_a_damaged_copy_that_is_being_moved_is_set_aside() -> None:
+    node = Node(A, B)
+    for path, number in ((A, 1), (B, 2)):
+        node.disk.make_dirs(path)
+        properties = MetaProperties("cluster", 1, bytes([number]) * 16)
+        write_file(node.disk, f"{path}/meta.properties", properties.encode())
+    await node.start()
+    current = node.log(directory_id=bytes([1]) * 16)
+    future = node.log(future=True, directory_id=bytes([2]) * 16)
+    for log in (current, future):
+        node.fill(log)
+        log.flush()
+    await node.manager.checkpoint_log_recovery_offsets()
+    node.disk.open(future.active_segment.path(".log")).pwrite(b"\xff", 80)
+    await node.kill()
+    assert node.manager.failed == {}
+    assert node.log().log_end_offset == 20
+    assert len(node.manager.directories_set_aside) == 1
 
 
 # Creating and deleting

@@ -49,6 +49,8 @@ from ottla.runtime.disk import is_out_of_space
 
 _log = logging.getLogger(__name__)
 
+_REPAIR = "run `ottla storage repair`, which shows what would be lost and ends the log before the damage"
+
 _MIN_PREALLOCATED_BYTES = 4096
 """Smaller indexes look like our own after a crash, which may leave zeros in them too."""
 
@@ -59,8 +61,7 @@ class CorruptionPolicy(Enum):
     REFUSE = "refuse"
     """Leave it as it is and do not serve it."""
     TRUNCATE = "truncate"
-    """End it before the damage, as Apache Kafka does; where the partition has a leader it fetches the rest.
-    """
+    """End it before the damage, as Apache Kafka does."""
 
 
 class CorruptLog(KafkaError):
@@ -129,6 +130,8 @@ class LoadedPartition(NamedTuple):
 
     dir: PartitionDir
     result: UnifiedLog | KafkaError | OSError
+    is_reported: bool = False
+    """True if the partition's directory has a report of the damage, so that no load overlooks it."""
 
 
 def load_part(
@@ -141,8 +144,21 @@ def load_part(
             result = load_log(directory, dir.name, dir.partition, config, options)
         except (KafkaError, OSError) as error:
             result = error
-        loaded.append(LoadedPartition(dir, result))
+        reported = isinstance(result, KafkaError) and report_damage(
+            directory, posixpath.join(directory.path, dir.name), result
+        )
+        loaded.append(LoadedPartition(dir, result, reported))
     return loaded
+
+
+def report_damage(directory: LogDirectory, dir: str, error: KafkaError) -> bool:
+    """Write the report of a damaged log into its directory; whether that could be done."""
+    try:
+        checkpoints.write_damage_report(directory.disk, dir, error.message)
+    except OSError as failure:
+        _log.error("the damage of %s could not be noted: %s", dir, failure)
+        return False
+    return True
 
 
 class LogLoader:
@@ -165,10 +181,25 @@ class LogLoader:
         checkpointed = directory.recovery_point(partition)
         self.end_is_known = options.clean and checkpointed is not None
         self.recovery_point = checkpointed or 0
+        # True for a log that was found damaged before: every batch is checked, not only the last ones.
+        self.checks_all = False
 
     def load(self) -> UnifiedLog:
-        bases = complete_interrupted_operations(self.directory.handles, self.dir, self.config)
+        try:
+            return self._load()
+        except CorruptBatch as error:
+            raise CorruptLog(f"{error.message}. {self._advice()}") from error
+
+    def _load(self) -> UnifiedLog:
+        bases, self.checks_all = complete_interrupted_operations(
+            self.directory.handles, self.dir, self.config
+        )
         segments = [self._segment(base) for base in bases]
+        if self.checks_all:
+            log = self._recover_log(segments)
+            # Not earlier: a load that is interrupted has to check everything again.
+            self.disk.unlink(posixpath.join(self.dir, checkpoints.DAMAGE_REPORT))
+            return log
         if not self.options.clean:
             return self._recover_log(segments)
         if segments and self.end_is_known:
@@ -197,10 +228,15 @@ class LogLoader:
         if self.options.corruption_policy is CorruptionPolicy.REFUSE:
             raise CorruptLog(
                 f"{message}. The files are left as they are. Correct the line, or remove it to have all "
-                "records that are in the files, or start with the corruption policy 'truncate' to go on "
-                f"at {self.log_start} without them"
+                f"records that are in the files, or go on at {self.log_start} without them: {_REPAIR}"
             )
         _log.error("%s; the log begins there, as the corruption policy says", message)
+
+    def _advice(self) -> str:
+        return (
+            "The files are left as they are. Where another replica leads the partition, they are set aside "
+            f"and the log is fetched from it. If there is none, restore the file, or stop the node and {_REPAIR}"
+        )
 
     def _segment(self, base_offset: int) -> LogSegment:
         return LogSegment(
@@ -327,7 +363,7 @@ class LogLoader:
             _log.warning("no room for a producer snapshot, the next start reads the log instead: %s", error)
 
     def _first_to_scan(self, segments: list[LogSegment]) -> int:
-        scan_from = max(self.recovery_point, self.log_start)
+        scan_from = self.log_start if self.checks_all else max(self.recovery_point, self.log_start)
         first = 0
         for number, segment in enumerate(segments):
             if segment.base_offset <= scan_from:
@@ -412,11 +448,7 @@ class LogLoader:
             _log.error("%s; the log is truncated, as the corruption policy says", message)
             self.recovery_point = end_offset
             return
-        raise CorruptLog(
-            f"{message}. The files are left as they are. If the partition has other replicas, move "
-            f"{self.dir} away and it is fetched from its leader; if not, restore the file, or start with the "
-            "corruption policy 'truncate' to go on without the records from there on"
-        )
+        raise CorruptLog(f"{message}. {self._advice()}")
 
     def _is_plausible_gap(
         self, before: LogSegment, segment: LogSegment, end_offset: int, made_by_kafka: bool

@@ -5,8 +5,9 @@ for each periodic task (flush, checkpoint, retention, removal of deleted files);
 it. Calls that may block run in the pool; everything else runs on the event loop, in small steps.
 
 A directory that fails is offline with all its logs; the others go on. A log that cannot be recovered is
-refused with the reason (`failed`), its files and checkpoints are kept, and its directory gets no mark of a
-clean shutdown, so that the next start recovers it again.
+refused with the reason (`failed`), and its files and checkpoints are kept until it is deleted, set aside to be
+fetched again from a leader (`set_aside`), or repaired by the operator. A report in its directory makes every
+later load check all of it again, so that the mark of a clean shutdown is true of the others.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from ottla.log.config.log_config import LogConfig
 from ottla.log.directory import checkpoints
 from ottla.log.directory.contents import list_directory, open_directory
-from ottla.log.directory.dir_names import DirKind, dir_name, moved_dir_name
+from ottla.log.directory.dir_names import DirKind, dir_name, moved_dir_name, parse_dir_name
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.log_creation import LogCreation
-from ottla.log.log_loader import CorruptionPolicy, LoadedPartition, LoadOptions, create_log, load_part
+from ottla.log.log_loader import LoadedPartition, LoadOptions, create_log, load_part, report_damage
 from ottla.log.producers.state_manager import DEFAULT_PRODUCER_STATE_CONFIG, ProducerStateManagerConfig
 from ottla.log.segment.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACITY, FileHandles
 from ottla.log.segment.segment import LogSegment
@@ -48,8 +50,23 @@ _CLOSED_AT_ONCE = 16
 """Logs that one call in the pool closes."""
 _STEP = 64
 """Logs that a periodic task visits before it lets other tasks run."""
+MAX_SET_ASIDE = 3
+"""Damaged logs of one partition that are kept in a log directory. Where there are more, the disk is failing,
+and a replica that is fetched again and again would only fill it.
+"""
 
 ConfigOf = Callable[[str], LogConfig]
+
+
+class DamagedLog(NamedTuple):
+    """A log that is not served because synced records are damaged or missing."""
+
+    directory: LogDirectory
+    dir: str | None
+    """The path of its files; None once they were renamed."""
+    error: KafkaError
+    is_reported: bool
+    """True if a report in `dir` makes the next load check all of it."""
 
 
 class LogManager:
@@ -64,7 +81,6 @@ class LogManager:
         random: Random,
         pool: Pool,
         producer_config: ProducerStateManagerConfig = DEFAULT_PRODUCER_STATE_CONFIG,
-        corruption_policy: CorruptionPolicy = CorruptionPolicy.REFUSE,
         open_files: int = DEFAULT_CAPACITY,
         unsynced_files: int = DEFAULT_UNSYNCED_CAPACITY,
         on_directory_failure: Callable[[LogDirectory], None] | None = None,
@@ -84,7 +100,6 @@ class LogManager:
         self._random = random
         self._pool = pool
         self._producer_config = producer_config
-        self._corruption_policy = corruption_policy
         self.handles = FileHandles(disk, open_files, unsynced_files)
         self._directories = [
             LogDirectory(path, self.handles, clock, random, on_directory_failure) for path in dirs
@@ -96,7 +111,9 @@ class LogManager:
         self._locks: dict[str, Lock] = {}
         self._logs: dict[TopicPartition, UnifiedLog] = {}
         self._future_logs: dict[TopicPartition, UnifiedLog] = {}
-        self._failed: dict[TopicPartition, tuple[LogDirectory, KafkaError]] = {}
+        self._failed: dict[TopicPartition, DamagedLog] = {}
+        # Future logs that could not be loaded, until it is known whether they are the only copy.
+        self._failed_futures: dict[TopicPartition, DamagedLog] = {}
         # (due time, number, directory, path): partitions to remove, and when.
         self._removals: list[tuple[int, int, LogDirectory, str]] = []
         self._removals_made = 0
@@ -106,6 +123,7 @@ class LogManager:
         self._created: deque[UnifiedLog] = deque()
         self._creating: asyncio.Task[None] | None = None
         self._strays: list[str] = []
+        self._set_aside: list[str] = []
         # Logs loaded beside another log of the same partition, each with the map that holds the other.
         self._duplicates: list[tuple[dict[TopicPartition, UnifiedLog], UnifiedLog]] = []
         self._clean_epochs: dict[str, int] = {}
@@ -123,7 +141,12 @@ class LogManager:
     @property
     def failed(self) -> dict[TopicPartition, KafkaError]:
         """The partitions that could not be loaded, and why."""
-        return {partition: error for partition, (_, error) in self._failed.items()}
+        return {partition: damaged.error for partition, damaged in self._failed.items()}
+
+    @property
+    def directories_set_aside(self) -> tuple[str, ...]:
+        """The directories of damaged logs that were replaced, for the operator to remove."""
+        return tuple(self._set_aside)
 
     @property
     def strays(self) -> tuple[str, ...]:
@@ -151,7 +174,7 @@ class LogManager:
         if log is not None:
             log.directory.check_online()
         elif not future and partition in self._failed:
-            raise self._failed[partition][1]
+            raise self._failed[partition].error
         return log
 
     def directory_by_id(self, directory_id: bytes) -> LogDirectory | None:
@@ -180,6 +203,7 @@ class LogManager:
             await asyncio.gather(*(self._load(each, config_of) for each in self.live_directories))
             await self._pool.run(self._resolve_duplicates, belongs)
             await self._pool.run(self._complete_moves)
+            await self._resolve_damaged_futures()
             self._check_some_online()
         except BaseException:
             self._unlock()
@@ -201,9 +225,8 @@ class LogManager:
         for path in contents.deleted:
             self._remove_later(directory, path, 0)
         self._strays.extend(contents.strays)
-        options = LoadOptions(
-            contents.clean_epoch is not None, self._producer_config, self._corruption_policy
-        )
+        self._set_aside.extend(contents.damaged)
+        options = LoadOptions(contents.clean_epoch is not None, self._producer_config)
         found = [(each, config_of(each.partition.topic)) for each in contents.partitions]
         parts = (found[start : start + _AT_ONCE] for start in range(0, len(found), _AT_ONCE))
         for part in await asyncio.gather(
@@ -215,12 +238,14 @@ class LogManager:
     def _take_in(
         self, directory: LogDirectory, loaded: LoadedPartition, high_watermarks: Mapping[TopicPartition, int]
     ) -> None:
-        (name, partition, kind), result = loaded
+        (name, partition, kind), result, reported = loaded
         if isinstance(result, OSError):
             directory.fail(f"{name} could not be loaded: {result}")
         elif isinstance(result, KafkaError):
             _log.error("%s is not served: %s", name, result.message)
-            self._failed[partition] = (directory, result)
+            path = posixpath.join(directory.path, name)
+            failed = self._failed_futures if kind is DirKind.FUTURE else self._failed
+            failed[partition] = DamagedLog(directory, path, result, reported)
         else:
             logs = self._future_logs if kind is DirKind.FUTURE else self._logs
             if partition in high_watermarks:
@@ -249,6 +274,22 @@ class LogManager:
             if partition not in self._logs and partition not in self._failed:
                 _log.warning("%s has no other copy and becomes the log of %s", future.dir, partition)
                 self._adopt(partition)
+
+    async def _resolve_damaged_futures(self) -> None:
+        """Set damaged future logs aside: the moves begin again. One without a current log may be the only
+        copy, and is not served, as a damaged current log is not.
+        """
+        for partition, damaged in list(self._failed_futures.items()):
+            if partition in self._logs and damaged.dir is not None:
+                path = self._path_aside(partition, damaged.directory)
+                try:
+                    await self._pool.run(_rename_durably, self._disk, damaged.dir, path)
+                    self._set_aside.append(path)
+                except OSError as error:
+                    _log.error("%s", damaged.directory.io_error(f"renaming {damaged.dir}", error).message)
+            else:
+                self._failed.setdefault(partition, damaged)
+        self._failed_futures.clear()
 
     def recover_abandoned_future_logs(self, is_counted_on: Callable[[UnifiedLog], bool]) -> None:
         """Let future logs replace current ones that are not here, where `is_counted_on` says that the
@@ -364,9 +405,15 @@ class LogManager:
         """Take logs out of service at once, and remove their directories after `file.delete.delay.ms`; return
         why logs could not be deleted for good.
         """
+        partitions = tuple(partitions)
         gone, errors = self._take_out(partitions, self._future_logs if future else self._logs, DirKind.DELETE)
         for log in gone:
             self._remove_later(log.directory, log.dir, log.config.file_delete_delay_ms)
+        if self._failed and not future:
+            damaged, more = self._take_out_damaged(partitions, DirKind.DELETE)
+            for directory, path in damaged:
+                self._remove_later(directory, path, LogConfig().file_delete_delay_ms)
+            errors |= more
         return errors
 
     def delete_log(self, partition: TopicPartition, *, future: bool = False) -> None:
@@ -377,6 +424,10 @@ class LogManager:
         """Take the log out of service, but keep its directory: the metadata does not know it."""
         gone, errors = self._take_out([partition], self._logs, DirKind.STRAY)
         self._strays.extend(log.dir for log in gone)
+        if partition in self._failed:
+            damaged, more = self._take_out_damaged([partition], DirKind.STRAY)
+            self._strays.extend(path for _, path in damaged)
+            errors |= more
         for error in errors.values():
             raise error
 
@@ -409,6 +460,102 @@ class LogManager:
                 failure = directory.io_error("forgetting logs that are gone", error)
                 errors |= {log.topic_partition: failure for log in moved}
         return [log for moved in gone.values() for log in moved], errors
+
+    # Damaged logs
+
+    def topic_id_of_damaged(self, partition: TopicPartition) -> bytes | None:
+        """The topic id of a log that is not served; None if that cannot be read either."""
+        dir = self._failed[partition].dir
+        if dir is None:
+            return None
+        try:
+            return checkpoints.read_topic_id(self._disk, posixpath.join(dir, checkpoints.PARTITION_METADATA))
+        except (OSError, checkpoints.CorruptCheckpoint):
+            return None
+
+    def fail_log(self, partition: TopicPartition, error: KafkaError) -> None:
+        """Take a log out of service in which damage was found; its files stay as they are."""
+        log = self._logs.pop(partition)
+        log.close_handlers()
+        _log.error("%s is not served any more: %s", log.dir, error.message)
+        directory, reported = log.directory, False
+        try:
+            # No later load may take what it has now for a tail that a crash has lost.
+            directory.raise_recovery_points({partition: log.log_end_offset})
+            reported = report_damage(directory, log.dir, error)
+        except OSError as failure:
+            _log.error("%s", directory.io_error("keeping the end of a damaged log", failure).message)
+        self._failed[partition] = DamagedLog(directory, log.dir, error, reported)
+
+    async def set_aside(self, partition: TopicPartition) -> None:
+        """Rename the directory of a damaged log, so that the partition can be created again here and fetched
+        from its leader. The operator may look at it and removes it. KAFKA_STORAGE_ERROR if that cannot be
+        done, or if too many of this partition are kept already.
+        """
+        damaged = self._failed.get(partition)
+        if damaged is None or damaged.dir is None:
+            return
+        directory = damaged.directory
+        path = self._path_aside(partition, directory)
+        same = [each for each in self._set_aside if _partition_of(each) == _partition_of(path)]
+        kept = [each for each in same if self._disk.exists(each)]
+        if len(kept) >= MAX_SET_ASIDE:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{partition} was damaged before, and {', '.join(kept)} are kept: the disk seems to fail. "
+                f"Remove them to have the partition fetched again. {damaged.error.message}",
+            )
+        try:
+            self._disk.rename(damaged.dir, path)
+            # Until that is durable, no log of this name is created.
+            self._failed[partition] = moved = damaged._replace(dir=None)
+            await self._pool.run(self._disk.sync_dir, directory.path)
+        except OSError as error:
+            raise directory.io_error(f"setting {damaged.dir} aside", error) from error
+        self._set_aside.append(path)
+        if self._failed.get(partition) is moved:
+            del self._failed[partition]
+        _log.error("the damaged log of %s is set aside as %s: %s", partition, path, damaged.error.message)
+
+    def _path_aside(self, partition: TopicPartition, directory: LogDirectory) -> str:
+        name = moved_dir_name(partition, DirKind.DAMAGED, self._random.uuid())
+        return posixpath.join(directory.path, name)
+
+    def _take_out_damaged(
+        self, partitions: Iterable[TopicPartition], kind: DirKind
+    ) -> tuple[list[tuple[LogDirectory, str]], dict[TopicPartition, KafkaError]]:
+        """Rename the directories of damaged logs; return where they are now, and the errors."""
+        errors: dict[TopicPartition, KafkaError] = {}
+        gone: list[tuple[LogDirectory, str]] = []
+        changed: dict[LogDirectory, list[TopicPartition]] = {}
+        for partition in partitions:
+            damaged = self._failed.get(partition)
+            if damaged is None:
+                continue
+            directory = damaged.directory
+            try:
+                directory.check_online()
+                if damaged.dir is not None:
+                    name = moved_dir_name(partition, kind, self._random.uuid())
+                    path = posixpath.join(directory.path, name)
+                    self._disk.rename(damaged.dir, path)
+                    gone.append((directory, path))
+            except KafkaError as error:
+                errors[partition] = error
+                continue
+            except OSError as error:
+                errors[partition] = directory.io_error(f"renaming {damaged.dir}", error)
+                continue
+            del self._failed[partition]
+            changed.setdefault(directory, []).append(partition)
+        for directory, moved in changed.items():
+            try:
+                self._disk.sync_dir(directory.path)
+                directory.forget(moved)
+            except OSError as error:
+                failure = directory.io_error("forgetting logs that are gone", error)
+                errors |= dict.fromkeys(moved, failure)
+        return gone, errors
 
     def replace_current_with_future_log(self, partition: TopicPartition) -> UnifiedLog:
         """Let the future log, which has caught up, replace the current one."""
@@ -532,8 +679,13 @@ class LogManager:
             await self._offsets(directory).checkpoint_high_watermarks(self._pool)
 
     def _offsets(self, directory: LogDirectory) -> _DirectoryOffsets:
-        refused = {partition for partition, (where, _) in self._failed.items() if where is directory}
-        return _DirectoryOffsets(directory, self.logs_in(directory), refused)
+        refused = {
+            partition: damaged
+            for partition, damaged in self._failed.items()
+            if damaged.directory is directory
+        }
+        unreported = any(not damaged.is_reported for damaged in refused.values())
+        return _DirectoryOffsets(directory, self.logs_in(directory), refused, unreported)
 
     async def cleanup_logs(self, now_ms: int) -> int:
         """Apply retention to all logs; how many segments were removed. One checkpoint of the log starts
@@ -637,6 +789,16 @@ class LogManager:
             self._locks.popitem()[1].release()
 
 
+def _rename_durably(disk: Disk, src: str, dst: str) -> None:
+    disk.rename(src, dst)
+    disk.sync_dir(posixpath.dirname(dst))
+
+
+def _partition_of(path: str) -> TopicPartition:
+    """The partition of a directory; with a topic that was cut, where the name would have been too long."""
+    return parse_dir_name(posixpath.basename(path))[0]
+
+
 def _write_all(creations: Iterable[LogCreation]) -> None:
     for creation in creations:
         creation.write()
@@ -676,6 +838,8 @@ class _DirectoryOffsets:
     """All logs of the directory."""
     refused: Collection[TopicPartition]
     """The logs that could not be loaded: their entries in the checkpoints stay."""
+    has_unreported_damage: bool
+    """True if a load after a clean shutdown would overlook that one of them is damaged."""
 
     def recovery_points(self) -> dict[TopicPartition, int]:
         kept = self._offsets_of_unloaded_logs(self.directory.recovery_points.offsets)
@@ -786,7 +950,7 @@ def _write_clean_shutdown(offsets: _DirectoryOffsets, broker_epoch: int) -> None
         directory.write_recovery_points(offsets.recovery_points())
         directory.write_log_starts(offsets.log_starts())
         offsets.write_high_watermarks(offsets.high_watermarks())
-        if offsets.refused:
+        if offsets.has_unreported_damage:
             _log.warning("%s has a damaged log and will be recovered at the next start", directory.path)
         else:
             checkpoints.write_clean_shutdown(directory.disk, directory.path, broker_epoch)

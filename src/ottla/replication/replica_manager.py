@@ -125,6 +125,8 @@ class ReplicaManager:
         self.logs.recover_abandoned_future_logs(self._is_counted_on)
         for log in self.logs.logs():
             self._set_aside_if_stray(log)
+        for tp in self.logs.failed:
+            self._set_damaged_aside_if_stray(tp)
         for topic, index, registration in image.topics.partitions():
             if self.broker_id in registration.replicas:
                 tp = TopicPartition(topic.name, index)
@@ -147,6 +149,14 @@ class ReplicaManager:
                 self.logs.mark_stray(tp)
         except Exception as error:
             _log.error("%s could not be set aside: %s", tp, _storage_error(tp, log, error).message)
+
+    def _set_damaged_aside_if_stray(self, tp: TopicPartition) -> None:
+        topic_id = self.logs.topic_id_of_damaged(tp)
+        if _registration(self._image, tp, topic_id, self.broker_id) is None:
+            try:
+                self.logs.mark_stray(tp)
+            except KafkaError as error:
+                _log.error("the damaged log of %s could not be kept as a stray: %s", tp, error.message)
 
     def _is_counted_on(self, copy: UnifiedLog) -> bool:
         try:
@@ -377,9 +387,14 @@ class ReplicaManager:
 
 def registration_of(log: UnifiedLog, image: MetadataImage, broker_id: int) -> PartitionRegistration | None:
     """The registration of a log's partition in the image, if it assigns the partition to this broker."""
-    tp = log.topic_partition
+    return _registration(image, log.topic_partition, log.topic_id, broker_id)
+
+
+def _registration(
+    image: MetadataImage, tp: TopicPartition, topic_id: bytes | None, broker_id: int
+) -> PartitionRegistration | None:
     topic = image.topics.by_name.get(tp.topic)
-    if topic is None or log.topic_id not in (None, topic.id):
+    if topic is None or topic_id not in (None, topic.id):
         return None
     registration = topic.partitions.get(tp.partition)
     return registration if registration is not None and broker_id in registration.replicas else None

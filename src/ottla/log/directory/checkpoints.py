@@ -21,6 +21,7 @@ LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
 PARTITION_METADATA = "partition.metadata"
+DAMAGE_REPORT = "damage-report"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 LOCK = ".lock"
 
@@ -196,6 +197,21 @@ def read_topic_id(disk: Disk, path: str) -> bytes | None:
         return parse_uuid(values.get("topic_id", "").strip())
     except ValueError as error:
         raise CorruptCheckpoint(str(error)) from None
+
+
+def write_damage_report(disk: Disk, dir: str, report: str) -> None:
+    """Note in a partition's directory that its log is damaged: the next load checks every batch of it, even
+    if the log directory was shut down cleanly.
+    """
+    write_file(disk, posixpath.join(dir, DAMAGE_REPORT), f"{report}\n".encode())
+
+
+def read_damage_report(disk: Disk, dir: str) -> str | None:
+    """Why the log in a partition's directory is not served; None if it is not known to be damaged."""
+    try:
+        return read_file(disk, posixpath.join(dir, DAMAGE_REPORT)).decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return None
 
 
 def write_clean_shutdown(disk: Disk, dir: str, broker_epoch: int) -> None:

@@ -35,6 +35,8 @@ class DirectoryContents:
     deleted: list[str] = field(default_factory=list)
     """Partitions whose removal was not completed, by their paths."""
     strays: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    """Damaged logs that were set aside, by their paths."""
 
 
 def open_directory(directory: LogDirectory, *, lock: bool) -> Lock | None:
@@ -103,6 +105,9 @@ def list_directory(directory: LogDirectory) -> DirectoryContents:
         elif kind is DirKind.STRAY:
             _log.warning("%s is a stray partition; remove it when it is no longer needed", path)
             contents.strays.append(path)
+        elif kind is DirKind.DAMAGED:
+            _log.warning("%s was set aside as damaged; remove it when it is no longer needed", path)
+            contents.damaged.append(path)
         else:
             contents.partitions.append(PartitionDir(name, partition, kind))
     return contents

@@ -1,7 +1,8 @@
 """The names of the directories of partitions.
 
-A partition's directory is `topic-partition`, with `.<unique id>-delete`, `-future` or `-stray` behind it in
-those states.
+A partition's directory is `topic-partition`, with `.<unique id>-delete`, `-future`, `-stray` or
+`-damaged-stray` behind it in those states. The last one is ours: what was set aside because it is damaged.
+Apache Kafka takes it for a stray, which it leaves alone; any other name would end its start.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ class DirKind(Enum):
     DELETE = "-delete"
     FUTURE = "-future"
     STRAY = "-stray"
+    DAMAGED = "-damaged-stray"
 
 
-_MOVED_DIR = re.compile(r"(\S+)-(\d+)\.(\S+)(-delete|-future|-stray)", re.ASCII)
+_MOVED_DIR = re.compile(r"(\S+)-(\d+)\.(\S+?)(-delete|-future|-damaged-stray|-stray)", re.ASCII)
 _CURRENT_DIR = re.compile(r"(.+)-(\d+)", re.ASCII)
 
 
@@ -43,7 +45,7 @@ def moved_dir_name(partition: TopicPartition, kind: DirKind, unique_id: bytes) -
 
 def parse_dir_name(name: str) -> tuple[TopicPartition, DirKind]:
     """The partition and the state of a directory; KAFKA_STORAGE_ERROR for a name that is neither."""
-    for kind in (DirKind.DELETE, DirKind.FUTURE, DirKind.STRAY):
+    for kind in (DirKind.DELETE, DirKind.FUTURE, DirKind.DAMAGED, DirKind.STRAY):
         if name.endswith(kind.value):
             match = _MOVED_DIR.fullmatch(name)
             break

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import posixpath
+from typing import NamedTuple
 
 from ottla.log.config.log_config import LogConfig
+from ottla.log.directory.checkpoints import DAMAGE_REPORT
 from ottla.log.segment.file_names import (
     CLEANED,
     DELETED,
@@ -33,9 +35,17 @@ _NEVER = 1 << 64
 Files = list[tuple[str, SegmentFile]]
 
 
-def complete_interrupted_operations(handles: FileHandles, dir: str, config: LogConfig) -> list[int]:
-    """Complete or undo interrupted deletions and swaps in a partition's directory; return the base offsets of
-    the segments that are left. Reads no file unless it must.
+class PartitionFiles(NamedTuple):
+    """What a partition's directory holds once interrupted operations are completed."""
+
+    base_offsets: list[int]
+    """Of the segments, ascending."""
+    has_damage_report: bool
+
+
+def complete_interrupted_operations(handles: FileHandles, dir: str, config: LogConfig) -> PartitionFiles:
+    """Complete or undo interrupted deletions and swaps in a partition's directory; return what is left. Reads
+    no file unless it must.
     """
     disk = handles.disk
     names = disk.list_dir(dir)
@@ -57,7 +67,7 @@ def complete_interrupted_operations(handles: FileHandles, dir: str, config: LogC
     for name in orphans:
         _log.warning("%s has no segment and is removed", posixpath.join(dir, name))
     _unlink(disk, dir, orphans)
-    return bases
+    return PartitionFiles(bases, DAMAGE_REPORT in names)
 
 
 def _segment_files(names: list[str]) -> Files:

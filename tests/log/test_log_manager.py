@@ -332,7 +332,8 @@ async def test_a_damaged_log_is_set_aside_and_created_again() -> None:
     before = node.disk.list_dir(bad.dir)
     await node.manager.set_aside(bad.topic_partition)
     (aside,) = node.manager.directories_set_aside
-    assert aside.startswith(f"{A}/orders-0.") and aside.endswith("-damaged-stray")
+    assert aside.startswith(f"{A}/orders-0.")
+    assert aside.endswith("-damaged-stray")
     assert node.disk.list_dir(aside) == before
     assert node.log("orders", 0).log_end_offset == 0
     await node.crash()

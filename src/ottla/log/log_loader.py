@@ -235,7 +235,8 @@ class LogLoader:
     def _advice(self) -> str:
         return (
             "The files are left as they are. Where another replica leads the partition, they are set aside "
-            f"and the log is fetched from it. If there is none, restore the file, or stop the node and {_REPAIR}"
+            "and the log is fetched from it. If there is none, restore the file, or stop the node and "
+            f"{_REPAIR}"
         )
 
     def _segment(self, base_offset: int) -> LogSegment:

@@ -5,9 +5,9 @@ for each periodic task (flush, checkpoint, retention, removal of deleted files);
 it. Calls that may block run in the pool; everything else runs on the event loop, in small steps.
 
 A directory that fails is offline with all its logs; the others go on. A log that cannot be recovered is
-refused with the reason (`failed`), and its files and checkpoints are kept until it is deleted, set aside to be
-fetched again from a leader (`set_aside`), or repaired by the operator. A report in its directory makes every
-later load check all of it again, so that the mark of a clean shutdown is true of the others.
+refused with the reason (`failed`), and its files and checkpoints are kept until it is deleted, set aside to
+be fetched again from a leader (`set_aside`), or repaired by the operator. A report in its directory makes
+every later load check all of it again, so that the mark of a clean shutdown is true of the others.
 """
 
 from __future__ import annotations

@@ -156,8 +156,9 @@ class _Produce:
         self._by_id = context.version >= 13
         self._response = ProduceResponse()
         self._verification: ProduceVerification | None = None
-        # (partition, offset that its high watermark must reach, its part of the response): with acks=all, all
-        # that were appended.
+        # (partition, offset that its high watermark must reach, its part of the response): with acks=all,
+        # those that were appended and are not decided. What is decided stays, whatever becomes of the
+        # partition while others are waited for.
         self._awaiting_replication: list[tuple[Partition, int, PartitionProduceResponse]] = []
         # (partition, its part of the response): those whose settings ask for a flush before the response.
         self._awaiting_flush: list[tuple[Partition, PartitionProduceResponse]] = []
@@ -328,16 +329,14 @@ class _Produce:
         """Flush and, with acks=all, wait for the in-sync replicas: Kafka's `DelayedProduce`."""
         await self._flush()
         if self.request.acks == -1:
-            waiting = self._awaiting_replication
             done = await self._broker.replicas.purgatory.try_complete_else_watch(
-                [partition.topic_partition for partition, _, _ in waiting],
+                [partition.topic_partition for partition, _, _ in self._awaiting_replication],
                 lambda: not self._must_wait_for_replicas(),
                 self.request.timeout_ms,
             )
-            if not done:
-                for partition, offset, response in waiting:
-                    if partition.check_enough_replicas_reach_offset(offset) is None:
-                        response.error_code = int(ErrorCode.REQUEST_TIMED_OUT)
+            if not done and self._must_wait_for_replicas():
+                for _, _, response in self._awaiting_replication:
+                    response.error_code = int(ErrorCode.REQUEST_TIMED_OUT)
         return self._with_leaders()
 
     async def _flush(self) -> None:
@@ -353,15 +352,20 @@ class _Produce:
                 self._failure = f"{partition.topic_partition}: {error}"
 
     def _must_wait_for_replicas(self) -> bool:
-        """Put the outcome of each partition into its response; True while some records are not replicated."""
-        must_wait = False
-        for partition, offset, response in self._awaiting_replication:
+        """Decide the partitions that can be, each once; True while some are left."""
+        undecided = []
+        for each in self._awaiting_replication:
+            partition, offset, response = each
             outcome = partition.check_enough_replicas_reach_offset(offset)
             if outcome is None:
-                must_wait = True
-            else:
-                response.error_code = int(outcome)
-        return must_wait
+                undecided.append(each)
+                continue
+            response.error_code = int(outcome)
+            if outcome in LEADER_CHANGED:
+                tp = partition.topic_partition
+                self._moved.append((partition.topic_id if self._by_id else tp.topic, response))
+        self._awaiting_replication = undecided
+        return bool(undecided)
 
     def _with_leaders(self) -> ProduceResponse:
         response = self._response

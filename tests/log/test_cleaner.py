@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from ottla.log.cleaner.checkpoint import CleanerCheckpoint
 from ottla.log.cleaner.cleaner import CleanerConfig, LogCleaner
 from ottla.log.cleaner.compaction import SegmentTooLarge
 from ottla.log.cleaner.throttler import Throttler
@@ -53,6 +54,8 @@ class InterruptedPool(InlinePool):
 
     async def run(self, fn: Callable[..., T], *args: Any) -> T:
         result = await super().run(fn, *args)
+        if fn is CleanerCheckpoint:
+            return result  # before the log is chosen
         self._left -= 1
         if self._left == 0:
             self._interrupt()
@@ -110,6 +113,72 @@ def test_a_damaged_checkpoint_costs_a_second_cleaning(
     assert lab.values() == LATEST | {"a": "new"}
 
 
+CHECKPOINT = f"{PATH}/cleaner-offset-checkpoint"
+
+
+@pytest.mark.parametrize("ops", [["open"], ["read"]])
+def test_a_checkpoint_that_cannot_be_read_now_is_read_in_a_later_round(
+    lab: CompactionHarness, ops: list[str]
+) -> None:
+    assert lab.clean()
+    lab.restart()
+    lab.put("a", "new")
+    lab.roll()
+    lab.replicate_and_flush()
+    lab.disk.fail(errno.EMFILE, prefix=CHECKPOINT, ops=ops)
+    assert not asyncio.run(lab.cleaner.clean_filthiest_log())
+    assert lab.directory.is_online
+    assert not lab.cleaner.uncleanable
+    assert asyncio.run(lab.cleaner.clean_filthiest_log())
+    assert lab.values() == LATEST | {"a": "new"}
+
+
+def test_a_checkpoint_that_cannot_be_read_takes_its_own_directory_offline(lab: CompactionHarness) -> None:
+    assert lab.clean()
+    lab.restart()
+    healthy = CompactionHarness()
+    for value in "12":
+        healthy.put("a", value)
+        healthy.roll()
+    healthy.replicate_and_flush()
+    healthy.disk.make_dirs("/another")
+    healthy.directory.path = "/another"  # its disk is another one, too
+    lab.put("a", "new")
+    lab.roll()
+    lab.replicate_and_flush()
+    lab.disk.fail(errno.EIO, prefix=CHECKPOINT, ops=["open"], times=None)
+    cleaner = cleaner_of(lab, logs=[lab.log, healthy.log])
+    assert asyncio.run(cleaner.clean_filthiest_log())
+    assert healthy.values() == {"a": "2"}
+    assert not lab.directory.is_online
+    assert healthy.directory.is_online
+    assert not asyncio.run(cleaner.clean_filthiest_log())
+
+
+def test_a_choice_among_many_logs_is_made_in_turns(lab: CompactionHarness) -> None:
+    others = [
+        create_log(lab.directory, f"other-{index}", TopicPartition("other", index), CONFIG)
+        for index in range(64)
+    ]
+    cleaner = cleaner_of(lab, logs=[*others, lab.log])
+
+    async def turns_of_others() -> int:
+        count = 0
+
+        async def other() -> None:
+            nonlocal count
+            while True:
+                count += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        assert await cleaner._grab_filthiest_log(lab.clock.wall_ms()) is not None
+        task.cancel()
+        return count
+
+    assert asyncio.run(turns_of_others()) >= 4
+
+
 def test_the_dirtiest_of_several_logs_comes_first(lab: CompactionHarness) -> None:
     other = create_log(lab.directory, "other-0", TopicPartition("other", 0), CONFIG)
     lab.clean()
@@ -125,10 +194,7 @@ def test_the_dirtiest_of_several_logs_comes_first(lab: CompactionHarness) -> Non
     cleaner = cleaner_of(lab, logs=logs)
     cleaned = []
     while asyncio.run(cleaner.clean_filthiest_log()):
-        until = {
-            log.topic_partition: cleaner._checkpoint(lab.directory).get(log.topic_partition) for log in logs
-        }
-        cleaned.append(until)
+        cleaned.append({log.topic_partition: asyncio.run(cleaner.clean_until(log)) for log in logs})
     assert cleaned == [
         {PARTITION: 16, TopicPartition("other", 0): 3},
         {PARTITION: 17, TopicPartition("other", 0): 3},
@@ -183,7 +249,7 @@ def test_a_truncation_ends_the_cleaning(lab: CompactionHarness, after: int) -> N
     assert pool.has_interrupted
     assert not cleaner.uncleanable
     assert not leftovers(lab)
-    assert cleaner._checkpoint(lab.directory).get(PARTITION) is None
+    assert asyncio.run(cleaner.clean_until(lab.log)) is None
     lab.check_order()
     lab.check_nothing_invented()
     assert lab.log.log_end_offset == 10

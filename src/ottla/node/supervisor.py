@@ -236,16 +236,17 @@ class BrokerTasks:
             lifecycle.fence_itself()
 
     async def _clean(self) -> None:
-        from ottla.log.cleaner.cleaner import LogCleaner
+        if self._cleaner is None:
+            from ottla.log.cleaner.cleaner import LogCleaner
 
-        runtime = self._runtime
-        self._cleaner = LogCleaner(
-            runtime.clock,
-            runtime.random,
-            runtime.pool,
-            self._logs.logs,
-            cleaner_config(self._config.current),
-        )
+            runtime = self._runtime
+            self._cleaner = LogCleaner(
+                runtime.clock,
+                runtime.random,
+                runtime.pool,
+                self._logs.logs,
+                cleaner_config(self._config.current),
+            )
         await self._cleaner.run()
 
 

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Callable, Container
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import LogDirectory
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["CleanerCheckpoint"]
+__all__ = ["CleanerCheckpoint", "checkpoint_path"]
 
 _log = logging.getLogger(__name__)
 
 
+def checkpoint_path(directory: LogDirectory) -> str:
+    return posixpath.join(directory.path, checkpoints.CLEANER_OFFSETS)
+
+
 class CleanerCheckpoint:
-    """The checkpoint of one log directory."""
+    """The checkpoint of one log directory. To make one reads its file; OSError if that cannot be."""
 
     __slots__ = ("_directory", "_offsets", "_version", "_written_version")
 
@@ -37,7 +41,7 @@ class CleanerCheckpoint:
 
     @property
     def path(self) -> str:
-        return posixpath.join(self._directory.path, checkpoints.CLEANER_OFFSETS)
+        return checkpoint_path(self._directory)
 
     @property
     def is_dirty(self) -> bool:
@@ -51,21 +55,23 @@ class CleanerCheckpoint:
         """Set the offset of a partition, or remove the partition; `write` makes that durable."""
         if self._offsets.get(partition) == offset:
             return
-        # A new mapping, since the old one may be on its way to the disk.
-        offsets = {known: at for known, at in self._offsets.items() if known != partition}
-        if offset is not None:
-            offsets[partition] = offset
-        self._offsets = offsets
+        if offset is None:
+            del self._offsets[partition]
+        else:
+            self._offsets[partition] = offset
         self._version += 1
 
-    def retain_only(self, partitions: Iterable[TopicPartition]) -> None:
+    def retain_only(self, present: Container[TopicPartition]) -> None:
         """Remove all other partitions."""
-        present = set(partitions)
         for partition in [known for known in self._offsets if known not in present]:
             self.set(partition, None)
 
-    def write(self) -> None:
-        """Write the offsets as they are now; one call at a time."""
-        version, offsets = self._version, self._offsets
-        checkpoints.write_offsets(self._directory.disk, self.path, offsets)
-        self._written_version = version
+    def stage(self) -> Callable[[], None]:
+        """Return what writes the offsets as they are now, in any thread; one write at a time."""
+        version, offsets = self._version, dict(self._offsets)
+
+        def write() -> None:
+            checkpoints.write_offsets(self._directory.disk, self.path, offsets)
+            self._written_version = version
+
+        return write

@@ -12,7 +12,8 @@ completes it); then the old segments are renamed to `.deleted` and that made dur
 its final name. Cleaning stays below the recovery point, where recovery expects gaps between offsets.
 
 A log whose records cannot be read is marked uncleanable, with an error in the node's log, and left alone
-until the node starts again; the others go on.
+until the node starts again; the others go on. A directory whose checkpoint cannot be read is left out of a
+round, and tried again in the next one unless the error has taken it offline.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ottla.log.cleaner.checkpoint import CleanerCheckpoint
+from ottla.log.cleaner.checkpoint import CleanerCheckpoint, checkpoint_path
 from ottla.log.cleaner.compaction import (
     CleanerStats,
     Compaction,
@@ -44,6 +45,7 @@ from ottla.records.compaction import OffsetMap
 from ottla.runtime.clock import Clock
 from ottla.runtime.pool import Pool
 from ottla.runtime.random import Random
+from ottla.runtime.turns import Turns
 
 __all__ = ["CleanerConfig", "LogCleaner"]
 
@@ -52,6 +54,8 @@ MAP_ENTRY_BYTES = 24
 _OFFSET_INDEX_ENTRY_BYTES = 8
 _TIME_INDEX_ENTRY_BYTES = 12
 _SMALLER_GROUPS = 0.9
+_CHECK_EVERY = 8
+"""Logs that are looked at between two looks at the clock."""
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +115,8 @@ class LogCleaner:
         self._throttle = Throttler(clock, self._config.io_max_bytes_per_second)
         self._checkpoints: dict[str, CleanerCheckpoint] = {}
         self._writing = asyncio.Lock()
+        # One worker chooses at a time: that takes several turns of the event loop where there are many logs.
+        self._choosing = asyncio.Lock()
         # Partitions that are being cleaned, each with the event that is set at the end.
         self._in_progress: dict[TopicPartition, asyncio.Event] = {}
         self._paused: Counter[TopicPartition] = Counter()
@@ -137,6 +143,11 @@ class LogCleaner:
         self._config = config
         self._throttle.set_rate(config.io_max_bytes_per_second)
 
+    async def clean_until(self, log: UnifiedLog) -> int | None:
+        """Where the last cleaning of a log ended, by the checkpoint; None if that does not say."""
+        checkpoint = await self._load_checkpoint(log.directory)
+        return None if checkpoint is None else checkpoint.get(log.topic_partition)
+
     # For the parts of the node that delete, move or replace logs
 
     def is_cleaning(self, partition: TopicPartition) -> bool:
@@ -161,18 +172,25 @@ class LogCleaner:
     async def on_log_deleted(self, directory: LogDirectory, partition: TopicPartition) -> None:
         """Forget a log that was removed from the directory: a new one of this name must not count as
         clean."""
-        self._checkpoint(directory).set(partition, None)
-        await self._write_checkpoint(directory)
+        checkpoint = await self._load_checkpoint(directory)
+        if checkpoint is not None:
+            checkpoint.set(partition, None)
+            await self._write_checkpoint(directory)
 
     async def on_log_moved(
         self, partition: TopicPartition, source: LogDirectory, target: LogDirectory
     ) -> None:
         """Take the checkpoint of a log along that is in another directory now."""
-        offset = self._checkpoint(source).get(partition)
-        self._checkpoint(source).set(partition, None)
-        self._checkpoint(target).set(partition, offset)
-        await self._write_checkpoint(target)
-        await self._write_checkpoint(source)
+        before, after = await self._load_checkpoint(source), await self._load_checkpoint(target)
+        offset = None
+        if before is not None:
+            offset = before.get(partition)
+            before.set(partition, None)
+        if after is not None:
+            after.set(partition, offset)
+            await self._write_checkpoint(target)
+        if before is not None:
+            await self._write_checkpoint(source)
 
     # Cleaning
 
@@ -191,12 +209,13 @@ class LogCleaner:
         """Clean the dirtiest log that is due; False if there was none."""
         now_ms = self._clock.wall_ms()
         self.last_run_ms = now_ms
-        choice = self._grab_filthiest_log(now_ms)
-        if choice is None:
-            return False
-        log, to_clean = choice
-        partition = log.topic_partition
-        over = self._in_progress[partition] = asyncio.Event()
+        async with self._choosing:
+            choice = await self._grab_filthiest_log(now_ms)
+            if choice is None:
+                return False
+            log, to_clean = choice
+            partition = log.topic_partition
+            over = self._in_progress[partition] = asyncio.Event()
         try:
             await self._clean(log, to_clean, now_ms)
         finally:
@@ -204,43 +223,71 @@ class LogCleaner:
             over.set()
         return True
 
-    def _grab_filthiest_log(self, now_ms: int) -> tuple[UnifiedLog, LogToClean] | None:
+    async def _grab_filthiest_log(self, now_ms: int) -> tuple[UnifiedLog, LogToClean] | None:
+        """Choose a log and its range, in turns; what was chosen is as it is now."""
         logs = list(self._logs())
-        present = set(logs)
-        self._uncleanable = {log: why for log, why in self._uncleanable.items() if log in present}
-        self._group_share = {log: share for log, share in self._group_share.items() if log in present}
-        for directory, checkpoint in self._checkpoints.items():
-            checkpoint.retain_only(log.topic_partition for log in logs if log.directory.path == directory)
-        candidates = []
-        self.max_dirty_ratio, self.max_compaction_delay_ms = 0.0, 0
+        self._forget_others(logs)
+        turns = Turns(self._clock, check_every=_CHECK_EVERY)
+        present: dict[str, set[TopicPartition]] = {}
+        compacted = []
         for log in logs:
-            partition = log.topic_partition
-            if (
-                not log.config.compact
-                or len(log.segments) < 2
-                or log in self._uncleanable
-                or partition in self._in_progress
-                or self._paused[partition]
-                or not log.directory.is_online
-            ):
-                continue
-            to_clean = self._assess(log, now_ms)
-            if to_clean is not None:
+            present.setdefault(log.directory.path, set()).add(log.topic_partition)
+            if log.config.compact and len(log.segments) > 1:
+                compacted.append(log)
+            if turns.is_due():
+                await turns.pause()
+        for directory in {log.directory.path: log.directory for log in compacted}.values():
+            await self._load_checkpoint(directory)
+        for path, checkpoint in self._checkpoints.items():
+            checkpoint.retain_only(present.get(path, ()))
+        turns.begin()
+        candidates = []
+        ratio, delay_ms = 0.0, 0
+        for log in compacted:
+            if self._is_available(log) and (to_clean := self._assess(log, now_ms)) is not None:
                 candidates.append((log, to_clean, log.config))
-                self.max_dirty_ratio = max(self.max_dirty_ratio, to_clean.cleanable_ratio)
-                delay_ms = to_clean.compaction_delay_ms
-                self.max_compaction_delay_ms = max(self.max_compaction_delay_ms, delay_ms)
-        return dirtiest(candidates)
+                ratio = max(ratio, to_clean.cleanable_ratio)
+                delay_ms = max(delay_ms, to_clean.compaction_delay_ms)
+            if turns.is_due():
+                await turns.pause()
+        self.max_dirty_ratio, self.max_compaction_delay_ms = ratio, delay_ms
+        choice = dirtiest(candidates)
+        if choice is None or turns.taken == 0:
+            return choice
+        log = choice[0]
+        # The log may have changed in the turns since: where it has, another round decides.
+        again = self._assess(log, now_ms) if self._is_available(log) and not log.is_closed else None
+        return None if again is None else dirtiest([(log, again, log.config)])
+
+    def _forget_others(self, logs: Iterable[UnifiedLog]) -> None:
+        """Forget what is known of logs that are gone."""
+        if self._uncleanable or self._group_share:
+            present = set(logs)
+            self._uncleanable = {log: why for log, why in self._uncleanable.items() if log in present}
+            self._group_share = {log: share for log, share in self._group_share.items() if log in present}
+
+    def _is_available(self, log: UnifiedLog) -> bool:
+        """Whether a compacted log may be cleaned now."""
+        partition = log.topic_partition
+        return (
+            log.config.compact
+            and len(log.segments) > 1
+            and log not in self._uncleanable
+            and partition not in self._in_progress
+            and not self._paused[partition]
+            and log.directory.is_online
+            and log.directory.path in self._checkpoints
+        )
 
     def _assess(self, log: UnifiedLog, now_ms: int) -> LogToClean | None:
         partition = log.topic_partition
-        checkpoint = self._checkpoint(log.directory)
-        truncation_offset = log.local_log.take_truncation_offset()
-        clean_until = checkpoint.get(partition)
-        if truncation_offset is not None and clean_until is not None and truncation_offset < clean_until:
-            clean_until = truncation_offset
-            checkpoint.set(partition, truncation_offset)
+        checkpoint = self._checkpoints[log.directory.path]
         try:
+            truncation_offset = log.local_log.take_truncation_offset()
+            clean_until = checkpoint.get(partition)
+            if truncation_offset is not None and clean_until is not None and truncation_offset < clean_until:
+                clean_until = truncation_offset
+                checkpoint.set(partition, truncation_offset)
             cleaning = cleanable_offsets(log, clean_until, now_ms)
             if cleaning.checkpoint_is_invalid:
                 if not log.config.delete:
@@ -265,7 +312,7 @@ class LogCleaner:
         try:
             work = self._begin(log, to_clean, now_ms)
             await self._compact(log, work)
-            self._checkpoint(log.directory).set(log.topic_partition, work.end_offset)
+            self._checkpoints[log.directory.path].set(log.topic_partition, work.end_offset)
             await self._write_checkpoint(log.directory)
             self.last_stats = work.stats
             seconds = (self._clock.monotonic_ns() - started_ns) / 1e9
@@ -381,20 +428,27 @@ class LogCleaner:
 
     # Checkpoints and the pool
 
-    def _checkpoint(self, directory: LogDirectory) -> CleanerCheckpoint:
-        checkpoint = self._checkpoints.get(directory.path)
-        if checkpoint is None:
-            checkpoint = self._checkpoints[directory.path] = CleanerCheckpoint(directory)
-        return checkpoint
+    async def _load_checkpoint(self, directory: LogDirectory) -> CleanerCheckpoint | None:
+        """The checkpoint of a directory; None if it cannot be read, or not now."""
+        known = self._checkpoints.get(directory.path)
+        if known is not None or not directory.is_online:
+            return known
+        try:
+            loaded = await self._in_pool(CleanerCheckpoint, directory)
+        except OSError as error:
+            action = f"reading {checkpoint_path(directory)}"
+            _log.warning("%s", directory.io_error(action, error).message)
+            return None
+        return self._checkpoints.setdefault(directory.path, loaded)
 
     async def _write_checkpoint(self, directory: LogDirectory) -> None:
-        checkpoint = self._checkpoint(directory)
         async with self._writing:
+            checkpoint = self._checkpoints[directory.path]
             if checkpoint.is_dirty and directory.is_online:
                 try:
-                    await self._in_pool(checkpoint.write)
+                    await self._in_pool(checkpoint.stage())
                 except OSError as error:
-                    _log.warning("%s", directory.io_error(f"writing {checkpoint.path}", error))
+                    _log.warning("%s", directory.io_error(f"writing {checkpoint.path}", error).message)
 
     async def _in_pool(self, fn: Callable[..., T], *args: Any) -> T:
         """Run in the pool; where this is cancelled, let the call end first, since it uses state of the

@@ -167,7 +167,11 @@ def start(arguments: Sequence[str]) -> int:
             authorizer,
         )
     try:
-        run_node(NodeConfig(settings), ready=lambda addresses, dirs: _ready(addresses, dirs, began_ns))
+        run_node(
+            NodeConfig(settings),
+            ready=lambda addresses, dirs: _ready(addresses, dirs, began_ns),
+            report=lambda status: print(f"ottla status: {status.to_json()}", flush=True),
+        )
     except ConfigError as error:
         return _fail(str(error))
     except NodeFailed as failure:

@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
+from ottla.node.process_status import ProcessStatus, process_status
 from ottla.runtime import process
 from ottla.runtime.address import Address
+from ottla.runtime.garbage_collection import GarbageCollection
 from ottla.runtime.loop import run
+from ottla.runtime.loop_watchdog import DEFAULT_BOUND_MS, LoopWatchdog
 from ottla.runtime.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
 __all__ = ["NodeFailed", "run_node"]
 
+# How long a turn of the event loop may take, in milliseconds, before the watchdog logs it; 0 for no watchdog.
+MAX_TURN_MS: Final = "OTTLA_MAX_TURN_MS"
+# How often the node looks whether a complete garbage collection is due.
+_GARBAGE_CHECK_S: Final = 60.0
 
-def run_node(config: NodeConfig, *, ready: Callable[[str, list[str]], None]) -> None:
+
+def run_node(
+    config: NodeConfig,
+    *,
+    ready: Callable[[str, list[str]], None],
+    report: Callable[[ProcessStatus], None],
+) -> None:
     """Run a node until SIGTERM or SIGINT. `ready` is called once, with the addresses that it serves and the
-    directories of its data.
+    directories of its data; `report`, with the state of the process, for each SIGUSR1.
 
     NodeFailed if it cannot start or has to give up.
     """
-    run(_main(config, ready))
+    run(_main(config, ready, report))
 
 
 async def _start_unless_stopped(node: Node, stop: asyncio.Event) -> bool:
@@ -44,27 +58,66 @@ async def _start_unless_stopped(node: Node, stop: asyncio.Event) -> bool:
     return False
 
 
-async def _main(config: NodeConfig, ready: Callable[[str, list[str]], None]) -> None:
+async def _main(
+    config: NodeConfig, ready: Callable[[str, list[str]], None], report: Callable[[ProcessStatus], None]
+) -> None:
     process.raise_open_file_limit()
     runtime = Runtime.real(pool_workers=config.number("background.threads"))
     node = Node(runtime, config)
     stop = asyncio.Event()
     undo = process.on_termination(lambda _signal: stop.set())
+    with _supervised_process(report):
+        try:
+            if not await _start_unless_stopped(node, stop):
+                return
+            addresses = ", ".join(
+                str(Address(at.host or "*", at.port)) for at in node.endpoints.for_operators()
+            )
+            ready(addresses, node.data_directories())
+            stopped = asyncio.ensure_future(stop.wait())
+            failed = asyncio.ensure_future(node.wait_until_failed())
+            await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+            for future in (stopped, failed):
+                future.cancel()
+            if failed.done() and not failed.cancelled():
+                raise NodeFailed(failed.result())
+        finally:
+            await node.stop()
+            undo()
+            runtime.close()
+
+
+@contextlib.contextmanager
+def _supervised_process(report: Callable[[ProcessStatus], None]) -> Iterator[None]:
+    """Keep garbage collections short, watch the turns of the event loop, and report both on SIGUSR1."""
+    collections = GarbageCollection()
+    collections.start()
+    watchdog = _watchdog(collections)
+    if watchdog is not None:
+        watchdog.start()
+    undo = process.on_status_request(lambda: report(process_status(watchdog, collections)))
+    collecting = asyncio.ensure_future(_collect_when_due(collections))
     try:
-        if not await _start_unless_stopped(node, stop):
-            return
-        # The objects made so far stay: the garbage collector need not visit them again.
-        gc.freeze()
-        addresses = ", ".join(str(Address(at.host or "*", at.port)) for at in node.endpoints.for_operators())
-        ready(addresses, node.data_directories())
-        stopped = asyncio.ensure_future(stop.wait())
-        failed = asyncio.ensure_future(node.wait_until_failed())
-        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
-        for future in (stopped, failed):
-            future.cancel()
-        if failed.done() and not failed.cancelled():
-            raise NodeFailed(failed.result())
+        yield
     finally:
-        await node.stop()
+        collecting.cancel()
         undo()
-        runtime.close()
+        if watchdog is not None:
+            watchdog.stop()
+        collections.stop()
+
+
+def _watchdog(collections: GarbageCollection) -> LoopWatchdog | None:
+    given = process.environment().get(MAX_TURN_MS, "")
+    try:
+        bound_ms = float(given) if given else DEFAULT_BOUND_MS
+    except ValueError:
+        raise NodeFailed(f"{MAX_TURN_MS}={given}: expected a number of milliseconds, or 0") from None
+    return LoopWatchdog(bound_ms, collections) if bound_ms > 0 else None
+
+
+async def _collect_when_due(collections: GarbageCollection) -> None:
+    while True:
+        await asyncio.sleep(_GARBAGE_CHECK_S)
+        if collections.needs_complete:
+            collections.collect_all()

@@ -15,6 +15,7 @@ __all__ = [
     "cpu_count",
     "environment",
     "halt",
+    "on_status_request",
     "on_termination",
     "open_file_limit",
     "open_files",
@@ -101,6 +102,20 @@ def on_termination(callback: Callable[[str], None]) -> Callable[[], None]:
     def undo() -> None:
         for number in signals:
             loop.remove_signal_handler(number)
+
+    return undo
+
+
+def on_status_request(callback: Callable[[], None]) -> Callable[[], None]:
+    """Call `callback` on the running loop each time SIGUSR1 arrives. Returns a function that undoes it.
+
+    Only for the main thread.
+    """
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, callback)
+
+    def undo() -> None:
+        loop.remove_signal_handler(signal.SIGUSR1)
 
     return undo
 

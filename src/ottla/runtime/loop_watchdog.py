@@ -1,0 +1,252 @@
+"""The watchdog of an event loop: a thread that finds out which code holds the loop for too long.
+
+The watchdog looks at the loop's thread two hundred times a second, and less often while it is idle. Where it
+finds it at work, it schedules a call on the loop. The time until that call runs is how long the loop was
+held, by one callback or by all that were ready before. If the call has not run within the bound, the
+watchdog takes the stack of the loop's thread, while the culprit is still on it, and logs it once the loop is
+free.
+
+What it measures is a lower bound, as a turn may have begun up to half a bound earlier. It reports the CPU
+time of the loop's thread as well: on a machine with too few cores a loop is late without doing anything. It
+costs the loop one callback for each look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from types import FrameType
+from typing import Final
+
+from ottla.runtime.garbage_collection import GarbageCollection
+
+__all__ = ["DEFAULT_BOUND_MS", "LoopStatistics", "LoopWatchdog"]
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_BOUND_MS: Final = 10.0
+# The upper ends of the classes of the histogram, in multiples of the bound; the last class has none.
+_CLASSES: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 50.0)
+# Looks at an idle loop that pass before the pause between them grows, and by how much it may.
+_IDLE_LOOKS: Final = 8
+_IDLE_FACTOR: Final = 4
+_MAX_FRAMES: Final = 12
+# One line of the log for each culprit in this time, so that a bad loop does not fill the disk.
+_LOG_EVERY_S: Final = 60.0
+_MAX_CULPRITS: Final = 100
+# A loop that is held for this long is logged while it lasts: it may never end.
+_LOG_AT_ONCE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStatistics:
+    """What the watchdog has seen since its start. Times are lower bounds, in milliseconds."""
+
+    bound_ms: float
+    looks: int
+    longest_ms: float
+    longest_culprit: str
+    longest_cpu_ms: float
+    longest_cpu_culprit: str
+    above_bound: int
+    above_bound_cpu: int
+    """How often the loop's thread used more CPU time than the bound within one wait."""
+    histogram: dict[str, int]
+    """How many waits were shorter than each time; the last class has no upper end."""
+
+
+class LoopWatchdog:
+    """Watches the loop that calls `start`, until `stop`. The thread is a daemon, and the only one that writes
+    the figures.
+    """
+
+    def __init__(
+        self, bound_ms: float = DEFAULT_BOUND_MS, collections: GarbageCollection | None = None
+    ) -> None:
+        if bound_ms <= 0:
+            raise ValueError(f"a bound above zero is needed, got {bound_ms}")
+        self.bound_ms: Final = bound_ms
+        self._bound_ns: Final = int(bound_ms * 1e6)
+        self._collections: Final = collections
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._loop: asyncio.AbstractEventLoop
+        self._ident = 0
+        # The clock of the CPU time of the loop's thread, where the system has one.
+        self._cpu_clock: int | None = None
+        # The frame from which the loop was entered: while the loop waits, no other is on top of it.
+        self._idle_frame: FrameType | None = None
+        # When the scheduled call ran, by both clocks; 0 while it waits. Written by the loop's thread.
+        self._ran_ns = 0
+        self._ran_cpu_ns = 0
+        self._looks = 0
+        self._longest_ns = 0
+        self._longest_culprit = ""
+        self._longest_cpu_ns = 0
+        self._longest_cpu_culprit = ""
+        self._above_bound = 0
+        self._above_bound_cpu = 0
+        self._limits_ns: Final = [int(share * self._bound_ns) for share in _CLASSES]
+        self._counts: Final = [0] * (len(_CLASSES) + 1)
+        self._logged: dict[str, tuple[float, int]] = {}
+
+    def start(self) -> None:
+        """Begin to watch the running loop."""
+        assert self._thread is None, "started twice"
+        self._loop = asyncio.get_running_loop()
+        self._ident = threading.get_ident()
+        if sys.platform == "linux":
+            self._cpu_clock = time.pthread_getcpuclockid(self._ident)
+        self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Start the thread from a plain callback, whose caller is the frame that runs the loop."""
+        if self._stopped:
+            return
+        self._idle_frame = sys._getframe(1)
+        self._thread = threading.Thread(target=self._watch, name="loop watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. Stopping twice is harmless."""
+        self._stopped = True
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._idle_frame = None
+
+    def statistics(self) -> LoopStatistics:
+        names = [f"{share * self.bound_ms:g}" for share in _CLASSES]
+        return LoopStatistics(
+            bound_ms=self.bound_ms,
+            looks=self._looks,
+            longest_ms=self._longest_ns / 1e6,
+            longest_culprit=self._longest_culprit,
+            longest_cpu_ms=self._longest_cpu_ns / 1e6,
+            longest_cpu_culprit=self._longest_cpu_culprit,
+            above_bound=self._above_bound,
+            above_bound_cpu=self._above_bound_cpu,
+            histogram=dict(zip([*names, "more"], self._counts, strict=True)),
+        )
+
+    # The thread
+
+    def _watch(self) -> None:
+        pause_s = self.bound_ms / 2000
+        idle_looks = 0
+        while not self._stopped:
+            self._looks += 1
+            if self._is_idle(sys._current_frames().get(self._ident)):
+                idle_looks += 1
+                time.sleep(pause_s if idle_looks < _IDLE_LOOKS else pause_s * _IDLE_FACTOR)
+                continue
+            idle_looks = 0
+            if not self._wait_for_turn(pause_s):
+                return
+
+    def _is_idle(self, frame: FrameType | None) -> bool:
+        if frame is None or frame is self._idle_frame:
+            return True
+        # asyncio's own loop waits in a selector, which is Python.
+        return frame.f_code.co_name == "select" and frame.f_code.co_filename.endswith("selectors.py")
+
+    def _wait_for_turn(self, pause_s: float) -> bool:
+        """Schedule a call on the loop and see how long it takes to run; False if the loop is closed."""
+        self._ran_ns = 0
+        collected_ms = 0.0 if self._collections is None else self._collections.total_ms
+        began_ns, began_cpu_ns = time.monotonic_ns(), self._cpu_ns()
+        try:
+            self._loop.call_soon_threadsafe(self._on_turn)
+        except RuntimeError:
+            return False
+        culprit, logged = "", False
+        while not self._ran_ns:
+            if self._stopped or self._loop.is_closed():
+                return False
+            time.sleep(pause_s)
+            if self._ran_ns:
+                break
+            held_ns = time.monotonic_ns() - began_ns
+            if held_ns >= self._bound_ns and not culprit:
+                culprit = self._culprit()
+            if held_ns >= _LOG_AT_ONCE_S * 1e9 and not logged:
+                self._log(culprit, held_ns, self._cpu_ns() - began_cpu_ns)
+                logged = True
+        held_ns, held_cpu_ns = self._ran_ns - began_ns, self._ran_cpu_ns - began_cpu_ns
+        if held_ns >= self._bound_ns and self._collections is not None:
+            collected_ms = self._collections.total_ms - collected_ms
+            if collected_ms >= self.bound_ms / 2:
+                culprit = f"garbage collection, {collected_ms:.0f} ms; {culprit}"
+        self._count(held_ns, held_cpu_ns, culprit or "not seen, over before its stack could be taken")
+        if held_ns >= self._bound_ns and not logged:
+            self._log(culprit, held_ns, held_cpu_ns)
+        return True
+
+    def _cpu_ns(self) -> int:
+        return 0 if self._cpu_clock is None else time.clock_gettime_ns(self._cpu_clock)
+
+    def _on_turn(self) -> None:
+        """Note when this call ran. Called on the loop."""
+        self._ran_cpu_ns = self._cpu_ns()
+        self._ran_ns = time.monotonic_ns()
+
+    def _count(self, held_ns: int, held_cpu_ns: int, culprit: str) -> None:
+        index = 0
+        while index < len(self._limits_ns) and held_ns >= self._limits_ns[index]:
+            index += 1
+        self._counts[index] += 1
+        self._above_bound += held_ns >= self._bound_ns
+        self._above_bound_cpu += held_cpu_ns >= self._bound_ns
+        if held_ns > self._longest_ns:
+            self._longest_ns = held_ns
+            self._longest_culprit = culprit
+        if held_cpu_ns > self._longest_cpu_ns:
+            self._longest_cpu_ns = held_cpu_ns
+            self._longest_cpu_culprit = culprit
+
+    def _culprit(self) -> str:
+        """The task and the stack of the loop's thread, the innermost call first."""
+        frame = sys._current_frames().get(self._ident)
+        if self._is_idle(frame):
+            return ""
+        calls: list[str] = []
+        while frame is not None and frame is not self._idle_frame:
+            code = frame.f_code
+            calls.append(f"{code.co_name} ({_short(code.co_filename)}:{frame.f_lineno})")
+            frame = frame.f_back
+        if len(calls) > _MAX_FRAMES:
+            half = _MAX_FRAMES // 2
+            calls[half:-half] = ["..."]
+        task = asyncio.current_task(self._loop)
+        name = "a callback" if task is None else f"task {task.get_name()!r}"
+        return f"{name}: {' < '.join(calls)}"
+
+    def _log(self, culprit: str, held_ns: int, held_cpu_ns: int) -> None:
+        """Log a wait, unless the same callback was logged a short while ago."""
+        now = time.monotonic()
+        place = culprit.rpartition(" < ")[2]
+        last, unlogged = self._logged.get(place, (-_LOG_EVERY_S, 0))
+        if now - last < _LOG_EVERY_S:
+            self._logged[place] = (last, unlogged + 1)
+            return
+        if len(self._logged) >= _MAX_CULPRITS:
+            self._logged.clear()
+        self._logged[place] = (now, 0)
+        also = f" (and {unlogged} times since it was last logged)" if unlogged else ""
+        _log.warning(
+            "the event loop was held for %.0f ms, %.0f ms of it on the CPU, where %g ms are allowed%s: %s",
+            held_ns / 1e6,
+            held_cpu_ns / 1e6,
+            self.bound_ms,
+            also,
+            culprit or "the stack is not known",
+        )
+
+
+def _short(path: str) -> str:
+    """The last two parts of a path."""
+    return "/".join(path.rsplit("/", 2)[-2:])

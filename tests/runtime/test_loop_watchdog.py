@@ -1,0 +1,118 @@
+"""The watchdog of the event loop: what holds the loop is found, and named, while it lasts."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from ottla.runtime.loop import new_event_loop
+from ottla.runtime.loop_watchdog import LoopStatistics, LoopWatchdog
+
+LOOPS = [new_event_loop, asyncio.new_event_loop]
+
+
+def watched(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    work: Callable[[LoopWatchdog], Coroutine[Any, Any, None]],
+) -> LoopStatistics:
+    watchdog = LoopWatchdog(bound_ms=10)
+
+    async def main() -> None:
+        watchdog.start()
+        try:
+            await work(watchdog)
+        finally:
+            watchdog.stop()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+    return watchdog.statistics()
+
+
+def hold_the_loop(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_a_callback_that_holds_the_loop_is_named(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(watchdog: LoopWatchdog) -> None:
+        deadline = time.monotonic() + 30
+        while "hold_the_loop" not in watchdog.statistics().longest_culprit:
+            assert time.monotonic() < deadline
+            hold_the_loop(0.2)
+            await asyncio.sleep(0.05)
+
+    with caplog.at_level(logging.WARNING):
+        seen = watched(new_loop, work)
+    assert seen.above_bound >= 1
+    assert seen.longest_ms >= 10
+    assert "task 'Task-" in seen.longest_culprit
+    (line, *_) = [record.getMessage() for record in caplog.records if "hold_the_loop" in record.getMessage()]
+    assert "the event loop was held for" in line
+    assert "where 10 ms are allowed" in line
+    # One line for a culprit, not one for each time.
+    assert len(caplog.records) <= 2
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_a_call_that_blocks_counts_too(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Such as an fsync: it takes no CPU time."""
+
+    async def work(watchdog: LoopWatchdog) -> None:
+        deadline = time.monotonic() + 30
+        while not watchdog.statistics().above_bound:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)  # noqa: ASYNC251
+            await asyncio.sleep(0.05)
+
+    seen = watched(new_loop, work)
+    assert seen.longest_ms >= 10
+    assert sum(seen.histogram.values()) >= 1
+
+
+def test_an_idle_loop_is_left_alone() -> None:
+    calls = 0
+
+    async def work(watchdog: LoopWatchdog) -> None:
+        nonlocal calls
+        on_turn = watchdog._on_turn
+
+        def counting() -> None:
+            nonlocal calls
+            calls += 1
+            on_turn()
+
+        watchdog._on_turn = counting  # type: ignore[method-assign]
+        deadline = time.monotonic() + 30
+        while watchdog.statistics().looks < 20:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.2)
+
+    seen = watched(new_event_loop, work)
+    assert calls < seen.looks / 2
+
+
+def test_it_ends_with_its_loop() -> None:
+    watchdog = LoopWatchdog()
+
+    async def main() -> None:
+        watchdog.start()
+        await asyncio.sleep(0.02)
+        hold_the_loop(0.03)
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main())
+    watchdog.stop()
+    watchdog.stop()
+
+
+def test_a_bound_is_needed() -> None:
+    with pytest.raises(ValueError, match="above zero"):
+        LoopWatchdog(0)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from ottla.runtime import process
 from ottla.runtime.garbage_collection import GarbageCollection
 from ottla.runtime.loop_watchdog import LoopStatistics, LoopWatchdog
+from ottla.runtime.tasks import TaskSupervisor
 
 __all__ = ["ProcessStatus", "process_status"]
 
@@ -25,6 +26,8 @@ class ProcessStatus:
     """The CPU time of the process so far."""
     tasks: dict[str, int]
     """The tasks of the event loop, by name; those without a name of their own together."""
+    failing_tasks: dict[str, str]
+    """The background tasks that have failed or were restarted since the start, with their last error."""
     loop: LoopStatistics | None
     """The turns of the event loop; None without a watchdog."""
     full_collections: int
@@ -37,13 +40,20 @@ class ProcessStatus:
         return json.dumps(asdict(self))
 
 
-def process_status(watchdog: LoopWatchdog | None, collections: GarbageCollection) -> ProcessStatus:
+def process_status(
+    background: TaskSupervisor, watchdog: LoopWatchdog | None, collections: GarbageCollection
+) -> ProcessStatus:
     """The state of this process, read on its event loop."""
     return ProcessStatus(
         resident_bytes=process.resident_bytes(),
         open_files=process.open_files(),
         cpu_ms=process.cpu_ns() // 1_000_000,
         tasks=dict(sorted(Counter(map(_name, asyncio.all_tasks())).items())),
+        failing_tasks={
+            status.name: f"{status.state.value}, {status.restarts} errors, the last: {status.last_error}"
+            for status in background.statuses()
+            if status.restarts
+        },
         loop=None if watchdog is None else watchdog.statistics(),
         full_collections=collections.full_collections,
         longest_collection_ms=collections.longest_ms,

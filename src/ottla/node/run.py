@@ -26,7 +26,7 @@ __all__ = ["NodeFailed", "run_node"]
 # How long a turn of the event loop may take, in milliseconds, before the watchdog logs it; 0 for no watchdog.
 MAX_TURN_MS: Final = "OTTLA_MAX_TURN_MS"
 # How often the node looks whether a complete garbage collection is due.
-_GARBAGE_CHECK_S: Final = 60.0
+_GARBAGE_CHECK_MS: Final = 60_000
 
 
 def run_node(
@@ -66,7 +66,7 @@ async def _main(
     node = Node(runtime, config)
     stop = asyncio.Event()
     undo = process.on_termination(lambda _signal: stop.set())
-    with _supervised_process(report):
+    with _watched_process(node, report):
         try:
             if not await _start_unless_stopped(node, stop):
                 return
@@ -88,15 +88,20 @@ async def _main(
 
 
 @contextlib.contextmanager
-def _supervised_process(report: Callable[[ProcessStatus], None]) -> Iterator[None]:
+def _watched_process(node: Node, report: Callable[[ProcessStatus], None]) -> Iterator[None]:
     """Keep garbage collections short, watch the turns of the event loop, and report both on SIGUSR1."""
     collections = GarbageCollection()
     collections.start()
     watchdog = _watchdog(collections)
     if watchdog is not None:
         watchdog.start()
-    undo = process.on_status_request(lambda: report(process_status(watchdog, collections)))
-    collecting = asyncio.ensure_future(_collect_when_due(collections))
+    undo = process.on_status_request(lambda: report(process_status(node.tasks, watchdog, collections)))
+
+    async def collect_if_due() -> None:
+        if collections.needs_complete:
+            collections.collect_all()
+
+    collecting = node.tasks.every(lambda: _GARBAGE_CHECK_MS, collect_if_due, "complete garbage collection")
     try:
         yield
     finally:
@@ -114,10 +119,3 @@ def _watchdog(collections: GarbageCollection) -> LoopWatchdog | None:
     except ValueError:
         raise NodeFailed(f"{MAX_TURN_MS}={given}: expected a number of milliseconds, or 0") from None
     return LoopWatchdog(bound_ms, collections) if bound_ms > 0 else None
-
-
-async def _collect_when_due(collections: GarbageCollection) -> None:
-    while True:
-        await asyncio.sleep(_GARBAGE_CHECK_S)
-        if collections.needs_complete:
-            collections.collect_all()

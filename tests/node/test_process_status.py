@@ -1,0 +1,60 @@
+"""What a node says of its process on SIGUSR1."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def started(directory: Path, **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "ottla", "start", "--data-dir", str(directory), "--listen", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def status_of(node: "subprocess.Popen[str]") -> dict[str, Any]:
+    assert node.stdout is not None
+    ready = node.stdout.readline()
+    assert "is ready" in ready, ready
+    node.send_signal(signal.SIGUSR1)
+    line = node.stdout.readline()
+    label, _, text = line.partition(": ")
+    assert label == "ottla status"
+    status: dict[str, Any] = json.loads(text)
+    return status
+
+
+@pytest.mark.parametrize(("setting", "bound"), [("", 10.0), ("25", 25.0), ("0", None)])
+def test_a_node_reports_its_process(tmp_path: Path, setting: str, bound: float | None) -> None:
+    with started(tmp_path / "data", OTTLA_MAX_TURN_MS=setting) as node:
+        try:
+            status = status_of(node)
+        finally:
+            node.terminate()
+            _, errors = node.communicate(timeout=60)
+    assert node.returncode == 0, errors
+    assert status["resident_bytes"] > 10_000_000
+    assert status["open_files"] > 3
+    assert status["tasks"]["controller tick"] == 1
+    assert status["failing_tasks"] == {}
+    if bound is None:
+        assert status["loop"] is None
+    else:
+        assert status["loop"]["bound_ms"] == bound
+        assert status["loop"]["looks"] > 0
+
+
+def test_a_bound_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    with started(tmp_path / "data", OTTLA_MAX_TURN_MS="soon") as node:
+        _, errors = node.communicate(timeout=60)
+    assert node.returncode == 1
+    assert "OTTLA_MAX_TURN_MS=soon" in errors

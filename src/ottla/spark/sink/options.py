@@ -25,6 +25,7 @@ _KNOWN = (
     "decisionTopic",
     "twoPhaseCommit",
     "onLostTransactions",
+    "onUnsafeRestart",
     # Of Spark's own sink: a column `headers` is written with or without it.
     "includeHeaders",
 )
@@ -81,6 +82,7 @@ class SinkOptions:
     decision_topic: str
     two_phase: TwoPhaseCommitMode
     fail_on_lost: bool
+    fail_on_unsafe_restart: bool
 
     @property
     def settings(self) -> dict[str, str]:
@@ -130,6 +132,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         decision_topic=given.get("decisiontopic", DEFAULT_DECISION_TOPIC).strip() or DEFAULT_DECISION_TOPIC,
         two_phase=TwoPhaseCommitMode.OFF if timeout_is_set else two_phase,
         fail_on_lost=_one_of(given, "onLostTransactions", ["fail", "report"], "fail") == "fail",
+        fail_on_unsafe_restart=_one_of(given, "onUnsafeRestart", ["fail", "continue"], "fail") == "fail",
     )
     if found.transaction_timeout_ms is not None and found.transaction_timeout_ms < 1:
         raise ValueError(

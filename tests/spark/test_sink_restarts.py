@@ -1,6 +1,7 @@
 """Restarts that are not those of the same query: other checkpoints, other options, a lost decision log.
 
-Nothing is skipped or doubled silently: the query fails and says what to do, or goes on if it was told so.
+Nothing is skipped or doubled silently: the query fails and says what to do, or goes on where an option says
+so.
 """
 
 from __future__ import annotations

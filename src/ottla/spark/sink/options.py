@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import Enum
 
-__all__ = ["DeliveryGuarantee", "SinkOptions", "TwoPhaseCommitMode", "sink_options"]
+__all__ = ["DEFAULT_DECISION_TOPIC", "DeliveryGuarantee", "SinkOptions", "TwoPhaseCommitMode", "sink_options"]
 
 log = logging.getLogger(__name__)
 

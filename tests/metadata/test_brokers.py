@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.metadata.image.entities import NO_LEADER, LeaderRecoveryState
+from ottla.metadata.image.entities import DIRECTORY_DAMAGED, NO_LEADER, LeaderRecoveryState
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
 from ottla.protocol.messages.assign_replicas_to_dirs import (
@@ -20,6 +20,7 @@ from ottla.protocol.messages.broker_registration import BrokerRegistrationReques
 from ottla.protocol.messages.controller_registration import ControllerRegistrationRequest
 from ottla.protocol.messages.elect_leaders import ElectLeadersRequest
 from tests.metadata.controller_harness import SECOND_NS, ControllerHarness, directory_of, registration
+from tests.metadata.test_partitions import alter_isr
 
 
 def register(world: ControllerHarness, request: BrokerRegistrationRequest, *, supersede: bool = False) -> int:
@@ -264,6 +265,30 @@ class TestDirectories:
         assert world.partition("orders").leader == NO_LEADER
         tell_of_directory(world, 0, directory_of(100))
         assert world.partition("orders").leader == 0
+
+    def test_a_damaged_replica_is_neither_in_sync_nor_eligible_where_another_is(self) -> None:
+        world = ControllerHarness(brokers=2)
+        world.create("orders", assignments=[[0, 1]], configs={"min.insync.replicas": "2"})
+        tell_of_directory(world, 0, DIRECTORY_DAMAGED)
+        partition = world.partition("orders")
+        assert (partition.leader, partition.isr, partition.elr) == (1, (1,), ())
+        assert partition.directory(0) == DIRECTORY_DAMAGED
+        # A fetch from before the damage does not bring it back.
+        assert alter_isr(world, [0, 1]).error_code == ErrorCode.INELIGIBLE_REPLICA
+        tell_of_directory(world, 0, directory_of(0))
+        assert alter_isr(world, [0, 1]).error_code == ErrorCode.NONE
+
+    def test_the_last_replica_in_sync_leads_again_once_it_is_not_damaged_any_more(self) -> None:
+        world = ControllerHarness(brokers=2)
+        world.create("orders", assignments=[[0, 1]])
+        alter_isr(world, [0])
+        tell_of_directory(world, 0, DIRECTORY_DAMAGED)
+        for broker in (0, 1):
+            world.heartbeat(broker)
+        assert world.partition("orders").leader == NO_LEADER
+        tell_of_directory(world, 0, directory_of(0))
+        partition = world.partition("orders")
+        assert (partition.leader, partition.isr) == (0, (0,))
 
 
 def leave_one_after_the_other(world: ControllerHarness, *brokers: int) -> None:

@@ -144,6 +144,10 @@ class LogManager:
         return {partition: damaged.error for partition, damaged in self._failed.items()}
 
     @property
+    def has_failed(self) -> bool:
+        return bool(self._failed)
+
+    @property
     def directories_set_aside(self) -> tuple[str, ...]:
         """The directories of damaged logs that were replaced, for the operator to remove."""
         return tuple(self._set_aside)

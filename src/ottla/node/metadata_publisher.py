@@ -86,7 +86,7 @@ class BrokerMetadataPublisher:
         _attempt("new logs", self._logs.complete_log_creations)
         self._apply(image, changes, delta)
 
-    def retry_offline(self) -> None:
+    def host_offline(self) -> None:
         """Create the logs that could not be created before, and take up their replicas."""
         changes = self._replicas.retry_offline(self._clock.wall_ms())
         _attempt("new logs", self._logs.complete_log_creations)

@@ -28,6 +28,7 @@ from ottla.node.api.dispatch import Dispatcher, decide_locally
 from ottla.node.api.services import ApiServices
 from ottla.node.cluster.alter_replica_log_dirs import AlterReplicaLogDirsManager
 from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
+from ottla.node.cluster.damaged_replicas import DamagedReplicas
 from ottla.node.cluster.quorum_member import QuorumMember
 from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.config.component_settings import producer_config
@@ -93,6 +94,7 @@ class Node:
         self.log_flushes: LogFlushScheduler
         self.replicas: ReplicaManager
         self.alter_log_dirs: AlterReplicaLogDirsManager
+        self.damaged_replicas: DamagedReplicas
         self.coordinators: Coordinators
         self._publisher: BrokerMetadataPublisher | None = None
         self._incarnation_id: Final = runtime.random.uuid()
@@ -283,6 +285,15 @@ class Node:
             self.coordinators,
         )
         self._on_stop(self._publisher.stop)
+        self.damaged_replicas = DamagedReplicas(
+            self.tasks,
+            config.node_id,
+            metadata,
+            self.logs,
+            self.replication.assignments,
+            self._publisher.host_offline,
+        )
+        self._on_stop(self.damaged_replicas.stop)
         self._publisher.start()
         for directory in self.logs.directories:
             if not directory.is_online:
@@ -306,6 +317,9 @@ class Node:
         await self.endpoints.open_known(self.server)
         self._on_stop(self._leave)
         self.endpoints.warn_of_open_listeners(is_authorized=self.authorizer is not None)
+        # From then on it may lead; what is damaged must not.
+        await self.damaged_replicas.announce()
+        self.damaged_replicas.check()
         await self.lifecycle.unfence()
         assert self._publisher is not None
         tasks = BrokerTasks(
@@ -315,10 +329,15 @@ class Node:
             self.logs,
             self.replicas,
             self.lifecycle,
-            self._publisher.retry_offline,
+            self._retry_offline,
         )
         tasks.start()
         self._on_stop(tasks.stop)
+
+    def _retry_offline(self) -> None:
+        assert self._publisher is not None
+        self._publisher.host_offline()
+        self.damaged_replicas.check()
 
     def _dispatcher_for(self, endpoint: Endpoint) -> Dispatcher:
         """Make what answers the requests of a listener. Those to a controller are answered while the broker
@@ -341,6 +360,8 @@ class Node:
                 log.exception("the changed settings of this broker could not be put in force")
         if self._publisher is not None:
             self._publisher.on_metadata_update(delta, image)
+            if self._publisher.is_applying:
+                self.damaged_replicas.check()
 
     def _on_directory_failure_in_thread(self, directory: LogDirectory) -> None:
         """Continue on the event loop; this may be called in any thread."""

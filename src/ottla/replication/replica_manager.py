@@ -21,7 +21,12 @@ from ottla.log.directory.meta_properties import is_reserved_directory
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.delta import LocalReplica, MetadataDelta
-from ottla.metadata.image.entities import ConfigResourceType, PartitionRegistration
+from ottla.metadata.image.entities import (
+    DIRECTORY_DAMAGED,
+    NO_LEADER,
+    ConfigResourceType,
+    PartitionRegistration,
+)
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
@@ -272,6 +277,19 @@ class ReplicaManager:
     def _get_or_create_log(
         self, tp: TopicPartition, replica: LocalReplica, config: LogConfig, *, is_new: bool
     ) -> UnifiedLog:
+        registration = replica.partition
+        if (
+            registration.directory(self.broker_id) == DIRECTORY_DAMAGED
+            and len(registration.replicas) > 1
+            and not is_led_without(registration, self.broker_id)
+            and self.logs.get_log(tp) is None
+        ):
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"the log of {tp} was damaged and is not here any more, and no other broker leads the "
+                "partition. It is not created again, as it might lead without the records that others have. "
+                "Restore its directory, or elect another leader, which may lack records as well",
+            )
         return self.logs.get_or_create_log(
             tp,
             config,
@@ -383,6 +401,17 @@ class ReplicaManager:
         if registration is None or not registration.is_active or broker_epoch is None:
             return False
         return broker_epoch in (-1, registration.epoch)
+
+
+def is_led_without(registration: PartitionRegistration, broker_id: int) -> bool:
+    """Whether another broker leads the partition, and this one is neither in sync nor eligible to lead: then
+    it may lose its copy, as it is in sync again only when it has fetched everything.
+    """
+    return (
+        registration.leader not in (NO_LEADER, broker_id)
+        and broker_id not in registration.isr
+        and broker_id not in registration.elr
+    )
 
 
 def registration_of(log: UnifiedLog, image: MetadataImage, broker_id: int) -> PartitionRegistration | None:

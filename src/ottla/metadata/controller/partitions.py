@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ottla.metadata.controller.partition_change_builder import Election
 from ottla.metadata.controller.state import NO_ERROR, ApiError, ControllerState, Result
 from ottla.metadata.image.entities import (
+    DIRECTORY_DAMAGED,
     NO_LEADER,
     NO_LEADER_CHANGE,
     LeaderRecoveryState,
@@ -179,6 +180,9 @@ def _validate_alter_partition_data(
             return ErrorCode.INELIGIBLE_REPLICA
         if member.broker_epoch not in (-1, registration.epoch):
             return ErrorCode.INELIGIBLE_REPLICA
+        if partition.directory(member.broker_id) == DIRECTORY_DAMAGED:
+            # The leader has counted a fetch from before the damage was found.
+            return ErrorCode.INELIGIBLE_REPLICA
     return ErrorCode.NONE
 
 
@@ -279,6 +283,10 @@ def assign_replicas_to_dirs(
     A replica that was created again because its directory is lost is not recorded while the partition has no
     leader and another replica may have the records: if it were elected, the others would truncate the records
     that it lacks.
+
+    A replica whose log is damaged is not eligible any more where another one is in sync or eligible: it will
+    be fetched again. The last one stays in sync, as no other has all records, and leads once it is reported
+    elsewhere: its log was restored, or repaired by the operator.
     """
     if not state.version.directory_assignment:
         raise KafkaError(
@@ -290,6 +298,7 @@ def assign_replicas_to_dirs(
     registration = state.image.cluster.brokers[broker]
     records: list[MetadataRecord] = []
     offline: list[PartitionRef] = []
+    damaged: list[PartitionRef] = []
     leaderless: list[PartitionRef] = []
     directories: list[AssignReplicasToDirsResponseDirectoryData] = []
     for asked_dir in request.directories:
@@ -318,7 +327,9 @@ def assign_replicas_to_dirs(
                     if record is not None:
                         records.append(record)
                     after = partition if record is None else partition.merge(record)
-                    if not online:
+                    if directory == DIRECTORY_DAMAGED and {*after.isr, *after.elr} - {broker}:
+                        damaged.append(PartitionRef(topic, index, after))
+                    elif not online:
                         offline.append(PartitionRef(topic, index, after))
                     elif after.leader == NO_LEADER:
                         leaderless.append(PartitionRef(topic, index, after))
@@ -330,6 +341,7 @@ def assign_replicas_to_dirs(
             )
         directories.append(AssignReplicasToDirsResponseDirectoryData(id=asked_dir.id, topics=topics))
     records += generate_leader_and_isr_updates(state, offline, broker_to_remove=broker)
+    records += generate_leader_and_isr_updates(state, damaged, unclean_shutdown_broker=broker)
     records += generate_leader_and_isr_updates(state, leaderless)
     return Result(records, AssignReplicasToDirsResponse(directories=directories))
 
@@ -340,7 +352,8 @@ def _may_lack_committed_records(
     """Whether the partition has no leader, this replica has lost its directory, and another replica has
     not.
     """
-    if partition.leader != NO_LEADER:
+    if partition.leader != NO_LEADER or partition.directory(broker) == DIRECTORY_DAMAGED:
+        # A broker reports a log that was damaged only if it has all records again, or another replica led.
         return False
     brokers = state.image.cluster.brokers
 

@@ -34,10 +34,12 @@ NO_LEADER: Final = -1
 NO_LEADER_CHANGE: Final = -2
 
 # Reserved directory ids: of replicas from before directory assignment, of replicas without a directory yet,
-# and of replicas in a directory that is lost.
+# of replicas in a directory that is lost, and of replicas whose log is damaged. The last one is ours; Kafka
+# has no such id, and takes it for a directory that is offline, as it should.
 DIRECTORY_MIGRATING: Final = bytes(16)
 DIRECTORY_UNASSIGNED: Final = bytes(15) + b"\x01"
 DIRECTORY_LOST: Final = bytes(15) + b"\x02"
+DIRECTORY_DAMAGED: Final = bytes(15) + b"\x03"
 
 
 class LeaderRecoveryState(IntEnum):
@@ -287,7 +289,7 @@ class BrokerRegistration:
     def has_online_directory(self, directory: bytes) -> bool:
         if directory in (DIRECTORY_UNASSIGNED, DIRECTORY_MIGRATING):
             return True
-        if directory == DIRECTORY_LOST:
+        if directory in (DIRECTORY_LOST, DIRECTORY_DAMAGED):
             return False
         return not self.directories or directory in self.directories
 

@@ -3,8 +3,8 @@
 The controller needs it to know what is lost when a directory fails. A broker with several directories chooses
 where a new replica goes, and may move it later; one whose only disk was replaced has all of them elsewhere. A
 replica that moves is reported before it does: in the directory that the controller knows, it is or is about
-to be. Invariant: what differs from the metadata is reported again until the controller has written it, or the
-replica is gone.
+to be. A replica whose log is damaged is in none of them, so that it cannot lead. Invariant: what differs from
+the metadata is reported again until the controller has written it, or the replica is gone.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ottla.metadata.image.cache import MetadataCache
-from ottla.metadata.image.entities import TopicImage
+from ottla.metadata.image.entities import DIRECTORY_DAMAGED, TopicImage
 from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.assign_replicas_to_dirs import (
@@ -25,6 +25,7 @@ from ottla.protocol.messages.assign_replicas_to_dirs import (
     AssignReplicasToDirsRequestTopicData,
     AssignReplicasToDirsResponse,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import Partition
 from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
 
@@ -35,6 +36,17 @@ _MAX_REPLICAS_PER_REQUEST: Final = 2_000
 
 
 _Key: TypeAlias = tuple[bytes, int]
+
+
+class DamagedReplica(NamedTuple):
+    """A replica that is not served, because its log is damaged."""
+
+    topic_id: bytes
+    topic_partition: TopicPartition
+    broker_id: int
+
+
+_Replica: TypeAlias = Partition | DamagedReplica
 
 
 class AssignmentsManager:
@@ -51,7 +63,7 @@ class AssignmentsManager:
         self._broker_epoch: Final = broker_epoch
         self._controller: Final = controller
         self._metadata: Final = metadata
-        self._waiting: dict[_Key, Partition] = {}  # to be reported
+        self._waiting: dict[_Key, _Replica] = {}  # to be reported
         # Replicas that are about to lie in another directory, and its id.
         self._moving: dict[_Key, bytes] = {}
         # To be reported whatever the metadata say: an earlier report may be on its way.
@@ -71,6 +83,9 @@ class AssignmentsManager:
                 nothing_pending and _known_directory(topics, partition) == directory
             ) and self._must_report(partition):
                 self._waiting[_key(partition)] = partition
+        self._start_sending()
+
+    def _start_sending(self) -> None:
         if self._waiting and (self._task is None or self._task.is_done):
             # What was not answered is still waiting, so that it may start again after an error.
             self._task = self._tasks.start("assignment of replicas to directories", self._send_all)
@@ -81,13 +96,30 @@ class AssignmentsManager:
         """
         if not self._metadata.image.metadata_version.directory_assignment:
             return
-        key = _key(partition)
-        self._moving[key] = directory
-        self._announced[key] = done = asyncio.get_running_loop().create_future()
+        self._moving[_key(partition)] = directory
+        await self._announce(partition)
+
+    async def announce_damaged(self, replica: DamagedReplica) -> None:
+        """Have the controller write that a replica's log is damaged, and return once it has: from then on the
+        replica cannot be elected, and is not in sync if another one is. KafkaError as above.
+        """
+        if not self._metadata.image.metadata_version.directory_assignment:
+            return
+        self._moving.pop(_key(replica), None)
+        await self._announce(replica)
+
+    async def _announce(self, replica: _Replica) -> None:
+        key = _key(replica)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        before, self._announced[key] = self._announced.get(key), done
+        if before is not None and not before.done():
+            before.set_exception(_not_here(replica))
         self._changed.add(key)
-        self.report([partition])
-        if key not in self._waiting:
-            done.set_exception(_not_here(partition))
+        if self._must_report(replica):
+            self._waiting[key] = replica
+            self._start_sending()
+        else:
+            done.set_exception(_not_here(replica))
         try:
             await done
         finally:
@@ -105,10 +137,12 @@ class AssignmentsManager:
             self._changed.add(key)
             self.report([partition])
 
-    def _directory(self, partition: Partition) -> bytes | None:
-        return self._moving.get(_key(partition)) or partition.log.directory.directory_id
+    def _directory(self, replica: _Replica) -> bytes | None:
+        if isinstance(replica, DamagedReplica):
+            return DIRECTORY_DAMAGED
+        return self._moving.get(_key(replica)) or replica.log.directory.directory_id
 
-    def _must_report(self, partition: Partition) -> bool:
+    def _must_report(self, partition: _Replica) -> bool:
         key, directory = _key(partition), self._directory(partition)
         image = self._metadata.image
         if directory is None or not image.metadata_version.directory_assignment:
@@ -199,14 +233,14 @@ class AssignmentsManager:
         )
 
 
-def _not_here(partition: Partition) -> KafkaError:
+def _not_here(partition: _Replica) -> KafkaError:
     return KafkaError(
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         f"broker {partition.broker_id} has no replica of {partition.topic_partition} any more",
     )
 
 
-def _known_directory(topics: Mapping[bytes, TopicImage], partition: Partition) -> bytes | None:
+def _known_directory(topics: Mapping[bytes, TopicImage], partition: _Replica) -> bytes | None:
     """The directory of the replica by the metadata; None if there is no such replica."""
     topic = topics.get(partition.topic_id)
     registration = None if topic is None else topic.partitions.get(partition.topic_partition.partition)
@@ -215,5 +249,5 @@ def _known_directory(topics: Mapping[bytes, TopicImage], partition: Partition) -
     return registration.directory(partition.broker_id)
 
 
-def _key(partition: Partition) -> _Key:
+def _key(partition: _Replica) -> _Key:
     return partition.topic_id, partition.topic_partition.partition

@@ -1,0 +1,107 @@
+"""Have damaged replicas of this broker fetched again from their leaders, without an operator.
+
+A replica whose log is damaged lacks records that it has acknowledged. Were it elected, the others would
+truncate to it. So it is first reported to the controller, which takes it out of the in-sync and the eligible
+replicas and does not let it lead; before a broker that starts is unfenced, that is done. Only once the image
+shows that another broker leads, and that this one is neither in sync nor eligible, the damaged log is set
+aside and the partition created again, empty, as a follower. It is in sync again when it has fetched
+everything. Without another leader the damaged log stays where it is, and the operator decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from ottla.log.log_manager import LogManager
+from ottla.metadata.image.cache import MetadataCache
+from ottla.metadata.image.entities import DIRECTORY_DAMAGED, PartitionRegistration, TopicImage
+from ottla.node.cluster.assignments_manager import AssignmentsManager, DamagedReplica
+from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
+from ottla.replication.replica_manager import is_led_without
+from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
+
+_log = logging.getLogger(__name__)
+
+
+class DamagedReplicas:
+    def __init__(
+        self,
+        tasks: TaskSupervisor,
+        broker_id: int,
+        metadata: MetadataCache,
+        logs: LogManager,
+        assignments: AssignmentsManager,
+        host_again: Callable[[], None],
+    ) -> None:
+        """`host_again` has the partitions hosted whose damaged logs were set aside."""
+        self._tasks: Final = tasks
+        self._broker_id: Final = broker_id
+        self._metadata: Final = metadata
+        self._logs: Final = logs
+        self._assignments: Final = assignments
+        self._host_again: Final = host_again
+        self._task: SupervisedTask | None = None
+        # Why replicas could not be set aside, as it was last logged.
+        self._refused: dict[TopicPartition, str] = {}
+
+    async def announce(self) -> None:
+        """Report all damaged replicas that the controller does not know; return once it has written that."""
+        reports = [
+            self._assignments.announce_damaged(DamagedReplica(topic.id, tp, self._broker_id))
+            for tp, topic, registration in self._registered()
+            if not self._is_known(registration)
+        ]
+        for result in await asyncio.gather(*reports, return_exceptions=True):
+            if isinstance(result, KafkaError):
+                _log.info("a damaged replica was not reported: %s", result.message)
+            elif isinstance(result, BaseException):
+                raise result
+
+    def check(self) -> None:
+        """See whether damaged replicas are to be reported, or can be fetched again: the metadata, or what is
+        damaged, has changed. Costs nothing where nothing is damaged.
+        """
+        if self._logs.has_failed and (self._task is None or self._task.is_done):
+            self._task = self._tasks.start("repair of damaged replicas", self._repair)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            await self._task.stop()
+
+    async def _repair(self) -> None:
+        await self.announce()
+        aside = False
+        for tp, _, registration in self._registered():
+            if self._is_known(registration) and is_led_without(registration, self._broker_id):
+                try:
+                    await self._logs.set_aside(tp)
+                except KafkaError as error:
+                    if self._refused.get(tp) != error.message:
+                        self._refused[tp] = error.message
+                        _log.error("%s is not fetched again: %s", tp, error.message)
+                else:
+                    self._refused.pop(tp, None)
+                    aside = True
+        if aside:
+            self._host_again()
+
+    def _registered(self) -> list[tuple[TopicPartition, TopicImage, PartitionRegistration]]:
+        """The damaged replicas that the newest image assigns to this broker."""
+        found = []
+        for tp in self._logs.failed:
+            topic = self._metadata.image.topics.by_name.get(tp.topic)
+            registration = None if topic is None else topic.partitions.get(tp.partition)
+            if topic is not None and registration is not None and self._broker_id in registration.replicas:
+                found.append((tp, topic, registration))
+        return found
+
+    def _is_known(self, registration: PartitionRegistration) -> bool:
+        """Whether the controller knows that the replica is damaged, if it can know that at all."""
+        return (
+            registration.directory(self._broker_id) == DIRECTORY_DAMAGED
+            or not self._metadata.image.metadata_version.directory_assignment
+        )

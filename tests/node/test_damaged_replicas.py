@@ -1,0 +1,254 @@
+"""A damaged replica is fetched again where another one leads, and never leads without what it has lost."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from ottla.client.admin import Admin
+from ottla.client.admin.partitions import ElectionType
+from ottla.client.producer import Producer
+from ottla.log.directory import checkpoints
+from ottla.log.unified_log import UnifiedLog
+from ottla.metadata.image.entities import DIRECTORY_DAMAGED, NO_LEADER
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
+from ottla.runtime.disk import remove_tree
+from ottla.runtime.runtime import Runtime
+from ottla.sim.cluster.sim_nodes import SimNodes
+from ottla.sim.disk import SimDisk
+from ottla.sim.log.log_harness import all_batches
+
+TP = TopicPartition("orders", 0)
+DIR = "/data/orders-0"
+LOG = f"{DIR}/00000000000000000000.log"
+RECORDS = 50
+APART = {1: "broker", 2: "broker", 3: "broker", 4: "controller"}
+
+
+class World:
+    """Three nodes with a topic of three replicas, or of one."""
+
+    def __init__(self, replicas: int = 3, roles: dict[int, str] | None = None) -> None:
+        self.replicas = replicas
+        # The clocks of simulated clients are an hour apart from those of nodes.
+        self.nodes = SimNodes(roles, settings={"log.message.timestamp.after.max.ms": str(1 << 62)})
+
+    def run(self, life: Callable[[World], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            self.nodes.boot()
+            await self.nodes.ready()
+            await self.nodes.create("orders", 1, replicas=self.replicas)
+            await self.produce()
+            await life(self)
+
+        self.nodes.run(whole())
+
+    async def produce(self, through: int = 1, records: int = RECORDS) -> None:
+        async def work(runtime: Runtime) -> None:
+            async with Producer(f"node{through}:9092", runtime=runtime) as producer:
+                for number in range(records):
+                    await producer.send("orders", b"%d" % number * 10)
+
+        await self.nodes.as_client(work)
+
+    def disk(self, id: int) -> SimDisk:
+        return self.nodes.machines[id].disk
+
+    def log(self, id: int) -> UnifiedLog:
+        log = self.nodes.nodes[id].logs.get_log(TP)
+        assert log is not None
+        return log
+
+    def isr(self, by: int) -> list[int]:
+        return sorted(self.nodes.partition("orders", by=by).isr)
+
+    def leader(self, by: int) -> int:
+        return self.nodes.partition("orders", by=by).leader
+
+    async def all_in_sync(self, by: int) -> None:
+        await self.nodes.until(lambda: self.isr(by) == [1, 2, 3])
+
+    def aside(self, id: int) -> list[str]:
+        return [name for name in self.disk(id).list_dir("/data") if name.endswith("-damaged-stray")]
+
+    def same_everywhere(self, records: int) -> bool:
+        logs = [self.log(id) for id in (1, 2, 3)]
+        return all(log.log_end_offset == records for log in logs) and (
+            [bytes(data) for _, data in all_batches(logs[0])]
+            == [bytes(data) for _, data in all_batches(logs[1])]
+            == [bytes(data) for _, data in all_batches(logs[2])]
+        )
+
+
+def flip(disk: SimDisk, path: str, position: int) -> None:
+    file = disk.open(path)
+    (byte,) = file.pread(1, position)
+    file.pwrite(bytes([byte ^ 0xFF]), position)
+    file.sync()
+
+
+def end_uncleanly(disk: SimDisk) -> None:
+    disk.unlink(posixpath.join("/data", checkpoints.CLEAN_SHUTDOWN))
+    disk.sync_dir("/data")
+
+
+def test_a_damaged_follower_is_set_aside_and_fetched_again() -> None:
+    async def life(world: World) -> None:
+        nodes = world.nodes
+        leader = world.leader(by=1)
+        follower = next(id for id in (1, 2, 3) if id != leader)
+        await nodes.stop(follower)
+        flip(world.disk(follower), LOG, 800)
+        end_uncleanly(world.disk(follower))
+        nodes.boot(follower)
+        await nodes.ready(follower)
+        await world.all_in_sync(by=leader)
+        await nodes.until(lambda: world.same_everywhere(RECORDS))
+        (aside,) = world.aside(follower)
+        assert checkpoints.read_damage_report(world.disk(follower), f"/data/{aside}") is not None
+        directory = world.log(follower).directory.directory_id
+        await nodes.until(lambda: nodes.partition("orders", by=leader).directory(follower) == directory)
+        # The next start is clean, and finds nothing that is damaged.
+        await nodes.stop(follower)
+        assert checkpoints.read_clean_shutdown(world.disk(follower), "/data") is not None
+        nodes.boot(follower)
+        await nodes.ready(follower)
+        await world.all_in_sync(by=leader)
+        assert nodes.nodes[follower].logs.failed == {}
+        assert world.aside(follower) == [aside]
+
+    World().run(life)
+
+
+async def last_in_sync_is_damaged(world: World) -> None:
+    """Stop all brokers; the last one has records that no other has, and is damaged. Then start all again."""
+    nodes = world.nodes
+    for id in (1, 2):
+        await nodes.stop(id)
+    await nodes.until(lambda: world.isr(by=4) == [3])
+    await world.produce(3, 10)
+    await nodes.stop(3)
+    flip(world.disk(3), LOG, 800)
+    end_uncleanly(world.disk(3))
+    nodes.boot(1, 2, 3)
+    await nodes.ready(1, 2, 3)
+
+
+def test_the_only_replica_in_sync_does_not_lead_with_fewer_records() -> None:
+    async def life(world: World) -> None:
+        nodes = world.nodes
+        await last_in_sync_is_damaged(world)
+        assert nodes.partition("orders", by=4).directory(3) == DIRECTORY_DAMAGED
+        for _ in range(100):
+            assert world.leader(by=4) == NO_LEADER
+            await asyncio.sleep(0.2)
+        assert world.aside(3) == []
+        # The operator restores the file, and nothing was lost.
+        await nodes.stop(3)
+        flip(world.disk(3), LOG, 800)
+        nodes.boot(3)
+        await nodes.ready(3)
+        await world.all_in_sync(by=4)
+        await nodes.until(lambda: world.same_everywhere(RECORDS + 10))
+
+    World(roles=APART).run(life)
+
+
+def test_a_damaged_log_that_was_removed_by_hand_does_not_lead_empty() -> None:
+    async def life(world: World) -> None:
+        nodes = world.nodes
+        await last_in_sync_is_damaged(world)
+        await nodes.stop(3)
+        remove_tree(world.disk(3), DIR)
+        world.disk(3).sync_dir("/data")
+        nodes.boot(3)
+        await nodes.ready(3)
+        for _ in range(100):
+            assert world.leader(by=4) == NO_LEADER
+            await asyncio.sleep(0.2)
+        assert not world.disk(3).exists(DIR)
+        await elect_uncleanly(world)
+        await world.all_in_sync(by=4)
+        await nodes.until(lambda: world.same_everywhere(RECORDS))
+
+    World(roles=APART).run(life)
+
+
+def test_an_operator_may_elect_another_leader_than_the_damaged_replica() -> None:
+    async def life(world: World) -> None:
+        await last_in_sync_is_damaged(world)
+        await elect_uncleanly(world)
+        await world.all_in_sync(by=4)
+        await world.nodes.until(lambda: world.same_everywhere(RECORDS))
+        assert len(world.aside(3)) == 1
+
+    World(roles=APART).run(life)
+
+
+async def elect_uncleanly(world: World) -> None:
+    async def work(runtime: Runtime) -> None:
+        async with Admin("node1:9092", runtime=runtime) as admin:
+            await admin.partitions.elect_leaders(ElectionType.UNCLEAN, [TP])
+
+    await world.nodes.as_client(work)
+
+
+def test_a_damaged_log_without_another_replica_waits_for_the_operator() -> None:
+    async def life(world: World) -> None:
+        nodes = world.nodes
+        (id,) = nodes.partition("orders", by=1).replicas
+        await nodes.stop(id)
+        disk = world.disk(id)
+        flip(disk, LOG, 800)
+        end_uncleanly(disk)
+        nodes.boot(id)
+        await nodes.ready(id)
+        await asyncio.sleep(10)
+        node = nodes.nodes[id]
+        with pytest.raises(KafkaError, match=f"{LOG} is damaged at position") as refused:
+            node.replicas.partition(TP)
+        assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert world.aside(id) == []
+        # A clean stop and start leave it as it is, and so does the next.
+        await nodes.stop(id)
+        assert checkpoints.read_clean_shutdown(disk, "/data") is not None
+        nodes.boot(id)
+        await nodes.ready(id)
+        assert list(nodes.nodes[id].logs.failed) == [TP]
+        # Once the file is restored the partition is served again.
+        await nodes.stop(id)
+        flip(disk, LOG, 800)
+        nodes.boot(id)
+        await nodes.ready(id)
+        await nodes.until(lambda: world.leader(by=id) == id)
+        assert world.log(id).log_end_offset == RECORDS
+
+    World(replicas=1).run(life)
+
+
+def test_the_topic_of_a_damaged_log_can_be_deleted_and_created_again() -> None:
+    async def life(world: World) -> None:
+        nodes = world.nodes
+        (id,) = nodes.partition("orders", by=1).replicas
+        await nodes.stop(id)
+        flip(world.disk(id), LOG, 800)
+        end_uncleanly(world.disk(id))
+        nodes.boot(id)
+        await nodes.ready(id)
+
+        async def delete(runtime: Runtime) -> None:
+            async with Admin(f"node{id}:9092", runtime=runtime) as admin:
+                await admin.topics.delete("orders")
+
+        await nodes.as_client(delete)
+        await nodes.until(lambda: not nodes.nodes[id].logs.failed)
+        await nodes.create("orders", id, replicas=3)
+        await world.produce(id, 10)
+        await world.all_in_sync(by=id)
+        await nodes.until(lambda: world.same_everywhere(10))
+
+    World(replicas=1).run(life)

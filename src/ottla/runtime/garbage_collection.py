@@ -20,8 +20,8 @@ __all__ = ["GarbageCollection"]
 _log = logging.getLogger(__name__)
 
 # New containers, minus those that are gone, for a collection of the youngest; such collections for one of the
-# next generation; those for a full one. A full one visits about 12,000 objects of a node that only grows.
-_THRESHOLDS: Final = (1_000, 5, 1)
+# next generation; those for a full one. A full one visits about 8,000 objects of a node that only grows.
+_THRESHOLDS: Final = (700, 5, 1)
 # A full collection that takes longer than this freezes its survivors.
 _FREEZE_AFTER_MS: Final = 2.0
 # Objects that are frozen before everything is collected once more.

@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.support.wire import WireClient
 
+from ottla import LocalNode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from ottla.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from ottla.records.builder import build_batch
-from ottla import LocalNode
-from tests.support.wire import WireClient
 
 ROUNDS = 20
 

@@ -175,6 +175,50 @@ def test_an_active_controller_that_falls_silent_is_replaced_and_nobody_waits_for
     nodes.run(life())
 
 
+def test_a_controller_that_is_cut_off_fences_no_broker_by_its_silence() -> None:
+    """To a controller without a majority all brokers are silent. What it decides then may be committed much
+    later, when the broker that it fenced is the one with everything.
+    """
+    nodes = SimNodes(settings={"controller.quorum.fetch.timeout.ms": "6000"})
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        active = nodes.active
+        assert active is not None
+        controller = nodes.nodes[active].quorum.active_controller.require()
+        for other in nodes.roles:
+            if other != active:
+                nodes.world.fabric.cut(f"node{active}", f"node{other}")
+                nodes.world.fabric.cut(f"node{other}", f"node{active}")
+        await asyncio.sleep(6.5)
+        assert nodes.nodes[active].quorum.active_controller.current is controller
+        assert not any(broker.fenced for broker in controller.decided_image.cluster.brokers.values())
+        nodes.world.fabric.heal()
+        await nodes.until(lambda: nodes.active is not None)
+
+    nodes.run(life())
+
+
+def test_of_two_brokers_that_fall_silent_none_is_fenced_before_its_session_ends() -> None:
+    """One of them may be stopped and have everything, the other dead: silence does not tell which."""
+    roles = {1: "controller", **dict.fromkeys((2, 3, 4, 5), "broker")}
+    nodes = SimNodes(roles)
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        nodes.machines[2].pause()
+        nodes.kill(3, silently=True)
+        took = await nodes.until(lambda: nodes.is_fenced(2, 1) or nodes.is_fenced(3, 1))
+        assert took > 6.5
+        await nodes.until(lambda: nodes.is_fenced(2, 1) and nodes.is_fenced(3, 1))
+        assert not nodes.is_fenced(4, 1)
+        assert not nodes.is_fenced(5, 1)
+
+    nodes.run(life())
+
+
 class WithOtherAddresses(SimNodes):
     """Nodes that advertise an address which refuses connections from the nodes themselves."""
 

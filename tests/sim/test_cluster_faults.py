@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 
 from ottla.metadata.image.delta import apply_records
-from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.image.image import MetadataImage, Provenance
 from ottla.protocol.metadata_records import PartitionRecord, RegisterBrokerRecord, TopicRecord
 from ottla.sim.cluster.members import ClusterMember
 from ottla.sim.cluster.run import ClusterRun
 from ottla.sim.cluster.scenario import ClusterScenario
+from ottla.sim.loop import Process
 from ottla.sim.world import SimMachine
 
 TOPIC_ID = b"the id of orders"
@@ -47,6 +49,21 @@ class FaultHarness:
                 ),
             ],
         )
+
+    def decides(self, by: int, *isr: int) -> None:
+        """Let the controller on a node decide another ISR, which is not committed yet."""
+        committed = self._checker.newest
+        self.in_sync(*isr)
+        image, self._checker.newest = self._checker.newest, committed
+        provenance = Provenance(committed.provenance.last_contained_offset + 1, 1, 0)
+        self._checker.on_decided(by, replace(image, provenance=provenance))
+
+    def is_paused(self, id: int) -> bool:
+        """Pause a broker, if that is allowed; whether it was."""
+        machine = self._machine(id)
+        machine.process = Process(machine.name)
+        self._faults.nemesis._pause(machine)
+        return machine.process.paused
 
     def loses_power(self, id: int) -> bool:
         """Lose the power of a broker, if that is allowed; whether it was."""
@@ -97,3 +114,23 @@ def test_a_broker_that_lost_data_counts_so_until_it_is_in_sync_again(harness: Fa
     assert not harness.is_killed(3), "it would not be eligible any more, and 2 would be"
     harness.in_sync(2, 3)
     assert harness.is_killed(3)
+
+
+def test_what_a_controller_has_decided_counts_before_it_is_committed(harness: FaultHarness) -> None:
+    harness.decides(1, 2, 3)
+    assert harness.loses_power(3)
+    assert not harness.loses_power(2), "1 is in sync only as long as the decision is not committed"
+
+
+def test_a_broker_that_is_paused_is_not_counted_on(harness: FaultHarness) -> None:
+    assert harness.is_paused(2)
+    assert harness.loses_power(3)
+    assert not harness.loses_power(1), "2 may be fenced before 1 and 3 are"
+
+
+def test_the_broker_with_everything_is_not_paused_before_the_others_are_fenced(harness: FaultHarness) -> None:
+    assert harness.loses_power(3)
+    assert harness.loses_power(1)
+    assert not harness.is_paused(2)
+    harness.in_sync(2)
+    assert harness.is_paused(2)

@@ -151,6 +151,14 @@ class ProgressTracker:
         """Whether the leader is a majority of the voters by itself."""
         return self._voters.majority == 1 and self._voters.is_voter(self._local)
 
+    def has_majority_fetched_since(self, since_ms: int) -> bool:
+        """Whether the leader and the voters that have fetched from it since then are a majority."""
+        reached = sum(
+            progress.key.id == self._local.id or progress.last_fetch_ms >= since_ms
+            for progress in self._voter_progress()
+        )
+        return reached >= self._voters.majority
+
     def voters_needing_begin_epoch(self, now_ms: int, interval_ms: int) -> list[ReplicaKey]:
         """The voters that do not know the leader of this epoch, or do not fetch."""
         return [

@@ -199,6 +199,13 @@ class QuorumState:
             voters=self.voters,
         )
 
+    def is_followed_since(self, since_ms: int) -> bool:
+        """Whether this replica leads, and a majority of the voters has followed it since then: it was not cut
+        off from the quorum at that time.
+        """
+        state = self.state
+        return isinstance(state, LeaderState) and state.progress.has_majority_fetched_since(since_ms)
+
     def endpoints_of(self, node_id: int) -> Mapping[str, Address]:
         """The endpoints of a voter by the voters' record; empty if it has none."""
         voters = self.voters

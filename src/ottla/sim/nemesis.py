@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from ottla.sim.world import SimMachine, World
 
@@ -23,6 +25,9 @@ class NemesisConfig:
     ambush: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, int] = field(default_factory=lambda: FAULTS)
 
+
+# How long a machine that was paused or cut off is not counted on.
+_STEADY_AFTER_S: Final = 1.0
 
 FAULTS: Mapping[str, int] = {
     "kill a process": 4,
@@ -46,7 +51,8 @@ class Nemesis:
     """Injects faults into the machines that `targets` returns.
 
     `may_end` decides whether a machine may lose its power, or its process may be killed; if it forbids the
-    former, the latter is tried. `more` are faults beyond those of any machine.
+    former, the latter is tried. `may_fall_silent` decides whether a machine may be paused or cut off. `more`
+    are faults beyond those of any machine.
     """
 
     def __init__(
@@ -56,12 +62,17 @@ class Nemesis:
         targets: Callable[[], Sequence[SimMachine]],
         *,
         may_end: Callable[[SimMachine, bool], bool] = lambda _machine, _power_loss: True,
+        may_fall_silent: Callable[[SimMachine], bool] = lambda _machine: True,
         more: Mapping[str, Callable[[SimMachine], None]] | None = None,
     ) -> None:
         self._world = world
         self._config = config
         self._targets = targets
         self._may_end = may_end
+        self._may_fall_silent = may_fall_silent
+        # How many pauses and broken links a machine has now, and when the last one ended.
+        self._disturbances: Counter[str] = Counter()
+        self._disturbed_until: dict[str, float] = {}
         self._random = world.random
         self._stopped = False
         self._faults: Mapping[str, Callable[[SimMachine], None]] = {
@@ -208,23 +219,47 @@ class Nemesis:
             if machine.is_up and self._end(machine, "killed with all", power_loss=power_loss):
                 self._reboot_later(machine)
 
+    def is_steady(self, machine: SimMachine) -> bool:
+        """Whether it is neither paused nor cut off from another target, and has not been for a while."""
+        calm_s = self._world.loop.time() - self._disturbed_until.get(machine.name, -_STEADY_AFTER_S)
+        return not self._disturbances[machine.name] and calm_s >= _STEADY_AFTER_S
+
+    def _disturb(self, *machines: SimMachine) -> Callable[[], None]:
+        """Count a disturbance of these machines, until the returned function is called."""
+        names = [machine.name for machine in machines]
+        self._disturbances.update(names)
+
+        def undo() -> None:
+            self._disturbances.subtract(names)
+            self._disturbed_until.update(dict.fromkeys(names, self._world.loop.time()))
+
+        return undo
+
     def _pause(self, machine: SimMachine) -> None:
-        if machine.process is not None and not machine.process.paused:
+        process = machine.process
+        if process is not None and not process.paused and self._may_fall_silent(machine):
             self.count("pause a process", machine.name)
             machine.pause()
-            self.undo_later(machine.resume)
+            calm = self._disturb(machine)
+
+            def undo() -> None:
+                machine.resume()
+                calm()
+
+            self.undo_later(undo)
 
     def _other(self, machine: SimMachine) -> SimMachine:
         others = [each for each in self._targets() if each is not machine]
         return self._random.choice(others) if others else machine
 
     def _cut(self, one: SimMachine, other: SimMachine, *, both: bool) -> None:
-        if one is other:
+        if one is other or not (self._may_fall_silent(one) and self._may_fall_silent(other)):
             return
         self.count("cut one link" if both else "cut one direction", f"{one.name} {other.name}")
-        self._cut_pairs([(one.name, other.name)] + ([(other.name, one.name)] if both else []))
+        pairs = [(one.name, other.name)] + ([(other.name, one.name)] if both else [])
+        self._cut_pairs(pairs, self._disturb(one, other))
 
-    def _cut_pairs(self, pairs: Sequence[tuple[str, str]]) -> None:
+    def _cut_pairs(self, pairs: Sequence[tuple[str, str]], calm: Callable[[], None]) -> None:
         fabric = self._world.fabric
         for pair in pairs:
             fabric.cut(*pair)
@@ -232,32 +267,44 @@ class Nemesis:
         def undo() -> None:
             for pair in pairs:
                 fabric.mend(*pair)
+            calm()
 
         self.undo_later(undo)
 
     def _isolate(self, machine: SimMachine) -> None:
         others = [each.name for each in self._world.machines.values() if each is not machine]
+        if not self._may_fall_silent(machine):
+            return
         self.count("isolate a machine", machine.name)
-        self._cut_pairs([pair for name in others for pair in ((name, machine.name), (machine.name, name))])
+        pairs = [pair for name in others for pair in ((name, machine.name), (machine.name, name))]
+        self._cut_pairs(pairs, self._disturb(machine))
 
     def _split(self) -> None:
-        names = [machine.name for machine in self._targets()]
+        targets = self._targets()
+        names = [machine.name for machine in targets]
         self._random.shuffle(names)
         at = self._random.randrange(0, len(names) + 1)
         left, right = names[:at], names[at:]
-        if left and right:
+        if left and right and all(map(self._may_fall_silent, targets)):
             self.count("split the network", f"{' '.join(left)} | {' '.join(right)}")
-            self._cut_pairs([pair for a in left for b in right for pair in ((a, b), (b, a))])
+            pairs = [pair for a in left for b in right for pair in ((a, b), (b, a))]
+            self._cut_pairs(pairs, self._disturb(*targets))
 
     def _slow_link(self, machine: SimMachine) -> None:
         other = self._other(machine)
-        if other is machine:
+        if other is machine or not (self._may_fall_silent(machine) and self._may_fall_silent(other)):
             return
         delay_ms = self._random.choice((50.0, 300.0, 1500.0))
         self.count("slow link", f"{machine.name} {other.name} {delay_ms:.0f} ms")
         fabric, pair = self._world.fabric, (machine.name, other.name)
         fabric.slow(*pair, delay_ms)
-        self.undo_later(lambda: fabric.mend(*pair))
+        calm = self._disturb(machine, other)
+
+        def undo() -> None:
+            fabric.mend(*pair)
+            calm()
+
+        self.undo_later(undo)
 
     def _slow_disk(self, machine: SimMachine) -> None:
         pool = machine.pool

@@ -104,6 +104,11 @@ class QuorumController:
         return self._controller
 
     @property
+    def decided_image(self) -> MetadataImage:
+        """The image of everything that this controller has decided, committed or not."""
+        return self._controller.image
+
+    @property
     def image(self) -> MetadataImage:
         """The newest committed image."""
         return self.log.image
@@ -156,6 +161,12 @@ class QuorumController:
     async def fence_gone_broker(self, broker: int, epoch: int) -> bool:
         """Fence a broker whose process has ended; whether it was unfenced before."""
         return await self.commit(self.controller.fence_gone_broker(broker, epoch))
+
+    def is_followed_since(self, since_ns: int) -> bool:
+        """Whether a majority of the quorum has fetched from this controller since this time of the monotonic
+        clock. A controller that cannot say so may be the one that is cut off.
+        """
+        return self.log.is_followed_since(since_ns)
 
     def silent_brokers(self, for_ms: int) -> list[tuple[int, int]]:
         """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat for `for_ms`."""

@@ -418,6 +418,10 @@ class MetadataLog:
         client = self.client
         return client.epoch if client.is_leader and client.epoch == self._led_epoch else -1
 
+    def is_followed_since(self, since_ns: int) -> bool:
+        """Whether this node leads and a majority of the voters has fetched since then."""
+        return self.client.is_followed_since(since_ns)
+
     @property
     def voters(self) -> VoterSet:
         voters = self._voter_history.voters

@@ -3,9 +3,15 @@
 A process that dies leaves a closed connection and a port behind that refuses new ones. When the connection of
 a broker's heartbeats closes, and when this node has just become the active controller, it connects to every
 listener of the broker: if all of them refuse, the broker is fenced at once. A broker that misses heartbeats
-gets a request; if it does not answer that either, it is fenced before its session ends. A broker that answers
-has its full session. Invariant: a mistake costs a broker its leaderships until its next heartbeat, and no
-more.
+gets a request; if it does not answer that either, it may be fenced before its session ends. A broker that
+answers has its full session.
+
+A mistake costs more than leaderships: a broker that is fenced leaves the in-sync sets, and what it has is not
+counted on any more. If the others then lose data, records are lost that it still had. A refused connection is
+no mistake, as the process has ended. Silence may be one, since it is the same whether the broker or this
+controller is cut off. Invariant: silence ends a session early only while a majority of the quorum follows
+this controller and every other broker is heard, so that at most one broker is doubted at a time. Otherwise
+the session decides, as in Kafka.
 """
 
 from __future__ import annotations
@@ -92,7 +98,7 @@ class BrokerLivenessProbe:
         without_heartbeat = active.brokers_without_heartbeat(int(session_ms * _WITHOUT_HEARTBEAT_PART))
         for broker, epoch in dict.fromkeys((*silent, *without_heartbeat)):
             if broker != self._config.current.node_id:
-                self._start_probe(broker, self._probe_silent(broker, epoch, int(session_ms * _ANSWER_PART)))
+                self._start_probe(broker, self._probe_silent(broker, epoch, session_ms))
 
     def _start_probe(self, broker: int, work: Coroutine[None, None, None]) -> None:
         if broker in self._probing or self._active_controller.current is None:
@@ -119,8 +125,8 @@ class BrokerLivenessProbe:
             if sign is not ProbeResult.NONE:
                 return
 
-    async def _probe_silent(self, broker: int, epoch: int, wait_ms: int) -> None:
-        clock = self._runtime.clock
+    async def _probe_silent(self, broker: int, epoch: int, session_ms: int) -> None:
+        clock, wait_ms = self._runtime.clock, int(session_ms * _ANSWER_PART)
         began_ns = clock.monotonic_ns()
         sign = await self._probe(broker, epoch, wait_ms)
         if sign is ProbeResult.ALIVE:
@@ -132,8 +138,15 @@ class BrokerLivenessProbe:
             await asyncio.sleep(max(wait_ms - waited_ms, 0) / 1000)
         active = self._active_controller.current
         asked_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
-        if active is not None and (broker, epoch) in active.silent_brokers(asked_ms):
-            await self._fence(broker, epoch, f"it sends no heartbeats, and when it was probed: {sign.value}")
+        if active is None or (broker, epoch) not in active.silent_brokers(asked_ms):
+            return
+        if sign is not ProbeResult.GONE:
+            if not active.is_followed_since(began_ns):
+                return  # this controller may be the one that is cut off
+            silent = active.silent_brokers(int(session_ms * _SILENT_PART))
+            if any(each != (broker, epoch) for each in (*silent, *active.brokers_without_heartbeat(0))):
+                return
+        await self._fence(broker, epoch, f"it sends no heartbeats, and when it was probed: {sign.value}")
 
     async def _probe(self, broker: int, epoch: int, timeout_ms: int) -> ProbeResult:
         """Probe all listeners of the broker. It is gone only if each of them refuses, as some may be meant

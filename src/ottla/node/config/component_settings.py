@@ -81,7 +81,9 @@ def quorum_config(config: NodeConfig) -> QuorumConfig:
     return QuorumConfig(
         election_timeout_ms=config.number("controller.quorum.election.timeout.ms"),
         election_backoff_max_ms=config.number("controller.quorum.election.backoff.max.ms"),
-        fetch_timeout_ms=config.number("controller.quorum.fetch.timeout.ms"),
+        fetch_timeout_ms=(fetch_timeout_ms := config.number("controller.quorum.fetch.timeout.ms")),
+        # Kafka's 500 ms; less where a follower would give its leader up before.
+        fetch_max_wait_ms=min(500, fetch_timeout_ms // 4),
         request_timeout_ms=config.number("controller.quorum.request.timeout.ms"),
         retry_backoff_ms=config.number("controller.quorum.retry.backoff.ms"),
         fetch_max_bytes=config.number("controller.quorum.fetch.max.bytes"),

@@ -140,7 +140,7 @@ class KafkaRaftClient:
         self._persisting = False
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._answers: dict[asyncio.Future[Reply], None] = {}  # requests that are not answered yet
         self._resigned: asyncio.Future[None] | None = None
         self._foreign_controllers: set[Address] = set()  # of another cluster, each logged once
@@ -158,6 +158,12 @@ class KafkaRaftClient:
     def status(self) -> RaftStatus:
         """The quorum as this replica knows it now."""
         return self._quorum.status()
+
+    def is_followed_since(self, since_ns: int) -> bool:
+        """Whether this replica leads and a majority of the voters has fetched since this time of the
+        monotonic clock.
+        """
+        return self._quorum.is_followed_since(-(-since_ns // _NS_PER_MS))
 
     @property
     def epoch(self) -> int:
@@ -327,8 +333,8 @@ class KafkaRaftClient:
 
     def _spawn(self, name: str, work: Callable[[*_Ts], Awaitable[None]], *args: *_Ts) -> None:
         task = asyncio.get_running_loop().create_task(self._run_or_fail(work, *args), name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def _run_or_fail(self, work: Callable[[*_Ts], Awaitable[None]], *args: *_Ts) -> None:
         try:
@@ -457,7 +463,7 @@ class KafkaRaftClient:
         self._closed = True
         self._stop_requests()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(list(self._tasks))
         if self.failure is None:
             await self._runtime.pool.run(self.log.close)
         else:

@@ -14,6 +14,7 @@ acknowledged and what they read.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.node import Node
@@ -41,12 +42,17 @@ class ClusterChecker:
         self._leaders: dict[tuple[bytes, int, int], int] = {}
         self._images: OrderedDict[int, MetadataImage] = OrderedDict()
         self.newest = MetadataImage.EMPTY
+        # What each controller has decided, committed or not: it may still be committed, much later.
+        self._decided: dict[int, MetadataImage] = {}
         # Topics with unclean leader election: committed records may be lost there.
         self.unclean: set[str] = set()
         # Brokers that ended without a clean shutdown, and those of them whose disks lost data, with the
         # broker epoch that they had then.
         self._ended: dict[int, int] = {}
         self._lost_data: dict[int, int] = {}
+
+        # Whether a broker is neither paused nor cut off from another node, and was not a moment ago.
+        self.is_steady: Callable[[int], bool] = lambda _broker: True
 
         self.watches: dict[int, NodeWatcher] = {}  # of the nodes that are up
         self.machines: dict[int, SimMachine] = {}
@@ -108,6 +114,16 @@ class ClusterChecker:
         if len(self._images) > _KNOWN_IMAGES:
             self._images.popitem(last=False)
 
+    def on_decided(self, node: int, image: MetadataImage) -> None:
+        """Note what the active controller on this node has decided."""
+        self._decided[node] = image
+
+    def _possible_images(self) -> Iterator[MetadataImage]:
+        """The newest committed image, and what may follow it: the decisions that are not committed yet."""
+        yield self.newest
+        end = self.newest.provenance.last_contained_offset
+        yield from (image for image in self._decided.values() if image.provenance.last_contained_offset > end)
+
     # Clients
 
     def on_acknowledged(self, sent: SentRecord) -> None:
@@ -164,17 +180,40 @@ class ClusterChecker:
         partition an in-sync replica must remain that has not ended so; unless no replica has lost data, or
         this broker is known to be the last in-sync replica and keeps its data: then it becomes leader again.
 
+        The replica that remains must be steady: one that is paused or cut off may be fenced before those that
+        have ended are, and then the controller does not count on what it has.
+
         With a `min.insync.replicas` of 1 no eligible replica is kept beside the last in-sync one. If that one
         has lost data and the others are fenced, the controller elects it again, as Kafka's does: so no disk
         may lose data then.
         """
         if power_loss and self._min_insync == 1:
             return False
-        for topic, _, registration in self.newest.topics.partitions():
+        return all(self._survives(image, broker, power_loss) for image in self._possible_images())
+
+    def may_fall_silent(self, broker: int) -> bool:
+        """Whether all guarantees still hold if the controller hears nothing of this broker for a while: not
+        before each broker that has lost data is out of the in-sync sets in which this one is.
+        """
+        if not any(self._is_out(self._lost_data, id) for id in self._lost_data):
+            return True
+        return not any(
+            broker in registration.isr and any(self._is_out(self._lost_data, id) for id in registration.isr)
+            for image in self._possible_images()
+            for topic, _, registration in image.topics.partitions()
+            if topic.name not in self.unclean
+        )
+
+    def _survives(self, image: MetadataImage, broker: int, power_loss: bool) -> bool:
+        for topic, _, registration in image.topics.partitions():
             eligible = {*registration.isr, *registration.elr, *registration.last_known_elr}
             if broker not in eligible or topic.name in self.unclean:
                 continue
-            staying = [id for id in registration.isr if id != broker and not self._is_out(self._ended, id)]
+            staying = [
+                id
+                for id in registration.isr
+                if id != broker and not self._is_out(self._ended, id) and self.is_steady(id)
+            ]
             # A broker that has lost data counts as such until it is in sync again, also if it is back.
             lost_data = power_loss or any(
                 self._is_out(self._lost_data, id) or (id in self._lost_data and id not in registration.isr)

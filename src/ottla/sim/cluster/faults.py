@@ -62,8 +62,10 @@ class ClusterFaultInjector:
             config,
             lambda: [member.machine for member in members],
             may_end=self._may_end,
+            may_fall_silent=self._may_fall_silent,
             more=faults,
         )
+        checker.is_steady = lambda id: self.nemesis.is_steady(checker.machines[id])
         self._disks.nemesis = self.nemesis
 
     async def run(self, seconds: float) -> None:
@@ -90,6 +92,13 @@ class ClusterFaultInjector:
             return False
         self._checker.on_ended(member.id, power_loss=power_loss)
         return True
+
+    def _may_fall_silent(self, machine: SimMachine) -> bool:
+        if self._synced:
+            return True
+        for each in self._members.values():
+            each.check_metadata()
+        return self._checker.may_fall_silent(self._members[machine.name].id)
 
     def _stop(self, member: ClusterMember) -> bool:
         """Ask a node to stop cleanly and start again; False if it may not be stopped now.

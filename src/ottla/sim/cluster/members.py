@@ -150,8 +150,11 @@ class ClusterMember:
 
     def check_metadata(self) -> None:
         node = self.node
-        if node is not None and hasattr(node.quorum, "metadata"):
+        if node is not None and hasattr(node.quorum, "active_controller"):
             self._checker.on_image(node.image, f"node {self.id}")
+            active = node.quorum.active_controller.current
+            if active is not None:
+                self._checker.on_decided(self.id, active.decided_image)
 
     def restart(self) -> None:
         """Stop it cleanly, as an operator does, and start it again."""
@@ -253,6 +256,11 @@ def _settings(
         "replica.fetch.wait.max.ms": str(int(500 * min(timeout_scale * 2, 1))),
         "broker.session.timeout.ms": str(int(9_000 * timeout_scale)),
         "broker.heartbeat.interval.ms": str(int(2_000 * timeout_scale)),
+        "controller.quorum.election.timeout.ms": str(int(1_000 * timeout_scale)),
+        "controller.quorum.election.backoff.max.ms": str(int(1_000 * timeout_scale)),
+        # In proportion to the session: a controller that is cut off resigns before sessions end.
+        "controller.quorum.fetch.timeout.ms": str(int(2_000 * timeout_scale)),
+        "controller.quorum.request.timeout.ms": str(int(2_000 * timeout_scale)),
         # A clock that jumps by days must not make anything expire.
         "log.retention.ms": "-1",
         "log.message.timestamp.after.max.ms": "9223372036854775807",

@@ -98,7 +98,7 @@ def settings_of(kind: type[T], servers: Servers, keywords: Mapping[str, Any]) ->
             _refuse_security(dotted(plain), value)
             continue
         if plain not in known:
-            near = get_close_matches(plain, known, n=1)
+            near = get_close_matches(plain, sorted(known), n=1)
             hint = f"; did you mean {dotted(near[0])}?" if near else ""
             raise ValueError(f"there is no setting {name!r} for {_subject(kind)}{hint}")
         values[plain] = _value(name, value, types_of[plain])
@@ -122,7 +122,8 @@ def _refuse_security(name: str, value: Any) -> None:
 
 def connection_config(config: Any) -> ConnectionConfig:
     """Return the part of a client's settings that is about connections."""
-    shared = {field.name for field in fields(ConnectionConfig)} & {field.name for field in fields(config)}
+    known = {field.name for field in fields(config)}
+    shared = [field.name for field in fields(ConnectionConfig) if field.name in known]
     return ConnectionConfig(**{name: getattr(config, name) for name in shared})
 
 

@@ -160,8 +160,8 @@ class LogManager:
     @property
     def clean_shutdown_epoch(self) -> int | None:
         """The broker epoch of the last shutdown if every directory agrees that it was clean; None if not."""
-        epochs = {self._clean_epochs.get(directory.path) for directory in self._directories}
-        return epochs.pop() if len(epochs) == 1 else None
+        epochs = dict.fromkeys(self._clean_epochs.get(directory.path) for directory in self._directories)
+        return next(iter(epochs)) if len(epochs) == 1 else None
 
     def logs(self) -> list[UnifiedLog]:
         """The current logs, without the future ones."""

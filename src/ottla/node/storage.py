@@ -145,9 +145,8 @@ def _new_cluster_id(runtime: Runtime, config: NodeConfig, path: str) -> str:
 
 def clean_shutdown_epoch(disk: Disk, dirs: Sequence[str]) -> int:
     """The broker epoch of the last run if every directory has the mark of a clean end, else -1."""
-    epochs = {read_clean_shutdown(disk, dir) for dir in dirs}
-    epoch = epochs.pop()
-    return -1 if epochs or epoch is None else epoch
+    first, *others = [read_clean_shutdown(disk, dir) for dir in dirs]
+    return -1 if first is None or any(epoch != first for epoch in others) else first
 
 
 def _release(locks: list[Lock]) -> None:

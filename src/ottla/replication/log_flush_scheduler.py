@@ -23,7 +23,7 @@ class LogFlushScheduler:
     def __init__(self, logs: LogManager, clock: Clock) -> None:
         self._logs: Final = logs
         self._clock: Final = clock
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     def flush_closed_segments(self, log: UnifiedLog) -> None:
         """Make the records of closed segments durable, in the background."""
@@ -44,12 +44,12 @@ class LogFlushScheduler:
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._on_flush_done)
         return task
 
     def _on_flush_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _log.error("a log could not be flushed: %s", error)

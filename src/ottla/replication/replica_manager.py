@@ -323,7 +323,7 @@ class ReplicaManager:
         if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
             self.refresh_configs()
             return
-        for resource in delta.changed_configs:
+        for resource in sorted(delta.changed_configs):
             if resource.type == ConfigResourceType.TOPIC:
                 self._refresh_topic(resource.name)
 
@@ -342,7 +342,7 @@ class ReplicaManager:
 
     def refresh_configs(self) -> None:
         """Look up the settings of every topic again after those of the broker have changed."""
-        for name in {tp.topic for tp in self._partitions}:
+        for name in dict.fromkeys(tp.topic for tp in self._partitions):
             self._refresh_topic(name)
 
     def handle_log_dir_failure(self, directory: LogDirectory) -> list[TopicPartition]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import random
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
@@ -63,6 +64,8 @@ class SimDisk:
         self.failures: Counter[int] = Counter()
         # Whether a sync has failed: the page cache counts as clean then, and may hold what the disk does not.
         self.cache_lies = False
+        # Over all bytes that were written, in their order.
+        self.digest = 0
         # Counts crashes and kills; a handle is valid in the generation in which it was opened.
         self.generation = 0
         self._sector_bytes = sector_bytes
@@ -318,6 +321,7 @@ class SimDisk:
         if data:
             before = inode.live.allocated_bytes
             inode.write(data, offset, self.clock.wall_ms())
+            self.digest = zlib.crc32(data, zlib.crc32(path.encode(), self.digest))
             self._volumes.charge(inode, inode.live.allocated_bytes - before)
         if failure is not None:
             raise failure

@@ -16,8 +16,10 @@ import contextvars
 import gc
 import heapq
 import random
+import struct
+import zlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 __all__ = ["Process", "SimDeadlock", "SimLoop", "SimOverrun", "current_process"]
@@ -27,6 +29,7 @@ _Ts = TypeVarTuple("_Ts")
 
 # Steps between two garbage collections, while `World` has turned the automatic ones off.
 _COLLECT_EVERY: Final = 200_000
+_FACTS: Final = struct.Struct("<IQIII")
 
 _current: contextvars.ContextVar[Process | None] = contextvars.ContextVar("ottla-sim-process", default=None)
 
@@ -44,6 +47,7 @@ class Process:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.number = 0  # in the order in which a loop has got them
         self.paused = False
         self.dead = False
         self.ready: deque[asyncio.Handle] = deque()
@@ -70,17 +74,22 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._timer_number = 0
         self.world = Process("world")
         self._processes: list[Process] = [self.world]
+        self._process_count = 0
         self._running = False
         self._stopping = False
         self._closed = False
         self._max_steps = max_steps
         self.steps = 0
+        # Over every step: when it ran, in which process, and how much was ready.
+        self.digest = 0
         # Exceptions that no task or future handled: (process name, context of the handler).
         self.errors: list[tuple[str, dict[str, Any]]] = []
 
     # Processes
 
     def add(self, process: Process) -> None:
+        self._process_count += 1
+        process.number = self._process_count
         self._processes.append(process)
 
     def kill(self, process: Process) -> None:
@@ -194,12 +203,20 @@ class SimLoop(asyncio.AbstractEventLoop):
         return task.result()
 
     def run_forever(self) -> None:
+        with self.running():
+            while not self._stopping:
+                self._step()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Be the running loop without a step: where processes are killed after the run, the `finally` blocks
+        of their coroutines find this loop, and asyncio makes no real one for them.
+        """
         assert not self._running, "the loop runs already"
         self._running = True
         asyncio._set_running_loop(self)
         try:
-            while not self._stopping:
-                self._step()
+            yield
         finally:
             self._stopping = self._running = False
             asyncio._set_running_loop(None)
@@ -220,6 +237,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         if self.steps > self._max_steps:
             raise SimOverrun(f"{self.steps} steps, and it is only {self.time():.3f} s")
         process = runnable[0] if len(runnable) == 1 else self._random.choice(runnable)
+        facts = (self.digest, self._now_ns, process.number, len(process.ready), len(self._timers))
+        self.digest = zlib.crc32(_FACTS.pack(*facts))
         handle = process.ready.popleft()
         if not handle.cancelled():
             process.steps += 1

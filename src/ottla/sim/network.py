@@ -13,6 +13,7 @@ import asyncio
 import errno
 import random
 import ssl
+import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -54,6 +55,7 @@ class Fabric:
         self._cut: set[tuple[str, str]] = set()
         self._slow: dict[tuple[str, str], float] = {}
         self.delivered = 0
+        self.digest = 0  # over all bytes that were sent, in their order
 
     def host(self, name: str) -> Host:
         return self.hosts.setdefault(name, Host(name))
@@ -221,6 +223,7 @@ class _End(asyncio.Transport):
         self._in_flight.append(piece)
         if isinstance(piece, bytes):
             self._in_flight_bytes += len(piece)
+            self.fabric.digest = zlib.crc32(piece, self.fabric.digest)
         self.resume()
 
     def send_reset(self) -> None:

@@ -160,7 +160,7 @@ class NodeRun:
             world.seed,
             world.violations,
             world.coverage,
-            world.trace.fingerprint,
+            world.fingerprint,
             self._node.boots,
             len(self._acknowledged),
             sum(map(len, self._read)),

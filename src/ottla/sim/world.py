@@ -12,6 +12,7 @@ import logging
 import random
 import sys
 import traceback
+import zlib
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -154,6 +155,8 @@ class World:
         self.log_handler = TraceHandler(self.trace)
         # Called with what a machine has just done, for faults that strike at such moments.
         self.on_event: Callable[[str, SimMachine], None] | None = None
+        # Of the whole run once it is over: its trace, steps, messages and what was written to disks.
+        self.fingerprint = ""
         # The guarantees that were broken: the first one is the cause.
         self.violations: list[str] = []
 
@@ -199,16 +202,22 @@ class World:
             self._check_loop_errors()
         finally:
             self.trace.is_over = True
-            for machine in self.machines.values():
-                machine.kill(power_loss=True)
-            self.loop.close()
-            gc.collect()
+            self.fingerprint = self._fingerprint()
+            with self.loop.running():
+                for machine in self.machines.values():
+                    machine.kill(power_loss=True)
+                self.loop.close()
+                gc.collect()
             if collects:
                 gc.enable()
             sys.unraisablehook = unraisable
             logger.removeHandler(handler)
             logger.setLevel(level)
             logger.propagate = propagate
+
+    def _fingerprint(self) -> str:
+        disks = zlib.crc32(repr([machine.disk.digest for machine in self.machines.values()]).encode())
+        return f"{self.trace.fingerprint}-{self.loop.digest:08x}-{self.fabric.digest:08x}-{disks:08x}"
 
     def _check_loop_errors(self) -> None:
         for who, context in self.loop.errors:

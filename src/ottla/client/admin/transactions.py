@@ -158,7 +158,7 @@ class TransactionsAdmin:
             ]
         if not candidates:
             return []
-        known = await self.list(producer_ids={c.producer.producer_id for c in candidates})
+        known = await self.list(producer_ids=sorted({c.producer.producer_id for c in candidates}))
         infos: dict[int, TransactionInfo] = {}
         for listed in known:
             try:

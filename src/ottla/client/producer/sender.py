@@ -84,7 +84,7 @@ class Sender:
         # Until when each broker throttles this client.
         self._muted_until: dict[int, float] = {}
         self._connecting: dict[int, asyncio.Task[BrokerConnection]] = {}
-        self._draining: set[asyncio.Task[None]] = set()
+        self._draining: dict[asyncio.Task[None], None] = {}
 
     def wake(self) -> None:
         self._wake.set()
@@ -194,7 +194,8 @@ class Sender:
 
     def _send(self, node_id: int, connection: BrokerConnection, batches: Batches) -> None:
         # Without a topic id, as on older brokers or for a topic that was just deleted, the name is used.
-        ids = {name: self._topic_id(name) for name in {queue.partition.topic for queue, _ in batches}}
+        names = dict.fromkeys(queue.partition.topic for queue, _ in batches)
+        ids = {name: self._topic_id(name) for name in names}
         topics: dict[str, TopicProduceData] = {}
         for queue, batch in batches:
             if self._config.idempotent:
@@ -389,8 +390,8 @@ class Sender:
         if self._draining:
             return
         task = asyncio.get_running_loop().create_task(connection.drain())
-        self._draining.add(task)
-        task.add_done_callback(self._draining.discard)
+        self._draining[task] = None
+        task.add_done_callback(lambda done: self._draining.pop(done, None))
         task.add_done_callback(lambda _: self._wake.set())
 
 

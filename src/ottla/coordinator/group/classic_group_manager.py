@@ -587,7 +587,7 @@ class ClassicGroupManager:
         ):
             return Effects()
         effects = Effects()
-        for member_id in list(group.pending_sync):
+        for member_id in sorted(group.pending_sync):
             member = group.members.get(member_id)
             if member is not None:
                 self._remove_member(group, member, effects)

@@ -499,7 +499,7 @@ class ConsumerGroupManager:
         return effects.extend(Effects(on_applied=partial(self._cancel_timers, group.group_id, ids)))
 
     def _cancel_timers(self, group_id: str, member_ids: frozenset[str], _now: EventTime) -> None:
-        for member_id in member_ids:
+        for member_id in sorted(member_ids):
             for kind in ("session", "revocation", "join", "sync"):
                 self._metadata.timer.cancel((group_id, kind, member_id))
 

@@ -180,14 +180,15 @@ class CoordinatorContext(Generic[S]):
         # The end of the last batch that the state holds; replies wait until it is committed.
         self.written_end = 0
         self.deferred: deque[_DeferredReplies] = deque()  # in the order of end_offset
-        self.waiting: set[ReplyTo[Any]] = set()  # every ticket that has no reply yet
+        # Every ticket that has no reply yet, in the order of their operations.
+        self.waiting: dict[ReplyTo[Any], None] = {}
 
     @property
     def is_active(self) -> bool:
         return self.loading is None and not self.failed
 
     def resolve(self, to: ReplyTo[R], value: R | KafkaError) -> None:
-        self.waiting.discard(to)
+        self.waiting.pop(to, None)
         to.resolve(value)
 
 
@@ -316,7 +317,7 @@ class CoordinatorRuntime(Generic[S]):
             return Ticket.failed(error)
         ticket: Ticket[None] = Ticket()
         now = self.now()
-        context.waiting.add(ticket)
+        context.waiting[ticket] = None
         kind = ControlType.COMMIT if commit else ControlType.ABORT
         batch = build_end_transaction_marker(
             EndTransactionMarker(kind, coordinator_epoch),
@@ -370,7 +371,7 @@ class CoordinatorRuntime(Generic[S]):
     ) -> None:
         now = self.now()
         if ticket is not None:
-            context.waiting.add(ticket)
+            context.waiting[ticket] = None
         try:
             effects = work(now)
         except KafkaError as error:

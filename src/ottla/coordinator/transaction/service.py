@@ -66,7 +66,7 @@ class TransactionCoordinatorService:
             markers, lambda: self._settings.config, self._on_written
         )
         self._sends: deque[tuple[int, Any]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self.runtime: Final[CoordinatorRuntime[TransactionCoordinator]] = CoordinatorRuntime(
             RECORDS,
             lambda _index, epoch: TransactionCoordinator(self._settings, epoch),
@@ -163,11 +163,11 @@ class TransactionCoordinatorService:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._on_abort_finished)
 
     def _on_abort_finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _log.error("a transaction past its timeout could not be aborted", exc_info=error)

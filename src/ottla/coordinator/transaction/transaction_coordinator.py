@@ -356,7 +356,7 @@ class TransactionCoordinator:
                 partition: ErrorCode.NONE
                 if partition in transaction.partitions
                 else ErrorCode.TRANSACTION_ABORTABLE
-                for partition in request.partitions
+                for partition in sorted(request.partitions)
             },
         )
 

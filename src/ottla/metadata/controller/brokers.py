@@ -141,7 +141,7 @@ def _validate_features(state: ControllerState, request: BrokerRegistrationReques
         **state.image.features.finalized_versions(),
         KRAFT_VERSION: state.kraft_version,
     }
-    for name in offered.keys() | finalized.keys():
+    for name in sorted(offered.keys() | finalized.keys()):
         supported = offered.get(name, VersionRange(0, 0))
         level = finalized.get(name, 0)
         if level not in supported:

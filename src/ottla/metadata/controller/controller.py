@@ -151,7 +151,7 @@ class Controller:
         return delta, image
 
     def _follow_brokers(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        for id in delta.changed_brokers:
+        for id in sorted(delta.changed_brokers):
             before, after = delta.base.cluster.brokers.get(id), image.cluster.brokers.get(id)
             if after is None or (before is not None and before.epoch != after.epoch):
                 self._heartbeats.remove(id)

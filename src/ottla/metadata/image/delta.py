@@ -358,8 +358,9 @@ class MetadataDelta:
                 topic_id = before.id
             self._clear_topic_elr(topic_id)
             return
-        for topic_id in {*self.base.topics.by_id, *self.topics} - self.deleted_topics.keys():
-            self._clear_topic_elr(topic_id)
+        for topic_id in dict.fromkeys((*self.base.topics.by_id, *self.topics)):
+            if topic_id not in self.deleted_topics:
+                self._clear_topic_elr(topic_id)
 
     def _clear_topic_elr(self, topic_id: bytes) -> None:
         delta = self.topics.get(topic_id)

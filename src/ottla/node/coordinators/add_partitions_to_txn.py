@@ -364,7 +364,7 @@ def _answer_of(
     codes = done.result()
     if isinstance(codes, ErrorCode):
         return KafkaError(codes, f"broker {coordinator} answers {codes.name}")
-    return {tp: codes.get(tp, ErrorCode.UNKNOWN_SERVER_ERROR) for tp in partitions}
+    return {tp: codes.get(tp, ErrorCode.UNKNOWN_SERVER_ERROR) for tp in sorted(partitions)}
 
 
 def _codes_for_producer(
@@ -374,9 +374,9 @@ def _codes_for_producer(
     try:
         codes: Codes | None = ticket.result()
     except KafkaError as error:
-        codes = dict.fromkeys(partitions, error.code)
+        codes = dict.fromkeys(sorted(partitions), error.code)
     if codes is None:
-        return dict.fromkeys(partitions, ErrorCode.NONE)
+        return dict.fromkeys(sorted(partitions), ErrorCode.NONE)
     return {tp: _code_for_producer(code, can_abort=can_abort) for tp, code in codes.items()}
 
 

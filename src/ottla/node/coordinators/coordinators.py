@@ -198,7 +198,7 @@ class Coordinators:
 def _fenced_or_removed_brokers(delta: MetadataDelta, image: MetadataImage) -> list[int]:
     """The brokers that a delta fences or removes."""
     brokers = image.cluster.brokers
-    return [id for id in delta.changed_brokers if id not in brokers or brokers[id].fenced]
+    return [id for id in sorted(delta.changed_brokers) if id not in brokers or brokers[id].fenced]
 
 
 def _led_partitions(partitions: Iterable[Partition], topic: str) -> list[Partition]:

@@ -94,11 +94,11 @@ class TransactionMarkerSender:
     def write(self, marker: WriteMarkers, partitions: frozenset[TopicPartition]) -> Codes | Awaitable[Codes]:
         """Have the current leader of each partition write a marker; return a code for each."""
         own_id = self._broker_id
-        led: dict[int, set[TopicPartition]] = {}
+        led: dict[int, list[TopicPartition]] = {}
         for tp in sorted(partitions):
-            led.setdefault(self._leader(tp), set()).add(tp)
+            led.setdefault(self._leader(tp), []).append(tp)
         here = frozenset(led.pop(own_id, ()))
-        nowhere = led.pop(NO_LEADER, set())
+        nowhere = led.pop(NO_LEADER, ())
         answers = {
             broker: self._send_to_leader(broker, marker, elsewhere) for broker, elsewhere in led.items()
         }

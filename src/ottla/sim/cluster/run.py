@@ -112,7 +112,7 @@ class ClusterRun:
             world.seed,
             world.violations,
             world.coverage,
-            world.trace.fingerprint,
+            world.fingerprint,
             self.scenario,
             sum(member.machine.boots for member in self.members),
             self.checker.elections,

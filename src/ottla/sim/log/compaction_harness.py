@@ -408,7 +408,7 @@ class CompactionHarness:
         }
         expected = sorted(offset for offset in self.records() if offset in committed and offset < stable)
         starts = {0, self.clean_until, stable} | {segment.base_offset + 1 for segment in self.log.segments}
-        for start in starts:
+        for start in sorted(starts):
             if start <= stable:
                 assert self.committed(start) == [offset for offset in expected if offset >= start]
 

@@ -184,7 +184,7 @@ def check_indexes(log: UnifiedLog) -> None:
         assert [tuple(each) for each in times] == indexed, f"{segment}: {times}, not of {greatest}"
         assert tuple(segment.max_timestamp) == (greatest[-1] if greatest else (-1, segment.base_offset))
         for _, header, _ in batches:
-            for offset in {header.base_offset, header.last_offset}:
+            for offset in (header.base_offset, header.last_offset):
                 found = segment.translate_offset(offset)
                 assert found is not None
                 assert (found.base_offset, found.last_offset) == (header.base_offset, header.last_offset)

@@ -174,7 +174,7 @@ class QuorumRun:
             world.seed,
             world.violations,
             world.coverage,
-            world.trace.fingerprint,
+            world.fingerprint,
             self._checker.elections,
             self._checker.values,
             len(self._checker.acknowledged),

@@ -169,7 +169,7 @@ class ClassicGroup:
         self._count_protocols(member, 1)
 
     def _count_protocols(self, member: ClassicGroupMember, step: int) -> None:
-        for name in {name for name, _ in member.protocols}:
+        for name in dict.fromkeys(name for name, _ in member.protocols):
             self._supporters[name] += step
             if not self._supporters[name]:
                 del self._supporters[name]

@@ -82,12 +82,12 @@ class CurrentAssignmentBuilder:
         revoking: dict[bytes, Owned] = {}
         free: dict[bytes, list[int]] = {}
         unreleased = False
-        for topic_id in target.keys() | member.assigned.keys():
+        for topic_id in sorted(target.keys() | member.assigned.keys()):
             wanted = target.get(topic_id, frozenset()) if topic_id in self.subscribed else frozenset()
             current = member.assigned.get(topic_id, _NONE)
             kept = {partition: since for partition, since in current.items() if partition in wanted}
             given_up = {partition: since for partition, since in current.items() if partition not in wanted}
-            for partition in wanted:
+            for partition in sorted(wanted):
                 if partition not in kept:
                     owner = self.owner_of(topic_id, partition)
                     if owner is None or owner == member.member_id:

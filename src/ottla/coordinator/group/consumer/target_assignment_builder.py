@@ -43,7 +43,7 @@ class ServerRangeAssignor:
         result: MemberAssignments = {member: {} for member in subscriptions}
         by_topic: dict[bytes, list[str]] = {}
         for member in sorted(subscriptions):
-            for topic in subscriptions[member]:
+            for topic in sorted(subscriptions[member]):
                 by_topic.setdefault(topic, []).append(member)
         for topic in sorted(by_topic):
             members = by_topic[topic]
@@ -135,7 +135,7 @@ def _assign_different(subscriptions: Subscriptions, counts: Counts, previous: Pr
     sizes = dict.fromkeys(result, 0)
     by_topic: dict[bytes, list[str]] = {}
     for member in result:
-        for topic in subscriptions[member]:
+        for topic in sorted(subscriptions[member]):
             by_topic.setdefault(topic, []).append(member)
     owner: dict[tuple[bytes, int], str] = {}
     for member in result:
@@ -185,8 +185,8 @@ def build_target_assignment(
     }
     counts = {
         topic_id: len(image.topics.by_id[topic_id].partitions)
-        for topics in set(subscriptions.values())
-        for topic_id in topics
+        for topics in dict.fromkeys(subscriptions.values())
+        for topic_id in sorted(topics)
     }
     assigned = ASSIGNORS[assignor].assign(subscriptions, counts, group.target)
     return {

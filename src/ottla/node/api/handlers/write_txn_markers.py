@@ -42,7 +42,7 @@ def failure_response(
 ) -> WriteTxnMarkersResponse:
     return WriteTxnMarkersResponse(
         markers=[
-            _result(marker, dict.fromkeys(_partitions(marker), ErrorCode.of(code)))
+            _result(marker, dict.fromkeys(sorted(_partitions(marker)), ErrorCode.of(code)))
             for marker in request.markers
         ]
     )
@@ -53,7 +53,7 @@ async def _write(context: RequestContext, request: WriteTxnMarkersRequest) -> Wr
     for marker in request.markers:
         partitions = _partitions(marker)
         if marker.producer_id < 0 or marker.producer_epoch < 0:
-            written.append((marker, dict.fromkeys(partitions, ErrorCode.INVALID_REQUEST)))
+            written.append((marker, dict.fromkeys(sorted(partitions), ErrorCode.INVALID_REQUEST)))
             continue
         codes = context.broker.coordinators.transactions.marker_sender.write_here(
             WriteMarkers(

@@ -272,5 +272,5 @@ def test_records_that_came_too_late_are_left() -> None:
     leader.produce(2, acks=1)
     late = answer(leader, follower, state)
     assert state.process_partition_data(0, late, 0) is AfterFetch.FETCH
-    assert state.process_partition_data(0, late, 0) is AfterFetch.FETCH_IN_NEW_SESSION
+    assert state.process_partition_data(0, late, 0) is AfterFetch.NAME_AGAIN
     assert follower.log.log_end_offset == 2

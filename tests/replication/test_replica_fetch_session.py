@@ -42,6 +42,14 @@ def partition(index: int, offset: int) -> FetchPartition:
     return FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=1000)
 
 
+def build(session: ReplicaFetchSession, wanted: dict[Key, FetchPartition]) -> FetchRequest:
+    """A request after which the session has exactly the partitions that are wanted."""
+    request = FetchRequest()
+    named = {key: asked for key, asked in wanted.items() if session.known.get(key) != asked}
+    session.build(request, named, [key for key in session.known if key not in wanted])
+    return request
+
+
 def test_the_leader_always_knows_what_is_wanted() -> None:
     chance = random.Random(7)
     leader, session = LeadersSide(), ReplicaFetchSession()
@@ -56,14 +64,14 @@ def test_the_leader_always_knows_what_is_wanted() -> None:
         }
         if chance.random() < 0.05:
             leader = LeadersSide()  # restarted
-        request = FetchRequest()
-        session.build(request, wanted)
+        request = build(session, wanted)
         named += sum(len(topic.partitions) for topic in request.topics)
         response, known = leader.answer(request)
         if session.handle_response(response):
             assert known == {key: each.fetch_offset for key, each in wanted.items()}
         else:
             assert response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+            session.reset()
     assert named < 300 * 9 * 0.7
 
 
@@ -71,8 +79,29 @@ def test_without_a_place_for_a_session_everything_is_named_every_time() -> None:
     leader, session = LeadersSide(slots=0), ReplicaFetchSession()
     wanted = {(bytes(16), index): partition(index, 5) for index in range(4)}
     for _ in range(3):
-        request = FetchRequest()
-        session.build(request, wanted)
-        response, known = leader.answer(request)
+        response, known = leader.answer(build(session, wanted))
         assert session.handle_response(response)
         assert len(known) == 4
+        assert not session.is_incremental
+        assert sorted(session.reset()) == sorted(wanted)
+
+
+def test_a_session_may_grow_request_by_request() -> None:
+    leader, session = LeadersSide(), ReplicaFetchSession()
+    wanted: dict[Key, FetchPartition] = {}
+    for index in range(10):
+        wanted[bytes(16), index] = partition(index, 0)
+        response, known = leader.answer(build(session, wanted))
+        assert session.handle_response(response)
+        assert known.keys() == wanted.keys()
+
+
+def test_a_session_that_the_leader_ends_has_its_answer_and_begins_again() -> None:
+    leader, session = LeadersSide(), ReplicaFetchSession()
+    wanted = {(bytes(16), 0): partition(0, 5)}
+    response, _ = leader.answer(build(session, wanted))
+    assert session.handle_response(response)
+    response, _ = leader.answer(build(session, {}))
+    assert (response.error_code, response.session_id) == (ErrorCode.NONE, 0)
+    assert session.handle_response(response)
+    assert not session.is_incremental

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -133,6 +133,7 @@ class UnifiedLog:
         "last_flush_ms",
         "local_log",
         "log_start_offset",
+        "request_listener",
         "topic_partition",
     )
 
@@ -176,6 +177,8 @@ class UnifiedLog:
         self._upper_bound: tuple[int, LogSegment, int] | None = None
         # True once the log was closed, deleted or taken offline.
         self.is_closed = False
+        # Called when the log start rises or the settings change: for a follower's requests to its leader.
+        self.request_listener: Callable[[], None] | None = None
         self._check_offsets()
 
     def __repr__(self) -> str:
@@ -199,6 +202,8 @@ class UnifiedLog:
         """Put other settings in force, also for the active segment."""
         self.local_log.config = config
         self.local_log.active_segment.reconfigure(config)
+        if self.request_listener is not None:
+            self.request_listener()
 
     @property
     def segments(self) -> tuple[LogSegment, ...]:
@@ -1064,6 +1069,8 @@ class UnifiedLog:
         if producers is not None:
             producers.on_log_start_offset_incremented(offset, self.producer_snapshots.latest)
         self._check_offsets()
+        if self.request_listener is not None:
+            self.request_listener()
         return True
 
     def deletable_segments(self, now_ms: int) -> list[Deletion[LogSegment]]:

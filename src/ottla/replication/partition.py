@@ -355,6 +355,14 @@ class Partition:
         else:
             self._remote_replicas = {}
 
+    def replace_log(self, log: UnifiedLog) -> None:
+        """Go on with a log that has all that the former one has, in another directory."""
+        listener, self.log.request_listener = self.log.request_listener, None
+        self.log = log
+        log.request_listener = listener
+        if listener is not None:
+            listener()
+
     # Checks
 
     def check_epoch(self, current_leader_epoch: int) -> None:

@@ -10,6 +10,7 @@ same in both logs, or are about to be truncated.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -17,6 +18,7 @@ from ottla.log.unified_log import UnexpectedAppendOffset, UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchPartition, PartitionData
 from ottla.replication.partition import NO_EPOCH, Partition
+from ottla.replication.replica_fetch_session import Key
 
 _log = logging.getLogger(__name__)
 
@@ -40,9 +42,7 @@ class AfterFetch(Enum):
     """The next step of a fetcher for a partition after a response."""
 
     FETCH = "fetch again at once"
-    FETCH_IN_NEW_SESSION = (
-        "fetch again at once, in a new session, as not all that the answer said was taken in"
-    )
+    NAME_AGAIN = "fetch again at once, as if new to the session: not all that the answer said was taken in"
     PAUSE = "fetch again after a pause"
     FETCH_OFFSETS = "ask for the bounds of the leader's log first"
     STOP = "stop until the metadata changes"
@@ -70,6 +70,7 @@ class PartitionFetchState:
 
     __slots__ = (
         "_last_error",
+        "_listener",
         "_pause_ms",
         "has_caught_up",
         "leader_epoch",
@@ -85,6 +86,7 @@ class PartitionFetchState:
         self.paused_until_ms = 0  # of a monotonic clock
         self.has_caught_up = False  # with the leader's high watermark, as of the last answer
         self._pause_ms = 0
+        self._listener: Callable[[], None] | None = None
         self._last_error: str | None = None  # of this broker, since the last good response
 
     def __repr__(self) -> str:
@@ -95,12 +97,25 @@ class PartitionFetchState:
         partition = self.partition
         return partition.leader_epoch == self.leader_epoch and partition.leader_id == self.leader_id
 
-    def pause(self, now_ms: int, longest_ms: int) -> None:
-        """Delay the next fetch: shortly at first, as errors right after an election mostly pass at once, then
-        up to `replica.fetch.backoff.ms`.
+    @property
+    def key(self) -> Key:
+        return self.partition.topic_id, self.partition.topic_partition.partition
+
+    def follow_log(self, listener: Callable[[], None]) -> None:
+        """Call the listener when the request changes by something else than a response."""
+        self.partition.log.request_listener = self._listener = listener
+
+    def unfollow_log(self) -> None:
+        log = self.partition.log
+        if log.request_listener is self._listener:
+            log.request_listener = None
+
+    def next_attempt_ms(self, now_ms: int, longest_ms: int) -> int:
+        """Count a failure and return the time of the next fetch: shortly after the first, as errors right
+        after an election mostly pass at once, then up to `replica.fetch.backoff.ms` later.
         """
         self._pause_ms = min(max(2 * self._pause_ms, _FIRST_PAUSE_MS), longest_ms)
-        self.paused_until_ms = now_ms + self._pause_ms
+        return now_ms + self._pause_ms
 
     def reset_backoff(self) -> None:
         """Note a good response: the next pause is a short one again."""
@@ -135,10 +150,10 @@ class PartitionFetchState:
         log = self.partition.log
         if asked_offset != log.log_end_offset:
             # The log end has moved since the request, so the records do not follow on it.
-            return AfterFetch.FETCH_IN_NEW_SESSION
+            return AfterFetch.NAME_AGAIN
         if answer.diverging_epoch.epoch >= 0:
             self._truncate_to_diverging_epoch(answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
-            return AfterFetch.FETCH_IN_NEW_SESSION
+            return AfterFetch.NAME_AGAIN
         if answer.records:
             try:
                 self.partition.append_records_to_follower(answer.records, self.leader_epoch, now_ms=now_ms)

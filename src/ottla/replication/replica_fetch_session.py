@@ -1,12 +1,14 @@
 """The follower's side of an incremental fetch session (KIP-227); the leader's is `ottla.node.fetch.session`.
 
-Each request names only the partitions that are new or whose request changed, and those to forget. A leader
-that has lost the session answers with an error, and the next request names all partitions again.
+Each request names only the partitions that are new or whose request changed, and those to forget; the leader
+reads all that were named before and are not forgotten. A leader that has lost the session answers with an
+error, and the following requests name all partitions again. Invariant: after each request `known` is what the
+leader's session holds if the leader got the request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
 from ottla.protocol.errors import ErrorCode
@@ -27,51 +29,64 @@ _MAX_EPOCH: Final = 2**31 - 1
 
 
 class ReplicaFetchSession:
-    __slots__ = ("_epoch", "_id", "_known")
+    __slots__ = ("_epoch", "_id", "known")
 
     def __init__(self) -> None:
-        self._known: dict[Key, FetchPartition] = {}
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin a new session: the connection broke, or the leader does not know the session."""
+        # The request of each partition, in the order in which they were last named.
+        self.known: dict[Key, FetchPartition] = {}
         self._id = _NONE
         self._epoch = _FIRST_EPOCH
-        self._known.clear()
 
-    def build(self, request: FetchRequest, wanted: Mapping[Key, FetchPartition]) -> None:
-        """Fill in a request that fetches `wanted`: the session, and what changed since the last request."""
-        if self._id == _NONE:
-            self._known.clear()
-        changed = {key: asked for key, asked in wanted.items() if self._known.get(key) != asked}
-        forgotten = [key for key in self._known if key not in wanted]
+    def reset(self) -> list[Key]:
+        """Begin a new session: the connection broke, or the leader does not know the session. Returns the
+        partitions of the former one, those that were named last first.
+        """
+        self._id = _NONE
+        self._epoch = _FIRST_EPOCH
+        known, self.known = self.known, {}
+        return list(reversed(known))
+
+    @property
+    def is_incremental(self) -> bool:
+        """False before the first response, and where the leader has no place for a session: then a request
+        fetches only what it names.
+        """
+        return self._id != _NONE
+
+    def build(
+        self, request: FetchRequest, named: Mapping[Key, FetchPartition], forgotten: Iterable[Key]
+    ) -> None:
+        """Fill in a request that goes on with the session: `named` are new or changed, and `forgotten` is
+        known and not among them.
+        """
         request.session_id = self._id
         request.session_epoch = self._epoch
-        topics: dict[bytes, FetchTopic] = {}
-        for (topic_id, _), asked in changed.items():
-            topics.setdefault(topic_id, FetchTopic(topic_id=topic_id)).partitions.append(asked)
-        request.topics = list(topics.values())
+        known = self.known
+        assert not known or self._id != _NONE, "a full fetch begins a session"
         gone: dict[bytes, ForgottenTopic] = {}
-        for topic_id, partition in forgotten:
-            gone.setdefault(topic_id, ForgottenTopic(topic_id=topic_id)).partitions.append(partition)
-        request.forgotten_topics_data = list(gone.values())
         for key in forgotten:
-            del self._known[key]
-        self._known.update(changed)
+            del known[key]
+            gone.setdefault(key[0], ForgottenTopic(topic_id=key[0])).partitions.append(key[1])
+        topics: dict[bytes, FetchTopic] = {}
+        for key, asked in named.items():
+            known.pop(key, None)
+            known[key] = asked
+            topics.setdefault(key[0], FetchTopic(topic_id=key[0])).partitions.append(asked)
+        request.topics = list(topics.values())
+        request.forgotten_topics_data = list(gone.values())
 
     def handle_response(self, response: FetchResponse) -> bool:
         """Update the session by a response; False if the session is lost and the response has no data."""
         if response.error_code != ErrorCode.NONE:
-            self.reset()
             return False
         if self._id == _NONE:
             self._id = response.session_id
-            if self._id == _NONE:
-                return True
-            self._epoch = 1
-        elif response.session_id != self._id:
-            self.reset()
-            return False
-        else:
+            self._epoch = _FIRST_EPOCH if self._id == _NONE else 1
+        elif response.session_id == self._id:
             self._epoch = 1 if self._epoch == _MAX_EPOCH else self._epoch + 1
+        elif response.session_id == _NONE:
+            # The leader has ended the session; what it answers still counts.
+            self._id, self._epoch = _NONE, _FIRST_EPOCH
+        else:
+            return False
         return True

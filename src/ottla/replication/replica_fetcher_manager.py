@@ -94,6 +94,8 @@ class ReplicaFetcherManager:
             _FetcherKey, tuple[ReplicaFetcher, RemoteLeaderEndPoint, FetcherStatus, asyncio.Task[None]]
         ] = {}
         self._partitions: dict[TopicPartition, tuple[Partition, _FetcherKey]] = {}
+        # How many partitions each fetcher has.
+        self._sizes: dict[_FetcherKey, int] = {}
 
     def on_replica_changes(self, changes: ReplicaChanges) -> None:
         """Add and remove partitions after a metadata delta."""
@@ -147,20 +149,22 @@ class ReplicaFetcherManager:
             self._fetchers[key] = (fetcher, leader_end_point, status, task)
         self._fetchers[key][0].add(PartitionFetchState(partition))
         self._partitions[tp] = (partition, key)
+        self._sizes[key] = self._sizes.get(key, 0) + 1
 
     def _remove_fetcher_for_partition(self, tp: TopicPartition) -> None:
         found = self._partitions.pop(tp, None)
         if found is not None:
             partition, key = found
+            self._sizes[key] -= 1
             self._fetchers[key][0].remove(partition.topic_id, tp.partition)
 
     def _shutdown_idle_fetchers(self) -> None:
-        used = {key for _, key in self._partitions.values()}
-        for key in [key for key in self._fetchers if key not in used]:
+        for key in [key for key in self._fetchers if not self._sizes[key]]:
             self._shutdown(key)
 
     def _shutdown(self, key: _FetcherKey) -> asyncio.Task[None]:
         _, leader_end_point, _, task = self._fetchers.pop(key)
+        del self._sizes[key]
         task.cancel()
         leader_end_point.close()
         return task

@@ -142,7 +142,7 @@ class AlterReplicaLogDirsManager:
         future.maybe_increment_log_start_offset(
             min(partition.log.log_start_offset, future.high_watermark), "the log that is moved starts there"
         )
-        partition.log = self._logs.replace_current_with_future_log(partition.topic_partition)
+        partition.replace_log(self._logs.replace_current_with_future_log(partition.topic_partition))
         log.info("%s has moved to %s", partition.topic_partition, future.directory.path)
 
     def _copy_step(self, current: UnifiedLog, future: UnifiedLog) -> None:

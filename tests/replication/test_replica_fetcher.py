@@ -36,6 +36,7 @@ from ottla.replication.replication_quota_manager import UNLIMITED, ReplicationQu
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.runtime import Runtime
+from ottla.runtime.tasks import TaskSupervisor
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import Op
 from tests.replication.partition_harness import TOPIC_ID, TP, PartitionHarness, batch, registration
@@ -477,15 +478,16 @@ def test_a_fetcher_that_an_error_ends_is_started_again(monkeypatch: pytest.Monke
 
     async def part() -> None:
         runtime = Runtime.real()
+        tasks = TaskSupervisor(runtime.clock, pytest.fail)
         fetchers = ReplicaFetcherManager(
-            lab.follows, lambda: InterNodeClient(runtime.network), lambda _: None
+            tasks, lab.follows, lambda: InterNodeClient(runtime.network), lambda _: None
         )
         monkeypatch.setattr(RemoteLeaderEndPoint, "send_request", lambda _, *asked: lab.send_request(*asked))
         lab.leader.produce(2, acks=1)
         fetchers.on_replica_changes(ReplicaChanges(followers=[lab.partition]))
         await lab.until(lambda: lab.end == 2)
-        (status,) = fetchers.statuses()
-        assert (status.partitions, status.restarts) == (1, 2)
+        (status,) = tasks.statuses()
+        assert status.restarts == 2
         assert status.last_error == "RuntimeError: another one"
         await fetchers.close()
         runtime.close()
@@ -499,8 +501,9 @@ def test_what_was_followed_may_be_given_up_after_the_end() -> None:
 
     async def part() -> None:
         runtime = Runtime.real()
+        tasks = TaskSupervisor(runtime.clock, pytest.fail)
         fetchers = ReplicaFetcherManager(
-            lab.follows, lambda: InterNodeClient(runtime.network), lambda _: None
+            tasks, lab.follows, lambda: InterNodeClient(runtime.network), lambda _: None
         )
         fetchers.on_replica_changes(ReplicaChanges(followers=[lab.partition]))
         assert len(fetchers) == 1

@@ -1,9 +1,9 @@
 """Send the changes of in-sync sets to the controller (AlterPartition).
 
-Changes that are submitted while a request is under way go together in the next one, only the newest of each
-partition. The response goes to the partition, which knows whether it still counts; a change that the
-controller could not process now is sent again. Invariant: at most one request is under way, so the controller
-sees the changes of a broker in their order.
+Changes that are submitted while a request is under way go together in the next ones, only the newest of each
+partition and a bounded number in each request. The response goes to the partition, which knows whether it
+still counts; a change that the controller could not process now is sent again, behind those that wait.
+Invariant: at most one request is under way, so the controller sees the changes of a partition in their order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from itertools import islice
+from typing import Final, TypeAlias
 
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.alter_partition import (
@@ -26,10 +27,15 @@ from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import Partition, PendingPartitionChange
 from ottla.runtime.clock import Clock
 from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
+from ottla.runtime.turns import Turns
 
 _log = logging.getLogger(__name__)
 
 RETRY_MS: Final = 50
+SENT_AT_ONCE: Final = 500
+"""Changes in one request."""
+
+_Changes: TypeAlias = dict[TopicPartition, tuple[Partition, PendingPartitionChange]]
 
 
 class AlterPartitionManager:
@@ -47,7 +53,7 @@ class AlterPartitionManager:
         self._broker_epoch: Final = broker_epoch
         self._send_request: Final = send_request
         self._clock: Final = clock
-        self._waiting: dict[TopicPartition, tuple[Partition, PendingPartitionChange]] = {}
+        self._waiting: _Changes = {}
         self._task: SupervisedTask | None = None
 
     def submit(self, partition: Partition, change: PendingPartitionChange) -> None:
@@ -61,7 +67,7 @@ class AlterPartitionManager:
 
     async def _send_all(self) -> None:
         while self._waiting:
-            sent, self._waiting = self._waiting, {}
+            sent = self._take()
             unsent = sent
             try:
                 unsent = await self._send(sent)
@@ -72,11 +78,18 @@ class AlterPartitionManager:
             if unsent:
                 await asyncio.sleep(RETRY_MS / 1000)
 
-    async def _send(
-        self, sent: dict[TopicPartition, tuple[Partition, PendingPartitionChange]]
-    ) -> dict[TopicPartition, tuple[Partition, PendingPartitionChange]]:
+    def _take(self) -> _Changes:
+        """Take the changes of one request off those that wait, without those that have lapsed."""
+        taken = {tp: self._waiting[tp] for tp in islice(self._waiting, SENT_AT_ONCE)}
+        if len(taken) == len(self._waiting):
+            self._waiting = {}
+        else:
+            for tp in taken:
+                del self._waiting[tp]
+        return {tp: each for tp, each in taken.items() if each[0].pending_change is each[1]}
+
+    async def _send(self, current: _Changes) -> _Changes:
         """Send these changes; returns those to send again."""
-        current = {tp: each for tp, each in sent.items() if each[0].pending_change is each[1]}
         if not current:
             return {}
         try:
@@ -87,7 +100,7 @@ class AlterPartitionManager:
         if response.error_code != ErrorCode.NONE:
             # Not the controller, or this broker's registration is outdated: the metadata log will bring the
             # new state.
-            _log.info("the controller answers AlterPartition with %s", ErrorCode(response.error_code).name)
+            _log.info("the controller answers AlterPartition with %s", ErrorCode.of(response.error_code).name)
             return current
         answers = {
             (bytes(topic.topic_id), answer.partition_index): answer
@@ -95,16 +108,17 @@ class AlterPartitionManager:
             for answer in topic.partitions
         }
         again = {}
-        failure: Exception | None = None
+        turns = Turns(self._clock)
         for tp, (partition, change) in current.items():
             found = answers.get((change.topic_id, tp.partition))
             try:
                 if found is None or self._handle_response(partition, change, found):
                     again[tp] = (partition, change)
-            except Exception as error:
-                failure = failure or error  # the others get their results first
-        if failure is not None:
-            raise failure
+            except Exception:
+                # The controller has decided: to ask again would be in vain, and hold up the others. If the
+                # change was made, the metadata log brings it too.
+                _log.exception("%s: the controller's response could not be processed", tp)
+            await turns.pause_if_due()
         return again
 
     def _handle_response(
@@ -115,7 +129,7 @@ class AlterPartitionManager:
     ) -> bool:
         """Pass the result on to the partition; True if the change is to be sent again."""
         if answer.error_code != ErrorCode.NONE:
-            return partition.handle_alter_partition_error(change, ErrorCode(answer.error_code))
+            return partition.handle_alter_partition_error(change, ErrorCode.of(answer.error_code))
         now = self._clock.wall_ms()
         partition.handle_alter_partition_update(
             change, answer.isr, answer.leader_epoch, answer.partition_epoch, now

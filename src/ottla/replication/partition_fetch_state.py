@@ -146,7 +146,7 @@ class PartitionFetchState:
     def process_partition_data(self, asked_offset: int, answer: PartitionData, now_ms: int) -> AfterFetch:
         """Apply a response to the log. KafkaError: the log could not, and its directory has noted why."""
         if answer.error_code != ErrorCode.NONE:
-            return self._on_error(ErrorCode(answer.error_code))
+            return self._on_error(ErrorCode.of(answer.error_code))
         log = self.partition.log
         if asked_offset != log.log_end_offset:
             # The log end has moved since the request, so the records do not follow on it.

@@ -1,18 +1,15 @@
 """The fetchers of this broker: `num.replica.fetchers` for each leader of partitions that it follows.
 
 A partition that is followed in a new epoch moves to a fetcher of its new leader; one that this broker leads,
-or no longer hosts, leaves its fetcher. A fetcher without partitions ends; one that ends by an error is logged
-and started again after a pause, with its partitions. Invariant: a partition is with one fetcher at most, so
-its fetches never overtake each other.
+or no longer hosts, leaves its fetcher. A fetcher without partitions ends; one that an error ends is started
+again with its partitions (`TaskSupervisor`). Invariant: a partition is with one fetcher at most, so its
+fetches never overtake each other.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from ottla.protocol.names import TopicPartition
@@ -23,27 +20,10 @@ from ottla.replication.replica_fetcher import ReplicaFetcher, ReplicaFetcherCont
 from ottla.replication.replica_manager import ReplicaChanges
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
-
-_log = logging.getLogger(__name__)
+from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
 
 _FetcherKey: TypeAlias = tuple[int, int]
 """A leader, and the number of one of the fetchers from it."""
-
-_FIRST_RESTART_MS: Final = 100
-_MAX_RESTART_MS: Final = 10_000
-# A fetcher that has run for this long before it failed is started again after a short pause.
-_HEALTHY_MS: Final = 60_000
-
-
-@dataclass(slots=True)
-class FetcherStatus:
-    """How a fetcher fares: for the status of the node."""
-
-    name: str
-    partitions: int = 0
-    restarts: int = 0
-    last_error: str | None = None  # that ended it; kept after it was started again
-    last_error_ms: int | None = None  # wall clock
 
 
 class RemoteLeaderEndPoint:
@@ -80,19 +60,19 @@ class ReplicaFetcherManager:
 
     def __init__(
         self,
+        tasks: TaskSupervisor,
         context: ReplicaFetcherContext,
         channel: Callable[[], InterNodeClient],
         address_of: Callable[[int], Address | None],
         *,
         per_leader: int = 1,
     ) -> None:
+        self._tasks: Final = tasks
         self._context: Final = context
         self._channel: Final = channel
         self._address_of: Final = address_of
         self._per_leader = per_leader
-        self._fetchers: dict[
-            _FetcherKey, tuple[ReplicaFetcher, RemoteLeaderEndPoint, FetcherStatus, asyncio.Task[None]]
-        ] = {}
+        self._fetchers: dict[_FetcherKey, tuple[ReplicaFetcher, RemoteLeaderEndPoint, SupervisedTask]] = {}
         self._partitions: dict[TopicPartition, tuple[Partition, _FetcherKey]] = {}
         # How many partitions each fetcher has.
         self._sizes: dict[_FetcherKey, int] = {}
@@ -128,15 +108,11 @@ class ReplicaFetcherManager:
     async def close(self) -> None:
         tasks = [self._shutdown(key) for key in list(self._fetchers)]
         self._partitions.clear()  # a directory may still fail after this, and its partitions be removed
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.stop(tasks)
 
     def __len__(self) -> int:
         """How many partitions are fetched."""
         return len(self._partitions)
-
-    def statuses(self) -> list[FetcherStatus]:
-        """How each fetcher fares."""
-        return [replace(status, partitions=len(fetcher)) for fetcher, _, status, _ in self._fetchers.values()]
 
     def _add_fetcher_for_partition(self, partition: Partition, leader: int) -> None:
         tp = partition.topic_partition
@@ -144,9 +120,8 @@ class ReplicaFetcherManager:
         if key not in self._fetchers:
             leader_end_point = RemoteLeaderEndPoint(leader, self._channel(), self._address_of)
             fetcher = ReplicaFetcher(leader, leader_end_point, self._context)
-            status = FetcherStatus(f"fetch from broker {leader}")
-            task = asyncio.get_running_loop().create_task(self._supervise(fetcher, status), name=status.name)
-            self._fetchers[key] = (fetcher, leader_end_point, status, task)
+            task = self._tasks.start(f"fetch from broker {leader}", fetcher.run)
+            self._fetchers[key] = (fetcher, leader_end_point, task)
         self._fetchers[key][0].add(PartitionFetchState(partition))
         self._partitions[tp] = (partition, key)
         self._sizes[key] = self._sizes.get(key, 0) + 1
@@ -162,27 +137,9 @@ class ReplicaFetcherManager:
         for key in [key for key in self._fetchers if not self._sizes[key]]:
             self._shutdown(key)
 
-    def _shutdown(self, key: _FetcherKey) -> asyncio.Task[None]:
-        _, leader_end_point, _, task = self._fetchers.pop(key)
+    def _shutdown(self, key: _FetcherKey) -> SupervisedTask:
+        _, leader_end_point, task = self._fetchers.pop(key)
         del self._sizes[key]
         task.cancel()
         leader_end_point.close()
         return task
-
-    async def _supervise(self, fetcher: ReplicaFetcher, status: FetcherStatus) -> None:
-        """Run a fetcher until the task is cancelled, again after each error that ended it."""
-        context = self._context
-        pause_ms = _FIRST_RESTART_MS
-        while True:
-            began_ms = context.now_ms()
-            try:
-                await fetcher.run()
-            except Exception as error:
-                if context.now_ms() - began_ms >= _HEALTHY_MS:
-                    pause_ms = _FIRST_RESTART_MS
-                status.restarts += 1
-                status.last_error = f"{type(error).__name__}: {error}"
-                status.last_error_ms = context.clock.wall_ms()
-                _log.exception("%s ended and is started again in %d ms", status.name, pause_ms)
-            await asyncio.sleep(pause_ms / 1000)
-            pause_ms = min(2 * pause_ms, _MAX_RESTART_MS)

@@ -21,7 +21,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.replication.alter_partition_manager import AlterPartitionManager
 from ottla.replication.partition import Partition
 from ottla.replication.replica_fetcher import ReplicaFetcherConfig, ReplicaFetcherContext
-from ottla.replication.replica_fetcher_manager import FetcherStatus, ReplicaFetcherManager
+from ottla.replication.replica_fetcher_manager import ReplicaFetcherManager
 from ottla.replication.replica_manager import ReplicaChanges
 from ottla.replication.replication_quota_manager import ReplicationQuotaManager, is_throttled
 from ottla.runtime.clock import Clock
@@ -104,10 +104,6 @@ class BrokerReplication:
         if self._fetchers is not None:
             self._fetchers.remove_fetcher_for_partitions(partitions)
 
-    def fetcher_statuses(self) -> list[FetcherStatus]:
-        """How the fetchers of this broker fare."""
-        return [] if self._fetchers is None else self._fetchers.statuses()
-
     async def close(self) -> None:
         if self._fetchers is not None:
             await self._fetchers.close()
@@ -125,6 +121,7 @@ class BrokerReplication:
             self._on_fetch_failed,
         )
         return ReplicaFetcherManager(
+            self._tasks,
             context,
             lambda: self.peers.channel("fetcher"),
             self.peers.address,

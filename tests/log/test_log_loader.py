@@ -134,6 +134,17 @@ def test_everything_that_follows_from_the_batches_is_rebuilt() -> None:
 # Damage below the recovery point
 
 
+def test_a_damaged_offset_does_not_pass_for_the_end_of_what_was_synced() -> None:
+    """The offset of a batch is not in its checksum."""
+    lab = filled()
+    lab.log.flush()
+    lab.checkpoint()
+    size = lab.log.active_segment.size // 10
+    damage(lab, lab.log.active_segment.path(".log"), 4 * size + 4, b"\x01")
+    with pytest.raises(CorruptLog, match=f"position {4 * size}, after offset 3: the offsets 16777220 to"):
+        lab.reload()
+
+
 @pytest.mark.parametrize("kind", ["flipped", "missing", "gap"])
 def test_a_log_with_damaged_synced_records_is_refused(kind: str) -> None:
     lab = filled(segment_bytes=530)

@@ -1,4 +1,4 @@
-"""`ottla storage`: show the owner of data directories, and format new ones. Needs no node."""
+"""`ottla storage`: show whose data directories are, format new ones, repair damaged logs. Needs no node."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import click
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import FAILED, CliError, WrongUsage
 from ottla.cli.options import Json
-from ottla.cli.output import print_json, print_pairs, size_text
+from ottla.cli.output import note, print_json, print_pairs, size_text, time_text
 
 if TYPE_CHECKING:
+    from ottla.log.directory.directory import LogDirectory
+    from ottla.log.log_repair import Damage
     from ottla.node.config.node_config import NodeConfig
     from ottla.raft.voters import VoterSet
 
-HELP: Final = "Show and format data directories; needs no node."
+HELP: Final = "Show, format and repair data directories; needs no node."
 app = group("storage", HELP)
 
 Directories = Annotated[list[str], Argument(metavar="DIRECTORY...")]
@@ -47,17 +49,21 @@ def _print_info(facts: dict[str, Any]) -> None:
     if user is not None:
         # The node is running, so there is no shutdown yet.
         shown["clean_shutdown"] = f"not shut down: process {user} uses it"
+    for name in ("damaged", "set_aside"):
+        if name in shown:
+            shown[name] = ", ".join(shown[name]) or None
+    hidden = ("problem", "damaged", "set_aside")
     print_pairs(
         (name.replace("_", " "), value)
         for name, value in shown.items()
-        if not (name == "problem" and value is None)
+        if not (name in hidden and value is None)
     )
 
 
 def _info(path: str) -> dict[str, Any]:
     import os
 
-    from ottla.log.directory.checkpoints import LOCK, read_clean_shutdown
+    from ottla.log.directory.checkpoints import DAMAGE_REPORT, LOCK, read_clean_shutdown
     from ottla.log.directory.dir_names import DirKind, parse_dir_name
     from ottla.log.directory.meta_properties import StorageError, read_meta_properties
     from ottla.protocol.errors import KafkaError
@@ -77,12 +83,19 @@ def _info(path: str) -> dict[str, Any]:
         return facts | {"problem": "it is not formatted; `ottla start` or `ottla storage format` formats it"}
     partitions = 0
     size = 0
+    damaged: list[str] = []
+    aside: list[str] = []
     for entry in os.scandir(full):
         if entry.is_dir():
             try:
-                partitions += parse_dir_name(entry.name)[1] is DirKind.CURRENT
+                kind = parse_dir_name(entry.name)[1]
             except KafkaError:
                 continue
+            partitions += kind is DirKind.CURRENT
+            if kind is DirKind.DAMAGED:
+                aside.append(entry.name)
+            elif os.path.exists(os.path.join(entry.path, DAMAGE_REPORT)):
+                damaged.append(entry.name)
             size += sum(file.stat().st_size for file in os.scandir(entry.path) if file.is_file())
     user = disk.locked_by(os.path.join(full, LOCK))
     return facts | {
@@ -93,7 +106,142 @@ def _info(path: str) -> dict[str, Any]:
         "in_use_by": user,
         "clean_shutdown": read_clean_shutdown(disk, full) is not None if user is None else None,
         "partitions": partitions,
+        "damaged": sorted(damaged),
+        "set_aside": sorted(aside),
         "size_bytes": size,
+    }
+
+
+@command(app, "repair")
+def repair_logs(
+    directories: Annotated[list[str] | None, Argument(metavar="[DIRECTORY...]")] = None,
+    config: Annotated[
+        str | None,
+        Option("--config", "-c", metavar="FILE", help="server.properties, for its directories."),
+    ] = None,
+    topic: Annotated[
+        str | None, Option("--topic", metavar="TOPIC", help="Check the partitions of this topic.")
+    ] = None,
+    partition: Annotated[
+        int | None, Option("--partition", min=0, help="Check this partition of the topic.")
+    ] = None,
+    apply: Annotated[
+        bool, Option("--apply", help="End the damaged logs before the damage; without it, nothing changes.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what is damaged in the logs of a stopped node, and end them before the damage.
+
+    Looks at the partitions that the node has refused as damaged, or at those of --topic, and shows what would
+    be lost. With --apply, what is removed is kept in a directory beside the log, whose name ends with
+    -damaged-stray. Not for partitions with another replica that leads: the node fetches these again.
+    """
+    if partition is not None and topic is None:
+        raise WrongUsage("--partition needs --topic")
+    paths = [os.path.abspath(path) for path in directories or []]
+    if not paths and config is not None:
+        paths = [os.path.abspath(path) for path in _read_config(config).log_dirs]
+    if not paths:
+        raise WrongUsage("no directory is given: name directories, or a file with --config")
+    found = [facts for path in paths for facts in _repair(path, topic, partition, apply)]
+    if as_json:
+        print_json(found)
+        return
+    for n, facts in enumerate(found):
+        if n:
+            print()
+        print_pairs((name.replace("_", " "), value) for name, value in _readable(facts).items())
+    if not found:
+        print("no damaged log was found")
+    elif not apply:
+        note("nothing was changed; --apply ends the logs there, and keeps what it removes")
+
+
+def _readable(facts: dict[str, Any]) -> dict[str, Any]:
+    shown = dict(facts)
+    shown["lost_size"] = size_text(shown.pop("lost_bytes"))
+    for name in ("first_timestamp", "last_timestamp"):
+        shown[name] = time_text(shown[name])
+    return {name: value for name, value in shown.items() if value is not None}
+
+
+def _repair(path: str, topic: str | None, partition: int | None, apply: bool) -> list[dict[str, Any]]:
+    from ottla.log.directory.contents import open_directory
+    from ottla.log.directory.directory import LogDirectory
+    from ottla.log.segment.handles import FileHandles
+    from ottla.protocol.errors import KafkaError
+    from ottla.runtime.clock import SystemClock
+    from ottla.runtime.disk import RealDisk
+    from ottla.runtime.random import SystemRandom
+
+    if not os.path.isfile(os.path.join(path, "meta.properties")):
+        raise CliError(f"{path} is not the data directory of a node: it has no meta.properties")
+    directory = LogDirectory(path, FileHandles(RealDisk()), SystemClock(), SystemRandom())
+    try:
+        lock = open_directory(directory, lock=True)
+        directory.check_online()
+        try:
+            return _repair_directory(directory, topic, partition, apply)
+        finally:
+            if lock is not None:
+                lock.release()
+    except KafkaError as error:
+        raise CliError(error.message) from None
+    except OSError as error:
+        raise CliError(f"{error.filename or path}: {error.strerror or error}; nothing was lost") from None
+
+
+def _repair_directory(
+    directory: LogDirectory, topic: str | None, partition: int | None, apply: bool
+) -> list[dict[str, Any]]:
+    from ottla.log import log_repair
+    from ottla.log.directory.dir_names import DirKind, parse_dir_name
+    from ottla.protocol.errors import KafkaError
+    from ottla.protocol.names import CLUSTER_METADATA_TOPIC
+
+    if topic == CLUSTER_METADATA_TOPIC:
+        raise CliError(f"{topic} is repaired by the quorum: move its directory away, and it is fetched again")
+    reported = log_repair.damaged_partitions(directory)
+    chosen = []
+    if topic is None:
+        chosen = reported
+    else:
+        for name in sorted(os.listdir(directory.path)):
+            try:
+                found, kind = parse_dir_name(name)
+            except KafkaError:
+                continue
+            if kind is DirKind.CURRENT and found.topic == topic and partition in (None, found.partition):
+                chosen.append(found)
+    results = []
+    for each in chosen:
+        damage = log_repair.find_damage(directory, each)
+        if damage is not None:
+            copy = log_repair.repair(directory, damage) if apply else None
+            results.append(_damage_facts(directory, damage, apply, copy))
+        elif each in reported and apply:
+            log_repair.clear_report(directory, each)
+    return results
+
+
+def _damage_facts(
+    directory: LogDirectory, damage: Damage, repaired: bool, copy: str | None
+) -> dict[str, Any]:
+    lost = max(damage.last_offset + 1 - damage.end_offset, 0)
+    return {
+        "partition": str(damage.partition),
+        "directory": directory.path,
+        "file": damage.path,
+        "position": damage.position,
+        "reason": damage.reason,
+        "repaired": repaired,
+        "log_end_offset": damage.end_offset,
+        "lost_offsets": f"{damage.end_offset} to {damage.last_offset}" if lost else None,
+        "lost_bytes": damage.lost_bytes,
+        "whole_batches_lost": damage.whole_batches,
+        "first_timestamp": damage.first_timestamp,
+        "last_timestamp": damage.last_timestamp,
+        "kept_in": copy,
     }
 
 

@@ -183,6 +183,8 @@ class LogLoader:
         self.recovery_point = checkpointed or 0
         # True for a log that was found damaged before: every batch is checked, not only the last ones.
         self.checks_all = False
+        # True for a log that Apache Kafka has left in a crash; its files follow other rules.
+        self.made_by_kafka = False
 
     def load(self) -> UnifiedLog:
         try:
@@ -287,6 +289,7 @@ class LogLoader:
             # Below the log start there are no readers, and nothing keeps the segments sound.
             self._remove(segments.pop(0))
         made_by_kafka = bool(segments) and self._has_preallocated_indexes(segments[-1])
+        self.made_by_kafka = made_by_kafka
         if (
             segments
             and self.start_is_known
@@ -399,8 +402,10 @@ class LogLoader:
         damage: CorruptBatch | None = None
         try:
             for position, header, buffer, at in segment.batches():
-                if not end_offset <= header.base_offset <= header.last_offset or not segment.fits(
-                    header.last_offset
+                if (
+                    not end_offset <= header.base_offset <= header.last_offset
+                    or not segment.fits(header.last_offset)
+                    or self._skips_recovery_point(end_offset, header.next_offset)
                 ):
                     raise CorruptBatch(
                         segment.path(LOG),
@@ -423,6 +428,12 @@ class LogLoader:
             segment.set_size(end_position)
         return end_offset, damage is None
 
+    def _skips_recovery_point(self, end_offset: int, next_offset: int) -> bool:
+        """True if no batch ends at the recovery point, where the log ended once. The offset of a batch is not
+        in its checksum: a damaged one must not pass for the end of everything that was synced.
+        """
+        return max(end_offset, self.log_start) < self.recovery_point < next_offset and not self.made_by_kafka
+
     def _report(self, segment: LogSegment, damage: CorruptBatch, end_offset: int) -> None:
         """Report what is lost with the bytes behind the last good batch, or refuse to lose it."""
         self._check_loss(damage.path, damage.position, end_offset, damage.reason)
@@ -435,7 +446,7 @@ class LogLoader:
             "synced before the crash and are lost with it",
             damage,
             end_offset,
-            *found,
+            *found[:3],
         )
 
     def _check_loss(self, path: str, position: int, end_offset: int, reason: str) -> None:
@@ -492,7 +503,7 @@ class LogLoader:
                     "the crash and are lost with the segment",
                     segment.path(LOG),
                     end_offset,
-                    *found,
+                    *found[:3],
                 )
             self._remove(segment)
             self.disk.sync_dir(self.dir)

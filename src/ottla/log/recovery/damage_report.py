@@ -25,6 +25,8 @@ class WholeBatches(NamedTuple):
     batches: int
     first_offset: int
     last_offset: int
+    first_timestamp: int
+    last_timestamp: int
 
 
 def find_whole_batches(segment: LogSegment, position: int) -> WholeBatches | None:
@@ -32,6 +34,7 @@ def find_whole_batches(segment: LogSegment, position: int) -> WholeBatches | Non
     count = 0
     first: BatchHeader | None = None
     last: BatchHeader | None = None
+    first_timestamp, last_timestamp = 1 << 63, -1
     size = segment.size
     while size - position >= HEADER_SIZE:
         chunk = segment.read(position, _SEARCH_BYTES)
@@ -45,6 +48,8 @@ def find_whole_batches(segment: LogSegment, position: int) -> WholeBatches | Non
             count += 1
             first = first or header
             last = header
+            first_timestamp = min(first_timestamp, header.base_timestamp)
+            last_timestamp = max(last_timestamp, header.max_timestamp)
             at += header.size
             if at >= step:
                 step = at
@@ -53,7 +58,7 @@ def find_whole_batches(segment: LogSegment, position: int) -> WholeBatches | Non
         position += step
     if first is None or last is None:
         return None
-    return WholeBatches(count, first.base_offset, last.last_offset)
+    return WholeBatches(count, first.base_offset, last.last_offset, first_timestamp, last_timestamp)
 
 
 def _next_beginning(chunk: bytes, at: int) -> int | None:

@@ -83,14 +83,14 @@ class CompactionHarness:
         self.disk.make_dirs(PATH)
         self.config = config
         self.cleaner_config = cleaner_config
-        self.directory = self._open_directory()
+        self.directory = self.open_directory()
         self.log = create_log(self.directory, str(PARTITION), PARTITION, config, producer_config=PRODUCERS)
         self.disk.sync_all()
         self.cleaner = self._new_cleaner()
         self.appended: list[AppendedRecord] = []
         self.producers: dict[int, CompactionProducer] = {}
 
-    def _open_directory(self) -> LogDirectory:
+    def open_directory(self) -> LogDirectory:
         directory = LogDirectory(PATH, FileHandles(self.disk), self.clock, SeededRandom(1))
         directory.load_checkpoints()
         return directory
@@ -218,7 +218,7 @@ class CompactionHarness:
 
     def reload(self, *, clean: bool) -> None:
         """Open what is on the disk, after a clean shutdown or a crash."""
-        self.directory = self._open_directory()
+        self.directory = self.open_directory()
         self.log = load_log(
             self.directory,
             str(PARTITION),

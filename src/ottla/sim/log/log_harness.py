@@ -52,7 +52,7 @@ class LogHarness:
         self.unsynced_files = unsynced_files
         self.disk.make_dirs(path)
         self.disk.sync_dir(posixpath.dirname(path))
-        self.directory = self._open_directory()
+        self.directory = self.open_directory()
         self.log = create_log(
             self.directory,
             str(PARTITION),
@@ -73,7 +73,7 @@ class LogHarness:
     def now_ms(self) -> int:
         return self.clock.wall_ms()
 
-    def _open_directory(self) -> LogDirectory:
+    def open_directory(self) -> LogDirectory:
         handles = FileHandles(self.disk, self.open_files, self.unsynced_files)
         directory = LogDirectory(self.path, handles, self.clock, SeededRandom(1))
         directory.load_checkpoints()
@@ -105,7 +105,7 @@ class LogHarness:
     def reload(
         self, *, clean: bool = False, policy: CorruptionPolicy = CorruptionPolicy.REFUSE
     ) -> UnifiedLog:
-        self.directory = self._open_directory()
+        self.directory = self.open_directory()
         options = LoadOptions(clean, PRODUCERS, policy)
         self.log = load_log(self.directory, str(PARTITION), PARTITION, self.config, options)
         self.log.update_high_watermark(self.log.log_end_offset)

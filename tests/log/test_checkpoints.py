@@ -107,7 +107,7 @@ def test_the_mark_of_a_clean_shutdown_carries_the_broker_epoch(disk: SimDisk) ->
 
 def test_a_staged_checkpoint_is_installed_unless_something_newer_came(disk: SimDisk) -> None:
     checkpoint = OffsetCheckpoint(disk, "/data/c")
-    staged = checkpoint.stage({ORDERS: 10})
+    staged = checkpoint.stage({ORDERS: 10}, checkpoint.begin())
     assert staged is not None
     staged.write()
     assert checkpoint.install(staged)
@@ -116,9 +116,9 @@ def test_a_staged_checkpoint_is_installed_unless_something_newer_came(disk: SimD
     staged.sync_name()
     checkpoint.on_synced(staged)
     assert not checkpoint.may_hold_above(ORDERS, 10)
-    assert checkpoint.stage({ORDERS: 10}) is None
+    assert checkpoint.stage({ORDERS: 10}, checkpoint.begin()) is None
 
-    late = checkpoint.stage({ORDERS: 20})
+    late = checkpoint.stage({ORDERS: 20}, checkpoint.begin())
     assert late is not None
     late.write()
     checkpoint.write({ORDERS: 5})
@@ -129,7 +129,7 @@ def test_a_staged_checkpoint_is_installed_unless_something_newer_came(disk: SimD
 def test_a_write_is_durable_even_over_one_that_is_not(disk: SimDisk) -> None:
     checkpoint = OffsetCheckpoint(disk, "/data/c")
     checkpoint.write({ORDERS: 50})
-    staged = checkpoint.stage({ORDERS: 40})
+    staged = checkpoint.stage({ORDERS: 40}, checkpoint.begin())
     assert staged is not None
     staged.write()
     assert checkpoint.install(staged)

@@ -39,6 +39,7 @@ from ottla.runtime.clock import Clock
 from ottla.runtime.disk import Disk, Lock, remove_tree
 from ottla.runtime.pool import Pool
 from ottla.runtime.random import Random
+from ottla.runtime.turns import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +49,9 @@ _CREATIONS_AT_ONCE = 64
 """New logs that one call in the pool makes durable."""
 _CLOSED_AT_ONCE = 16
 """Logs that one call in the pool closes."""
-_STEP = 64
-"""Logs that a periodic task visits before it lets other tasks run."""
+_ATTEMPTS_TO_COLLECT = 3
+"""Times that the content of a checkpoint is collected, if each time something else is written meanwhile."""
+_METADATA_LOG = TopicPartition(CLUSTER_METADATA_TOPIC, 0)
 MAX_SET_ASIDE = 3
 """Damaged logs of one partition that are kept in a log directory. Where there are more, the disk is failing,
 and a replica that is fetched again and again would only fill it.
@@ -254,6 +256,7 @@ class LogManager:
             logs = self._future_logs if kind is DirKind.FUTURE else self._logs
             if partition in high_watermarks:
                 result.update_high_watermark(high_watermarks[partition])
+                directory.high_watermarks.load({partition: high_watermarks[partition]})
             if logs.setdefault(partition, result) is not result:
                 self._duplicates.append((logs, result))
 
@@ -390,6 +393,7 @@ class LogManager:
                 continue
             (self._future_logs if future else self._logs)[partition] = log
             self._created.append(log)
+            directory.high_watermarks.moved[log] = None
             return log
         raise error or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory is online: {partition}")
 
@@ -671,23 +675,53 @@ class LogManager:
     async def checkpoint_log_recovery_offsets(self) -> None:
         """Write the recovery points of all logs, so that the next recovery is short."""
         for directory in self.live_directories:
-            await self._offsets(directory).checkpoint_log_recovery_offsets(self._pool)
+            await self._checkpoint(directory, directory.recovery_points, _recovery_point)
 
     async def checkpoint_log_start_offsets(self) -> None:
         """Write the log starts that do not follow from the file names."""
         for directory in self.live_directories:
-            await self._offsets(directory).checkpoint_log_start_offsets(self._pool)
+            await self._checkpoint(directory, directory.log_starts, _log_start_to_keep)
 
     async def checkpoint_high_watermarks(self) -> None:
+        """Write the high watermarks, if one has moved since the last time."""
         for directory in self.live_directories:
-            await self._offsets(directory).checkpoint_high_watermarks(self._pool)
+            write = directory.high_watermarks.stage()
+            if write is not None:
+                await _try_write(directory, self._pool.run(write))
+
+    async def _checkpoint(
+        self,
+        directory: LogDirectory,
+        checkpoint: checkpoints.OffsetCheckpoint,
+        offset_of: Callable[[UnifiedLog], int | None],
+    ) -> None:
+        """Write a checkpoint of a directory if it has changed. The event loop collects the content, in turns,
+        and gives the file its name; what blocks runs in the pool. A failed write is reported to the directory
+        and logged, not raised: the next write may succeed, and if not, the directory is offline.
+        """
+        for _ in range(_ATTEMPTS_TO_COLLECT):
+            version = checkpoint.begin()
+            offsets = {}
+            async for log in self._each_log():
+                if log.directory is directory and (offset := offset_of(log)) is not None:
+                    offsets[log.topic_partition] = offset
+            if checkpoint.is_newest(version):
+                break
+        # A log may have been found damaged meanwhile, so these come last.
+        offsets |= _offsets_of_unloaded_logs(checkpoint.offsets, _damaged_in(directory, self._failed))
+        staged = checkpoint.stage(offsets, version)
+        if staged is None or not await _try_write(directory, self._pool.run(staged.write)):
+            return
+        try:
+            installed = checkpoint.install(staged)
+        except OSError as error:
+            _log.error("%s", directory.io_error("installing a checkpoint", error).message)
+            return
+        if installed and await _try_write(directory, self._pool.run(staged.sync_name)):
+            checkpoint.on_synced(staged)
 
     def _offsets(self, directory: LogDirectory) -> _DirectoryOffsets:
-        refused = {
-            partition: damaged
-            for partition, damaged in self._failed.items()
-            if damaged.directory is directory
-        }
+        refused = _damaged_in(directory, self._failed)
         unreported = any(not damaged.is_reported for damaged in refused.values())
         return _DirectoryOffsets(directory, self.logs_in(directory), refused, unreported)
 
@@ -697,6 +731,8 @@ class LogManager:
         """
         passed: list[tuple[UnifiedLog, list[LogSegment]]] = []
         async for log in self._each_log():
+            if log.has_no_records:
+                continue
             try:
                 passed += [
                     (log, log.advance_start_past(each, now_ms)) for each in log.deletable_segments(now_ms)
@@ -731,6 +767,10 @@ class LogManager:
             except OSError as error:
                 _log.error("%s", directory.io_error("checkpointing log starts", error).message)
 
+    def update_producer_config(self, config: ProducerStateManagerConfig) -> None:
+        """Put other settings for producers in force, in all logs."""
+        self._producer_config.update(config)
+
     async def remove_expired_producers(self, now_ms: int) -> None:
         async for log in self._each_log():
             log.remove_expired_producers(now_ms)
@@ -757,12 +797,13 @@ class LogManager:
         return removed
 
     async def _each_log(self) -> AsyncIterator[UnifiedLog]:
-        """Yield all logs whose directory is online, and let other tasks run now and then."""
-        for number, log in enumerate([*self._logs.values(), *self._future_logs.values()]):
-            if number % _STEP == _STEP - 1:
-                await asyncio.sleep(0)
+        """Yield all logs whose directory is online, in turns."""
+        turns = Turns(self._clock)
+        for log in [*self._logs.values(), *self._future_logs.values()]:
             if log.directory.is_online and not log.is_closed:
                 yield log
+            if turns.is_due():
+                await turns.pause()
 
     # Stopping
 
@@ -830,12 +871,7 @@ def _choose_duplicate(
 
 @dataclass(frozen=True, slots=True)
 class _DirectoryOffsets:
-    """The offsets for the checkpoints of a log directory, and how they are written.
-
-    The event loop stages the content and gives the file its name; what blocks runs in the pool. A failed
-    write is reported to the directory and logged, not raised: the next write may succeed, and if not, the
-    directory is offline.
-    """
+    """The offsets for the last checkpoints of a log directory."""
 
     directory: LogDirectory
     logs: Sequence[UnifiedLog]
@@ -846,65 +882,53 @@ class _DirectoryOffsets:
     """True if a load after a clean shutdown would overlook that one of them is damaged."""
 
     def recovery_points(self) -> dict[TopicPartition, int]:
-        kept = self._offsets_of_unloaded_logs(self.directory.recovery_points.offsets)
+        kept = _offsets_of_unloaded_logs(self.directory.recovery_points.offsets, self.refused)
         return kept | {log.topic_partition: log.recovery_point for log in self.logs}
 
     def log_starts(self) -> dict[TopicPartition, int]:
         """The log starts that do not follow from the names of files."""
-        kept = self._offsets_of_unloaded_logs(self.directory.log_starts.offsets)
-        return kept | {
-            log.topic_partition: log.log_start_offset
-            for log in self.logs
-            if log.log_start_offset > log.segments[0].base_offset or not log.local_log.names_synced
-        }
+        offsets = _offsets_of_unloaded_logs(self.directory.log_starts.offsets, self.refused)
+        for log in self.logs:
+            start = _log_start_to_keep(log)
+            if start is not None:
+                offsets[log.topic_partition] = start
+        return offsets
 
     def high_watermarks(self) -> dict[TopicPartition, int]:
         return {log.topic_partition: log.high_watermark for log in self.logs}
 
-    def write_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
-        path = posixpath.join(self.directory.path, checkpoints.HIGH_WATERMARKS)
-        checkpoints.write_offsets(self.directory.disk, path, offsets)
 
-    def _offsets_of_unloaded_logs(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The entries of logs that this manager does not load: refused ones, and the metadata log."""
-        return {
-            partition: offset
-            for partition, offset in offsets.items()
-            if partition.topic == CLUSTER_METADATA_TOPIC or partition in self.refused
-        }
+def _recovery_point(log: UnifiedLog) -> int:
+    return log.recovery_point
 
-    # Writing
 
-    async def checkpoint_log_recovery_offsets(self, pool: Pool) -> None:
-        await self._checkpoint(self.directory.recovery_points, self.recovery_points(), pool)
+def _log_start_to_keep(log: UnifiedLog) -> int | None:
+    """The log start; None where it follows from the names of files."""
+    start = log.log_start_offset
+    return start if start > log.segments[0].base_offset or not log.local_log.names_synced else None
 
-    async def checkpoint_log_start_offsets(self, pool: Pool) -> None:
-        await self._checkpoint(self.directory.log_starts, self.log_starts(), pool)
 
-    async def checkpoint_high_watermarks(self, pool: Pool) -> None:
-        await self._try_write(pool.run(self.write_high_watermarks, self.high_watermarks()))
+def _damaged_in(
+    directory: LogDirectory, damaged: Mapping[TopicPartition, DamagedLog]
+) -> dict[TopicPartition, DamagedLog]:
+    return {partition: log for partition, log in damaged.items() if log.directory is directory}
 
-    async def _checkpoint(
-        self, checkpoint: checkpoints.OffsetCheckpoint, offsets: Mapping[TopicPartition, int], pool: Pool
-    ) -> None:
-        staged = checkpoint.stage(offsets)
-        if staged is None or not await self._try_write(pool.run(staged.write)):
-            return
-        try:
-            installed = checkpoint.install(staged)
-        except OSError as error:
-            _log.error("%s", self.directory.io_error("installing a checkpoint", error).message)
-            return
-        if installed and await self._try_write(pool.run(staged.sync_name)):
-            checkpoint.on_synced(staged)
 
-    async def _try_write(self, work: Awaitable[object]) -> bool:
-        try:
-            await work
-        except OSError as error:
-            _log.error("%s", self.directory.io_error("writing a checkpoint", error).message)
-            return False
-        return True
+def _offsets_of_unloaded_logs(
+    offsets: Mapping[TopicPartition, int], refused: Collection[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """The entries of logs that a manager does not load: refused ones, and the metadata log."""
+    wanted = (_METADATA_LOG, *refused)
+    return {partition: offsets[partition] for partition in wanted if partition in offsets}
+
+
+async def _try_write(directory: LogDirectory, work: Awaitable[object]) -> bool:
+    try:
+        await work
+    except OSError as error:
+        _log.error("%s", directory.io_error("writing a checkpoint", error).message)
+        return False
+    return True
 
 
 async def _close_logs(directory: LogDirectory, logs: Sequence[UnifiedLog], pool: Pool) -> bool:
@@ -953,7 +977,8 @@ def _write_clean_shutdown(offsets: _DirectoryOffsets, broker_epoch: int) -> None
     try:
         directory.write_recovery_points(offsets.recovery_points())
         directory.write_log_starts(offsets.log_starts())
-        offsets.write_high_watermarks(offsets.high_watermarks())
+        path = posixpath.join(directory.path, checkpoints.HIGH_WATERMARKS)
+        checkpoints.write_offsets(directory.disk, path, offsets.high_watermarks())
         if offsets.has_unreported_damage:
             _log.warning("%s has a damaged log and will be recovered at the next start", directory.path)
         else:

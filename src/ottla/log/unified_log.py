@@ -215,6 +215,12 @@ class UnifiedLog:
         return self.local_log.active_segment
 
     @property
+    def has_no_records(self) -> bool:
+        """Whether it is as empty as a new log: one segment, and that without a record."""
+        local = self.local_log
+        return local.log_end_offset == local.segments[0].base_offset
+
+    @property
     def size(self) -> int:
         """Bytes of all segments."""
         with self._guard("reading sizes"):
@@ -307,7 +313,9 @@ class UnifiedLog:
     def update_high_watermark(self, offset: int) -> int:
         """Set the high watermark, at least to the log start and at most to the log end; return it."""
         high_watermark = min(max(offset, self.log_start_offset), self.local_log.log_end_offset)
-        self.high_watermark = high_watermark
+        if high_watermark != self.high_watermark:
+            self.high_watermark = high_watermark
+            self.directory.high_watermarks.moved[self] = None
         producers = self._producer_state
         if producers is not None:
             producers.on_high_watermark_updated(high_watermark)
@@ -1010,6 +1018,7 @@ class UnifiedLog:
             epochs.truncate_from_end(end_offset)
             self.log_start_offset = min(self.log_start_offset, end_offset)
             self.high_watermark = min(self.high_watermark, end_offset)
+            self.directory.high_watermarks.moved[self] = None
             self._truncate_producer_state()
             # A snapshot of removed records must not come back after a crash and pass for one of new records.
             local.sync_names()
@@ -1038,6 +1047,7 @@ class UnifiedLog:
         epochs.clear()
         self.log_start_offset = offset if log_start_offset is None else min(log_start_offset, offset)
         self.high_watermark = offset
+        self.directory.high_watermarks.moved[self] = None
         self._check_offsets()
 
     def _set_durable_log_start(self, offset: int) -> None:

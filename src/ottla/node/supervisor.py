@@ -16,13 +16,14 @@ from ottla.log.log_manager import LogManager
 from ottla.metadata.controller.quorum_controller import QuorumController
 from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
 from ottla.node.cluster.quorum_member import QuorumMember
-from ottla.node.config.component_settings import cleaner_config
+from ottla.node.config.component_settings import cleaner_config, producer_config
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.node_config import NodeConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
+from ottla.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from ottla.log.cleaner.cleaner import LogCleaner
@@ -175,6 +176,7 @@ class BrokerTasks:
             self._started.append(self._tasks.start("log cleaner", self._clean))
 
     def _configure(self, config: NodeConfig) -> None:
+        self._logs.update_producer_config(producer_config(config))
         if self._cleaner is not None:
             self._cleaner.reconfigure(cleaner_config(config))
 
@@ -207,7 +209,7 @@ class BrokerTasks:
         await self._logs.remove_deleted_files(self._now_ms())
 
     async def _shrink_isrs(self) -> None:
-        self._replicas.maybe_shrink_isrs(self._now_ms())
+        await self._replicas.maybe_shrink_isrs(Turns(self._runtime.clock), self._now_ms())
 
     async def _retry_offline_replicas(self) -> None:
         """Retry logs that could not be created for lack of room: there may be some by now."""

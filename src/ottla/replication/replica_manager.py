@@ -33,6 +33,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import DEFAULT_REPLICA_LAG_MS, Partition, PendingPartitionChange
 from ottla.replication.purgatory import DelayedOperationPurgatory
 from ottla.runtime import invariants
+from ottla.runtime.turns import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -357,10 +358,13 @@ class ReplicaManager:
             _resign(partition)
         return gone
 
-    def maybe_shrink_isrs(self, now_ms: int) -> None:
-        """Called every half of `replica.lag.time.max.ms`."""
-        for partition in self._partitions.values():
-            partition.maybe_shrink_isr(now_ms)
+    async def maybe_shrink_isrs(self, turns: Turns, now_ms: int) -> None:
+        """Remove followers that lag behind; called every half of `replica.lag.time.max.ms`."""
+        for partition in list(self._partitions.values()):
+            if len(partition.isr) > 1 and self._partitions.get(partition.topic_partition) is partition:
+                partition.maybe_shrink_isr(now_ms)
+            if turns.is_due():
+                await turns.pause()
 
     def has_partition_that_rejects_appends(self, since_ms: int) -> bool:
         """Whether a log has rejected appends since then, though other replicas are in sync: followers that

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from ottla.protocol.names import TopicPartition, parse_uuid, uuid_text
 from ottla.runtime.disk import Disk, read_file, write_file
@@ -59,7 +60,11 @@ def decode_entries(data: bytes, path: str) -> list[list[str]]:
 
 
 def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
-    return encode_entries(f"{tp.topic} {tp.partition} {at}" for tp, at in offsets.items())
+    return encode_entries(_offset_line(tp, at) for tp, at in offsets.items())
+
+
+def _offset_line(tp: TopicPartition, offset: int) -> str:
+    return f"{tp.topic} {tp.partition} {offset}"
 
 
 def write_offsets(disk: Disk, path: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -88,10 +93,10 @@ def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
 class OffsetCheckpoint:
     """A checkpoint of offsets, and what is known to be in it after a crash.
 
-    Most writes are periodic and may take their time: `stage` notes the content, `StagedOffsets.write` puts it
-    beside the file and `StagedOffsets.sync_name` makes the change of names durable, both in any thread, with
-    `install` between them on the event loop. `write` does it all at once, for those that cannot wait, and
-    wins over what is staged.
+    Most writes are periodic and may take their time: after `begin` the content is collected, `stage` notes
+    it, `StagedOffsets.write` puts it beside the file and `StagedOffsets.sync_name` makes the change of names
+    durable, both in any thread, with `install` between them on the event loop. `write` does it all at once,
+    for those that cannot wait, and wins over what is staged or collected.
     """
 
     __slots__ = ("_disk", "_durable", "_version", "offsets", "path")
@@ -124,12 +129,22 @@ class OffsetCheckpoint:
         """Prevent the installation of content that was staged before a change that it does not contain."""
         self._version += 1
 
-    def stage(self, offsets: Mapping[TopicPartition, int]) -> StagedOffsets | None:
-        """Begin to replace the content; None if that is what the file holds."""
-        if self._durable and offsets == self.offsets:
-            return None
+    def begin(self) -> int:
+        """Begin to collect other content, which may take several turns; return the version to stage it as."""
         self._version += 1
-        return StagedOffsets(self._disk, self.path, dict(offsets), self._version)
+        return self._version
+
+    def is_newest(self, version: int) -> bool:
+        """Whether nothing was written since that content began to be collected."""
+        return version == self._version
+
+    def stage(self, offsets: dict[TopicPartition, int], version: int) -> StagedOffsets | None:
+        """Begin to replace the content; None if that is what the file holds, or if something was written
+        since the content began to be collected.
+        """
+        if version != self._version or (self._durable and offsets == self.offsets):
+            return None
+        return StagedOffsets(self._disk, self.path, offsets, version)
 
     def install(self, staged: StagedOffsets) -> bool:
         """Give what is staged the file's name, unless something newer was written since."""
@@ -174,6 +189,60 @@ class StagedOffsets:
 
     def sync_name(self) -> None:
         self.disk.sync_dir(posixpath.dirname(self.path))
+
+
+class LogWithHighWatermark(Protocol):
+    topic_partition: TopicPartition
+    high_watermark: int
+    is_closed: bool
+
+
+class HighWatermarkCheckpoint:
+    """The high watermarks of a directory's logs, collected and written by what has moved.
+
+    A log whose high watermark moves puts itself into `moved`; one that stands still costs nothing. A lost
+    write costs a follower a longer truncation check, and never a record.
+    """
+
+    __slots__ = ("_disk", "_gone", "_is_written", "_lines", "moved", "path")
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self.path = path
+        # Logs whose high watermark is not in the file, in the order in which they moved.
+        self.moved: dict[LogWithHighWatermark, None] = {}
+        self._gone: list[TopicPartition] = []
+        # The lines of the file, as of the last write; only the write itself changes them.
+        self._lines: dict[TopicPartition, str] = {}
+        self._is_written = True
+
+    def load(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Begin with what the file holds of the logs that are here."""
+        self._lines.update((tp, _offset_line(tp, at)) for tp, at in offsets.items())
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drop logs that are not in this directory any more, and are closed."""
+        self._gone.extend(partitions)
+
+    def stage(self) -> Callable[[], None] | None:
+        """Return what writes the high watermarks as they are now, in any thread, one write at a time; None if
+        the file holds them.
+        """
+        if not self.moved and not self._gone and self._is_written:
+            return None
+        gone, self._gone = self._gone, []
+        changed = [(log.topic_partition, log.high_watermark) for log in self.moved if not log.is_closed]
+        self.moved.clear()
+        self._is_written = False
+
+        def write() -> None:
+            for tp in gone:
+                self._lines.pop(tp, None)
+            self._lines.update((tp, _offset_line(tp, at)) for tp, at in changed)
+            write_file(self._disk, self.path, encode_entries(self._lines.values()))
+            self._is_written = True
+
+        return write
 
 
 def encode_topic_id(topic_id: bytes) -> bytes:

@@ -18,7 +18,7 @@ import posixpath
 from collections.abc import Callable, Iterable, Mapping
 
 from ottla.log.directory import checkpoints
-from ottla.log.directory.checkpoints import OffsetCheckpoint
+from ottla.log.directory.checkpoints import HighWatermarkCheckpoint, OffsetCheckpoint
 from ottla.log.segment.handles import FileHandles, is_lack_of_handles
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
@@ -46,6 +46,7 @@ class LogDirectory:
         "disk",
         "failure",
         "handles",
+        "high_watermarks",
         "is_online",
         "log_starts",
         "path",
@@ -75,6 +76,7 @@ class LogDirectory:
         self._lacked_room_ms: int | None = None
         self.recovery_points = OffsetCheckpoint(self.disk, self._file(checkpoints.RECOVERY_POINTS))
         self.log_starts = OffsetCheckpoint(self.disk, self._file(checkpoints.LOG_STARTS))
+        self.high_watermarks = HighWatermarkCheckpoint(self.disk, self._file(checkpoints.HIGH_WATERMARKS))
         # (due time, number, path): what to unlink, and when.
         self._deletions: list[tuple[int, int, str]] = []
         self._deletions_made = 0
@@ -177,8 +179,11 @@ class LogDirectory:
         self.write_log_starts(self.log_starts.offsets | dict(offsets))
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drop partitions from both files: a new log of that name must not inherit the offsets of the old."""
+        """Drop partitions from the checkpoints: a new log of that name must not inherit the offsets of the
+        old.
+        """
         gone = frozenset(partitions)
+        self.high_watermarks.forget(sorted(gone))
         points, starts = self.recovery_points.offsets, self.log_starts.offsets
         self.write_recovery_points({tp: at for tp, at in points.items() if tp not in gone})
         self.write_log_starts({tp: at for tp, at in starts.items() if tp not in gone})

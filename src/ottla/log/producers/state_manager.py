@@ -52,13 +52,20 @@ LATE_TRANSACTION_BUFFER_MS = 5 * 60 * 1000
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ProducerStateManagerConfig:
-    """The settings of the broker for producers and their transactions."""
+    """The settings of the broker for producers and their transactions. All logs of a broker share one object,
+    so that a change holds for all of them at once.
+    """
 
     producer_id_expiration_ms: int = 86_400_000
     max_transaction_timeout_ms: int = 900_000
     transaction_verification: bool = True
+
+    def update(self, other: ProducerStateManagerConfig) -> None:
+        """Take over what may change while the broker runs."""
+        self.producer_id_expiration_ms = other.producer_id_expiration_ms
+        self.transaction_verification = other.transaction_verification
 
 
 DEFAULT_PRODUCER_STATE_CONFIG = ProducerStateManagerConfig()

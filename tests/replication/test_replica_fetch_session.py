@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ottla.node.fetch.session import FetchSessionCache
+from ottla.node.fetch.session import FetchSessionCache, SessionErrorContext
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
 from ottla.replication.replica_fetch_session import Key, ReplicaFetchSession
@@ -32,7 +32,8 @@ class LeadersSide:
         context = self.cache.new_context(
             request.session_id, request.session_epoch, asked, forgotten, by_id=True, privileged=True
         )
-        wanted = {key: each.fetch_offset for key, each in context.partitions()}
+        known = {} if isinstance(context, SessionErrorContext) else context.session.partitions
+        wanted = {key: each.requested.fetch_offset for key, each in known.items()}
         results = {key: PartitionData(partition_index=key[1]) for key in wanted}
         error, session, _ = context.update_and_generate_response_data(results)
         return FetchResponse(error_code=error, session_id=session), wanted

@@ -133,6 +133,7 @@ class UnifiedLog:
         "last_flush_ms",
         "local_log",
         "log_start_offset",
+        "on_log_start_moved",
         "request_listener",
         "topic_partition",
     )
@@ -158,6 +159,8 @@ class UnifiedLog:
         self.directory: LogDirectory = local_log.directory
         # The first offset that readers may ask for. Only rises, except by a truncation below it.
         self.log_start_offset = log_start_offset
+        # Called when the log start has moved up, as by retention.
+        self.on_log_start_moved: Callable[[], None] | None = None
         # Consumers read below it. In [log start, log end]; set by `update_high_watermark` and truncations.
         self.high_watermark = log_start_offset
         self._producer_config = producer_config
@@ -1079,6 +1082,8 @@ class UnifiedLog:
         if producers is not None:
             producers.on_log_start_offset_incremented(offset, self.producer_snapshots.latest)
         self._check_offsets()
+        if self.on_log_start_moved is not None:
+            self.on_log_start_moved()
         if self.request_listener is not None:
             self.request_listener()
         return True

@@ -11,6 +11,7 @@ Invariants:
   in the maximal ISR;
 * the ISR of a leader contains the leader;
 * leader epoch and partition epoch never go back;
+* a watcher hears of the first progress after it was added, before the broker does;
 * a pending change of the ISR counts for the high watermark at once where it adds a replica, and only after
   the controller has confirmed it where it removes one.
 """
@@ -114,7 +115,9 @@ class PartitionListener(Protocol):
     """
 
     def on_partition_progress(self, partition: Partition) -> None:
-        """Its log end, high watermark, last stable offset or log start moved, or its leadership ended."""
+        """Its log end, high watermark, last stable offset or log start moved, its ISR or its leadership
+        changed.
+        """
 
     def submit_alter_partition(self, partition: Partition, change: PendingPartitionChange) -> None:
         """Ask the controller for an ISR; the answer goes to `handle_alter_partition_update` or `_error`."""
@@ -123,17 +126,59 @@ class PartitionListener(Protocol):
         """Whether the metadata image shows the broker active and, unless -1, registered with this epoch."""
 
 
+class PartitionWatcher(Protocol):
+    """A fetch that has read what a partition has."""
+
+    def on_partition_progress(self) -> None:
+        """The partition has, or may have, something else to read. The watcher is no longer one; it may not
+        read the partition here, as the change may be under way.
+        """
+
+
+class FollowerSession(Protocol):
+    """The fetch session of a follower."""
+
+    @property
+    def last_fetch_ms(self) -> int:
+        """The time of its last fetch."""
+
+
 @dataclass(slots=True)
 class Replica:
-    """A follower as its leader knows it from the follower's fetches."""
+    """A follower as its leader knows it from the follower's fetches.
+
+    A follower in the ISR that has everything keeps fetching in its session, without a read of this partition.
+    `idle_session` is that session meanwhile: each of its fetches says that the follower still has everything.
+    """
 
     broker_id: int
     log_end_offset: int = UNKNOWN_OFFSET  # offset of its last fetch: its log has everything below
     log_start_offset: int = UNKNOWN_OFFSET
-    last_caught_up_ms: int = 0  # the latest time at which it is known to have had all of the leader's log
     broker_epoch: int | None = None  # of its last fetch; None before the first
+    idle_session: FollowerSession | None = None
+    _last_caught_up_ms: int = 0
     _last_fetch_ms: int = 0
     _leader_end_at_last_fetch: int = UNKNOWN_OFFSET
+
+    @property
+    def last_caught_up_ms(self) -> int:
+        """The latest time at which it is known to have had all of the leader's log."""
+        session = self.idle_session
+        return (
+            self._last_caught_up_ms
+            if session is None
+            else max(self._last_caught_up_ms, session.last_fetch_ms)
+        )
+
+    def end_idle_session(self) -> None:
+        """Note the last fetch of the idle session: from now on, or because of what has just been appended,
+        its fetches do not say that the follower has everything.
+        """
+        session = self.idle_session
+        if session is not None:
+            self.idle_session = None
+            self._last_caught_up_ms = max(self._last_caught_up_ms, session.last_fetch_ms)
+            self._last_fetch_ms = max(self._last_fetch_ms, session.last_fetch_ms)
 
     def update_fetch_state(
         self, offset: int, log_start_offset: int, leader_end_offset: int, broker_epoch: int, now_ms: int
@@ -144,10 +189,11 @@ class Replica:
         leader's log ended at its previous fetch was caught up then. So a follower that is always one fetch
         behind a busy leader stays in sync.
         """
+        self.end_idle_session()
         if offset >= leader_end_offset:
-            self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
+            self._last_caught_up_ms = max(self._last_caught_up_ms, now_ms)
         elif offset >= self._leader_end_at_last_fetch:
-            self.last_caught_up_ms = max(self.last_caught_up_ms, self._last_fetch_ms)
+            self._last_caught_up_ms = max(self._last_caught_up_ms, self._last_fetch_ms)
         self.log_end_offset = offset
         self.log_start_offset = log_start_offset
         self.broker_epoch = broker_epoch
@@ -160,7 +206,8 @@ class Replica:
         """Begin a leader epoch: replicas in the ISR count as caught up now, others must not hold the high
         watermark back.
         """
-        self.last_caught_up_ms = now_ms if in_sync else 0
+        self.idle_session = None
+        self._last_caught_up_ms = now_ms if in_sync else 0
         if new_leader:
             self.log_end_offset = UNKNOWN_OFFSET
             self.log_start_offset = UNKNOWN_OFFSET
@@ -215,6 +262,7 @@ class Partition:
         "_isr_state",
         "_listener",
         "_remote_replicas",
+        "_watchers",
         "broker_id",
         "is_in_sync_follower",
         "leader_epoch",
@@ -257,6 +305,8 @@ class Partition:
         self._listener: Final = listener
         self._remote_replicas: dict[int, Replica] = {}
         self._isr_state: Final = IsrState()
+        self._watchers: dict[PartitionWatcher, None] = {}
+        log.on_log_start_moved = self._on_progress
 
     def __repr__(self) -> str:
         role = "leader" if self.is_leader else "follower"
@@ -315,8 +365,8 @@ class Partition:
             self.rejects_appends_since_ms = None
         self.partition_epoch = registration.partition_epoch
         self.leader_id = self.broker_id
-        if self._maybe_increment_high_watermark(now_ms) or new_epoch:
-            self._listener.on_partition_progress(self)
+        self._maybe_increment_high_watermark(now_ms)
+        self._on_progress()
         return not was_leader
 
     def make_follower(self, registration: PartitionRegistration) -> bool:
@@ -332,19 +382,21 @@ class Partition:
         self.is_in_sync_follower = self.broker_id in registration.isr
         self.partition_epoch = registration.partition_epoch
         self._update_assignment_and_isr(registration.replicas, (), leader=False)
-        self._listener.on_partition_progress(self)
+        self._on_progress()
         return new_epoch
 
     def resign(self) -> None:
         """Give up the partition: it was deleted, or its directory failed. Requests that wait are woken."""
         self.leader_id = None
         self.leader_epoch_start_offset = None
+        self.log.on_log_start_moved = None
         self._update_assignment_and_isr((), (), leader=False)
-        self._listener.on_partition_progress(self)
+        self._on_progress()
 
     def _update_assignment_and_isr(
         self, replicas: Iterable[int], isr: Iterable[int], *, leader: bool
     ) -> None:
+        self._wake_watchers()
         self.replicas = tuple(replicas)
         self._isr_state.reset(isr)
         if leader:
@@ -358,10 +410,50 @@ class Partition:
     def replace_log(self, log: UnifiedLog) -> None:
         """Go on with a log that has all that the former one has, in another directory."""
         listener, self.log.request_listener = self.log.request_listener, None
+        self.log.on_log_start_moved = None
         self.log = log
         log.request_listener = listener
+        log.on_log_start_moved = self._on_progress
         if listener is not None:
             listener()
+        self._on_progress()
+
+    # Progress
+
+    def watch(self, watcher: PartitionWatcher) -> None:
+        """Call a watcher at the next progress, once."""
+        self._watchers[watcher] = None
+
+    def unwatch(self, watcher: PartitionWatcher) -> None:
+        self._watchers.pop(watcher, None)
+
+    def begin_idle_session(self, follower: int, session: FollowerSession) -> None:
+        """Note that a follower in the ISR has everything and goes on with fetches in which this partition is
+        not read, until there is progress.
+        """
+        self._remote_replicas[follower].idle_session = session
+
+    def end_idle_session(self, follower: int, session: FollowerSession) -> None:
+        """Note that the session ends or does not fetch this partition any longer."""
+        replica = self._remote_replicas.get(follower)
+        if replica is not None and replica.idle_session is session:
+            replica.end_idle_session()
+
+    def on_truncation(self) -> None:
+        """Note that the log was truncated at its end: what consumers may read here is another."""
+        self._on_progress()
+
+    def _on_progress(self) -> None:
+        if self._watchers:
+            self._wake_watchers()
+        self._listener.on_partition_progress(self)
+
+    def _wake_watchers(self) -> None:
+        watchers, self._watchers = self._watchers, {}
+        for replica in self._remote_replicas.values():
+            replica.end_idle_session()
+        for watcher in watchers:
+            watcher.on_partition_progress()
 
     # Checks
 
@@ -450,13 +542,13 @@ class Partition:
             raise
         self.rejects_appends_since_ms = None
         self._maybe_increment_high_watermark(now_ms)
-        self._listener.on_partition_progress(self)
+        self._on_progress()
         return info
 
     def on_flush(self, now_ms: int) -> None:
         """Commit the records that had to wait for a flush of the log."""
         if self.is_leader and self._maybe_increment_high_watermark(now_ms):
-            self._listener.on_partition_progress(self)
+            self._on_progress()
 
     def check_enough_replicas_reach_offset(self, required_offset: int) -> ErrorCode | None:
         """The outcome of a produce with acks=all that ends at `required_offset`; None while it waits."""
@@ -496,6 +588,7 @@ class Partition:
             if not (log.log_end_offset == start and error.first_offset < start <= error.last_offset):
                 raise
             log.truncate_fully_and_start_at(error.first_offset, start)
+            self.on_truncation()
             return log.append_as_follower(data, leader_epoch, now_ms=now_ms)
 
     # Fetching
@@ -628,8 +721,9 @@ class Partition:
         state.update_fetch_state(offset, follower.log_start_offset, end_offset, follower.broker_epoch, now_ms)
         self.maybe_expand_isr(state)
         moved = before != offset and self._maybe_increment_high_watermark(now_ms)
-        if moved or state.log_start_offset != start_before:
-            self._listener.on_partition_progress(self)
+        # A follower that went back, as it lost records, may hold up others from now on.
+        if moved or offset < before or state.log_start_offset != start_before:
+            self._on_progress()
 
     def maybe_expand_isr(self, follower: Replica) -> None:
         if self._isr_state.pending is not None or follower.broker_id in self.isr:
@@ -656,6 +750,17 @@ class Partition:
             if id != self.broker_id
             and not self._remote_replicas[id].is_caught_up(end, self.replica_lag_max_ms, now_ms)
         }
+
+    @property
+    def has_lagging_follower(self) -> bool:
+        """Whether it leads and a follower in the ISR does not have everything, so that it may have to leave
+        the ISR.
+        """
+        if not self.is_leader:
+            return False
+        end = self.log.log_end_offset
+        isr = self.isr
+        return any(id in isr and each.log_end_offset != end for id, each in self._remote_replicas.items())
 
     def _submit_alter_partition(self, isr: frozenset[int]) -> None:
         members = tuple(sorted(isr))
@@ -692,8 +797,8 @@ class Partition:
         if invariants.thorough:
             assert self.broker_id in self.isr, (self, change)
         self.partition_epoch = partition_epoch
-        if self._maybe_increment_high_watermark(now_ms):
-            self._listener.on_partition_progress(self)
+        self._maybe_increment_high_watermark(now_ms)
+        self._on_progress()
 
     def handle_alter_partition_error(self, change: PendingPartitionChange, error: ErrorCode) -> bool:
         """Handle an error of the controller's response to a change; True if it is to be sent again.
@@ -738,7 +843,7 @@ class Partition:
             start = min(leader_log_start, log.high_watermark)
             log.maybe_increment_log_start_offset(start, "the leader has deleted the records below")
         if before != (log.high_watermark, log.log_start_offset):
-            self._listener.on_partition_progress(self)
+            self._on_progress()
 
     # Deleting
 
@@ -762,7 +867,7 @@ class Partition:
                 "the high watermark",
             )
         self.log.maybe_increment_log_start_offset(wanted, "records were deleted by a client")
-        self._listener.on_partition_progress(self)
+        self._on_progress()
         return wanted
 
     @property

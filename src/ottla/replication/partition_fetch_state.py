@@ -216,6 +216,7 @@ class PartitionFetchState:
                 end,
             )
             log.truncate_fully_and_start_at(leader_start)
+            self.partition.on_truncation()
 
     def _truncate(self, offset: int) -> None:
         log = self.partition.log
@@ -223,3 +224,4 @@ class PartitionFetchState:
             log.truncate_to(offset)
         else:
             log.truncate_fully_and_start_at(offset)
+        self.partition.on_truncation()

@@ -76,6 +76,8 @@ class ReplicaManager:
         self._image = MetadataImage.EMPTY
         self._partitions: dict[TopicPartition, Partition] = {}
         self._offline: dict[TopicPartition, KafkaError] = {}  # hosted, but the log cannot be used: why
+        # Has every partition with `has_lagging_follower`, and those that made progress lately.
+        self._maybe_lagging: dict[Partition, None] = {}
 
     # Partitions
 
@@ -359,10 +361,13 @@ class ReplicaManager:
         return gone
 
     async def maybe_shrink_isrs(self, turns: Turns, now_ms: int) -> None:
-        """Remove followers that lag behind; called every half of `replica.lag.time.max.ms`."""
-        for partition in list(self._partitions.values()):
-            if len(partition.isr) > 1 and self._partitions.get(partition.topic_partition) is partition:
-                partition.maybe_shrink_isr(now_ms)
+        """Have followers that lag behind removed from ISRs; called every half of `replica.lag.time.max.ms`.
+        Partitions without progress since the last time, and without a lagging follower then, cost nothing.
+        """
+        for partition in list(self._maybe_lagging):
+            partition.maybe_shrink_isr(now_ms)
+            if not partition.has_lagging_follower:
+                self._maybe_lagging.pop(partition, None)
             if turns.is_due():
                 await turns.pause()
 
@@ -384,6 +389,7 @@ class ReplicaManager:
         self._progress_listeners.append(listener)
 
     def on_partition_progress(self, partition: Partition) -> None:
+        self._maybe_lagging[partition] = None
         if partition.topic_partition in self.purgatory.watchers:
             self.purgatory.check_and_complete(partition.topic_partition)
         for listener in self._progress_listeners:

@@ -1,15 +1,16 @@
 """Reading what is not in memory without blocking the event loop.
 
 A handler reads with `may_wait=False` and collects what is missing. The pool loads that, and the handler reads
-everything again, so a response is always made in one turn of the loop, of what is true then. Each round may
-find the next thing missing (an index, then the batch that it points to), and memory may be short, so the
-rounds are limited and the last attempt waits for the disk.
+again: everything (`load_and_retry`), so that the response is made in one turn of the loop, of what is true
+then, or only what was missing. Each round may find the next thing missing (an index, then the batch that it
+points to), and memory may be short, so the rounds are limited and the last attempt waits for the disk.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from typing import Final, TypeAlias, TypeVar
 
 from ottla.runtime.disk import NotInMemory
@@ -25,13 +26,25 @@ async def load_and_retry(pool: Pool, missing: Missing, attempt: Callable[[Missin
     """Load what an attempt found missing, and attempt again. An attempt adds what it misses to the list;
     given None it waits for the disk instead.
     """
-    for _ in range(_ROUNDS):
-        await pool.run(_load, missing)
+    for may_miss in rounds():
+        if not may_miss:
+            break
+        await load(pool, missing)
         missing = []
         result = attempt(missing)
         if not missing:
             return result
     return attempt(None)
+
+
+def rounds() -> Iterator[bool]:
+    """Return for each attempt whether it may find something missing, so that it has to be repeated."""
+    return chain(repeat(True, _ROUNDS), (False,))
+
+
+async def load(pool: Pool, missing: Missing) -> None:
+    """Load what an attempt found missing."""
+    await pool.run(_load, missing)
 
 
 def _load(missing: Missing) -> None:

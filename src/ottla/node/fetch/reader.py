@@ -1,18 +1,35 @@
 """Read the partitions of a Fetch request, again and again until the response need not wait for more.
 
-Each read is Kafka's `readFromLog`: it covers all partitions, in their present state and within the request's
-limits. It satisfies the request if there are `min_bytes` of records, an error, a diverging epoch or a
-preferred replica to report. A read that does not satisfy it marks where each partition stood, and
-`may_be_satisfied` compares that with the present state to see cheaply whether another read would find more.
-Invariant: right after a read `may_be_satisfied` is False.
+A read is Kafka's `readFromLog`: it takes the session's dirty partitions in their order, each in its present
+state and all within the request's limits. It satisfies the request if there are `min_bytes` of records, an
+error, a diverging epoch or a preferred replica to report. Otherwise the request waits. Progress of a
+partition makes it dirty and wakes the request, and `may_be_satisfied` looks at the partitions that have moved
+since the last time, and at no others, to see cheaply whether another read would find enough.
+
+Many partitions are read in several turns of the event loop. So what a response says of a partition was true
+of it at one moment, and the moments of two partitions may differ; Kafka promises no more. What moves after
+its read is dirty again, for the next read or the next request.
+
+While a request waits it holds no records: partitions that had some stay dirty and are read again. Results
+without records are kept, as a response says also what is not worth a wake-up, and a full one everything.
+Invariant: what was read and not sent is dirty when the request ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ottla.node.fetch.cold_reads import Missing
-from ottla.node.fetch.session import FetchContext, FetchKey, FetchResults
+from ottla.node.fetch.session import (
+    CachedPartition,
+    FetchKey,
+    FetchResults,
+    FetchSession,
+    FetchTerms,
+    ReadContext,
+)
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import (
@@ -25,8 +42,10 @@ from ottla.protocol.messages.fetch import (
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import LOG_OVERHEAD
 from ottla.replication.partition import FetchIsolation, FollowerFetch, Partition
+from ottla.replication.purgatory import DelayedOperationPurgatory
 from ottla.runtime import invariants
 from ottla.runtime.disk import NotInMemory
+from ottla.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from ottla.metadata.image.image import MetadataImage
@@ -37,6 +56,8 @@ if TYPE_CHECKING:
     from ottla.runtime.runtime import Runtime
 
 _READ_COMMITTED: Final = 1
+# More partitions than these are read in turns that are bounded by time.
+_READ_AT_ONCE: Final = 64
 _UNKNOWN: Final = frozenset(
     (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 )
@@ -78,23 +99,27 @@ def replica_id(request: FetchRequest, version: int) -> int:
 
 
 class FetchReader:
-    """The readings for one Fetch request."""
+    """The readings for one Fetch request, which must be closed at its end."""
 
     __slots__ = (
         "_authorized",
         "_broker",
         "_clock",
-        "_committed",
+        "_closed",
+        "_cold",
+        "_enough",
         "_fetch",
+        "_grown",
         "_high_watermarks",
         "_is_stale",
         "_isolation",
+        "_left",
+        "_limit",
         "_listener",
-        "_marks",
         "_max_bytes",
         "_min_bytes",
+        "_moved",
         "_only_leader",
-        "_partitions",
         "_pending",
         "_permissions",
         "_rack",
@@ -102,8 +127,12 @@ class FetchReader:
         "_replica_epoch",
         "_replica_id",
         "_reports_high_watermark",
+        "_respond_now",
+        "_session",
+        "_to_read",
+        "_turns",
         "follower",
-        "keys",
+        "results",
         "satisfied",
     )
 
@@ -111,12 +140,13 @@ class FetchReader:
         self,
         request: FetchRequest,
         version: int,
-        fetch: FetchContext,
+        fetch: ReadContext,
         broker: FetchServices,
         permissions: Permissions,
         pending: PendingRequest,
         listener: str,
     ) -> None:
+        self._closed = True  # until the session knows of this reader
         self._broker = broker
         self._clock = broker.runtime.clock
         # Whether no authorizer has to be asked.
@@ -133,13 +163,18 @@ class FetchReader:
         ):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         self._is_stale = self.follower and broker.replicas.is_stale(self._replica_id, self._replica_epoch)
-        self._rack = "" if self.follower or version < 11 else request.rack_id
-        self._committed = request.isolation_level == _READ_COMMITTED and not self.follower
+        self._rack = (
+            request.rack_id
+            if version >= 11 and not self.follower and broker.replication.selects_nearest
+            else ""
+        )
         if self.follower:
             self._isolation = FetchIsolation.LOG_END
         else:
             self._isolation = (
-                FetchIsolation.TXN_COMMITTED if self._committed else FetchIsolation.HIGH_WATERMARK
+                FetchIsolation.TXN_COMMITTED
+                if request.isolation_level == _READ_COMMITTED
+                else FetchIsolation.HIGH_WATERMARK
             )
         self._only_leader = self.follower or version < 11
         limit = (
@@ -149,74 +184,180 @@ class FetchReader:
         )
         self._max_bytes = limit
         self._min_bytes = min(request.min_bytes, limit)
-        self._partitions: list[Partition] = []
-        self.keys: list[TopicPartition] = []
-        # Where each partition stood when it was read: (partition, leader and its epoch, readable end, active
-        # segment's base offset and size, high watermark); a base offset of -1 where the log went on beyond
-        # the readable end.
-        self._marks: list[tuple[Partition, int | None, int, int, int, int, int]] = []
-        self._read_bytes = 0
+        # What was read of each partition in this request, in the order of the response.
+        self.results: FetchResults = {}
+        self._read_bytes = 0  # the size of the records in the results
+        self._grown = 0  # bytes that have become readable since the last read
+        self._respond_now = False
         self.satisfied = False
+        # Partitions that have become dirty since the last look at them.
+        self._moved: list[CachedPartition] = []
+        self._to_read: Iterator[CachedPartition] = iter(())
+        self._cold: list[CachedPartition] = []
+        self._turns: Turns | None = None
         # Consumers that read from a follower see records once that follower knows the new high watermark, so
         # it gets a response as soon as the high watermark moves. Where consumers read from leaders only, that
         # would just double the number of fetches.
         self._reports_high_watermark = self.follower and broker.replication.selects_nearest
         # As of the first reading, if `_reports_high_watermark`.
         self._high_watermarks: dict[FetchKey, int] = {}
+        self._session = session = fetch.session
+        self._begin_fetch(session)
+        if session.readers > 0:
+            broker.replicas.purgatory.check_and_complete(session)  # the other request is outdated
+        session.readers += 1
+        session.on_moved = self._moved.append
+        self._closed = False
+        self._begin_read()
 
-    def read(self, missing: Missing | None) -> FetchResults:
-        """Read every partition; `satisfied` says afterwards whether the response should not wait for more.
+    def _begin_fetch(self, session: FetchSession) -> None:
+        terms = FetchTerms(
+            self._isolation,
+            self._only_leader,
+            self._replica_id,
+            self._replica_epoch,
+            self._is_stale,
+            self._rack,
+            self._listener if self._rack else "",
+            self._broker.image.cluster.brokers if self._rack else None,
+        )
+        session.begin_fetch(terms, self._clock.wall_ms())
+        if not (self._authorized or self.follower):
+            # What the client may read can have changed; the authorizer has no version to compare.
+            session.mark_all_dirty()
+        if invariants.thorough and session.readers == 0:
+            for cached in session.partitions.values():
+                if cached not in session.dirty:
+                    self._check_clean(cached)
 
-        What is not in memory is added to `missing`, and the results are of no use then. Without a list the
-        reading waits for the disk.
+    def _check_clean(self, cached: CachedPartition) -> None:
+        """Assert that a read would find nothing that the fetcher does not know."""
+        try:
+            partition = self._find(*cached.key)
+        except KafkaError as error:
+            raise AssertionError(f"{cached.key} is clean, but a read gives {error.code.name}") from error
+        assert partition is cached.partition, cached.key
+        assert cached.is_watching, cached.key
+        if not partition.is_leader:
+            return  # a follower's log may be truncated in the pool at the moment
+        log = partition.log
+        assert (log.high_watermark, log.log_start_offset, self._readable_end(partition)) == (
+            cached.high_watermark,
+            cached.log_start_offset,
+            cached.read_end,
+        ), (partition, cached.high_watermark, cached.log_start_offset, cached.read_end)
+        assert partition.leader_epoch == cached.read_leader_epoch, partition
+        assert cached.requested.fetch_offset >= cached.read_end, partition
+        if self.follower:
+            assert self._replica_id in partition.isr, partition
+        if self._rack:
+            assert self._preferred_replica(partition, cached.requested) is None, partition
+
+    def close(self, *, answered: bool = False) -> None:
+        """End the request. Unless its results were sent, they are read again."""
+        if self._closed:
+            return
+        self._closed = True
+        session = self._session
+        session.readers -= 1
+        if session.readers == 0:
+            session.on_moved = None
+        if not answered:
+            for key in self.results:
+                cached = session.partitions.get(key)
+                if cached is not None:
+                    cached.end_idle()
+                    session.dirty[cached] = None
+        if not session.is_cached:
+            session.close_if_unused()
+
+    def __del__(self) -> None:
+        # Where the connection was lost before the task of the request had its first turn.
+        self.close()
+
+    # Reading
+
+    @property
+    def has_partitions_to_read(self) -> bool:
+        return bool(self._session.dirty)
+
+    def begin_again(self) -> None:
+        """Prepare another read after a wait."""
+        self._session.last_fetch_ms = self._clock.wall_ms()
+        self._begin_read()
+
+    def begin_with_loaded(self) -> None:
+        """Prepare a read of the partitions that were not in memory."""
+        cold, self._cold = self._cold, []
+        self._start(cold)
+
+    def _begin_read(self) -> None:
+        self._limit = min(self._max_bytes, self._pending.response_bytes)
+        self._enough = min(self._min_bytes, self._limit)
+        self._grown = 0
+        self._moved.clear()
+        self._start(list(self._session.dirty))
+
+    def _start(self, partitions: list[CachedPartition]) -> None:
+        self._to_read = iter(partitions)
+        self._left = max(0, self._limit - self._read_bytes)
+        self._turns = Turns(self._clock, check_every=16) if len(partitions) > _READ_AT_ONCE else None
+
+    def read(self, missing: Missing | None) -> bool:
+        """Read the dirty partitions, or as many as one turn of the event loop has time for; True when all
+        have been read. `satisfied` says afterwards whether the response should not wait for more.
+
+        What is not in memory is added to `missing`; its partitions are read by the next read, after
+        `begin_with_loaded`. Without a list the read waits for the disk.
         """
-        results: FetchResults = {}
-        self.keys.clear()
-        self._marks.clear()
-        self._partitions.clear()
-        self._read_bytes = 0
-        left = min(self._max_bytes, self._pending.response_bytes)
-        enough = min(self._min_bytes, left)
-        now = False
-        empty = True
-        for key, requested in self._fetch.partitions():
+        session, results, turns = self._session, self.results, self._turns
+        dirty = session.dirty
+        if turns is not None:
+            turns.begin()
+        for cached in self._to_read:
+            if cached not in dirty:
+                continue  # forgotten meanwhile
+            key = cached.key
+            known = results.get(key)
+            if known is not None and known.records:
+                self._read_bytes -= len(known.records)
+                self._left = max(0, self._limit - self._read_bytes)
             try:
-                data = self._read_one(
-                    key, requested, left, min_one_batch=self._read_bytes == 0, may_wait=missing is None
-                )
+                data = self._read_one(cached, may_wait=missing is None)
             except NotInMemory as part:
                 assert missing is not None
                 missing.append(part)
-                left = max(0, left - requested.partition_max_bytes)
+                self._cold.append(cached)
+                self._left = max(0, self._left - cached.requested.partition_max_bytes)
                 continue
             results[key] = data
-            empty = False
-            if data.error_code or data.diverging_epoch.epoch >= 0 or data.preferred_read_replica >= 0:
-                now = True
-            if self._reports_high_watermark and data.high_watermark > self._high_watermarks.get(key, 0):
-                now = True
-            size = len(data.records or b"")
-            self._read_bytes += size
-            left = max(0, left - size)
-        self.satisfied = now or empty or self._read_bytes >= enough
-        if not self.satisfied:
-            for partition in self._partitions:
-                self._mark(partition)
-            if invariants.thorough:
-                assert not self.may_be_satisfied(), f"right after reading {self.keys} there is more to read"
-        return results
+            if turns is not None and turns.is_due():
+                return False
+        self.satisfied = (
+            self._respond_now
+            or self._read_bytes >= self._enough
+            or not session.partitions
+            or not self._fetch.is_current
+        )
+        return True
 
-    def _read_one(
-        self, key: FetchKey, requested: FetchPartition, left: int, *, min_one_batch: bool, may_wait: bool
-    ) -> PartitionData:
-        topic, index = key
+    async def pause(self) -> None:
+        """Let others have a turn between two reads."""
+        if self._turns is not None:
+            await self._turns.pause()
+
+    def _read_one(self, cached: CachedPartition, *, may_wait: bool) -> PartitionData:
+        topic, index = cached.key
+        requested = cached.requested
         replication = self._broker.replication
+        min_one_batch = self._read_bytes == 0
         try:
             partition = self._find(topic, index)
-            max_bytes = min(requested.partition_max_bytes, left)
+            max_bytes = min(requested.partition_max_bytes, self._left)
             if self._rack:
                 preferred = self._preferred_replica(partition, requested)
                 if preferred is not None:
+                    self._respond_now = True
                     return preferred
             throttled = self.follower and replication.is_throttled(partition, self._replica_id)
             if throttled and replication.leader_quota.is_exceeded:
@@ -236,6 +377,7 @@ class FetchReader:
                 may_wait=may_wait,
             )
         except KafkaError as error:
+            self._respond_now = True
             return PartitionData(
                 partition_index=index,
                 error_code=int(error.code),
@@ -243,7 +385,6 @@ class FetchReader:
                 aborted_transactions=[] if error.code in _UNKNOWN else None,
                 records=b"",
             )
-        self._partitions.append(partition)
         records, aborted = fetched.records, fetched.aborted
         if records and not min_one_batch and _is_incomplete(records):
             records, aborted = b"", None
@@ -251,10 +392,12 @@ class FetchReader:
             replication.leader_quota.record(len(records))
         high_watermark = fetched.high_watermark
         if self.follower:
-            if self._reports_high_watermark:
-                self._high_watermarks.setdefault(key, high_watermark)
             # This very fetch may have moved it.
             high_watermark = partition.log.high_watermark
+            if self._reports_high_watermark and high_watermark > self._high_watermarks.setdefault(
+                cached.key, fetched.high_watermark
+            ):
+                self._respond_now = True
         data = PartitionData(
             partition_index=index,
             high_watermark=high_watermark,
@@ -269,17 +412,36 @@ class FetchReader:
             records=records,
         )
         if fetched.diverging_epoch is not None:
+            self._respond_now = True
             data.diverging_epoch = EpochEndOffset(
                 epoch=fetched.diverging_epoch.epoch, end_offset=fetched.diverging_epoch.end_offset
             )
+        elif records:
+            self._read_bytes += len(records)
+            self._left = max(0, self._left - len(records))
+            if self._read_bytes < self._enough:
+                cached.mark(partition, self._readable_end(partition))
+        else:
+            self._mark_if_clean(cached, partition)
         return data
+
+    def _mark_if_clean(self, cached: CachedPartition, partition: Partition) -> None:
+        """Mark a partition that gave no records; it is clean unless limits held some back, or a follower's
+        next fetch may still change something here.
+        """
+        end = self._readable_end(partition)
+        cached.mark(partition, end)
+        if cached.requested.fetch_offset < end:
+            return
+        if self.follower:
+            if self._replica_id not in partition.isr:
+                return
+            cached.begin_idle()
+        del self._session.dirty[cached]
 
     def _preferred_replica(self, partition: Partition, requested: FetchPartition) -> PartitionData | None:
         """The response that sends a consumer to a replica in its rack; None if it should read here."""
-        broker = self._broker
-        if not broker.replication.selects_nearest:
-            return None
-        brokers = broker.image.cluster.brokers
+        brokers = self._broker.image.cluster.brokers
         reachable = {
             id: brokers[id].rack
             for id in partition.replicas
@@ -319,52 +481,79 @@ class FetchReader:
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 f"Broker {self._replica_id} has registered again since its epoch {self._replica_epoch}",
             )
-        return broker.replicas.partition(TopicPartition(name, index))
-
-    # Whether to read again
-
-    def _mark(self, partition: Partition) -> None:
-        self.keys.append(partition.topic_partition)
-        segment = partition.log.active_segment
-        end = self._readable_end(partition)
-        # If the log goes on beyond the readable end, what becomes readable next is there already, and the
-        # segment's growth would not show it.
-        base_offset = segment.base_offset if end == partition.log.log_end_offset else -1
-        self._marks.append(
-            (
-                partition,
-                partition.leader_id,
-                partition.leader_epoch,
-                end,
-                base_offset,
-                segment.size,
-                partition.log.high_watermark,
+        partition = broker.replicas.partition(TopicPartition(name, index))
+        if isinstance(topic, bytes) and partition.topic_id != topic:
+            raise KafkaError(
+                ErrorCode.INCONSISTENT_TOPIC_ID, f"{partition.topic_partition} belongs to another topic id"
             )
-        )
+        return partition
+
+    # Waiting
+
+    async def wait(self, purgatory: DelayedOperationPurgatory, timeout_ms: float) -> bool:
+        """Wait until another read may satisfy the request; False if the response is to go out without that,
+        as the time is over.
+        """
+        if self._read_bytes:
+            for data in self.results.values():
+                data.records = b""  # these partitions are dirty, so they are read again
+        session = self._session
+        check = partial(purgatory.check_and_complete, session)
+        moved = self._moved
+
+        def on_moved(cached: CachedPartition) -> None:
+            moved.append(cached)
+            check()
+
+        session.on_moved = on_moved
+        try:
+            return await purgatory.try_complete_else_watch((session,), self.may_be_satisfied, timeout_ms)
+        finally:
+            if session.on_moved is on_moved:
+                session.on_moved = moved.append
+            self._read_bytes = 0
 
     def _readable_end(self, partition: Partition) -> int:
         log = partition.log
         if self.follower:
             return log.log_end_offset
-        return log.last_stable_offset if self._committed else log.high_watermark
+        if self._isolation is FetchIsolation.TXN_COMMITTED:
+            return log.last_stable_offset
+        return log.high_watermark
 
     def may_be_satisfied(self) -> bool:
-        """Whether to read again: enough has become readable since the last read, or a leader has changed.
-        False right after a read.
+        """Whether to read again: enough has become readable since the last read, or a leader has changed, or
+        another request has continued the session, so that the response to this one is an error.
         """
-        grown = self._read_bytes
-        for partition, leader_id, epoch, end, base_offset, size, high_watermark in self._marks:
-            if partition.leader_epoch != epoch or partition.leader_id != leader_id:
+        if not self._fetch.is_current:
+            return True
+        for cached in self._moved:
+            if self._is_worth_a_read(cached):
                 return True
-            if self._reports_high_watermark and partition.log.high_watermark > high_watermark:
+            cached.watch()
+        self._moved.clear()
+        return self._grown > 0 and self._read_bytes + self._grown >= self._min_bytes
+
+    def _is_worth_a_read(self, cached: CachedPartition) -> bool:
+        """Whether a partition that has moved is to be read in any case; if not, count how much it has grown
+        since it was marked.
+        """
+        partition = cached.partition
+        if partition is None:
+            return True
+        if partition.leader_epoch != cached.read_leader_epoch or partition.leader_id != cached.read_leader_id:
+            return True
+        log = partition.log
+        if self._reports_high_watermark and log.high_watermark > cached.read_high_watermark:
+            self._high_watermarks.setdefault(cached.key, cached.read_high_watermark)
+            return True
+        if self._readable_end(partition) > cached.read_end:
+            segment = log.active_segment
+            if segment.base_offset != cached.read_segment:
                 return True
-            if self._readable_end(partition) <= end:
-                continue
-            segment = partition.log.active_segment
-            if segment.base_offset != base_offset:
-                return True
-            grown += segment.size - size
-        return grown > self._read_bytes and grown >= self._min_bytes
+            self._grown += segment.size - cached.read_size - cached.grown
+            cached.grown = segment.size - cached.read_size
+        return False
 
 
 def _is_incomplete(records: bytes) -> bool:

@@ -5,6 +5,17 @@ continues a session covers all of its partitions, and its response holds those t
 high watermark or log start offset, an error. Each request carries the next epoch of its session, so that the
 broker notices a lost or repeated one.
 
+A fetch costs what has changed, not what the session holds. Partitions are dirty or clean. A fetch reads the
+dirty ones only. A partition becomes clean when a read has found nothing beyond what the response says, and
+from then on it watches its `Partition`. It becomes dirty again with any progress there, when a request names
+it again, and when the session's fetches change in a way that concerns all partitions (`FetchTerms`).
+Invariant: a read of a clean partition would find nothing that the fetcher does not know. A fetch without a
+session has the same object for the time of the request, so that it reads again only what changed while it
+waits.
+
+A follower's clean partitions are those in whose ISR it is and of which it has everything. As it goes on
+fetching in the session it still has everything, which `last_fetch_ms` says to the partitions.
+
 The cache has a fixed number of slots. When it is full, a new session replaces the least recently used one if
 that has been idle for more than two minutes. Otherwise it replaces the least valuable of the sessions that
 are older than two minutes (a follower's session may also replace a younger one of a consumer), unless that
@@ -15,12 +26,13 @@ with full fetches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple, TypeAlias
 
+from ottla.metadata.image.entities import BrokerRegistration
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import FetchPartition, PartitionData
+from ottla.replication.partition import FetchIsolation, Partition
 from ottla.runtime.clock import Clock
 from ottla.runtime.random import Random
 
@@ -43,16 +55,64 @@ def next_epoch(epoch: int) -> int:
     return 1 if epoch == _MAX_EPOCH else epoch + 1
 
 
+class FetchTerms(NamedTuple):
+    """The parts of a fetch, besides its partitions, on which depends what a read of a partition finds. Where
+    they change from one fetch of a session to the next, all partitions are dirty.
+    """
+
+    isolation: FetchIsolation
+    only_leader: bool
+    replica_id: int = -1
+    replica_epoch: int = -1
+    # Whether the follower has registered again since it got its epoch.
+    is_stale: bool = False
+    # Set where consumers are sent to the nearest replica.
+    rack: str = ""
+    listener: str = ""
+    brokers: Mapping[int, BrokerRegistration] | None = None
+
+
 class CachedPartition:
-    """The state of one partition in a session: the request for it, and the offsets last sent."""
+    """The state of one partition in a session: the request for it, the offsets last sent, and where the
+    partition stood when it was last read.
+    """
 
-    __slots__ = ("high_watermark", "log_start_offset", "requested")
+    __slots__ = (
+        "grown",
+        "high_watermark",
+        "is_watching",
+        "key",
+        "log_start_offset",
+        "partition",
+        "read_end",
+        "read_high_watermark",
+        "read_leader_epoch",
+        "read_leader_id",
+        "read_segment",
+        "read_size",
+        "requested",
+        "session",
+    )
 
-    def __init__(self, requested: FetchPartition) -> None:
+    def __init__(self, session: FetchSession, key: FetchKey, requested: FetchPartition) -> None:
+        self.session = session
+        self.key = key
         self.requested = requested
         # As the last response said; -1 makes the next response say it again.
         self.high_watermark = -1
         self.log_start_offset = -1
+        # Set by `mark` and None before: the partition, and where it stood. The segment is the base offset of
+        # the active one, or -1 where the log went on beyond the readable end.
+        self.partition: Partition | None = None
+        self.is_watching = False
+        self.read_leader_id: int | None = None
+        self.read_leader_epoch = -1
+        self.read_high_watermark = -1
+        self.read_end = -1
+        self.read_segment = -1
+        self.read_size = 0
+        # Bytes that have become readable since.
+        self.grown = 0
 
     def maybe_update_response_data(self, data: PartitionData) -> bool:
         """Note what a response would say of the partition; whether that is anything new to the fetcher."""
@@ -68,29 +128,142 @@ class CachedPartition:
             changed = True
         return changed
 
+    def mark(self, partition: Partition, readable_end: int) -> None:
+        """Note where the partition stands, right after a read, and watch it from here on."""
+        log = partition.log
+        if self.partition is not partition:
+            self.unwatch()
+            self.partition = partition
+        self.read_leader_id = partition.leader_id
+        self.read_leader_epoch = partition.leader_epoch
+        self.read_high_watermark = log.high_watermark
+        self.read_end = readable_end
+        segment = log.active_segment
+        # If the log goes on beyond the readable end, what becomes readable next is there already, and the
+        # segment's growth would not show it.
+        self.read_segment = segment.base_offset if readable_end == log.log_end_offset else -1
+        self.read_size = segment.size
+        self.grown = 0
+        self.watch()
 
-@dataclass(slots=True)
+    def watch(self) -> None:
+        """Become dirty with the next progress of the partition."""
+        if not self.is_watching and self.partition is not None:
+            self.is_watching = True
+            self.partition.watch(self)
+
+    def unwatch(self) -> None:
+        if self.is_watching and self.partition is not None:
+            self.is_watching = False
+            self.partition.unwatch(self)
+            self.end_idle()
+
+    def begin_idle(self) -> None:
+        """Be clean for a follower."""
+        if self.partition is not None:
+            self.partition.begin_idle_session(self.session.replica_id, self.session)
+
+    def end_idle(self) -> None:
+        if self.session.privileged and self.partition is not None:
+            self.partition.end_idle_session(self.session.replica_id, self.session)
+
+    def on_partition_progress(self) -> None:
+        self.is_watching = False
+        self.session.on_progress(self)
+
+
 class FetchSession:
-    id: int
-    # Whether the fetcher is a follower.
-    privileged: bool
-    # Whether its requests name topics by id; a session may not mix both ways.
-    by_id: bool
-    # In the order in which the next fetch reads them.
-    partitions: dict[FetchKey, CachedPartition]
-    created_ms: int
-    used_ms: int
-    epoch: int
+    """The partitions of a fetcher. Invariant: each is dirty, or watches its `Partition`."""
+
+    __slots__ = (
+        "by_id",
+        "created_ms",
+        "dirty",
+        "epoch",
+        "id",
+        "is_cached",
+        "last_fetch_ms",
+        "on_moved",
+        "partitions",
+        "privileged",
+        "readers",
+        "terms",
+        "used_ms",
+    )
+
+    def __init__(
+        self,
+        requested: Mapping[FetchKey, FetchPartition],
+        *,
+        by_id: bool,
+        privileged: bool,
+    ) -> None:
+        self.id = NO_SESSION
+        # Whether the fetcher is a follower.
+        self.privileged = privileged
+        # Whether its requests name topics by id; a session may not mix both ways.
+        self.by_id = by_id
+        self.partitions = {key: CachedPartition(self, key, each) for key, each in requested.items()}
+        # In the order in which the next fetch reads them.
+        self.dirty: dict[CachedPartition, None] = dict.fromkeys(self.partitions.values())
+        self.created_ms = 0
+        self.used_ms = 0
+        self.epoch = INITIAL_EPOCH
+        self.is_cached = False
+        self.last_fetch_ms = 0
+        self.terms: FetchTerms | None = None
+        # Requests that read it at the moment: more than one only if a fetcher does not wait for its response.
+        self.readers = 0
+        # Called for each partition that becomes dirty while a request reads the session.
+        self.on_moved: Callable[[CachedPartition], None] | None = None
+
+    @property
+    def replica_id(self) -> int:
+        return -1 if self.terms is None else self.terms.replica_id
 
     def update(self, requested: Mapping[FetchKey, FetchPartition], forgotten: Iterable[FetchKey]) -> None:
         for key, partition in requested.items():
             known = self.partitions.get(key)
             if known is None:
-                self.partitions[key] = CachedPartition(partition)
+                self.partitions[key] = known = CachedPartition(self, key, partition)
             else:
                 known.requested = partition
+                known.end_idle()
+            self.dirty[known] = None
         for key in forgotten:
-            self.partitions.pop(key, None)
+            gone = self.partitions.pop(key, None)
+            if gone is not None:
+                gone.unwatch()
+                self.dirty.pop(gone, None)
+
+    def begin_fetch(self, terms: FetchTerms, now_ms: int) -> None:
+        """Begin a fetch of the session's partitions."""
+        if self.terms != terms:
+            if self.terms is not None:
+                self.mark_all_dirty()
+            self.terms = terms
+        self.last_fetch_ms = now_ms
+
+    def mark_all_dirty(self) -> None:
+        for cached in self.partitions.values():
+            cached.end_idle()
+            self.dirty[cached] = None
+
+    def on_progress(self, cached: CachedPartition) -> None:
+        self.dirty[cached] = None
+        if self.on_moved is not None:
+            self.on_moved(cached)
+
+    def on_removed_from_cache(self) -> None:
+        self.is_cached = False
+        self.close_if_unused()
+
+    def close_if_unused(self) -> None:
+        """Watch nothing any longer, unless the session goes on."""
+        if not self.is_cached and self.readers == 0:
+            for cached in self.partitions.values():
+                if cached.is_watching:
+                    cached.unwatch()
 
 
 class SessionErrorContext:
@@ -101,9 +274,6 @@ class SessionErrorContext:
     def __init__(self, error: ErrorCode) -> None:
         self.error = error
 
-    def partitions(self) -> Iterator[tuple[FetchKey, FetchPartition]]:
-        return iter(())
-
     def update_and_generate_response_data(self, results: FetchResults) -> tuple[ErrorCode, int, FetchResults]:
         return self.error, NO_SESSION, {}
 
@@ -111,7 +281,7 @@ class SessionErrorContext:
 class FullFetchContext:
     """A fetch that names all of its partitions; with a cache it may begin a session."""
 
-    __slots__ = ("_by_id", "_cache", "_privileged", "_requested")
+    __slots__ = ("_cache", "session")
 
     def __init__(
         self,
@@ -122,37 +292,35 @@ class FullFetchContext:
         privileged: bool = False,
     ) -> None:
         self._cache = cache
-        self._requested = requested
-        self._by_id = by_id
-        self._privileged = privileged
+        self.session: Final = FetchSession(requested, by_id=by_id, privileged=privileged)
 
-    def partitions(self) -> Iterator[tuple[FetchKey, FetchPartition]]:
-        return iter(self._requested.items())
+    @property
+    def is_current(self) -> bool:
+        return True
 
     def update_and_generate_response_data(self, results: FetchResults) -> tuple[ErrorCode, int, FetchResults]:
-        if self._cache is None:
-            return ErrorCode.NONE, NO_SESSION, results
-        session = self._cache.maybe_create_session(
-            self._requested, results, by_id=self._by_id, privileged=self._privileged
-        )
-        return ErrorCode.NONE, NO_SESSION if session is None else session.id, results
+        if self._cache is not None:
+            self._cache.maybe_add_session(self.session, results)
+        return ErrorCode.NONE, self.session.id, results
 
 
 class IncrementalFetchContext:
     """A fetch that continues a session."""
 
-    __slots__ = ("_epoch", "_session")
+    __slots__ = ("_epoch", "session")
 
     def __init__(self, session: FetchSession) -> None:
-        self._session = session
+        self.session: Final = session
         self._epoch = session.epoch
 
-    def partitions(self) -> Iterator[tuple[FetchKey, FetchPartition]]:
-        return ((key, cached.requested) for key, cached in self._session.partitions.items())
+    @property
+    def is_current(self) -> bool:
+        """Whether no other request has continued the session since."""
+        return self.session.epoch == self._epoch
 
     def update_and_generate_response_data(self, results: FetchResults) -> tuple[ErrorCode, int, FetchResults]:
-        session = self._session
-        if session.epoch != self._epoch:
+        session = self.session
+        if not self.is_current:
             # Another request continued the session while this one waited.
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH, session.id, {}
         included: FetchResults = {}
@@ -161,13 +329,15 @@ class IncrementalFetchContext:
             if cached is None or not cached.maybe_update_response_data(data):
                 continue
             included[key] = data
-            if data.records:
+            if data.records and cached in session.dirty:
                 # The next fetch reads the other partitions first.
-                session.partitions[key] = session.partitions.pop(key)
+                del session.dirty[cached]
+                session.dirty[cached] = None
         return ErrorCode.NONE, session.id, included
 
 
-FetchContext: TypeAlias = SessionErrorContext | FullFetchContext | IncrementalFetchContext
+ReadContext: TypeAlias = FullFetchContext | IncrementalFetchContext
+FetchContext: TypeAlias = SessionErrorContext | ReadContext
 
 
 class FetchSessionCache:
@@ -201,9 +371,10 @@ class FetchSessionCache:
     ) -> FetchContext:
         """Find the session that a request continues, or the full fetch that it is."""
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
-            self._sessions.pop(session_id, None)
+            if session_id != NO_SESSION:
+                self._remove(session_id)
             if epoch == FINAL_EPOCH:
-                return FullFetchContext(None, requested)
+                return FullFetchContext(None, requested, by_id=by_id, privileged=privileged)
             return FullFetchContext(self, requested, by_id=by_id, privileged=privileged)
         session = self._sessions.get(session_id)
         if session is None:
@@ -214,35 +385,33 @@ class FetchSessionCache:
             return SessionErrorContext(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         session.update(requested, forgotten)
         if not session.partitions:
-            del self._sessions[session_id]
-            return FullFetchContext(None, requested)
+            self._remove(session_id)
+            return FullFetchContext(None, requested, by_id=by_id, privileged=privileged)
         session.used_ms = self._clock.wall_ms()
         self._sessions[session_id] = self._sessions.pop(session_id)
         session.epoch = next_epoch(session.epoch)
         return IncrementalFetchContext(session)
 
-    def maybe_create_session(
-        self,
-        requested: Mapping[FetchKey, FetchPartition],
-        results: FetchResults,
-        *,
-        by_id: bool,
-        privileged: bool,
-    ) -> FetchSession | None:
-        """Begin a session with a full fetch and its results; None if there is no slot for it."""
+    def maybe_add_session(self, session: FetchSession, results: FetchResults) -> None:
+        """Keep the partitions of a full fetch as a session, if there is a slot for it."""
         now_ms = self._clock.wall_ms()
-        if len(self._sessions) >= self.slots and not self._try_evict(len(results), privileged, now_ms):
-            return None
-        partitions: dict[FetchKey, CachedPartition] = {}
+        if len(self._sessions) >= self.slots and not self._try_evict(
+            len(session.partitions), session.privileged, now_ms
+        ):
+            return
         for key, data in results.items():
-            partitions[key] = cached = CachedPartition(requested[key])
-            cached.maybe_update_response_data(data)
-        session = FetchSession(
-            self._new_id(), privileged, by_id, partitions, now_ms, now_ms, next_epoch(INITIAL_EPOCH)
-        )
+            session.partitions[key].maybe_update_response_data(data)
+        session.id = self._new_id()
+        session.created_ms = session.used_ms = now_ms
+        session.epoch = next_epoch(INITIAL_EPOCH)
+        session.is_cached = True
         self._sessions[session.id] = session
         assert len(self._sessions) <= self.slots, f"{len(self._sessions)} sessions in {self.slots} slots"
-        return session
+
+    def _remove(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.on_removed_from_cache()
 
     def _new_id(self) -> int:
         while True:
@@ -264,7 +433,7 @@ class FetchSessionCache:
             oldest = min(candidates, key=_value, default=None)
             if oldest is None or (privileged, size) < _value(oldest):
                 return False
-        del self._sessions[oldest.id]
+        self._remove(oldest.id)
         self.evictions += 1
         return True
 

@@ -25,9 +25,16 @@ from collections.abc import Awaitable
 
 from ottla.node.api.context import RequestContext
 from ottla.node.api.metadata_view import LEADER_CHANGED, CurrentLeaders
-from ottla.node.fetch.cold_reads import Missing, load_and_retry
+from ottla.node.fetch.cold_reads import Missing, load, rounds
 from ottla.node.fetch.reader import FetchReader, replica_id
-from ottla.node.fetch.session import FetchContext, FetchKey, FetchResults, SessionErrorContext
+from ottla.node.fetch.session import (
+    FetchContext,
+    FetchKey,
+    FetchResults,
+    ReadContext,
+    SessionErrorContext,
+)
+from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchPartition,
@@ -41,7 +48,7 @@ from ottla.protocol.messages.fetch import (
 def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Awaitable[FetchResponse]:
     fetch = _fetch_context(context, request)
     if isinstance(fetch, SessionErrorContext):
-        return _build_response(context, fetch, {})
+        return _build_response(context, fetch, None)
     reader = FetchReader(
         request,
         context.version,
@@ -54,12 +61,9 @@ def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Aw
     if not context.pending.is_turn:
         return _respond_later(context, fetch, reader, request.max_wait_ms)
     missing: Missing = []
-    results = reader.read(missing)
-    if missing:
-        return _respond_later(context, fetch, reader, request.max_wait_ms)
-    if request.max_wait_ms <= 0 or reader.satisfied:
-        return _build_response(context, fetch, results, with_addresses=not reader.follower)
-    return _respond_later(context, fetch, reader, request.max_wait_ms, results)
+    if reader.read(missing) and not missing and (request.max_wait_ms <= 0 or reader.satisfied):
+        return _build_response(context, fetch, reader)
+    return _respond_later(context, fetch, reader, request.max_wait_ms, missing)
 
 
 def _fetch_context(context: RequestContext, request: FetchRequest) -> FetchContext:
@@ -86,33 +90,54 @@ def _fetch_context(context: RequestContext, request: FetchRequest) -> FetchConte
 
 async def _respond_later(
     context: RequestContext,
-    fetch: FetchContext,
+    fetch: ReadContext,
     reader: FetchReader,
     max_wait_ms: int,
-    results: FetchResults | None = None,
+    missing: Missing | None = None,
 ) -> FetchResponse:
+    """Finish a read, which has begun if it has something missing, and read again until the response may go
+    out.
+    """
     clock = context.broker.runtime.clock
     deadline_ns = clock.monotonic_ns() + max_wait_ms * 1_000_000
-    while True:
-        if results is not None:
+    try:
+        if missing is None:
+            await context.pending.wait_for_turn()
+            reader.begin_again()
+        may_wait = True
+        while True:
+            await _finish_read(context, reader, missing or [])
             left_ms = (deadline_ns - clock.monotonic_ns()) / 1_000_000
-            if left_ms <= 0 or reader.satisfied:
-                break
-            results = None
-            purgatory = context.broker.replicas.purgatory
-            await purgatory.try_complete_else_watch(reader.keys, reader.may_be_satisfied, left_ms)
-        await context.pending.wait_for_turn()
-        missing: Missing = []
-        results = reader.read(missing)
-        if missing:
-            results = await load_and_retry(context.broker.runtime.pool, missing, reader.read)
-    return _build_response(context, fetch, results, with_addresses=not reader.follower)
+            if left_ms <= 0 or reader.satisfied or not may_wait:
+                return _build_response(context, fetch, reader)
+            may_wait = await reader.wait(context.broker.replicas.purgatory, left_ms)
+            missing = None
+            if reader.has_partitions_to_read:
+                await context.pending.wait_for_turn()
+            reader.begin_again()
+    finally:
+        reader.close()
+
+
+async def _finish_read(context: RequestContext, reader: FetchReader, missing: Missing) -> None:
+    """Read what is left to read, in turns; the pool loads what is not in memory, round by round."""
+    for may_miss in rounds():
+        while not reader.read(missing if may_miss else None):
+            await reader.pause()
+        if not missing:
+            return
+        await load(context.broker.runtime.pool, missing)
+        missing = []
+        reader.begin_with_loaded()
 
 
 def _build_response(
-    context: RequestContext, fetch: FetchContext, results: FetchResults, *, with_addresses: bool = True
+    context: RequestContext, fetch: FetchContext, reader: FetchReader | None
 ) -> FetchResponse:
+    results: FetchResults = {} if reader is None else reader.results
     error, session_id, included = fetch.update_and_generate_response_data(results)
+    if reader is not None:
+        reader.close(answered=error is ErrorCode.NONE)
     response = FetchResponse(error_code=int(error), session_id=session_id)
     by_id = context.version >= 13
     topic: FetchableTopicResponse | None = None
@@ -126,6 +151,8 @@ def _build_response(
             response.responses.append(topic)
         topic.partitions.append(data)
     if context.version >= 16:
+        # Brokers know each other's addresses.
+        with_addresses = reader is None or not reader.follower
         _add_current_leaders(context, response, included, with_addresses=with_addresses)
     return response
 
@@ -140,7 +167,6 @@ def _add_current_leaders(
             leader = leaders.current_leader(topic, index)
             if leader is not None:
                 data.current_leader = LeaderIdAndEpoch(leader_id=leader[0], leader_epoch=leader[1])
-    # Brokers know each other's addresses.
     if leaders is not None and with_addresses:
         response.node_endpoints = [
             NodeEndpoint(node_id=at.id, host=at.host, port=at.port, rack=at.rack)

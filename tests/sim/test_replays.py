@@ -16,10 +16,11 @@ import pytest
 # What is run, with which seeds.
 RUNS = {
     "cluster": "ClusterRun(seed, seconds=5, scenario=SCENARIO).run()",
+    "partitions and disks": "ClusterRun(seed, seconds=3, scenario=MANY_PARTITIONS).run()",
     "quorum": "QuorumRun(seed, seconds=4).run()",
     "node": "NodeRun(seed, seconds=3).run()",
 }
-SEEDS = {"cluster": (101, 104, 113), "quorum": (5, 6), "node": (5,)}
+SEEDS = {"cluster": (101, 104, 113), "partitions and disks": (4, 17), "quorum": (5, 6), "node": (5,)}
 # (seed of hashes, allocator, seed of the garbage): with `malloc` objects are where the C library puts them.
 LAYOUTS = (("0", "pymalloc", 1), ("7", "malloc", 2), ("1234", "pymalloc", 3))
 
@@ -34,7 +35,7 @@ source.shuffle(junk), source.shuffle(holes)
 del junk[::2], holes[::3]
 
 from ottla.sim.cluster.run import ClusterRun
-from ottla.sim.cluster.scenario import ClusterScenario
+from ottla.sim.cluster.scenario import MANY_PARTITIONS, ClusterScenario
 from ottla.sim.node_run import NodeRun
 from ottla.sim.quorum.run import QuorumRun
 

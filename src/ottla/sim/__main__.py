@@ -10,7 +10,7 @@ from functools import partial
 import click
 
 from ottla.sim.cluster.run import ClusterRun
-from ottla.sim.cluster.scenario import ClusterScenario
+from ottla.sim.cluster.scenario import MANY_PARTITIONS, ClusterScenario
 from ottla.sim.node_run import NodeRun
 from ottla.sim.quorum.planted_bugs import QUORUM_BUGS, plant_quorum_bug
 from ottla.sim.quorum.run import QuorumRun
@@ -50,11 +50,15 @@ def node(seed: int, seeds: int, seconds: float, trace: bool) -> None:
 @click.option("--seeds", type=int, default=1, show_default=True, help="How many seeds, one after the other.")
 @click.option("--seconds", type=float, default=20.0, show_default=True, help="Virtual seconds of faults.")
 @click.option("--nodes", type=int, help="How many brokers; drawn from the seed if not given.")
+@click.option("--many-partitions", is_flag=True, help="Run many partitions on bad disks.")
 @click.option("--trace", is_flag=True, help="Show what happens, line by line.")
-def cluster(seed: int, seeds: int, seconds: float, nodes: int | None, trace: bool) -> None:
+def cluster(
+    seed: int, seeds: int, seconds: float, nodes: int | None, many_partitions: bool, trace: bool
+) -> None:
     """A whole cluster with clients of every kind."""
-    scenario = ClusterScenario(nodes=nodes)
+    scenario = MANY_PARTITIONS if many_partitions else ClusterScenario(nodes=nodes)
     more = "" if nodes is None else f" --nodes {nodes}"
+    more += " --many-partitions" if many_partitions else ""
     _run(partial(ClusterRun, scenario=scenario), seed, seeds, seconds, trace, more)
 
 

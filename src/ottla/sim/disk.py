@@ -33,7 +33,7 @@ from ottla.sim.clock import SimClock
 from ottla.sim.disk_faults import READ_ONLY, DiskOperation, DiskTrace, Fault, Op, SimCrash
 from ottla.sim.disk_tree import Directory, Node, SimInode, Tree, normal, os_error, split
 
-__all__ = ["Fault", "Op", "DiskOperation", "SimCrash", "SimDisk"]
+__all__ = ["READ_ONLY", "Fault", "Op", "DiskOperation", "SimCrash", "SimDisk"]
 
 _DEFAULT_CAPACITY_BYTES = 1 << 50
 
@@ -172,6 +172,10 @@ class SimDisk:
     def contents(self) -> dict[str, bytes]:
         """Every file as a program sees it."""
         return {path: inode.live.read(inode.live.size, 0) for path, inode in self._tree.files()}
+
+    def paths(self) -> list[str]:
+        """The path of every file, sorted."""
+        return sorted(path for path, _ in self._tree.files())
 
     def durable_contents(self) -> dict[str, bytes]:
         """Every file with a durable name, with the bytes of it that are durable."""

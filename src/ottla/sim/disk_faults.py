@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["Fault", "Op", "DiskOperation", "SimCrash", "DiskTrace"]
+__all__ = ["READ_ONLY", "Fault", "Op", "DiskOperation", "SimCrash", "DiskTrace"]
 
 
 class SimCrash(BaseException):

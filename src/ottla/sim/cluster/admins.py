@@ -96,7 +96,7 @@ class SettingsChanger(_Administrator):
 
     async def act(self, admin: Admin, runtime: Runtime) -> None:
         random = runtime.random
-        topic = _choose(random, self.environment.topics)
+        topic = _choose(random, tuple(self.environment.topics))
         if random.random() < 0.15:
             count = self.environment.partitions(EVENTS)
             if count < _MAX_PARTITIONS:
@@ -119,7 +119,7 @@ class ReplicaMover(_Administrator):
 
     async def act(self, admin: Admin, runtime: Runtime) -> None:
         random, environment = runtime.random, self.environment
-        topic = _choose(random, environment.topics)
+        topic = _choose(random, tuple(environment.topics))
         partition = TopicPartition(topic, random.randrange(0, max(environment.partitions(topic), 1)))
         operations: tuple[Callable[[], Awaitable[None]], ...] = (
             lambda: self._move(admin, partition, random),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ottla.sim.cluster.admins import ReplicaMover, SettingsChanger, TopicChurn
-from ottla.sim.cluster.environment import COPIES, EVENTS, ORDERS, ClusterEnvironment, SimClient
+from ottla.sim.cluster.environment import COPIES, EVENTS, MANY, ORDERS, ClusterEnvironment, SimClient
 from ottla.sim.cluster.journal import GroupHistory
 from ottla.sim.cluster.readers import Copier, GroupReader, StandaloneReader
 from ottla.sim.cluster.scenario import ClusterScenario
@@ -27,6 +27,11 @@ def make_clients(environment: ClusterEnvironment, scenario: ClusterScenario) -> 
         "acks-1": [Writer(environment, "acks-1", acks=1, idempotent=False)],
         "acks-all": [Writer(environment, "acks-all", acks=-1, idempotent=False)],
         "idempotent": [Writer(environment, f"idem-{n}", acks=-1, idempotent=True) for n in range(2)],
+        # What the second one has acknowledged may be truncated later: no other replica needs to have it.
+        "spread": [
+            Writer(environment, "spread-all", acks=-1, idempotent=True, topic=MANY),
+            Writer(environment, "spread-1", acks=1, idempotent=False, topic=MANY),
+        ],
         "transactional": [TransactionalWriter(environment, "txn", transactional_id="alone")],
         "rivals": [
             TransactionalWriter(environment, f"rival-{n}", transactional_id="shared") for n in range(2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,10 +12,11 @@ from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.journal import Journal, OperationState, SentRecord
 from ottla.sim.world import World
 
-__all__ = ["COPIES", "EVENTS", "ORDERS", "SimClient", "ClusterEnvironment", "attempt"]
+__all__ = ["COPIES", "EVENTS", "MANY", "ORDERS", "SimClient", "ClusterEnvironment", "attempt"]
 
-# Topics: written with any acks; written by idempotent producers only; copies of the orders.
-EVENTS, ORDERS, COPIES = "events", "orders", "copies"
+# Topics: written with any acks; written by idempotent producers only; copies of the orders; and one with many
+# partitions, if the scenario has one.
+EVENTS, ORDERS, COPIES, MANY = "events", "orders", "copies", "many"
 
 
 @dataclass(slots=True)
@@ -24,7 +25,8 @@ class ClusterEnvironment:
     checker: ClusterChecker
     servers: str
     brokers: tuple[int, ...]
-    topics: tuple[str, ...] = (EVENTS, ORDERS, COPIES)
+    # The topics that are there from the beginning, and the number of their partitions.
+    topics: Mapping[str, int]
     journal: Journal = field(default_factory=Journal)
     # `stopping`: writers and administrators finish. `draining`, after that: readers read the rest and finish.
     stopping: bool = False

@@ -15,7 +15,7 @@ from typing import Any
 
 from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.members import ClusterMember
-from ottla.sim.disk import Op
+from ottla.sim.disk import READ_ONLY, Op
 from ottla.sim.nemesis import Nemesis, NemesisConfig
 from ottla.sim.world import SimMachine, World
 
@@ -25,6 +25,8 @@ _WHOLE_DISK_BYTES = 1 << 50
 # How much space is left on a disk that is about to be full.
 _ROOM_BYTES = (0, 4_096, 40_000)
 _FAILING_ONCE = (Op.READ, Op.WRITE, Op.SYNC, Op.CREATE, Op.RENAME, Op.SYNC_DIR)
+_FILE_ERRORS = (errno.EIO, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EMFILE)
+_CHANGES = tuple(op for op in Op if op not in READ_ONLY)
 _OPERATOR_INTERVAL_S = 0.5
 # How long the operator goes on after the last fault: a node notices a failed disk only some time later.
 _OPERATOR_STAYS_S = 5.0
@@ -73,8 +75,13 @@ class ClusterFaultInjector:
         self._spawn(self._disks.operate(), "operator")
         await self.nemesis.run(seconds)
 
+    def let_operator_restart(self) -> None:
+        """Let the operator restart nodes with an offline directory, for a last time."""
+        self._disks.is_operator_waiting = False
+
     def stop(self) -> None:
         """Remove all faults."""
+        self._disks.is_operator_waiting = True
         self._disks.heal()
         self.nemesis.stop()
 
@@ -168,11 +175,20 @@ class DiskFaultInjector:
         self._directories = directories
         self._restart = restart
         self._healed_at: float | None = None
+        # Whether nodes with an offline directory stay as they are for now.
+        self.is_operator_waiting = False
         self.nemesis: Nemesis  # set by `ClusterFaultInjector`, which creates both
 
     @property
     def faults(self) -> Mapping[str, Callable[[SimMachine], None]]:
-        return {"full disk": self._fill, "failing directory": self._break, "disk error": self._fail_once}
+        return {
+            "full disk": self._fill,
+            "failing directory": self._break,
+            "disk error": self._fail_once,
+            "failing file": self._break_file,
+            "read-only directory": self._make_read_only,
+            "no handles": self._use_up_handles,
+        }
 
     def heal(self) -> None:
         """Remove all disk faults and limits."""
@@ -186,6 +202,9 @@ class DiskFaultInjector:
         """Play the operator: restart nodes with an offline directory whose disk is repaired."""
         while self._healed_at is None or self._world.loop.time() < self._healed_at + _OPERATOR_STAYS_S:
             await asyncio.sleep(_OPERATOR_INTERVAL_S)
+            if self.is_operator_waiting:
+                self._healed_at = self._world.loop.time()
+                continue
             for member in self._members.values():
                 if member.needs_operator and self._restart(member):
                     self._world.coverage["started again after a disk failed"] += 1
@@ -207,6 +226,32 @@ class DiskFaultInjector:
         path, op = random.choice(self._directories), random.choice(_FAILING_ONCE)
         fault = machine.disk.fail(errno.EIO, prefix=path, ops=[op], skip=random.randrange(0, 20))
         self._inject(machine, "disk error", f"soon, {op} in {path}", lambda: machine.disk.heal(fault))
+
+    def _break_file(self, machine: SimMachine) -> None:
+        """Make one file, or all files of one partition, fail in one way, and no others of the log directory.
+        Each kind of file is as likely as any other, however many there are.
+        """
+        random = self._world.random
+        kinds: dict[str, list[str]] = {}
+        for path in machine.disk.paths():
+            if path.startswith(tuple(self._directories)):
+                kinds.setdefault(path.rpartition("/")[2].lstrip("0123456789-"), []).append(path)
+        if kinds:
+            path, error = random.choice(kinds[random.choice(list(kinds))]), random.choice(_FILE_ERRORS)
+            if random.random() < 0.3:
+                path = path.rpartition("/")[0] + "/"
+            fault = machine.disk.fail(error, prefix=path, times=None)
+            detail = f"{errno.errorcode[error]} of {path}"
+            self._inject(machine, "failing file", detail, lambda: machine.disk.heal(fault))
+
+    def _make_read_only(self, machine: SimMachine) -> None:
+        path = self._world.random.choice(self._directories)
+        fault = machine.disk.fail(errno.EROFS, prefix=path, ops=_CHANGES, times=None)
+        self._inject(machine, "read-only directory", path, lambda: machine.disk.heal(fault))
+
+    def _use_up_handles(self, machine: SimMachine) -> None:
+        fault = machine.disk.fail(errno.EMFILE, prefix="/data", ops=(Op.OPEN, Op.CREATE), times=None)
+        self._inject(machine, "no handles", "", lambda: machine.disk.heal(fault))
 
     def _inject(self, machine: SimMachine, what: str, detail: str, undo: Callable[[], None]) -> None:
         end = self._members[machine.name].begin_disk_fault()

@@ -6,10 +6,41 @@ from collections.abc import Sequence
 
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
+from ottla.runtime.tasks import TaskState
 from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.members import ClusterMember
 
-__all__ = ["reason_not_quiescent"]
+__all__ = ["reason_healthy_replicas_lag", "reason_not_quiescent"]
+
+
+def reason_healthy_replicas_lag(members: Sequence[ClusterMember], checker: ClusterChecker) -> str | None:
+    """The first reason why a replica in a directory without an error is not in sync; None if all are.
+
+    Asked when no more faults are injected and before nodes with an offline directory are restarted: the error
+    of one directory, or of one file, may keep no replica elsewhere from following its leader.
+    """
+    by_id = {member.id: member for member in members}
+    for member in members:
+        if not member.is_ready:
+            return f"node {member.id} is not ready"
+    for topic, index, registration in checker.newest.topics.partitions():
+        if registration.leader < 0:
+            continue
+        for id in registration.replicas:
+            tp = TopicPartition(topic.name, index)
+            if id not in registration.isr and _is_online(by_id[id], tp):
+                return f"{tp} is online on node {id}, and only {registration.isr} are in sync"
+    return None
+
+
+def _is_online(member: ClusterMember, tp: TopicPartition) -> bool:
+    node = member.node
+    assert node is not None
+    try:
+        node.replicas.partition(tp)
+    except KafkaError:
+        return False
+    return True
 
 
 def reason_not_quiescent(members: Sequence[ClusterMember], checker: ClusterChecker) -> str | None:
@@ -21,6 +52,9 @@ def reason_not_quiescent(members: Sequence[ClusterMember], checker: ClusterCheck
         assert node is not None
         if node.image != checker.newest:
             return f"node {member.id} has not caught up with the metadata log"
+        for task in node.tasks.statuses():
+            if task.state is not TaskState.RUNNING:
+                return f"on node {member.id} the task {task.name!r} is {task.state.value}: {task.last_error}"
     by_id = {member.id: member for member in members}
     for topic, index, registration in checker.newest.topics.partitions():
         tp = TopicPartition(topic.name, index)

@@ -16,11 +16,11 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.admins import admin_settings
 from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.clients import make_clients
-from ottla.sim.cluster.environment import ClusterEnvironment
+from ottla.sim.cluster.environment import COPIES, EVENTS, MANY, ORDERS, ClusterEnvironment
 from ottla.sim.cluster.faults import ClusterFaultInjector
 from ottla.sim.cluster.journal import PartitionKey
 from ottla.sim.cluster.members import BROKER_PORT, DIRECTORIES, make_members
-from ottla.sim.cluster.quiescence import reason_not_quiescent
+from ottla.sim.cluster.quiescence import reason_healthy_replicas_lag, reason_not_quiescent
 from ottla.sim.cluster.readers import GroupReader, StandaloneReader
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.verdict import verdict
@@ -33,6 +33,12 @@ _START_S = 60.0
 _RECOVERY_S = 120.0
 _CHECK_EVERY_S = 0.25
 _PARTITIONS = 2
+_FAILURES = {
+    "found no room": (errno.ENOSPC,),
+    "input or output failed": (errno.EIO,),
+    "found no handle": (errno.EMFILE,),
+    "was not allowed": (errno.EACCES, errno.EROFS),
+}
 
 
 @dataclass(slots=True)
@@ -81,7 +87,10 @@ class ClusterRun:
         self.checker = ClusterChecker(self.world, min_insync=scenario.min_insync or 1)
         brokers = tuple(range(1, scenario.nodes + 1))
         servers = ",".join(f"node{id}:{BROKER_PORT}" for id in brokers)
-        self.environment = ClusterEnvironment(self.world, self.checker, servers, brokers)
+        topics = dict.fromkeys((EVENTS, ORDERS, COPIES), _PARTITIONS)
+        if scenario.partitions:
+            topics[MANY] = scenario.partitions
+        self.environment = ClusterEnvironment(self.world, self.checker, servers, brokers, topics)
         self.members = make_members(self.world, self.checker, scenario, brokers)
         self._faults = ClusterFaultInjector(
             self.world,
@@ -140,6 +149,11 @@ class ClusterRun:
         await self._faults.run(self._seconds)
         began = world.loop.time()
         self._faults.stop()
+        if not await self._until(
+            lambda: reason_healthy_replicas_lag(self.members, self.checker), _RECOVERY_S
+        ):
+            return
+        self._faults.let_operator_restart()
         environment.stopping = True
         readers = {
             name
@@ -200,8 +214,8 @@ class ClusterRun:
         return cause is not None
 
     def _count_failures(self) -> None:
-        for name, code in (("found no room", errno.ENOSPC), ("input or output failed", errno.EIO)):
-            times = sum(member.machine.disk.failures[code] for member in self.members)
+        for name, codes in _FAILURES.items():
+            times = sum(member.machine.disk.failures[code] for member in self.members for code in codes)
             if times:
                 self.world.coverage[name] += times
 
@@ -212,11 +226,9 @@ class ClusterRun:
         while not self._created:
             try:
                 async with Admin(self.environment.servers, runtime=runtime, **admin_settings()) as admin:
-                    for topic in self.environment.topics:
+                    for topic, partitions in self.environment.topics.items():
                         try:
-                            await admin.topics.create(
-                                topic, partitions=_PARTITIONS, replication_factor=factor
-                            )
+                            await admin.topics.create(topic, partitions=partitions, replication_factor=factor)
                         except KafkaError as error:
                             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                                 raise

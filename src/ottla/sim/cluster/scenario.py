@@ -8,7 +8,7 @@ from random import Random
 
 from ottla.sim.nemesis import FAULTS, NemesisConfig
 
-__all__ = ["CLIENTS", "CLUSTER_FAULTS", "ClusterScenario"]
+__all__ = ["CLIENTS", "CLUSTER_FAULTS", "MANY_PARTITIONS", "ClusterScenario"]
 
 # The kinds of clients, by the name under which a scenario lists them.
 CLIENTS = (
@@ -39,7 +39,18 @@ CLUSTER_FAULTS: Mapping[str, int] = {
     "full disk": 4,
     "failing directory": 3,
     "disk error": 3,
+    "failing file": 3,
+    "read-only directory": 2,
+    "no handles": 2,
 }
+DISK_FAULTS = (
+    "full disk",
+    "failing directory",
+    "disk error",
+    "failing file",
+    "read-only directory",
+    "no handles",
+)
 
 
 # How likely a node is to be killed right after it became leader of a partition, or committed records.
@@ -66,6 +77,8 @@ class ClusterScenario:
     # All timeouts, as a fraction of Kafka's.
     timeout_scale: float | None = None
     clients: tuple[str, ...] | None = None
+    # Of the topic that has many; 0 if there is none.
+    partitions: int | None = None
     nemesis: NemesisConfig | None = None
 
     def draw(self, random: Random) -> ClusterScenario:
@@ -89,7 +102,7 @@ def _draw(random: Random, asked: int | None) -> ClusterScenario:
         # Whether this disk may lose data is not known ahead of the write, nor when a node will end by itself.
         weights["power loss inside a write"] = 0
     if random.random() < 0.2 or not synced:
-        weights["full disk"] = weights["failing directory"] = weights["disk error"] = 0
+        weights.update(dict.fromkeys(DISK_FAULTS, 0))
     chosen = random.sample(CLIENTS, random.choice((2, 3, 3, 4, 4, 5, 5, 6, 7, len(CLIENTS))))
     if not {"idempotent", "transactional", "acks-all"} & set(chosen):
         chosen.append("idempotent")
@@ -101,6 +114,7 @@ def _draw(random: Random, asked: int | None) -> ClusterScenario:
         min_insync=random.choice((1, 2, 2)) if count > 1 else 1,
         timeout_scale=random.choice((0.1, 0.3, 0.3, 1.0)),
         clients=tuple(sorted(chosen)),
+        partitions=0,
         nemesis=NemesisConfig(
             interval_s=random.choice((0.3, 0.5, 1.0, 2.0)),
             longest_s=random.choice((0.5, 2.0, 5.0)),
@@ -109,3 +123,33 @@ def _draw(random: Random, asked: int | None) -> ClusterScenario:
             weights=weights,
         ),
     )
+
+
+# Many partitions and bad disks: single files, directories and disks that fail in every way, on nodes that are
+# also killed and cut off.
+MANY_PARTITIONS = ClusterScenario(
+    nodes=3,
+    separate=False,
+    synced=True,
+    min_insync=2,
+    clients=("acks-all", "consumer-group", "follower", "idempotent", "spread"),
+    partitions=120,
+    nemesis=NemesisConfig(
+        interval_s=0.4,
+        longest_s=2.0,
+        max_down=1,
+        weights={
+            **dict.fromkeys(DISK_FAULTS, 4),
+            "failing file": 12,
+            "kill a process": 2,
+            "kill it after some steps": 2,
+            "power loss": 1,
+            "pause a process": 2,
+            "cut one link": 2,
+            "isolate a machine": 2,
+            "sever connections": 1,
+            "stop and start": 2,
+            "slow disk": 1,
+        },
+    ),
+)

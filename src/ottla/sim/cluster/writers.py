@@ -29,12 +29,20 @@ def producer_settings(runtime: Runtime) -> dict[str, Any]:
 class Writer:
     """Sends waves of records to one topic; a producer that gives up is replaced by another one."""
 
-    def __init__(self, environment: ClusterEnvironment, name: str, *, acks: int, idempotent: bool) -> None:
+    def __init__(
+        self,
+        environment: ClusterEnvironment,
+        name: str,
+        *,
+        acks: int,
+        idempotent: bool,
+        topic: str | None = None,
+    ) -> None:
         self._environment = environment
         self.name = name
         self._acks = acks
         self._idempotent = idempotent
-        self._topic = ORDERS if idempotent else EVENTS
+        self._topics = (topic,) if topic is not None else (ORDERS, EVENTS) if idempotent else (EVENTS,)
         self._sessions = 0
 
     async def main(self, runtime: Runtime) -> None:
@@ -64,7 +72,7 @@ class Writer:
                 await asyncio.sleep(runtime.random.random() * 0.3)
 
     async def _wave(self, producer: Producer, session: str, numbers: range, runtime: Runtime) -> None:
-        topic = EVENTS if not self._idempotent or runtime.random.random() < 0.2 else self._topic
+        topic = self._topics[-1 if runtime.random.random() < 0.2 else 0]
         await producer.ready(topic)
         count = len(await producer.partitions_for(topic))
         wave = []

@@ -24,6 +24,7 @@ PARTS = {
     "restart": "A restart after a crash beside Apache Kafka",
     "coordinators": "Groups and transactions beside Apache Kafka",
     "cluster": "Three nodes beside three of Apache Kafka",
+    "idle-partitions": "Idle partitions of three nodes, beside Apache Kafka",
     "soak": "A node under many clients",
     "pipelines": "A pipeline from the command line, beside Spark's own",
     "spark": "Reading into Spark",

@@ -8,10 +8,11 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -35,10 +36,11 @@ from ottla.protocol.messages.produce import (
 )
 from ottla.records.builder import build_batch
 from ottla.testing.cluster_plan import ClusterPlan, free_ports
-from ottla.testing.local_cluster import LocalCluster, send_request
+from ottla.testing.local_cluster import LocalCluster, ProcessState, send_request
 
 NODES = (1, 2, 3)
 POLL_S = 0.005
+STOP_S = 60.0
 ASK_S = 5.0
 REPLICATED = {
     "default.replication.factor": "3",
@@ -67,6 +69,18 @@ class Cluster(Broker):
 
     @abstractmethod
     def start_node(self, node: int) -> None: ...
+
+    @abstractmethod
+    def stop_node(self, node: int) -> None:
+        """Stop a node cleanly, and return once it has ended."""
+
+    @abstractmethod
+    def stop_nodes(self) -> None:
+        """Ask all nodes to stop, at once, and kill those that have not ended after a minute."""
+
+    @abstractmethod
+    def start_nodes(self) -> None:
+        """Start all nodes again, at once, and return when they serve."""
 
     @property
     def bootstrap(self) -> str:
@@ -99,13 +113,18 @@ class Cluster(Broker):
         return described.partitions[0].leader_id
 
     def controller(self) -> int:
+        return self.quorum()[0]
+
+    def quorum(self) -> tuple[int, int]:
+        """The active controller and its epoch."""
         topic = DescribeQuorumRequestTopicData(
             topic_name="__cluster_metadata",
             partitions=[DescribeQuorumRequestPartitionData(partition_index=0)],
         )
         request = DescribeQuorumRequest(topics=[topic])
         answer = send_request(self.port(1), request, 1, DescribeQuorumResponse, timeout_s=ASK_S)
-        return answer.topics[0].partitions[0].leader_id
+        found = answer.topics[0].partitions[0]
+        return found.leader_id, found.leader_epoch
 
     def wait_ready(self) -> None:
         """Wait until every node lists all of them."""
@@ -202,9 +221,29 @@ class OttlaCluster(Cluster):
     def start_node(self, node: int) -> None:
         self._cluster.start(node)
 
+    def stop_node(self, node: int) -> None:
+        self._cluster.stop(node)
+
+    def stop_nodes(self) -> None:
+        for node in NODES:
+            self._cluster.kill(node, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_S
+        for node in NODES:
+            while self._cluster.node(node).state is not ProcessState.DOWN:
+                if time.monotonic() > deadline:
+                    self._cluster.kill(node)
+                time.sleep(POLL_S)
+
+    def start_nodes(self) -> None:
+        self._cluster.start_all()
+
 
 class OtherOttlaCluster(OttlaCluster):
     name = "Ottla of another checkout"
+
+    def start_nodes(self) -> None:
+        with other_checkout():
+            super().start_nodes()
 
     def start(self) -> None:
         with other_checkout():
@@ -218,7 +257,7 @@ class OtherOttlaCluster(OttlaCluster):
 class KafkaCluster(Cluster):
     name = "Apache Kafka"
 
-    def __init__(self, directory: Path, settings: dict[str, str]) -> None:
+    def __init__(self, directory: Path, settings: dict[str, str], jvm: Sequence[str] = SERVER_JVM) -> None:
         super().__init__()
         ports = free_ports(6)
         voters = ",".join(f"{node}@127.0.0.1:{ports[node + 2]}" for node in NODES)
@@ -229,7 +268,7 @@ class KafkaCluster(Cluster):
                 node_id=node,
                 cluster_id=self._nodes[1].cluster_id if self._nodes else None,
                 properties={**REPLICATED, **DEFAULTS, "controller.quorum.voters": voters, **settings},
-                jvm=SERVER_JVM,
+                jvm=jvm,
             )
             kafka.port, kafka.controller_port = ports[node - 1], ports[node + 2]
             kafka.directory.mkdir(parents=True)
@@ -269,13 +308,38 @@ class KafkaCluster(Cluster):
     def start_node(self, node: int) -> None:
         self._nodes[node].start(timeout_s=READY_S)
 
+    def stop_node(self, node: int) -> None:
+        self._nodes[node].stop()
+
+    def stop_nodes(self) -> None:
+        processes = [kafka._process for kafka in self._nodes.values() if kafka._process is not None]
+        for process in processes:
+            process.terminate()
+        deadline = time.monotonic() + STOP_S
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0.1))
+        self.kill()
+
+    def start_nodes(self) -> None:
+        self.start()
+
 
 @contextlib.contextmanager
 def running(
-    kind: type[OttlaCluster] | type[OtherOttlaCluster] | type[KafkaCluster], **settings: str
+    kind: type[OttlaCluster] | type[OtherOttlaCluster] | type[KafkaCluster],
+    *,
+    jvm: Sequence[str] = SERVER_JVM,
+    **settings: str,
 ) -> Iterator[Cluster]:
+    """A cluster from its start to its end; `jvm` are the options of Apache Kafka's."""
     directory = Path(tempfile.mkdtemp(prefix="ottla-bench-"))
-    cluster = kind(directory, {name.replace("_", "."): value for name, value in settings.items()})
+    given = {name.replace("_", "."): value for name, value in settings.items()}
+    cluster: Cluster
+    if issubclass(kind, KafkaCluster):
+        cluster = kind(directory, given, jvm)
+    else:
+        cluster = kind(directory, given)
     try:
         cluster.start()
         yield cluster

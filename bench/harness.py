@@ -5,6 +5,7 @@ is the median of the ratios. A `Row` has both medians, the spread of the ratio a
 """
 
 import gc
+import math
 import os
 import platform
 import statistics
@@ -29,6 +30,8 @@ class Row:
 
     def cells(self) -> list[str]:
         def figure(value: float | None) -> str:
+            if value is not None and math.isinf(value):
+                return "did not settle"
             return "–" if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
         spread = (
@@ -46,8 +49,10 @@ class Row:
 
 
 def fewer(name: str, unit: str, ours: float, theirs: float | None, peer_name: str, target: str = "") -> Row:
-    """A figure where less is better; the ratio says how many times less ours is."""
-    ratio = None if theirs is None else theirs / ours
+    """A figure where less is better; the ratio says how many times less ours is. Infinity stands for what did
+    not end in time, and has no ratio.
+    """
+    ratio = None if theirs is None or math.isinf(theirs) or math.isinf(ours) else theirs / ours
     return Row(name, unit, ours, theirs, peer_name, ratio, ratio, ratio, target)
 
 

@@ -40,7 +40,7 @@ from ottla.testing.local_cluster import LocalCluster, ProcessState, send_request
 
 NODES = (1, 2, 3)
 POLL_S = 0.005
-STOP_S = 60.0
+STOP_S = 30.0
 ASK_S = 5.0
 REPLICATED = {
     "default.replication.factor": "3",
@@ -76,7 +76,7 @@ class Cluster(Broker):
 
     @abstractmethod
     def stop_nodes(self) -> None:
-        """Ask all nodes to stop, at once, and kill those that have not ended after a minute."""
+        """Ask all nodes to stop, at once, and kill those that have not ended after `STOP_S`."""
 
     @abstractmethod
     def start_nodes(self) -> None:
@@ -216,7 +216,7 @@ class OttlaCluster(Cluster):
         self._cluster.stop()
 
     def kill_node(self, node: int) -> None:
-        os.kill(self.node_pid(node), signal.SIGKILL)
+        self._cluster.kill(node)
 
     def start_node(self, node: int) -> None:
         self._cluster.start(node)

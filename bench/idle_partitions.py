@@ -293,13 +293,19 @@ def idle_cpu(cluster: Cluster) -> float:
     return 100 * (cluster.cpu_seconds() - before) / (time.perf_counter() - begin) / len(NODES)
 
 
-def other_than_controller(cluster: Cluster) -> int:
+def busiest(cluster: Cluster, topics: dict[str, int]) -> int:
+    """The node that leads the most partitions, and is not the active controller if another one leads any."""
+    led = dict.fromkeys(NODES, 0)
+    for topic in topics:
+        (described,) = cluster.metadata(1, [topic]).topics
+        for partition in described.partitions:
+            led[partition.leader_id] += 1
     controller = cluster.controller()
-    return next(node for node in NODES if node != controller)
+    return max(NODES, key=lambda node: (led[node] > 0 and node != controller, led[node]))
 
 
 def shut_down(cluster: Cluster, topics: dict[str, int]) -> float:
-    node = other_than_controller(cluster)
+    node = busiest(cluster, topics)
     begin = time.perf_counter()
     cluster.stop_node(node)
     took = time.perf_counter() - begin
@@ -309,7 +315,7 @@ def shut_down(cluster: Cluster, topics: dict[str, int]) -> float:
 
 
 def kill(cluster: Cluster, topics: dict[str, int]) -> float:
-    node = other_than_controller(cluster)
+    node = busiest(cluster, topics)
     asked = next(each for each in NODES if each != node)
     begin = time.perf_counter()
     cluster.kill_node(node)

@@ -67,3 +67,16 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.rpc.connection.BrokerConnection._check_idle": "of one connection",
     "ottla.rpc.request_batcher.RequestBatcher.submit": "requests get each error, and the next ones go on",
 }
+
+# Where code that the simulator runs may take the order of a set -> why no run differs.
+SET_WALKS: dict[tuple[str, str], str] = {
+    (
+        "ottla.log.local_log",
+        "`sorted` with a key takes the order of a set: gone",
+    ): "segments of one log differ in their base offsets",
+    (
+        "ottla.log.cleaner.cleaner",
+        "`TaskGroup`: it cancels its tasks in the order of a set",
+    ): "workers end without writing, each at its await, when the cleaner is stopped",
+    ("ottla.node.process_status", "`all_tasks`: it returns a set"): "tasks are counted by name, and sorted",
+}

@@ -8,6 +8,7 @@ import pytest
 
 from tests.house import allowances, checks
 from tests.house.checks import Module
+from tests.house.set_walks import set_walks
 
 SOURCE = Path(__file__).parents[2] / "src" / "ottla"
 
@@ -52,3 +53,8 @@ def test_every_module_that_may_repeat_names_exists(modules: list[Module]) -> Non
 def test_every_task_that_may_lack_a_supervisor_exists(modules: list[Module]) -> None:
     assert set(allowances.UNSUPERVISED_TASKS) - set(checks.unsupervised_tasks(modules)) == set()
     assert all(allowances.UNSUPERVISED_TASKS.values())
+
+
+def test_every_allowed_walk_of_a_set_exists(modules: list[Module]) -> None:
+    assert set(allowances.SET_WALKS) - {(name, walk) for name, _, walk in set_walks(modules)} == set()
+    assert all(allowances.SET_WALKS.values())

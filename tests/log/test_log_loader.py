@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ottla.log.config.log_config import LogConfig
-from ottla.log.log_loader import CorruptionPolicy, CorruptLog
+from ottla.log.log_loader import CorruptionPolicy
+from ottla.log.segment.walk import CorruptLog
 from ottla.protocol.errors import ErrorCode
 from ottla.records.builder import build_batch
 from ottla.runtime.clock import SystemClock

@@ -8,7 +8,8 @@ import pytest
 from crc32c import crc32c
 
 from ottla.log.config.log_config import LogConfig
-from ottla.log.log_loader import CorruptionPolicy, CorruptLog
+from ottla.log.log_loader import CorruptionPolicy
+from ottla.log.segment.walk import CorruptLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.records.types import TimestampType

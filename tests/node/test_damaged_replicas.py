@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import posixpath
 from collections.abc import Awaitable, Callable
+from random import Random
 
 import pytest
 
@@ -252,3 +254,139 @@ def test_the_topic_of_a_damaged_log_can_be_deleted_and_created_again() -> None:
         await nodes.until(lambda: world.same_everywhere(10))
 
     World(replicas=1).run(life)
+
+
+# While the node runs
+
+
+def test_a_leader_that_meets_damage_gives_up_and_fetches_again() -> None:
+    async def life(world: World) -> None:
+        nodes = world.nodes
+        leader = world.leader(by=1)
+        flip(world.disk(leader), LOG, second_batch_length(world.disk(leader)))
+        with pytest.raises(KafkaError):
+            world.log(leader).read(20, 1000)
+        other = next(id for id in (1, 2, 3) if id != leader)
+        await nodes.until(lambda: world.leader(by=other) not in (leader, NO_LEADER))
+        await world.all_in_sync(by=other)
+        await nodes.until(lambda: world.same_everywhere(RECORDS))
+        assert len(world.aside(leader)) == 1
+
+    World().run(life)
+
+
+def test_a_log_that_is_alone_serves_what_can_be_read() -> None:
+    async def life(world: World) -> None:
+        nodes = world.nodes
+        (id,) = nodes.partition("orders", by=1).replicas
+        flip(world.disk(id), LOG, second_batch_length(world.disk(id)))
+        with pytest.raises(KafkaError):
+            world.log(id).read(20, 1000)
+        await asyncio.sleep(10)
+        assert world.leader(by=id) == id
+        assert world.log(id).read(0, 10).records
+        assert world.aside(id) == []
+
+    World(replicas=1).run(life)
+
+
+def second_batch_length(disk: SimDisk) -> int:
+    """The position of the length of the second batch, in its highest byte."""
+    return 12 + int.from_bytes(disk.open(LOG, writable=False).pread(4, 8)) + 8
+
+
+@pytest.mark.parametrize("size", [0, 100, 1000])
+def test_a_follower_whose_file_is_shorter_than_at_its_clean_shutdown_is_fetched_again(size: int) -> None:
+    async def life(world: World) -> None:
+        nodes = world.nodes
+        leader = world.leader(by=1)
+        follower = next(id for id in (1, 2, 3) if id != leader)
+        await nodes.stop(follower)
+        world.disk(follower).open(LOG).truncate(size)
+        nodes.boot(follower)
+        await nodes.ready(follower)
+        await world.produce(leader, 10)
+        await world.all_in_sync(by=leader)
+        await nodes.until(lambda: world.same_everywhere(RECORDS + 10))
+
+    World().run(life)
+
+
+# Damage anywhere
+
+SEED = os.environ.get("OTTLA_DAMAGE_SEED", "0")
+
+FILES = [
+    f"{0:020}.log",
+    f"{0:020}.index",
+    f"{0:020}.timeindex",
+    f"{RECORDS:020}.snapshot",
+    "leader-epoch-checkpoint",
+    "partition.metadata",
+    f"../{checkpoints.RECOVERY_POINTS}",
+    f"../{checkpoints.HIGH_WATERMARKS}",
+]
+
+
+def harm(disk: SimDisk, path: str, kind: str, random: Random) -> None:
+    if kind == "deleted":
+        disk.unlink(path)
+        disk.sync_dir(posixpath.dirname(path))
+        return
+    file = disk.open(path)
+    size = file.size()
+    at = random.randrange(size) if size else 0
+    if kind == "flipped":
+        data = file.pread(1, at) or b"\x00"
+        file.pwrite(bytes([data[0] ^ (1 << random.randrange(8))]), at)
+    elif kind == "truncated":
+        file.truncate(at)
+    elif kind == "zeroed":
+        file.pwrite(bytes(min(512, max(size - at, 1))), at)
+    file.sync()
+
+
+@pytest.mark.parametrize("clean", [False, True], ids=["after a crash", "after a clean stop"])
+@pytest.mark.parametrize("name", FILES)
+def test_damage_in_any_file_of_a_follower_costs_no_record(name: str, clean: bool) -> None:
+    random = Random(f"{name} {clean} {SEED}")
+
+    async def life(world: World) -> None:
+        for number, kind in enumerate(("flipped", "truncated", "zeroed", "deleted", "flipped"), 1):
+            await live_with(world, name, kind, clean, random, RECORDS + 5 * number)
+
+    World().run(life)
+
+
+async def live_with(world: World, name: str, kind: str, clean: bool, random: Random, records: int) -> None:
+    """Damage a file of a follower while it is down; then all three have all records again."""
+    nodes = world.nodes
+    leader = world.leader(by=1)
+    follower = next(id for id in (1, 2, 3) if id != leader)
+    disk = world.disk(follower)
+    await nodes.stop(follower)
+    path = posixpath.normpath(posixpath.join(DIR, name))
+    harm(disk, path if disk.exists(path) else newest(disk, name), kind, random)
+    if not clean:
+        end_uncleanly(disk)
+    nodes.boot(follower)
+    await nodes.ready(follower)
+    await world.produce(leader, 5)
+    await world.all_in_sync(by=leader)
+    if clean and name.endswith(".log"):
+        # After a clean stop nothing reads old batches; the damage is found when they are read.
+        await nodes.until(lambda: world.log(follower).log_end_offset == records)
+        assert world.log(leader).log_end_offset == records
+        await nodes.stop(follower)
+        remove_tree(disk, DIR)
+        nodes.boot(follower)
+        await nodes.ready(follower)
+        await world.all_in_sync(by=leader)
+    await nodes.until(lambda: world.same_everywhere(records))
+    for aside in world.aside(follower):
+        remove_tree(disk, f"/data/{aside}")
+
+
+def newest(disk: SimDisk, name: str) -> str:
+    kind = name.rpartition(".")[2]
+    return posixpath.join(DIR, max(each for each in disk.list_dir(DIR) if each.endswith(kind)))

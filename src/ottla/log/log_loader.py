@@ -41,9 +41,9 @@ from ottla.log.recovery.interrupted_operations import complete_interrupted_opera
 from ottla.log.segment.file_names import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, segment_file_name
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
 from ottla.log.segment.segment import LogSegment
-from ottla.log.segment.walk import CorruptBatch
+from ottla.log.segment.walk import CorruptBatch, CorruptLog
 from ottla.log.unified_log import UnifiedLog
-from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.disk import is_out_of_space
 
@@ -62,15 +62,6 @@ class CorruptionPolicy(Enum):
     """Leave it as it is and do not serve it."""
     TRUNCATE = "truncate"
     """End it before the damage, as Apache Kafka does."""
-
-
-class CorruptLog(KafkaError):
-    """Synced records are damaged or missing."""
-
-    __slots__ = ()
-
-    def __init__(self, message: str) -> None:
-        super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +292,8 @@ class LogLoader:
                 segments[0].path(LOG), 0, self.log_start, "the records before this segment are missing"
             )
             self._discard(segments, 0, self.log_start)
+        if not segments:
+            self._check_loss(self.dir, 0, self.log_start, "it has no segment")
         first = self._first_to_scan(segments)
         epochs = read_leader_epochs(self.disk, self.dir, segments[:first])
         snapshots = ProducerSnapshots(self.disk, self.dir)

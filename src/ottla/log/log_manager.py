@@ -86,11 +86,13 @@ class LogManager:
         open_files: int = DEFAULT_CAPACITY,
         unsynced_files: int = DEFAULT_UNSYNCED_CAPACITY,
         on_directory_failure: Callable[[LogDirectory], None] | None = None,
+        on_damage: Callable[[str, KafkaError], None] | None = None,
         lock: bool = True,
         failed: Mapping[str, str] | None = None,
     ) -> None:
         """`open_files` and, besides, `unsynced_files` bound the files that are open at once (`FileHandles`).
-        `on_directory_failure` may be called in any thread, once for each directory. Without `lock` the
+        `on_directory_failure` may be called in any thread, once for each directory, and so may `on_damage`,
+        with the path of a log and the error, each time that damaged batches are met. Without `lock` the
         caller holds the locks of the directories itself, and says why those that `failed` stay offline.
         """
         if not dirs or len(set(dirs)) != len(dirs):
@@ -104,7 +106,7 @@ class LogManager:
         self._producer_config = producer_config
         self.handles = FileHandles(disk, open_files, unsynced_files)
         self._directories = [
-            LogDirectory(path, self.handles, clock, random, on_directory_failure) for path in dirs
+            LogDirectory(path, self.handles, clock, random, on_directory_failure, on_damage) for path in dirs
         ]
         for directory in self._directories:
             if failed is not None and directory.path in failed:
@@ -483,7 +485,9 @@ class LogManager:
 
     def fail_log(self, partition: TopicPartition, error: KafkaError) -> None:
         """Take a log out of service in which damage was found; its files stay as they are."""
-        log = self._logs.pop(partition)
+        log = self._logs.pop(partition, None)
+        if log is None:
+            return
         log.close_handlers()
         _log.error("%s is not served any more: %s", log.dir, error.message)
         directory, reported = log.directory, False

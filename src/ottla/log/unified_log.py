@@ -52,9 +52,11 @@ from ottla.log.producers.state_manager import (
     with_markers,
 )
 from ottla.log.retention import Deletion, segments_to_delete
+from ottla.log.segment.file_names import LOG
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
 from ottla.log.segment.segment import LogSegment, TimestampAndOffset
 from ottla.log.segment.txn_index import AbortedTxn, CorruptTxnIndexError
+from ottla.log.segment.walk import CorruptBatch, CorruptLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition, uuid_text
 from ottla.records.batch import BatchHeader, iter_batches, verify_crc
@@ -239,9 +241,11 @@ class UnifiedLog:
                 try:
                     self._topic_id = checkpoints.read_topic_id(self.directory.disk, self._metadata_path)
                 except checkpoints.CorruptCheckpoint as error:
-                    raise KafkaError(
-                        ErrorCode.KAFKA_STORAGE_ERROR,
-                        f"{error}; without it the topic of the data in {self.dir} is unknown",
+                    raise CorruptLog(
+                        f"{error}; without it the topic of the data in {self.dir} is unknown. Where another "
+                        "replica leads the partition, the log is set aside and fetched from it. If there is "
+                        f"none, and the data is of the present topic, stop the node and remove "
+                        f"{PARTITION_METADATA} and {checkpoints.DAMAGE_REPORT}"
                     ) from None
         return self._topic_id
 
@@ -855,6 +859,9 @@ class UnifiedLog:
                         return FetchDataInfo(data, offset, segment.base_offset, found.position)
             except OSError as error:
                 raise self._guard("reading").failure(error) from error
+            except CorruptBatch as error:
+                self.directory.report_damage(self.dir, error)
+                raise
             # Compaction may have left nothing there; or the log is shorter than its last shutdown said.
             self._verify_end()
         return FetchDataInfo(b"", offset, local.active_segment.base_offset, -1)
@@ -1206,6 +1213,25 @@ class UnifiedLog:
             remove_tree(disk, self.dir)
             disk.sync_dir(self.directory.path)
 
+    # Damage
+
+    def confirm_damage(self, error: KafkaError) -> bool:
+        """Look a second time whether a log is damaged, in any thread: a reader may have met a file that was
+        being truncated.
+        """
+        if not isinstance(error, CorruptBatch):
+            return True
+        for segment in self.segments:
+            if segment.path(LOG) == error.path:
+                try:
+                    for _ in segment.batches():
+                        pass
+                except CorruptBatch:
+                    return not self.is_closed and segment in self.segments
+                except OSError:
+                    return False
+        return False
+
     # Whether the log can be used
 
     def _guard(self, action: str, *, fatal: bool = False) -> IoGuard:
@@ -1232,10 +1258,12 @@ class UnifiedLog:
             actual = self.active_segment.read_next_offset()
             self._repair_txn_index(self.active_segment)
         if actual != self.log_end_offset:
-            raise KafkaError(
-                ErrorCode.KAFKA_STORAGE_ERROR,
+            damage = CorruptLog(
                 f"{self.dir} ends at offset {actual}, but at its clean shutdown it ended at "
-                f"{self.log_end_offset}: its files were changed since. Restore them, or stop the node and "
-                f"remove {checkpoints.CLEAN_SHUTDOWN} in {self.directory.path} to have the log recovered",
+                f"{self.log_end_offset}: its files were changed since. Where another replica leads the "
+                "partition, they are set aside and the log is fetched from it. If there is none, restore "
+                f"them, or stop the node and run `ottla storage repair --topic {self.topic_partition.topic}`"
             )
+            self.directory.report_damage(self.dir, damage)
+            raise damage
         self._end_verified = True

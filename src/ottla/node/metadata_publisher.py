@@ -22,6 +22,7 @@ from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
 from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.coordinators.coordinators import Coordinators
+from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
 from ottla.runtime import invariants
@@ -107,6 +108,11 @@ class BrokerMetadataPublisher:
     def on_directory_failure(self, directory: LogDirectory) -> None:
         """Give up the replicas in a data directory that failed."""
         self._give_up(self._replicas.handle_log_dir_failure(directory))
+
+    def on_log_damage(self, tp: TopicPartition, error: KafkaError) -> None:
+        """Give up a replica whose log is damaged."""
+        self._replicas.handle_log_damage(tp, error)
+        self._give_up([tp])
 
 
 def _attempt(part: str, work: Callable[[], None]) -> None:

@@ -237,6 +237,7 @@ class Node:
             open_files=open_files,
             unsynced_files=unsynced_files,
             on_directory_failure=self._on_directory_failure_in_thread,
+            on_damage=self._on_damage_in_thread,
             lock=False,
             failed=storage.failed,
         )
@@ -291,7 +292,9 @@ class Node:
             metadata,
             self.logs,
             self.replication.assignments,
+            self.runtime.pool,
             self._publisher.host_offline,
+            self._publisher.on_log_damage,
         )
         self._on_stop(self.damaged_replicas.stop)
         self._publisher.start()
@@ -375,6 +378,14 @@ class Node:
             # Its partitions would look as if they were served.
             log.exception("the failure of %s could not be handled", directory.path)
             self.fail(f"the failure of {directory.path} could not be handled: {error}")
+
+    def _on_damage_in_thread(self, log_dir: str, error: KafkaError) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._on_damage, log_dir, error)
+
+    def _on_damage(self, log_dir: str, error: KafkaError) -> None:
+        if self._publisher is not None and self._publisher.is_applying:
+            self.damaged_replicas.on_damage(log_dir, error)
 
     def _on_directory_failure(self, directory: LogDirectory) -> None:
         self.lifecycle.propagate_directory_failure(directory.path)

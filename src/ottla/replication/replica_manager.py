@@ -19,6 +19,7 @@ from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.meta_properties import is_reserved_directory
 from ottla.log.log_manager import LogManager
+from ottla.log.segment.walk import CorruptBatch, CorruptLog
 from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.delta import LocalReplica, MetadataDelta
 from ottla.metadata.image.entities import (
@@ -260,6 +261,8 @@ class ReplicaManager:
         if known is None or known.message != reason.message:
             _log.error("%s is offline: %s", tp, reason.message)
         self._offline[tp] = reason
+        if isinstance(error, CorruptBatch | CorruptLog):
+            self.logs.fail_log(tp, reason)
         if partition is not None:
             changes.offline.append(tp)
             _resign(partition)
@@ -359,6 +362,14 @@ class ReplicaManager:
             )
             _resign(partition)
         return gone
+
+    def handle_log_damage(self, tp: TopicPartition, error: KafkaError) -> None:
+        """Take a partition offline whose log is damaged; the log manager keeps its files."""
+        partition = self._partitions.pop(tp, None)
+        if partition is not None:
+            self._offline[tp] = error
+            _resign(partition)
+            self.logs.fail_log(tp, error)
 
     async def maybe_shrink_isrs(self, turns: Turns, now_ms: int) -> None:
         """Have followers that lag behind removed from ISRs; called every half of `replica.lag.time.max.ms`.

@@ -38,6 +38,7 @@ from ottla.log.cleaner.compaction import (
 from ottla.log.cleaner.selection import LogToClean, assess, cleanable_offsets, dirtiest, segments_between
 from ottla.log.cleaner.throttler import Throttler
 from ottla.log.directory.directory import LogDirectory
+from ottla.log.segment.walk import CorruptBatch
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
@@ -410,6 +411,8 @@ class LogCleaner:
         else:
             # Even a mistake in this program must cost no more than this one log.
             self._give_up(log, error)
+            if isinstance(error, CorruptBatch):
+                log.directory.report_damage(log.dir, error)
 
     def _give_up(self, log: UnifiedLog, error: Exception) -> None:
         self._uncleanable[log] = str(error)

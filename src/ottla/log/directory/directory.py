@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ottla.log.directory import checkpoints
 from ottla.log.directory.checkpoints import HighWatermarkCheckpoint, OffsetCheckpoint
 from ottla.log.segment.handles import FileHandles, is_lack_of_handles
+from ottla.log.segment.walk import CorruptBatch
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.clock import Clock
@@ -40,6 +41,7 @@ class LogDirectory:
         "_deletions_made",
         "_lack_told_ms",
         "_lacked_room_ms",
+        "_on_damage",
         "_on_failure",
         "clock",
         "directory_id",
@@ -61,7 +63,11 @@ class LogDirectory:
         clock: Clock,
         random: Random,
         on_failure: Callable[[LogDirectory], None] | None = None,
+        on_damage: Callable[[str, KafkaError], None] | None = None,
     ) -> None:
+        """`on_failure` is called once, when the directory fails, and `on_damage` each time that damage is met
+        in a log, with its path and the error; both in any thread.
+        """
         self.path = path
         self.handles = handles
         self.disk: Disk = handles.disk
@@ -72,6 +78,7 @@ class LogDirectory:
         self.is_online = True
         self.failure: str | None = None
         self._on_failure = on_failure
+        self._on_damage = on_damage
         self._lack_told_ms = -_LACK_TOLD_EVERY_MS
         self._lacked_room_ms: int | None = None
         self.recovery_points = OffsetCheckpoint(self.disk, self._file(checkpoints.RECOVERY_POINTS))
@@ -103,6 +110,11 @@ class LogDirectory:
             _log.error("the log directory %s goes offline: %s", self.path, reason)
             if self._on_failure is not None:
                 self._on_failure(self)
+
+    def report_damage(self, log_dir: str, error: KafkaError) -> None:
+        """Report that batches of a log are damaged; that is no failure of the directory."""
+        if self._on_damage is not None:
+            self._on_damage(log_dir, error)
 
     @property
     def lacks_room(self) -> bool:
@@ -236,8 +248,9 @@ class LogDirectory:
 
 
 class IoGuard:
-    """A context that turns I/O errors of the log in the directory `what` into KAFKA_STORAGE_ERROR. What must
-    not stop half-way is `fatal`: then also a lack of room takes the directory offline.
+    """A context that turns I/O errors of the log in the directory `what` into KAFKA_STORAGE_ERROR, and
+    reports damaged batches. What must not stop half-way is `fatal`: then also a lack of room takes the
+    directory offline.
     """
 
     __slots__ = ("_action", "_directory", "_fatal", "_what")
@@ -254,6 +267,8 @@ class IoGuard:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, OSError):
             raise self.failure(error) from error
+        if isinstance(error, CorruptBatch):
+            self._directory.report_damage(self._what, error)
 
     def failure(self, error: OSError) -> KafkaError:
         """Report the error to the directory; return the error to raise."""

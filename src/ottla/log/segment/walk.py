@@ -37,6 +37,15 @@ class CorruptBatch(KafkaError):
         self.reason = reason
 
 
+class CorruptLog(KafkaError):
+    """Synced records are damaged or missing."""
+
+    __slots__ = ()
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
+
+
 class BatchPosition(NamedTuple):
     position: int
     size: int

@@ -6,22 +6,30 @@ replicas and does not let it lead; before a broker that starts is unfenced, that
 shows that another broker leads, and that this one is neither in sync nor eligible, the damaged log is set
 aside and the partition created again, empty, as a follower. It is in sync again when it has fetched
 everything. Without another leader the damaged log stays where it is, and the operator decides.
+
+Damage that is met while a log is served is confirmed by a second look at the file. Where another replica is
+in sync, or leads, this one is given up and fetched again in the same way. Where none is, it goes on to serve
+what can be read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import posixpath
 from collections.abc import Callable
 from typing import Final
 
+from ottla.log.directory.dir_names import DirKind, parse_dir_name
 from ottla.log.log_manager import LogManager
+from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.cache import MetadataCache
-from ottla.metadata.image.entities import DIRECTORY_DAMAGED, PartitionRegistration, TopicImage
+from ottla.metadata.image.entities import DIRECTORY_DAMAGED, NO_LEADER, PartitionRegistration, TopicImage
 from ottla.node.cluster.assignments_manager import AssignmentsManager, DamagedReplica
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.replication.replica_manager import is_led_without
+from ottla.runtime.pool import Pool
 from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
 
 _log = logging.getLogger(__name__)
@@ -35,18 +43,28 @@ class DamagedReplicas:
         metadata: MetadataCache,
         logs: LogManager,
         assignments: AssignmentsManager,
+        pool: Pool,
         host_again: Callable[[], None],
+        give_up: Callable[[TopicPartition, KafkaError], None],
     ) -> None:
-        """`host_again` has the partitions hosted whose damaged logs were set aside."""
+        """`host_again` has the partitions hosted whose damaged logs were set aside, `give_up` ends the
+        service of a partition.
+        """
         self._tasks: Final = tasks
         self._broker_id: Final = broker_id
         self._metadata: Final = metadata
         self._logs: Final = logs
         self._assignments: Final = assignments
+        self._pool: Final = pool
         self._host_again: Final = host_again
+        self._give_up: Final = give_up
         self._task: SupervisedTask | None = None
+        self._examination: SupervisedTask | None = None
         # Why replicas could not be set aside, as it was last logged.
         self._refused: dict[TopicPartition, str] = {}
+        # Logs in which damage was met while they are served, and the first error of each.
+        self._met: dict[UnifiedLog, KafkaError] = {}
+        self._examined: set[UnifiedLog] = set()
 
     async def announce(self) -> None:
         """Report all damaged replicas that the controller does not know; return once it has written that."""
@@ -68,7 +86,50 @@ class DamagedReplicas:
         if self._logs.has_failed and (self._task is None or self._task.is_done):
             self._task = self._tasks.start("repair of damaged replicas", self._repair)
 
+    def on_damage(self, log_dir: str, error: KafkaError) -> None:
+        """Examine a log in which damage was met, once."""
+        try:
+            tp, kind = parse_dir_name(posixpath.basename(log_dir))
+            log = self._logs.get_log(tp) if kind is DirKind.CURRENT else None
+        except KafkaError:
+            return  # it is not served any more
+        if log is None or log.dir != log_dir or log in self._met:
+            return
+        self._met[log] = error
+        if self._examination is None or self._examination.is_done:
+            self._examination = self._tasks.start("examination of damaged logs", self._examine)
+
+    async def _examine(self) -> None:
+        while pending := [log for log in self._met if log not in self._examined]:
+            log, error = pending[0], self._met[pending[0]]
+            if not await self._pool.run(log.confirm_damage, error):
+                del self._met[log]
+                continue
+            self._examined.add(log)
+            tp = log.topic_partition
+            if log.is_closed or not self._has_another(tp):
+                _log.error("%s is damaged, and no other replica has its records: %s", tp, error.message)
+                continue
+            self._give_up(tp, error)
+            del self._met[log]
+            self._examined.discard(log)
+            self.check()
+        for log in [each for each in self._met if each.is_closed]:
+            del self._met[log]
+            self._examined.discard(log)
+
+    def _has_another(self, tp: TopicPartition) -> bool:
+        """Whether another replica leads the partition, or is in sync or eligible, so that it can lead."""
+        topic = self._metadata.image.topics.by_name.get(tp.topic)
+        found = None if topic is None else topic.partitions.get(tp.partition)
+        return found is not None and (
+            found.leader not in (NO_LEADER, self._broker_id)
+            or bool({*found.isr, *found.elr} - {self._broker_id})
+        )
+
     async def stop(self) -> None:
+        if self._examination is not None:
+            await self._examination.stop()
         if self._task is not None:
             await self._task.stop()
 

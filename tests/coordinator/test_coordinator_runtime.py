@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+from typing import Any
 
 import pytest
 
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
+from ottla.coordinator.runtime.loader import load_partition
 from ottla.protocol.consumer_offsets_records import OffsetCommitKey
 from ottla.protocol.coordinator_records import encode_key
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -197,6 +200,31 @@ async def test_a_record_that_cannot_be_read_fails_the_load_and_names_its_offset(
         await lab.reelect()
     assert "__consumer_offsets-0: the record at offset 1 cannot be read" in caplog.text
     assert code(lab.put(a=2)) is ErrorCode.NOT_COORDINATOR
+
+
+async def test_a_load_that_failed_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab = await RuntimeHarness.open()
+    lab.put(a=1)
+    loads = 0
+
+    async def flaky(*how: Any) -> int:
+        nonlocal loads
+        loads += 1
+        if loads < 3:
+            raise OSError(errno.EMFILE, "no file handle is left")
+        return await load_partition(*how)
+
+    monkeypatch.setattr("ottla.coordinator.runtime.coordinator_runtime.load_partition", flaky)
+    with caplog.at_level(logging.CRITICAL):
+        await lab.reelect()
+        assert code(lab.put(b=2)) is ErrorCode.NOT_COORDINATOR
+        async with asyncio.timeout(60):
+            while loads < 3 or not lab.runtime._contexts[0].is_active:  # noqa: ASYNC110 - no event tells of it
+                await asyncio.sleep(0.01)
+    assert lab.shard.numbers == {"a": 1}
+    assert lab.put(b=2).result() == "put"
 
 
 async def test_a_machine_that_cannot_take_its_own_record_is_loaded_again(

@@ -33,6 +33,7 @@ DUPLICATED_NAMES: frozenset[str] = frozenset()
 # only, which end with a request or a piece of work.
 UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.coordinator.runtime.coordinator_runtime.CoordinatorRuntime.load": "marks its partition as failed",
+    "ottla.coordinator.runtime.coordinator_runtime.CoordinatorRuntime._load": "one call, a later load",
     "ottla.coordinator.runtime.coordinator_runtime.CoordinatorRuntime._schedule_timer": "one for each shard",
     "ottla.coordinator.transaction.service.TransactionCoordinatorService._on_sends": "one call, next turn",
     "ottla.coordinator.transaction.service.TransactionCoordinatorService._start": "logged, found again",

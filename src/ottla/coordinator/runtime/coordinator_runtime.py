@@ -57,6 +57,9 @@ DEFAULT_LOAD_BYTES: Final = 5 * 1024 * 1024
 _SPREAD_BYTES: Final = 512 * 1024
 _TIMER_ROUNDS: Final = 1_000
 _TICK: Final = 1_000_000
+# A load that failed is tried again: for lack of file handles or of room, it may succeed next time.
+_FIRST_RETRY_S: Final = 0.1
+_MAX_RETRY_S: Final = 30.0
 
 _APPEND_ERRORS: Final = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -220,6 +223,8 @@ class CoordinatorRuntime(Generic[S]):
         self._commit_timeout_ms: Final = commit_timeout_ms
         self._load_bytes: Final = load_bytes
         self._contexts: dict[int, CoordinatorContext[S]] = {}
+        # How often the load of a partition has failed since it last succeeded.
+        self._load_failures: dict[int, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_tick = 0  # when the timer goes off; meaningless without one
 
@@ -508,13 +513,28 @@ class CoordinatorRuntime(Generic[S]):
         except asyncio.CancelledError:
             raise
         except Exception:
-            _log.exception("%s cannot be loaded; its groups and transactions stay unavailable", context.name)
+            failures = self._load_failures.get(context.index, 0)
+            delay = min(_FIRST_RETRY_S * 2**failures, _MAX_RETRY_S)
+            _log.exception(
+                "%s cannot be loaded; its groups and transactions are unavailable until it can, tried again "
+                "in %.1f s",
+                context.name,
+                delay,
+            )
+            self._load_failures[context.index] = failures + 1
             context.failed = True
             context.loading = None
+            asyncio.get_running_loop().call_later(delay, self._load_again, context)
             return
         context.loading = None
+        self._load_failures.pop(context.index, None)
         if self._contexts.get(context.index) is context:
             self._run_event(context, context.shard.on_loaded)
+
+    def _load_again(self, context: CoordinatorContext[S]) -> None:
+        """Load a partition once more whose load has failed, unless another broker leads it by now."""
+        if self._contexts.get(context.index) is context and context.partition.is_leader:
+            self.load(context.partition)
 
     def _unload(self, context: CoordinatorContext[S]) -> None:
         if self._contexts.get(context.index) is context:

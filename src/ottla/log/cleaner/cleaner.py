@@ -123,6 +123,9 @@ class LogCleaner:
         self._paused: Counter[TopicPartition] = Counter()
         # Why a log cannot be cleaned, by the log itself: a new one of the same name is tried again.
         self._uncleanable: dict[UnifiedLog, str] = {}
+        # When logs are tried again whose cleaning failed for lack of room, of handles or of a disk; until
+        # then the others are cleaned.
+        self._retry_at_ms: dict[UnifiedLog, int] = {}
         # How much smaller than a segment the groups of a log must be so that the result fits.
         self._group_share: dict[UnifiedLog, float] = {}
         self.last_stats: CleanerStats | None = None
@@ -262,8 +265,12 @@ class LogCleaner:
 
     def _forget_others(self, logs: Iterable[UnifiedLog]) -> None:
         """Forget what is known of logs that are gone."""
-        if self._uncleanable or self._group_share:
+        if self._uncleanable or self._group_share or self._retry_at_ms:
             present = set(logs)
+            now_ms = self._monotonic_ms()
+            self._retry_at_ms = {
+                log: at_ms for log, at_ms in self._retry_at_ms.items() if log in present and at_ms > now_ms
+            }
             self._uncleanable = {log: why for log, why in self._uncleanable.items() if log in present}
             self._group_share = {log: share for log, share in self._group_share.items() if log in present}
 
@@ -274,6 +281,7 @@ class LogCleaner:
             log.config.compact
             and len(log.segments) > 1
             and log not in self._uncleanable
+            and log not in self._retry_at_ms
             and partition not in self._in_progress
             and not self._paused[partition]
             and log.directory.is_online
@@ -302,6 +310,7 @@ class LogCleaner:
                 checkpoint.set(partition, cleaning.first_dirty_offset)
             return assess(log, cleaning, now_ms)
         except OSError as error:
+            self._try_later(log)
             _log.warning("%s", log.directory.io_error(f"looking at {partition} before cleaning", error))
         except Exception as error:
             self._note_failure(log, error)
@@ -323,6 +332,7 @@ class LogCleaner:
         except SegmentTooLarge as error:
             self._make_groups_smaller(log, error)
         except OSError as error:
+            self._try_later(log)
             if not isinstance(error, FileNotFoundError) or log.directory.disk.is_dir(log.dir):
                 _log.warning("%s", log.directory.io_error(f"cleaning {log.topic_partition}", error))
         except Exception as error:
@@ -407,12 +417,19 @@ class LogCleaner:
     def _note_failure(self, log: UnifiedLog, error: Exception) -> None:
         if isinstance(error, KafkaError) and error.code == ErrorCode.KAFKA_STORAGE_ERROR:
             # Closed, offline or without room: not the fault of its records.
+            self._try_later(log)
             _log.warning("the cleaning of %s has stopped: %s", log.topic_partition, error.message)
         else:
             # Even a mistake in this program must cost no more than this one log.
             self._give_up(log, error)
             if isinstance(error, CorruptBatch):
                 log.directory.report_damage(log.dir, error)
+
+    def _try_later(self, log: UnifiedLog) -> None:
+        self._retry_at_ms[log] = self._monotonic_ms() + self._config.backoff_ms
+
+    def _monotonic_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
 
     def _give_up(self, log: UnifiedLog, error: Exception) -> None:
         self._uncleanable[log] = str(error)

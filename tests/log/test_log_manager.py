@@ -20,7 +20,7 @@ from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
-from ottla.runtime.disk import Disk, RealDisk, remove_tree, write_file
+from ottla.runtime.disk import Disk, RealDisk, read_file, remove_tree, write_file
 from ottla.runtime.pool import InlinePool, Pool, ThreadPool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
@@ -512,12 +512,42 @@ async def test_a_future_log_is_a_future_log_after_a_restart() -> None:
 async def test_one_partition_in_two_directories_is_refused() -> None:
     node = Node(A, B)
     await node.start()
-    node.log()
+    node.fill(node.log(), 2)
+    await node.manager.shutdown()
+    name = segment_file_name(0, ".log")
+    here, there = (A, B) if node.disk.exists(f"{A}/orders-0") else (B, A)
+    node.disk.make_dirs(f"{there}/orders-0")
+    write_file(node.disk, f"{there}/orders-0/{name}", read_file(node.disk, f"{here}/orders-0/{name}"))
+    with pytest.raises(KafkaError, match="orders-0 is in both"):
+        await node.start()
+
+
+@pytest.mark.parametrize("records", [0, 2])
+async def test_unless_one_of_them_never_had_a_record(records: int) -> None:
+    # The creation failed in one directory, and the power was lost after it had succeeded in the other.
+    node = Node(A, B)
+    await node.start()
+    log = node.log()
+    node.fill(log, records)
     await node.manager.shutdown()
     for path in (A, B):
         node.disk.make_dirs(f"{path}/orders-0")
-    with pytest.raises(KafkaError, match="orders-0 is in both"):
-        await node.start()
+    manager = await node.start()
+    kept = manager.get_log(TopicPartition("orders", 0))
+    assert kept is not None
+    assert kept.log_end_offset == log.log_end_offset
+    assert len(manager.strays) == 1
+
+
+async def test_a_creation_that_fails_leaves_nothing_behind() -> None:
+    node = Node(A, B)
+    await node.start()
+    fault = node.sim_disk.fail(errno.EMFILE, ops=["create"], skip=2, times=None)
+    with pytest.raises(KafkaError, match="creating"):
+        node.log()
+    assert not any(node.disk.exists(f"{path}/orders-0") for path in (A, B))
+    node.sim_disk.heal(fault)
+    node.fill(node.log(), 2)
 
 
 async def test_unless_only_one_of_them_belongs_there() -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import posixpath
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -45,7 +46,7 @@ from ottla.log.segment.walk import CorruptBatch, CorruptLog
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
-from ottla.runtime.disk import is_out_of_space
+from ottla.runtime.disk import Disk, is_out_of_space
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ def create_log(
         directory.disk.make_dirs(dir)
         segment = LogSegment.create(directory.handles, dir, 0, config, created_ms=directory.clock.wall_ms())
     except OSError as error:
+        _remove_unfinished(directory.disk, dir)
         raise directory.io_error(f"creating {dir}", error) from error
     local = LocalLog(directory, dir, partition, config, [segment], 0, 0, names_synced=False)
     return UnifiedLog(
@@ -105,6 +107,17 @@ def create_log(
         creation_durable=False,
         topic_id=topic_id,
     )
+
+
+def _remove_unfinished(disk: Disk, dir: str) -> None:
+    """Remove what a failed creation has left, as far as the disk allows: the partition may be created in
+    another directory next. Files with content are not from it, and stay.
+    """
+    with suppress(OSError):
+        for name in disk.list_dir(dir):
+            if not disk.size(path := posixpath.join(dir, name)):
+                disk.unlink(path)
+        disk.remove_dir(dir)
 
 
 def load_log(

@@ -862,13 +862,15 @@ def _choose_duplicate(
     one: UnifiedLog, other: UnifiedLog, belongs: Callable[[UnifiedLog], bool]
 ) -> tuple[UnifiedLog, UnifiedLog]:
     """Of two logs of a partition, return the one to keep and the stray: a stray was left on a disk that had
-    failed while the topic was deleted, or the replica removed, and created again elsewhere.
+    failed while the topic was deleted, or the replica removed, and created again elsewhere. One that never
+    had a record was left by a creation that failed, or that a crash came between.
     """
-    if belongs(one) and belongs(other):
+    if belongs(one) and belongs(other) and one.log_end_offset and other.log_end_offset:
         both = f"{one.topic_partition} is in both {other.dir} and {one.dir}"
         hint = "remove the one that is out of date: most likely the one on the disk that failed last"
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{both}; {hint}")
-    kept, stray = (one, other) if belongs(one) else (other, one)
+    keeps_one = belongs(one) and bool(one.log_end_offset or not belongs(other))
+    kept, stray = (one, other) if keeps_one else (other, one)
     _log.warning("%s is in %s, too; that one is kept as a stray", kept.topic_partition, stray.directory.path)
     return kept, stray
 

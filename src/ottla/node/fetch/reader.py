@@ -17,7 +17,6 @@ Invariant: what was read and not sent is dirty when the request ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -177,11 +176,9 @@ class FetchReader:
                 else FetchIsolation.HIGH_WATERMARK
             )
         self._only_leader = self.follower or version < 11
-        limit = (
-            request.max_bytes
-            if self.follower
-            else min(request.max_bytes, broker.config.number("fetch.max.bytes"))
-        )
+        limit = request.max_bytes
+        if not self.follower:
+            limit = min(limit, broker.config.number("fetch.max.bytes"))
         self._max_bytes = limit
         self._min_bytes = min(request.min_bytes, limit)
         # What was read of each partition in this request, in the order of the response.
@@ -192,9 +189,7 @@ class FetchReader:
         self.satisfied = False
         # Partitions that have become dirty since the last look at them.
         self._moved: list[CachedPartition] = []
-        self._to_read: Iterator[CachedPartition] = iter(())
         self._cold: list[CachedPartition] = []
-        self._turns: Turns | None = None
         # Consumers that read from a follower see records once that follower knows the new high watermark, so
         # it gets a response as soon as the high watermark moves. Where consumers read from leaders only, that
         # would just double the number of fetches.
@@ -301,7 +296,7 @@ class FetchReader:
     def _start(self, partitions: list[CachedPartition]) -> None:
         self._to_read = iter(partitions)
         self._left = max(0, self._limit - self._read_bytes)
-        self._turns = Turns(self._clock, check_every=16) if len(partitions) > _READ_AT_ONCE else None
+        self._turns = Turns(self._clock, check_every=8) if len(partitions) > _READ_AT_ONCE else None
 
     def read(self, missing: Missing | None) -> bool:
         """Read the dirty partitions, or as many as one turn of the event loop has time for; True when all

@@ -102,7 +102,7 @@ class CachedPartition:
         self.high_watermark = -1
         self.log_start_offset = -1
         # Set by `mark` and None before: the partition, and where it stood. The segment is the base offset of
-        # the active one, or -1 where the log went on beyond the readable end.
+        # the active one, or -1 where its growth would not say how much becomes readable.
         self.partition: Partition | None = None
         self.is_watching = False
         self.read_leader_id: int | None = None
@@ -132,19 +132,23 @@ class CachedPartition:
         """Note where the partition stands, right after a read, and watch it from here on."""
         log = partition.log
         if self.partition is not partition:
-            self.unwatch()
+            if self.is_watching:
+                self.unwatch()
             self.partition = partition
         self.read_leader_id = partition.leader_id
         self.read_leader_epoch = partition.leader_epoch
         self.read_high_watermark = log.high_watermark
         self.read_end = readable_end
-        segment = log.active_segment
-        # If the log goes on beyond the readable end, what becomes readable next is there already, and the
-        # segment's growth would not show it.
-        self.read_segment = segment.base_offset if readable_end == log.log_end_offset else -1
-        self.read_size = segment.size
-        self.grown = 0
-        self.watch()
+        self.read_segment = -1
+        # If the log goes on beyond the readable end, what becomes readable next is there already.
+        if readable_end == log.log_end_offset:
+            segment = log.active_segment
+            self.read_segment = segment.base_offset
+            self.read_size = segment.size
+            self.grown = 0
+        if not self.is_watching:
+            self.is_watching = True
+            partition.watch(self)
 
     def watch(self) -> None:
         """Become dirty with the next progress of the partition."""
@@ -238,9 +242,10 @@ class FetchSession:
 
     def begin_fetch(self, terms: FetchTerms, now_ms: int) -> None:
         """Begin a fetch of the session's partitions."""
-        if self.terms != terms:
-            if self.terms is not None:
-                self.mark_all_dirty()
+        if self.terms is None:
+            self.terms = terms
+        elif self.terms != terms:
+            self.mark_all_dirty()
             self.terms = terms
         self.last_fetch_ms = now_ms
 

@@ -42,8 +42,6 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.log.cleaner.cleaner.LogCleaner.run": "its workers end with it, and it is supervised",
     "ottla.log.cleaner.cleaner.LogCleaner._in_pool": "its caller waits for it",
     "ottla.log.log_manager.LogManager.complete_log_creations": "the first record of a log completes it",
-    "ottla.metadata.log.metadata_log.MetadataLog._catch_up": "the metadata log fails, and the node ends",
-    "ottla.metadata.log.metadata_log.MetadataLog._publish": "the metadata log fails, and the node ends",
     "ottla.node.cluster.alter_replica_log_dirs.AlterReplicaLogDirsManager._copy_in_background": (
         "logged, and the move continues at the next start"
     ),

@@ -12,6 +12,7 @@ from ottla.metadata.controller.quorum_controller import activation_records
 from ottla.metadata.controller.state import (
     ControllerRequestContext,
     ControllerSettings,
+    Decision,
     EffectiveConfig,
     Result,
 )
@@ -31,6 +32,7 @@ from ottla.protocol.messages.create_topics import (
     CreatableTopicResult,
     CreateTopicsRequest,
 )
+from ottla.runtime.steps import run_at_once
 
 T = TypeVar("T")
 CLUSTER_ID = "test-cluster"
@@ -133,9 +135,10 @@ class ControllerHarness:
 
     def append(self, records: Sequence[MetadataRecord]) -> None:
         self.log += records
-        self.controller.replay(records, Provenance(self.next_offset - 1, 1, 0))
+        run_at_once(self.controller.replay(records, Provenance(self.next_offset - 1, 1, 0)))
 
-    def do(self, result: Result[T]) -> T:
+    def do(self, decision: Result[T] | Decision[T]) -> T:
+        result = result_of(decision)
         if result.records:
             self.append(result.records)
         return result.response
@@ -195,6 +198,11 @@ class ControllerHarness:
 
     def partition(self, name: str, index: int = 0) -> PartitionRegistration:
         return self.image.topics.by_name[name].partitions[index]
+
+
+def result_of(decision: Result[T] | Decision[T]) -> Result[T]:
+    """What the controller decides, without appending it."""
+    return decision if isinstance(decision, Result) else run_at_once(decision)
 
 
 def topic(

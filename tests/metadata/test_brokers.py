@@ -72,8 +72,10 @@ class TestRegistration:
         world = ControllerHarness()
         stale = world.image.cluster.brokers[0].epoch - 1
         with pytest.raises(KafkaError) as error:
-            world.controller.process_broker_heartbeat(
-                BrokerHeartbeatRequest(broker_id=0, broker_epoch=stale), now_ns=world.now_ns
+            world.do(
+                world.controller.process_broker_heartbeat(
+                    BrokerHeartbeatRequest(broker_id=0, broker_epoch=stale), now_ns=world.now_ns
+                )
             )
         assert error.value.code is ErrorCode.STALE_BROKER_EPOCH
         with pytest.raises(KafkaError) as error:
@@ -169,7 +171,7 @@ class TestFencing:
         assert 0 not in world.image.cluster.brokers
         assert world.partition("orders").isr == (1,)
         with pytest.raises(KafkaError) as error:
-            world.controller.unregister_broker(0)
+            world.do(world.controller.unregister_broker(0))
         assert error.value.code is ErrorCode.BROKER_ID_NOT_REGISTERED
 
 

@@ -138,7 +138,7 @@ def test_counts_must_be_positive(partitions: int, replicas: int, code: ErrorCode
 def test_an_excessive_number_of_partitions_is_refused_before_anything_is_made() -> None:
     world = ControllerHarness()
     with pytest.raises(KafkaError) as refused:
-        world.controller.create_topics(CreateTopicsRequest(topics=[topic("huge", 10_001, 1)]))
+        world.do(world.controller.create_topics(CreateTopicsRequest(topics=[topic("huge", 10_001, 1)])))
     assert refused.value.code is ErrorCode.POLICY_VIOLATION
 
 

@@ -32,6 +32,7 @@ from ottla.protocol.metadata_records import (
     decode_metadata_record,
 )
 from ottla.protocol.names import TopicPartition
+from ottla.runtime.steps import run_at_once
 from tests.metadata.controller_harness import ControllerHarness
 
 ID = b"a-topic-id-of-16"
@@ -156,15 +157,15 @@ def test_a_delta_tells_each_broker_its_part() -> None:
     )
     delta.replay(partition(1, (2, 1)))
     zero, one, two = TopicPartition("a", 0), TopicPartition("a", 1), 2
-    assert set(delta.local_changes(0).deletes) == {zero}
-    changes = delta.local_changes(1)
+    assert set(run_at_once(delta.local_changes(0)).deletes) == {zero}
+    changes = run_at_once(delta.local_changes(1))
     assert set(changes.elected_leaders) == {zero}
     assert set(changes.followers) == {one}
-    changes = delta.local_changes(two)
+    changes = run_at_once(delta.local_changes(two))
     assert set(changes.followers) == {zero}
     assert set(changes.leaders) == {one}
     assert set(changes.directories) == {zero, one}
-    assert not delta.local_changes(9)
+    assert not run_at_once(delta.local_changes(9))
 
 
 def test_a_topic_removed_in_the_batch_that_made_it_leaves_no_trace() -> None:

@@ -88,7 +88,7 @@ async def create(qc: QuorumController, name: str, broker: int, **configs: str) -
     request = CreateTopicsRequest(
         topics=[topic(name, configs=dict(configs), assignments=[[broker], [broker]])]
     )
-    response = await qc.commit(qc.controller.create_topics(request))
+    response = await qc.decide(lambda controller: controller.create_topics(request))
     assert response.topics[0].error_code == ErrorCode.NONE, response
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -17,7 +16,9 @@ from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.bootstrap_metadata import format_directory, read_bootstrap
 from ottla.metadata.log.metadata_log import MetadataLog, MetadataLogConfig
+from ottla.metadata.records import MetadataRecord, encode_record
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.create_topics import CreateTopicsRequest
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest
@@ -29,6 +30,7 @@ from ottla.runtime.network import RealNetwork
 from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom
 from ottla.runtime.runtime import Runtime
+from ottla.runtime.turns import Turns
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import SimCrash
@@ -101,7 +103,7 @@ class Node:
 
     async def create(self, name: str) -> int:
         request = CreateTopicsRequest(topics=[topic(name, assignments=[[0]])])
-        response = await self.qc.commit(self.qc.controller.create_topics(request))
+        response = await self.qc.decide(lambda controller: controller.create_topics(request))
         return response.topics[0].error_code
 
     async def fill(self, count: int, prefix: str = "topic") -> None:
@@ -244,16 +246,18 @@ async def test_a_subscriber_that_fails_ends_neither_the_log_nor_the_others(
     assert "a bad sector" in caplog.text
 
 
-async def test_a_preparation_that_fails_does_not_end_the_log() -> None:
+async def test_a_publisher_that_fails_does_not_end_the_log(caplog: pytest.LogCaptureFixture) -> None:
     node = await started()
 
-    async def fail() -> None:
+    async def fail(delta: MetadataDelta, image: MetadataImage, turns: Turns) -> None:
         raise OSError("a bad sector")
 
-    node.log.prepare_with(lambda delta, image: fail())
-    await node.create("first")
+    await node.log.publish_to(do_nothing, fail)
+    assert await node.create("first") == ErrorCode.NONE
     assert node.log.failure is None
     assert "first" in node.log.image.topics.by_name
+    assert node.log.published_offset == node.log.image.provenance.last_contained_offset
+    assert "a bad sector" in caplog.text
 
 
 async def test_a_decision_without_records_waits_for_those_it_rests_on() -> None:
@@ -263,80 +267,121 @@ async def test_a_decision_without_records_waits_for_those_it_rests_on() -> None:
     assert list(await asyncio.gather(first, second)) == [ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS]
 
 
-class Preparation:
-    """Work before each delta with topics, which takes as long as the test wants."""
+async def do_nothing(image: MetadataImage, turns: Turns) -> None:
+    pass
+
+
+class SlowPublisher:
+    """Applies each delta with topics when the test wants it to."""
 
     def __init__(self, node: Node) -> None:
         self.begun = asyncio.Event()
         self.enough = asyncio.Event()
-        self.steps: list[set[str]] = []
-        node.log.prepare_with(self.before)
+        self.applied: list[set[str]] = []
+        node.log.publish_to(do_nothing, self.apply)
 
-    def before(self, delta: MetadataDelta, image: MetadataImage) -> Coroutine[Any, Any, None] | None:
-        return self._work(set(image.topics.by_name)) if delta.topics else None
-
-    async def _work(self, topics: set[str]) -> None:
-        self.steps.append(topics)
-        self.begun.set()
-        await self.enough.wait()
+    async def apply(self, delta: MetadataDelta, image: MetadataImage, turns: Turns) -> None:
+        if delta.topics:
+            self.begun.set()
+            await self.enough.wait()
+            self.applied.append(set(image.topics.by_name))
 
 
-async def test_a_step_is_published_and_answered_when_it_has_been_prepared_for() -> None:
-    node = await started()
-    preparation = Preparation(node)
-    published: list[set[str]] = []
-    node.log.subscribe(lambda _, image: published.append(set(image.topics.by_name)))
-    first = asyncio.create_task(node.create("first"))
-    await preparation.begun.wait()
-    committed = node.log.high_watermark
-    second = asyncio.create_task(node.create("second"))
-    async with asyncio.timeout(10):
-        while node.log.high_watermark == committed:  # noqa: ASYNC110 - no event tells of it
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0)
-    assert not first.done()
-    assert node.log.image.topics.by_name == {}
-    assert not node.log.is_caught_up
-    preparation.enough.set()
-    assert [await first, await second] == [ErrorCode.NONE, ErrorCode.NONE]
-    assert preparation.steps == published == [{"first"}, {"first", "second"}]
-    assert node.log.is_caught_up
 
 
-async def test_a_step_can_be_published_without_waiting_for_the_preparation() -> None:
+async def test_a_client_is_answered_when_what_it_asked_for_is_published() -> None:
     node = await started()
-    preparation = Preparation(node)
-    creating = asyncio.create_task(node.create("first"))
-    await preparation.begun.wait()
-    node.log.publish_now()
+    publisher = SlowPublisher(node)
+    first = asyncio.create_task(node.create("first"))
+    await publisher.begun.wait()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not first.done()
     assert set(node.log.image.topics.by_name) == {"first"}
-    assert await creating == ErrorCode.NONE
-    preparation.enough.set()
+    assert node.log.is_caught_up
+    assert node.log.published_offset < node.log.image.provenance.last_contained_offset
+    publisher.enough.set()
+    assert await first == ErrorCode.NONE
+    assert node.log.published_offset == node.log.image.provenance.last_contained_offset
+
+
+async def test_neither_brokers_nor_other_clients_wait_for_a_publication_that_takes_long() -> None:
+    node = await started()
+    await node.register()
+    publisher = SlowPublisher(node)
+    first = asyncio.create_task(node.create("first"))
+    await publisher.begun.wait()
+    reply = await node.qc.process_broker_heartbeat(heartbeat(node))
+    assert not reply.is_fenced
     assert await node.create("second") == ErrorCode.NONE
+    ids = AllocateProducerIdsRequest(broker_id=0, broker_epoch=node.qc.image.cluster.brokers[0].epoch)
+    allocated = await node.qc.decide(
+        lambda controller: controller.allocate_producer_ids(ids), for_client=False
+    )
+    assert allocated.producer_id_len > 0
+    assert not first.done()
+    publisher.enough.set()
+    assert await first == ErrorCode.NONE
+    await until(lambda: publisher.applied == [{"first"}, {"first", "second"}])
 
 
-async def test_no_snapshot_parts_a_transaction_whose_end_is_being_prepared_for() -> None:
+async def test_a_new_controller_does_not_wait_for_a_publication() -> None:
+    node = await started()
+    publisher = SlowPublisher(node)
+    creating = asyncio.create_task(node.create("first"))
+    await publisher.begun.wait()
+    node.active_controller._on_leave()
+    node.log._led_epoch = -1
+    node.log._maybe_lead()
+    assert "first" in node.qc.controller.image.topics.by_name
+    publisher.enough.set()
+    await creating
+
+
+async def test_what_is_half_published_is_left_so_when_publishing_stops() -> None:
+    node = await started()
+    publisher = SlowPublisher(node)
+    creating = asyncio.create_task(node.create("first"))
+    await publisher.begun.wait()
+    await node.log.stop_publishing()
+    assert await creating == ErrorCode.NONE
+    assert publisher.applied == []
+    publisher.enough.set()
+    assert await node.create("second") == ErrorCode.NONE
+    assert publisher.applied == []
+
+
+async def test_no_snapshot_parts_a_transaction() -> None:
     node = await started(config=MetadataLogConfig(max_record_bytes_between_snapshots=1))
-    version, before = node.log.image.metadata_version, node.snapshot_files()
+    before = node.snapshot_files()
     first = TopicRecord(name="first", topic_id=bytes(range(16)))
-    node.log.append([BeginTransactionRecord(), first], version)
+    append(node, BeginTransactionRecord(), first)
     await node.log.wait_for_commit(node.log.next_offset)
-    preparation = Preparation(node)
-    node.log.append([EndTransactionRecord()], version)
-    await preparation.begun.wait()
+    await until(lambda: node.log.is_caught_up)
     await node.log.maybe_snapshot()
     assert node.snapshot_files() == before
-    preparation.enough.set()
+    append(node, EndTransactionRecord())
     await node.log.wait_for_commit(node.log.next_offset)
+    await until(lambda: node.log.is_caught_up)
     await node.log.maybe_snapshot()
     assert node.snapshot_files() != before
     assert set((await node.restart()).image.topics.by_name) == {"first"}
 
 
-async def test_a_log_that_is_closed_during_a_preparation_has_the_step_at_the_next_start() -> None:
+def append(node: Node, *records: MetadataRecord) -> None:
+    version = node.log.image.metadata_version
+    node.log.append([encode_record(record, version) for record in records])
+
+
+async def test_a_log_that_is_closed_during_a_publication_has_the_delta_at_the_next_start() -> None:
     node = await started()
-    preparation = Preparation(node)
+    publisher = SlowPublisher(node)
     creating = asyncio.create_task(node.create("first"))
-    await preparation.begun.wait()
+    await publisher.begun.wait()
     qc = await node.restart()
     assert set(qc.image.topics.by_name) == {"first"}
     creating.cancel()
@@ -349,7 +394,9 @@ async def test_a_snapshot_replaces_the_log_before_it() -> None:
     for number in range(60):
         await node.create(f"topic{number}")
         await node.log.maybe_snapshot()
-    await node.qc.commit(node.qc.controller.delete_topics(DeleteTopicsRequest(topic_names=["topic7"])))
+    await node.qc.decide(
+        lambda controller: controller.delete_topics(DeleteTopicsRequest(topic_names=["topic7"]))
+    )
     newest = node.log.snapshots.newest
     assert newest is not None
     assert node.snapshot_files() == [newest.file_name]
@@ -421,12 +468,9 @@ async def test_a_log_whose_beginning_is_gone_without_a_snapshot_is_refused() -> 
 
 async def test_a_log_that_contradicts_itself_is_refused_in_one_line() -> None:
     node = await started()
-    version = node.log.image.metadata_version
-    node.log.append(
-        [TopicRecord(name="twin", topic_id=b"a" * 16), TopicRecord(name="twin", topic_id=b"b" * 16)], version
-    )
+    append(node, TopicRecord(name="twin", topic_id=b"a" * 16), TopicRecord(name="twin", topic_id=b"b" * 16))
     with pytest.raises(KafkaError, match="cannot be replayed"):
-        await node.log.wait_for_commit(node.log.next_offset)
+        await node.log.wait_for_publication(node.log.next_offset)
     await node.log.close()
     with pytest.raises(
         StorageError, match=r"__cluster_metadata-0: the metadata log cannot be replayed .*twin"
@@ -484,10 +528,7 @@ async def test_dynamic_voters_are_kept_in_the_log_and_in_snapshots() -> None:
 
 async def test_an_interrupted_metadata_transaction_is_aborted_at_the_next_start() -> None:
     node = await started()
-    version = node.log.image.metadata_version
-    node.log.append(
-        [BeginTransactionRecord(name="half"), TopicRecord(name="ghost", topic_id=b"g" * 16)], version
-    )
+    append(node, BeginTransactionRecord(name="half"), TopicRecord(name="ghost", topic_id=b"g" * 16))
     await node.log.wait_for_commit(node.log.next_offset)
     await node.crash()
     assert "ghost" not in node.log.image.topics.by_name

@@ -128,7 +128,7 @@ class TestAlterPartition:
 
     def test_a_stale_broker_is_refused_as_a_whole(self, world: ControllerHarness) -> None:
         with pytest.raises(KafkaError) as error:
-            world.controller.alter_partition(AlterPartitionRequest(broker_id=0, broker_epoch=99))
+            world.do(world.controller.alter_partition(AlterPartitionRequest(broker_id=0, broker_epoch=99)))
         assert error.value.code is ErrorCode.STALE_BROKER_EPOCH
 
     def test_an_unknown_topic_or_partition(self, world: ControllerHarness) -> None:
@@ -176,7 +176,7 @@ class TestElections:
         assert elect(world, PREFERRED, 7) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
         assert elect(world, PREFERRED, 0, topic="ghost") == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
         with pytest.raises(KafkaError) as error:
-            world.controller.elect_leaders(ElectLeadersRequest(election_type=7))
+            world.do(world.controller.elect_leaders(ElectLeadersRequest(election_type=7)))
         assert error.value.code is ErrorCode.INVALID_REQUEST
 
     def test_an_unclean_election_needs_a_partition_without_leader(self, world: ControllerHarness) -> None:

@@ -97,7 +97,7 @@ class FetchHarness:
 
     async def start(self) -> None:
         await self.logs.start(lambda topic: LogConfig())
-        self.replicas.start(self.image, self.clock.wall_ms())
+        await self.replicas.start(self.image, self.clock.wall_ms, Turns(self.clock))
         self.write(
             *(self.broker_record(id) for id in (0, 1, 2)),
             TopicRecord(name=TOPIC, topic_id=TOPIC_ID),
@@ -139,7 +139,10 @@ class FetchHarness:
         for record in records:
             delta.replay(record)
         self.image = delta.apply(self.image.provenance)
-        self.replicas.apply_delta(delta, self.image, self.clock.wall_ms())
+        # In one turn, and with a pool that does not wait.
+        turns = Turns(self.clock, check_every=1_000_000)
+        with pytest.raises(StopIteration):
+            self.replicas.apply_delta(delta, self.image, self.clock.wall_ms, turns).send(None)
 
     # Partitions
 

@@ -194,7 +194,7 @@ def test_the_copy_of_a_partition_goes_with_its_topic(monkeypatch: pytest.MonkeyP
 
         await nodes.as_client(delete)
         await nodes.until(lambda: "moved" not in nodes.topics(2))
-        assert world.broker.logs.get_log(MOVED, future=True) is None
+        await nodes.until(lambda: world.broker.logs.get_log(MOVED, future=True) is None)
         await nodes.create("moved", 2, replicas=1)
         await nodes.until(lambda: "moved" in nodes.topics(2))
         assert world.partition.log.log_end_offset == 0

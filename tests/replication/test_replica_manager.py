@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,6 +25,8 @@ from ottla.protocol.messages.incremental_alter_configs import (
 from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
+from ottla.runtime.turns import Turns
+from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
 from tests.metadata.controller_harness import ControllerHarness
 from tests.replication.partition_harness import batch, log_manager
@@ -40,6 +44,7 @@ class Broker:
         self.replicas = ReplicaManager(0, self.logs, self.config_of)
         self.image = MetadataImage.EMPTY
         self.seen = 0
+        self.turns = Turns(SimClock())
 
     def config_of(self, topic: str) -> LogConfig:
         configs = self.world.image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
@@ -49,11 +54,11 @@ class Broker:
         await self.logs.start(self.config_of)
         self.image = self.world.image
         self.seen = self.world.next_offset
-        return self.replicas.start(self.image, 0)
+        return await self.replicas.start(self.image, lambda: 0, self.turns)
 
-    def catch_up(self) -> ReplicaChanges:
+    async def catch_up(self) -> ReplicaChanges:
         """Apply what was written to the metadata log since, as one delta."""
-        return self.follow(self.delta())
+        return await self.follow(self.delta())
 
     def delta(self) -> MetadataDelta:
         records: list[MetadataRecord] = self.world.log[self.seen :]
@@ -63,9 +68,12 @@ class Broker:
             delta.replay(record)
         return delta
 
-    def follow(self, delta: MetadataDelta) -> ReplicaChanges:
+    async def follow(self, delta: MetadataDelta) -> ReplicaChanges:
         self.image = delta.apply(self.world.image.provenance)
-        return self.replicas.apply_delta(delta, self.image, 0)
+        return await self.replicas.apply_delta(delta, self.image, lambda: 0, self.turns)
+
+    async def retry_offline(self) -> ReplicaChanges:
+        return await self.replicas.retry_offline(lambda: 0, self.turns)
 
     def hosted(self) -> set[str]:
         return {str(partition.topic_partition) for partition in self.replicas}
@@ -85,13 +93,13 @@ async def test_partitions_come_and_go_with_their_topics() -> None:
     broker = Broker(world)
     await broker.start()
     world.create("orders", partitions=2, replicas=1)
-    changes = broker.catch_up()
+    changes = await broker.catch_up()
     assert broker.hosted() == {"orders-0", "orders-1"}
     assert all(partition.is_leader for partition in changes.leaders)
     assert len(changes.leaders) == 2
     assert "/data/orders-0/00000000000000000000.log" in broker.disk.contents()
     delete(world, "orders")
-    changes = broker.catch_up()
+    changes = await broker.catch_up()
     assert {str(tp) for tp in changes.deleted} == {"orders-0", "orders-1"}
     assert broker.hosted() == set()
     assert broker.refusal("orders") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -102,13 +110,13 @@ async def test_a_topic_that_is_deleted_and_made_again_is_another_one() -> None:
     broker = Broker(world)
     await broker.start()
     world.create("orders", partitions=1, replicas=1)
-    broker.catch_up()
+    await broker.catch_up()
     tp = TopicPartition("orders", 0)
     old = broker.replicas.partition(tp)
     old.append_records_to_leader(batch(3, 0), now_ms=0)
     delete(world, "orders")
     world.create("orders", partitions=1, replicas=1)
-    broker.catch_up()
+    await broker.catch_up()
     new = broker.replicas.partition(tp)
     assert new.topic_id != old.topic_id
     assert new.log.log_end_offset == 0
@@ -119,42 +127,60 @@ async def test_a_topic_that_is_deleted_and_made_again_is_another_one() -> None:
     assert broker.replicas.partition_by_id(new.topic_id, 0) is new
 
 
-async def test_many_new_logs_are_made_before_their_delta_is_followed() -> None:
+async def test_many_new_logs_are_made_in_turns() -> None:
     world = ControllerHarness()
     broker = Broker(world)
     await broker.start()
-    world.create("orders", partitions=40, replicas=1, configs={"retention.ms": "1000"})
-    delta = broker.delta()
-    work = broker.replicas.prepare_logs(delta, broker.config_of)
-    assert work is not None
-    await work
-    assert broker.hosted() == set()
-    assert broker.refusal("orders") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    made = set(broker.logs.logs())
-    assert len(made) == 40
-    assert {log.config.retention_ms for log in made} == {1000}
-    broker.follow(delta)
-    assert {partition.log for partition in broker.replicas} == made
+    world.create("orders", partitions=100, replicas=1, configs={"retention.ms": "1000"})
+    seen: list[int] = []
+    applying = asyncio.ensure_future(broker.catch_up())
+    while not applying.done():
+        await asyncio.sleep(0)
+        seen.append(len(broker.hosted()))
+    steps = [after - before for before, after in pairwise([0, *seen])]
+    assert sum(steps) == 100
+    assert max(steps) <= 16
+    assert {partition.log.config.retention_ms for partition in broker.replicas} == {1000}
+    assert len((await applying).leaders) == 100
 
 
-async def test_a_few_new_logs_need_no_preparation_and_those_of_a_topic_made_again_have_to_wait() -> None:
+async def test_many_logs_are_deleted_in_turns_and_made_again_without_their_offsets() -> None:
     world = ControllerHarness()
     broker = Broker(world)
     await broker.start()
-    for name in ("few", "many"):
-        world.create(name, partitions=16, replicas=1)
-        delta = broker.delta()
-        assert broker.replicas.prepare_logs(delta, broker.config_of) is None
-        broker.follow(delta)
-    before = {partition.log for partition in broker.replicas}
-    delete(world, "few", "many")
-    world.create("few", partitions=16, replicas=1)
-    world.create("many", partitions=16, replicas=1)
-    delta = broker.delta()
-    assert broker.replicas.prepare_logs(delta, broker.config_of) is None
-    broker.follow(delta)
-    assert len(broker.hosted()) == 32
-    assert before.isdisjoint(partition.log for partition in broker.replicas)
+    world.create("orders", partitions=50, replicas=1)
+    await broker.catch_up()
+    for partition in broker.replicas:
+        partition.append_records_to_leader(batch(3, 0), now_ms=0)
+        partition.log.flush()
+    await broker.logs.checkpoint_log_recovery_offsets()
+    delete(world, "orders")
+    world.create("orders", partitions=50, replicas=1)
+    turns_before = broker.turns.taken
+    await broker.catch_up()
+    assert broker.turns.taken - turns_before > 50 // 16
+    assert {partition.log.log_end_offset for partition in broker.replicas} == {0}
+    (directory,) = broker.logs.directories
+    assert directory.recovery_points.offsets == {}
+    assert not any("staged.tmp" in path for path in broker.disk.contents())
+
+
+async def test_a_directory_that_fails_between_turns_is_not_served() -> None:
+    world = ControllerHarness()
+    broker = Broker(world, dirs=("/a", "/b"))
+    await broker.start()
+    world.create("orders", partitions=100, replicas=1)
+    applying = asyncio.ensure_future(broker.catch_up())
+    while len(broker.hosted()) < 32:  # noqa: ASYNC110 - no event tells of it
+        await asyncio.sleep(0)
+    failed = broker.logs.directories[0]
+    failed.fail("on purpose")
+    broker.replicas.handle_log_dir_failure(failed)
+    changes = await applying
+    hosted = {partition.log.directory.path for partition in broker.replicas}
+    assert hosted == {"/b"}
+    assert {partition.log.directory.path for partition in changes.leaders} == {"/b"}
+    assert len(broker.hosted()) + len(broker.replicas.offline) == 100
 
 
 async def test_a_topic_grows() -> None:
@@ -162,12 +188,12 @@ async def test_a_topic_grows() -> None:
     broker = Broker(world)
     await broker.start()
     world.create("orders", partitions=1, replicas=1)
-    broker.catch_up()
+    await broker.catch_up()
     request = CreatePartitionsRequest(
         topics=[CreatePartitionsTopic(name="orders", count=3, assignments=None)]
     )
     world.do(world.controller.create_partitions(request))
-    changes = broker.catch_up()
+    changes = await broker.catch_up()
     assert {partition.topic_partition.partition for partition in changes.leaders} == {1, 2}
     assert broker.hosted() == {"orders-0", "orders-1", "orders-2"}
 
@@ -177,7 +203,7 @@ async def test_partitions_of_other_brokers_are_not_hosted() -> None:
     broker = Broker(world)
     await broker.start()
     world.create("orders", assignments=[[1, 2], [1, 0]])
-    changes = broker.catch_up()
+    changes = await broker.catch_up()
     assert broker.hosted() == {"orders-1"}
     assert [partition.leader_id for partition in changes.followers] == [1]
     assert broker.refusal("orders", 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -188,11 +214,11 @@ async def test_leadership_follows_the_image() -> None:
     broker = Broker(world)
     await broker.start()
     world.create("orders", assignments=[[1, 0]])
-    broker.catch_up()
+    await broker.catch_up()
     partition = broker.replicas.partition(TopicPartition("orders", 0))
     assert not partition.is_leader
     world.heartbeat(1, want_fence=True)
-    changes = broker.catch_up()
+    changes = await broker.catch_up()
     assert changes.leaders == [partition]
     assert partition.is_leader
     assert partition.leader_epoch == 1
@@ -203,7 +229,7 @@ async def test_configs_reach_the_logs_while_they_run() -> None:
     broker = Broker(world)
     await broker.start()
     world.create("orders", partitions=1, replicas=1)
-    broker.catch_up()
+    await broker.catch_up()
     log = broker.replicas.partition(TopicPartition("orders", 0)).log
     assert log.config.retention_ms == 604_800_000
     request = IncrementalAlterConfigsRequest(
@@ -216,7 +242,7 @@ async def test_configs_reach_the_logs_while_they_run() -> None:
         ]
     )
     world.do(world.controller.incremental_alter_configs(request))
-    broker.catch_up()
+    await broker.catch_up()
     assert log.config.retention_ms == 5000
 
 
@@ -225,7 +251,7 @@ async def test_after_a_restart_the_logs_are_taken_up_with_their_records() -> Non
     broker = Broker(world)
     await broker.start()
     world.create("orders", partitions=1, replicas=1)
-    broker.catch_up()
+    await broker.catch_up()
     broker.replicas.partition(TopicPartition("orders", 0)).append_records_to_leader(batch(7, 0), now_ms=0)
     await broker.logs.shutdown()
     again = Broker(world, broker.disk)
@@ -240,7 +266,7 @@ async def test_a_log_that_the_cluster_does_not_know_is_set_aside() -> None:
     broker = Broker(world)
     await broker.start()
     world.create("orders", partitions=1, replicas=1)
-    broker.catch_up()
+    await broker.catch_up()
     await broker.logs.shutdown()
     delete(world, "orders")
     world.create("orders", partitions=1, replicas=1)
@@ -258,12 +284,12 @@ async def test_a_partition_for_which_there_was_no_room_is_tried_again(
     await broker.start()
     broker.disk.fail(errno.ENOSPC, prefix="/data/orders-0", times=None)
     world.create("orders", partitions=1, replicas=1)
-    broker.catch_up()
+    await broker.catch_up()
     assert broker.refusal("orders") is ErrorCode.KAFKA_STORAGE_ERROR
-    assert not broker.replicas.retry_offline(0).leaders
+    assert not (await broker.retry_offline()).leaders
     assert caplog.text.count("orders-0 is offline") == 1
     broker.disk.heal()
-    changes = broker.replicas.retry_offline(0)
+    changes = await broker.retry_offline()
     assert [str(partition.topic_partition) for partition in changes.leaders] == ["orders-0"]
     assert broker.replicas.offline == {}
 
@@ -273,7 +299,7 @@ async def test_a_failed_directory_takes_its_partitions_offline_and_leaves_the_ot
     broker = Broker(world, dirs=("/a", "/b"))
     await broker.start()
     world.create("orders", partitions=4, replicas=1)
-    broker.catch_up()
+    await broker.catch_up()
     assert len(broker.hosted()) == 4
     failed = broker.logs.directories[0]
     failed.fail(f"[Errno {errno.EIO}] on purpose")
@@ -289,7 +315,7 @@ async def two_disks(*, records: int = 3) -> tuple[ControllerHarness, Broker]:
     broker = Broker(world, dirs=("/a", "/b"))
     await broker.start()
     world.create("orders", partitions=4, replicas=1)
-    broker.catch_up()
+    await broker.catch_up()
     for partition in broker.replicas:
         partition.append_records_to_leader(batch(records, 0), now_ms=0)
     await broker.logs.shutdown()
@@ -311,7 +337,7 @@ async def test_a_file_that_cannot_be_read_at_the_start_takes_its_directory_and_n
     victim = min(bad)
     again.disk.fail(errno.EIO, prefix=f"/b/{victim}/{file}", times=None)
     again.image = world.image
-    changes = again.replicas.start(again.image, 0)
+    changes = await again.replicas.start(again.image, lambda: 0, again.turns)
     assert good <= again.hosted()
     assert victim not in again.hosted()
     assert again.refusal("orders", int(victim[-1])) is ErrorCode.KAFKA_STORAGE_ERROR
@@ -326,14 +352,14 @@ async def test_a_leader_that_cannot_read_its_epochs_does_not_keep_the_rest_of_a_
     broker = Broker(world, dirs=("/a", "/b"))
     await broker.start()
     world.create("orders", assignments=[[1, 0]] * 4)
-    broker.catch_up()
+    await broker.catch_up()
     await broker.logs.shutdown()
     again = Broker(world, broker.disk, dirs=("/a", "/b"))
     await again.start()
     bad, good = in_directory(again, "/b"), in_directory(again, "/a")
     again.disk.fail(errno.EIO, prefix=f"/b/{min(bad)}/leader-epoch-checkpoint", times=None)
     world.heartbeat(1, want_fence=True)
-    changes = again.catch_up()
+    changes = await again.catch_up()
     assert {str(each.topic_partition) for each in changes.leaders} >= good
     assert min(bad) in {str(tp) for tp in changes.offline}
     assert not again.logs.directories[1].is_online
@@ -347,12 +373,12 @@ async def test_a_lack_of_file_handles_takes_a_partition_offline_until_there_are_
     victim = min(in_directory(again, "/b"))
     again.disk.fail(errno.EMFILE, prefix=f"/b/{victim}/leader-epoch-checkpoint", times=None)
     again.image = world.image
-    again.replicas.start(again.image, 0)
+    await again.replicas.start(again.image, lambda: 0, again.turns)
     assert again.hosted() == {f"orders-{n}" for n in range(4)} - {victim}
     assert len(again.logs.live_directories) == 2
-    assert not again.replicas.retry_offline(0).leaders
+    assert not (await again.retry_offline()).leaders
     again.disk.heal()
-    changes = again.replicas.retry_offline(0)
+    changes = await again.retry_offline()
     assert [str(each.topic_partition) for each in changes.leaders] == [victim]
     assert changes.leaders[0].log.log_end_offset == 3
 
@@ -372,11 +398,11 @@ async def test_an_error_that_no_check_expects_takes_one_partition_offline(
 
     monkeypatch.setattr(Partition, "make_leader", fails_once)
     world.create("orders", partitions=3, replicas=1)
-    changes = broker.catch_up()
+    changes = await broker.catch_up()
     assert broker.hosted() == {"orders-0", "orders-2"}
     assert broker.refusal("orders", 1) is ErrorCode.KAFKA_STORAGE_ERROR
     assert [str(tp) for tp in changes.offline] == ["orders-1"]
     assert "a defect" in caplog.text
     monkeypatch.undo()
-    assert len(broker.replicas.retry_offline(0).leaders) == 1
+    assert len((await broker.retry_offline()).leaders) == 1
     assert len(broker.hosted()) == 3

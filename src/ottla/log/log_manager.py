@@ -419,12 +419,53 @@ class LogManager:
         gone, errors = self._take_out(partitions, self._future_logs if future else self._logs, DirKind.DELETE)
         for log in gone:
             self._remove_later(log.directory, log.dir, log.config.file_delete_delay_ms)
-        if self._failed and not future:
-            damaged, more = self._take_out_damaged(partitions, DirKind.DELETE)
-            for directory, path in damaged:
-                self._remove_later(directory, path, LogConfig().file_delete_delay_ms)
-            errors |= more
+        return errors if future else errors | self._delete_damaged(partitions)
+
+    def _delete_damaged(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, KafkaError]:
+        if not self._failed:
+            return {}
+        damaged, errors = self._take_out_damaged(partitions, DirKind.DELETE)
+        for directory, path in damaged:
+            self._remove_later(directory, path, LogConfig().file_delete_delay_ms)
         return errors
+
+    async def delete_logs_in_turns(
+        self, partitions: Collection[TopicPartition], turns: Turns
+    ) -> dict[TopicPartition, KafkaError]:
+        """The same for any number of logs, with the syncs in the pool. Their checkpoints are written when it
+        returns, so that a new log of the same name does not inherit the offsets of the old one.
+        """
+        errors: dict[TopicPartition, KafkaError] = {}
+        gone: dict[LogDirectory, list[UnifiedLog]] = {}
+        for log in [self._logs[partition] for partition in partitions if partition in self._logs]:
+            self._take_out_one(log, self._logs, DirKind.DELETE, gone, errors)
+            await turns.pause_if_due()
+        for directory, moved in gone.items():
+            try:
+                await self._pool.run(self._disk.sync_dir, directory.path)
+                await self._forget_in_pool(directory, {log.topic_partition for log in moved})
+            except OSError as error:
+                failure = directory.io_error("forgetting logs that are gone", error)
+                errors |= {log.topic_partition: failure for log in moved}
+            for log in moved:
+                self._remove_later(directory, log.dir, log.config.file_delete_delay_ms)
+                await turns.pause_if_due()
+        return errors | self._delete_damaged(partitions)
+
+    async def _forget_in_pool(self, directory: LogDirectory, gone: set[TopicPartition]) -> None:
+        """Drop partitions from the checkpoints of a directory; other writes may come in between."""
+        directory.high_watermarks.forget(sorted(gone))
+        for checkpoint in (directory.recovery_points, directory.log_starts):
+            while not gone.isdisjoint(checkpoint.offsets):
+                left = {tp: at for tp, at in checkpoint.offsets.items() if tp not in gone}
+                staged = checkpoint.stage(left, checkpoint.begin())
+                assert staged is not None, "the file has entries that are not to be there"
+                await self._pool.run(staged.write)
+                if checkpoint.install(staged):
+                    await self._pool.run(staged.sync_name)
+                    checkpoint.on_synced(staged)
+                else:
+                    await self._pool.run(staged.drop)
 
     def delete_log(self, partition: TopicPartition, *, future: bool = False) -> None:
         for error in self.delete_logs([partition], future=future).values():
@@ -450,18 +491,7 @@ class LogManager:
         errors: dict[TopicPartition, KafkaError] = {}
         gone: dict[LogDirectory, list[UnifiedLog]] = {}
         for log in [logs[partition] for partition in partitions if partition in logs]:
-            partition = log.topic_partition
-            try:
-                log.rename_dir(moved_dir_name(partition, kind, self._random.uuid()), sync=False)
-            except KafkaError as error:
-                errors[partition] = error
-                continue
-            del logs[partition]
-            try:
-                log.close_handlers()
-            except OSError as error:
-                errors[partition] = log.directory.io_error("closing a log that is gone", error)
-            gone.setdefault(log.directory, []).append(log)
+            self._take_out_one(log, logs, kind, gone, errors)
         for directory, moved in gone.items():
             try:
                 self._disk.sync_dir(directory.path)
@@ -470,6 +500,28 @@ class LogManager:
                 failure = directory.io_error("forgetting logs that are gone", error)
                 errors |= {log.topic_partition: failure for log in moved}
         return [log for moved in gone.values() for log in moved], errors
+
+    def _take_out_one(
+        self,
+        log: UnifiedLog,
+        logs: dict[TopicPartition, UnifiedLog],
+        kind: DirKind,
+        gone: dict[LogDirectory, list[UnifiedLog]],
+        errors: dict[TopicPartition, KafkaError],
+    ) -> None:
+        """Close a log and rename its directory; the caller syncs that."""
+        partition = log.topic_partition
+        try:
+            log.rename_dir(moved_dir_name(partition, kind, self._random.uuid()), sync=False)
+        except KafkaError as error:
+            errors[partition] = error
+            return
+        del logs[partition]
+        try:
+            log.close_handlers()
+        except OSError as error:
+            errors[partition] = log.directory.io_error("closing a log that is gone", error)
+        gone.setdefault(log.directory, []).append(log)
 
     # Damaged logs
 
@@ -721,7 +773,9 @@ class LogManager:
         except OSError as error:
             _log.error("%s", directory.io_error("installing a checkpoint", error).message)
             return
-        if installed and await _try_write(directory, self._pool.run(staged.sync_name)):
+        if not installed:
+            await _try_write(directory, self._pool.run(staged.drop))
+        elif await _try_write(directory, self._pool.run(staged.sync_name)):
             checkpoint.on_synced(staged)
 
     def _offsets(self, directory: LogDirectory) -> _DirectoryOffsets:

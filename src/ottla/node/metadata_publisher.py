@@ -1,16 +1,19 @@
 """Applies new metadata to the parts of a broker: replicas, fetchers, coordinators, moves between directories.
 
-The metadata log calls it with each step, in order, on the event loop; work that takes long for many new
-partitions is done before the step is published. A failed directory and logs that could not be created change
-what this broker serves in the same way, so they are here too. An error in one part is logged, and the other
-parts still get the change: the metadata are committed, whatever this broker makes of them.
+The metadata log calls it with each delta, one after the other; the image is visible before. A delta may
+concern ten thousand partitions, so it is applied in turns, and requests are served in between: each partition
+is in the old state or in the new one. The broker's heartbeats say that it has the delta once all parts have.
+A failed directory and logs that could not be created change what this broker serves in the same way, so they
+are here too. An error in one part is logged, and the other parts still get the change: the metadata are
+committed, whatever this broker makes of them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.log_manager import LogManager
@@ -20,22 +23,24 @@ from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.node.cluster.alter_replica_log_dirs import AlterReplicaLogDirsManager
 from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
 from ottla.node.cluster.replication import BrokerReplication
-from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.coordinators.coordinators import Coordinators
 from ottla.protocol.errors import KafkaError
-from ottla.protocol.names import TopicPartition
+from ottla.protocol.names import INTERNAL_TOPICS, TopicPartition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
 from ottla.runtime import invariants
 from ottla.runtime.clock import Clock
+from ottla.runtime.turns import Turns
 
 _log = logging.getLogger(__name__)
+
+# Partitions that get their fetchers in one go.
+_PARTITIONS_AT_ONCE: Final = 64
 
 
 class BrokerMetadataPublisher:
     def __init__(
         self,
         clock: Clock,
-        config: DynamicBrokerConfig,
         metadata: MetadataLog,
         lifecycle: BrokerLifecycleManager,
         logs: LogManager,
@@ -45,7 +50,6 @@ class BrokerMetadataPublisher:
         coordinators: Coordinators,
     ) -> None:
         self._clock: Final = clock
-        self._config: Final = config
         self._metadata: Final = metadata
         self._lifecycle: Final = lifecycle
         self._logs: Final = logs
@@ -56,50 +60,50 @@ class BrokerMetadataPublisher:
         # From the first image until the broker stops; then replicas stay as they are.
         self.is_applying = False
 
-    def start(self) -> None:
-        """Take up the replicas that the newest image assigns to this broker."""
-        image = self._metadata.image
-        changes = self._replicas.start(image, self._clock.wall_ms())
-        self._replicas.refresh_configs()
-        self.is_applying = True
-        self._metadata.prepare_with(self._prepare)
-        self._apply(image, changes)
-        _attempt("moves between directories", self._alter_log_dirs.resume)
+    async def start(self) -> None:
+        """Take up the replicas that the newest image assigns to this broker, and follow the metadata."""
+        await self._metadata.publish_to(self._start, self._apply_delta)
 
     async def stop(self) -> None:
         """Leave the replicas as they are from now on, whatever the metadata say."""
         self.is_applying = False
-        self._metadata.publish_now()
+        await self._metadata.stop_publishing()
 
-    def _prepare(self, delta: MetadataDelta, image: MetadataImage) -> Coroutine[Any, Any, None] | None:
-        if not self.is_applying or self._config.is_changed_by(delta):
-            return None
-        return self._replicas.prepare_logs(delta, lambda topic: self._config.topic_config(topic, image))
+    async def _start(self, image: MetadataImage, turns: Turns) -> None:
+        changes = await self._replicas.start(image, self._clock.wall_ms, turns)
+        await self._replicas.refresh_configs(turns)
+        self.is_applying = True
+        await self._apply(image, changes, turns)
+        _attempt("moves between directories", self._alter_log_dirs.resume)
 
-    def on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        if not self.is_applying:
-            return
-        if any(_is_shutting_down(image, id) for id in delta.changed_brokers):
-            # The controller lets it go once every broker has read as far as this.
-            self._lifecycle.heartbeat_now()
-        changes = self._replicas.apply_delta(delta, image, self._clock.wall_ms())
+    async def _apply_delta(self, delta: MetadataDelta, image: MetadataImage, turns: Turns) -> None:
+        changes = await self._replicas.apply_delta(delta, image, self._clock.wall_ms, turns)
         _attempt("moves between directories", lambda: self._alter_log_dirs.cancel(changes.deleted))
         _attempt("new logs", self._logs.complete_log_creations)
-        self._apply(image, changes, delta)
+        await self._apply(image, changes, turns, delta)
+        if any(_is_shutting_down(image, id) for id in delta.changed_brokers):
+            # The controller lets it go once every broker has applied this.
+            self._lifecycle.heartbeat_now()
 
-    def host_offline(self) -> None:
+    async def host_offline(self) -> None:
         """Create the logs that could not be created before, and take up their replicas."""
-        changes = self._replicas.retry_offline(self._clock.wall_ms())
-        _attempt("new logs", self._logs.complete_log_creations)
-        self._apply(self._metadata.image, changes)
+        await self._metadata.between_publications(self._retry_offline)
 
-    def _apply(
-        self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None = None
+    async def _retry_offline(self, turns: Turns) -> None:
+        changes = await self._replicas.retry_offline(self._clock.wall_ms, turns)
+        _attempt("new logs", self._logs.complete_log_creations)
+        await self._apply(self._metadata.image, changes, turns)
+
+    async def _apply(
+        self, image: MetadataImage, changes: ReplicaChanges, turns: Turns, delta: MetadataDelta | None = None
     ) -> None:
         if changes.offline:
             self._give_up(changes.offline)
-        _attempt("replication", lambda: self._replication.apply(changes))
-        _attempt("coordinators", lambda: self._coordinators.apply(image, changes, delta))
+        for part in changes.parts(_PARTITIONS_AT_ONCE):
+            _attempt("replication", partial(self._replication.apply, part))
+            await turns.pause_if_due()
+        internal = changes.of_topics(INTERNAL_TOPICS)
+        _attempt("coordinators", lambda: self._coordinators.apply(image, internal, delta))
 
     def _give_up(self, partitions: list[TopicPartition]) -> None:
         _attempt("replication", lambda: self._replication.remove(partitions))

@@ -276,7 +276,6 @@ class Node:
         self._on_stop(self.alter_log_dirs.stop)
         self._publisher = BrokerMetadataPublisher(
             runtime.clock,
-            self.dynamic_config,
             metadata,
             self.lifecycle,
             self.logs,
@@ -297,7 +296,7 @@ class Node:
             self._publisher.on_log_damage,
         )
         self._on_stop(self.damaged_replicas.stop)
-        self._publisher.start()
+        await self._publisher.start()
         for directory in self.logs.directories:
             if not directory.is_online:
                 self._on_directory_failure(directory)
@@ -337,9 +336,9 @@ class Node:
         tasks.start()
         self._on_stop(tasks.stop)
 
-    def _retry_offline(self) -> None:
+    async def _retry_offline(self) -> None:
         assert self._publisher is not None
-        self._publisher.host_offline()
+        await self._publisher.host_offline()
         self.damaged_replicas.check()
 
     def _dispatcher_for(self, endpoint: Endpoint) -> Dispatcher:
@@ -361,10 +360,8 @@ class Node:
                 self.dynamic_config.reload(image)
             except Exception:
                 log.exception("the changed settings of this broker could not be put in force")
-        if self._publisher is not None:
-            self._publisher.on_metadata_update(delta, image)
-            if self._publisher.is_applying:
-                self.damaged_replicas.check()
+        if self._publisher is not None and self._publisher.is_applying:
+            self.damaged_replicas.check()
 
     def _on_directory_failure_in_thread(self, directory: LogDirectory) -> None:
         """Continue on the event loop; this may be called in any thread."""

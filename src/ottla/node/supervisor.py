@@ -124,7 +124,7 @@ class BrokerTasks:
         logs: LogManager,
         replicas: ReplicaManager,
         lifecycle: BrokerLifecycleManager,
-        retry_offline: Callable[[], None],
+        retry_offline: Callable[[], Awaitable[None]],
     ) -> None:
         """`retry_offline` creates logs that could not be created before."""
         self._runtime: Final = runtime
@@ -213,8 +213,8 @@ class BrokerTasks:
 
     async def _retry_offline_replicas(self) -> None:
         """Retry logs that could not be created for lack of room: there may be some by now."""
-        if self._replicas.offline:
-            self._retry_offline()
+        if self._replicas.has_offline_to_retry:
+            await self._retry_offline()
 
     async def _fence_itself_if_full(self) -> None:
         """Fence this broker while its disk is full, as it holds other brokers up."""

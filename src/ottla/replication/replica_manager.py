@@ -1,19 +1,18 @@
 """All partitions of this broker, as the metadata image assigns them.
 
-The replica manager applies the image delta by delta: it creates and deletes logs, makes partitions leaders or
-followers, and passes configs on to their logs. Handlers get a partition here, or the error why this broker
-does not serve it. An error of one partition, whatever it is, takes that partition offline and no other; an
-I/O error takes its directory offline too. Invariant: a partition is hosted exactly if the image has this
-broker among its replicas, and it is online exactly if its log can be used.
+The replica manager applies the image delta by delta, in turns: it creates and deletes logs, makes partitions
+leaders or followers, and passes configs on to their logs. Handlers get a partition here, or the error why
+this broker does not serve it. An error of one partition, whatever it is, takes that partition offline and no
+other; an I/O error takes its directory offline too. Invariant: between deltas, a partition is hosted exactly
+if the image has this broker among its replicas, and it is online exactly if its log can be used.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
@@ -35,11 +34,9 @@ from ottla.replication.partition import DEFAULT_REPLICA_LAG_MS, Partition, Pendi
 from ottla.replication.purgatory import DelayedOperationPurgatory
 from ottla.runtime import invariants
 from ottla.runtime.turns import Turns
+from ottla.runtime.work_queue import in_turns
 
 _log = logging.getLogger(__name__)
-
-_AT_ONCE: Final = 16
-"""New logs that are created in one turn of the event loop."""
 
 
 @dataclass(slots=True)
@@ -50,6 +47,24 @@ class ReplicaChanges:
     followers: list[Partition] = field(default_factory=list)  # follower in a new epoch
     deleted: list[TopicPartition] = field(default_factory=list)
     offline: list[TopicPartition] = field(default_factory=list)  # served before, and cannot be any more
+
+    def parts(self, size: int) -> Iterator[ReplicaChanges]:
+        """The changes in parts of at most `size` partitions, those that are gone first; without `offline`."""
+        for start in range(0, len(self.deleted), size):
+            yield ReplicaChanges(deleted=self.deleted[start : start + size])
+        for start in range(0, len(self.leaders), size):
+            yield ReplicaChanges(leaders=self.leaders[start : start + size])
+        for start in range(0, len(self.followers), size):
+            yield ReplicaChanges(followers=self.followers[start : start + size])
+
+    def of_topics(self, topics: Collection[str]) -> ReplicaChanges:
+        """The changes of some topics only."""
+        return ReplicaChanges(
+            [each for each in self.leaders if each.topic_partition.topic in topics],
+            [each for each in self.followers if each.topic_partition.topic in topics],
+            [tp for tp in self.deleted if tp.topic in topics],
+            [tp for tp in self.offline if tp.topic in topics],
+        )
 
 
 class ReplicaManager:
@@ -79,6 +94,7 @@ class ReplicaManager:
         self._offline: dict[TopicPartition, KafkaError] = {}  # hosted, but the log cannot be used: why
         # Has every partition with `has_lagging_follower`, and those that made progress lately.
         self._maybe_lagging: dict[Partition, None] = {}
+        self._lost: dict[TopicPartition, None] = {}  # those of them that are in a directory that failed
 
     # Partitions
 
@@ -125,7 +141,7 @@ class ReplicaManager:
 
     # The metadata image
 
-    def start(self, image: MetadataImage, now_ms: int) -> ReplicaChanges:
+    async def start(self, image: MetadataImage, now_ms: Callable[[], int], turns: Turns) -> ReplicaChanges:
         """Host the partitions of an image after the logs were loaded; a log that the image does not assign to
         this broker is kept as a stray.
         """
@@ -134,15 +150,18 @@ class ReplicaManager:
         self.logs.recover_abandoned_future_logs(self._is_counted_on)
         for log in self.logs.logs():
             self._set_aside_if_stray(log)
+            await turns.pause_if_due()
         for tp in self.logs.failed:
             self._set_damaged_aside_if_stray(tp)
         for topic, index, registration in image.topics.partitions():
             if self.broker_id in registration.replicas:
                 tp = TopicPartition(topic.name, index)
                 self._apply_registration(
-                    tp, LocalReplica(topic.id, registration), now_ms, changes, is_new=False
+                    tp, LocalReplica(topic.id, registration), now_ms(), changes, is_new=False
                 )
-        return changes
+            if turns.is_due():
+                await turns.pause()
+        return self._still_hosted(changes)
 
     def _set_aside_if_stray(self, log: UnifiedLog) -> None:
         """Keep a log that the image does not assign to this broker as a stray. A log whose topic cannot be
@@ -178,43 +197,32 @@ class ReplicaManager:
             registration.directory(self.broker_id) == copy.directory.directory_id
         )
 
-    def prepare_logs(
-        self, delta: MetadataDelta, config_of: Callable[[str], LogConfig]
-    ) -> Coroutine[Any, Any, None] | None:
-        """The work of creating the new logs of a delta, before it is applied; None if they are few.
-        `config_of` gives the settings of a topic in the delta's image.
+    async def apply_delta(
+        self, delta: MetadataDelta, image: MetadataImage, now_ms: Callable[[], int], turns: Turns
+    ) -> ReplicaChanges:
+        """Apply a delta and its image, partition by partition: each of them is as before or as the image has
+        it. Two calls must not overlap.
         """
-        local = delta.local_changes(self.broker_id)
-        new = {
-            tp: replica
-            for tp, replica in {**local.leaders, **local.followers}.items()
-            if self._is_new(delta, tp, replica)
-            and not (tp in self._partitions or tp in self._offline or tp in local.deletes)
-        }
-        return self._create_logs(new, config_of) if len(new) > _AT_ONCE else None
-
-    async def _create_logs(
-        self, replicas: dict[TopicPartition, LocalReplica], config_of: Callable[[str], LogConfig]
-    ) -> None:
-        for number, (tp, replica) in enumerate(replicas.items()):
-            if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)
-            try:
-                self._get_or_create_log(tp, replica, config_of(tp.topic), is_new=True)
-            except Exception as error:
-                _log.debug("applying the delta meets it again: %s", _checked(error))
-                return
-
-    def apply_delta(self, delta: MetadataDelta, image: MetadataImage, now_ms: int) -> ReplicaChanges:
-        """Apply a delta and its image."""
         changes = ReplicaChanges()
         self._image = image
-        local = delta.local_changes(self.broker_id)
-        self._stop_partitions(local.deletes, changes)
-        for tp, replica in {**local.leaders, **local.followers}.items():
-            is_new = self._is_new(delta, tp, replica)
-            self._apply_registration(tp, replica, now_ms, changes, is_new=is_new)
-        self._apply_configs(delta)
+        local = await in_turns(delta.local_changes(self.broker_id), turns)
+        await self._stop_partitions(local.deletes, changes, turns)
+        for replicas in (local.leaders, local.followers):
+            for tp, replica in replicas.items():
+                is_new = self._is_new(delta, tp, replica)
+                self._apply_registration(tp, replica, now_ms(), changes, is_new=is_new)
+                if turns.is_due():
+                    # Those that were created so far become durable meanwhile.
+                    self.logs.complete_log_creations()
+                    await turns.pause()
+        await self._apply_configs(delta, turns)
+        return self._still_hosted(changes)
+
+    def _still_hosted(self, changes: ReplicaChanges) -> ReplicaChanges:
+        """Leave partitions out whose directory failed since they were changed."""
+        hosted = self._partitions
+        changes.leaders = [each for each in changes.leaders if hosted.get(each.topic_partition) is each]
+        changes.followers = [each for each in changes.followers if hosted.get(each.topic_partition) is each]
         return changes
 
     def _is_new(self, delta: MetadataDelta, tp: TopicPartition, replica: LocalReplica) -> bool:
@@ -222,18 +230,26 @@ class ReplicaManager:
         registration = None if before is None else before.partitions.get(tp.partition)
         return registration is None or self.broker_id not in registration.replicas
 
-    def retry_offline(self, now_ms: int) -> ReplicaChanges:
-        """Try again to host partitions whose log could not be used, as for lack of disk space. Called from
-        time to time.
+    @property
+    def has_offline_to_retry(self) -> bool:
+        """Whether a partition is offline that may come back, as for lack of disk space; one in a directory
+        that failed may not.
+        """
+        return len(self._offline) > len(self._lost)
+
+    async def retry_offline(self, now_ms: Callable[[], int], turns: Turns) -> ReplicaChanges:
+        """Try again to host partitions whose log could not be used. Called from time to time, not while a
+        delta is being applied.
         """
         changes = ReplicaChanges()
-        for tp in list(self._offline):
+        for tp in [tp for tp in self._offline if tp not in self._lost]:
             topic = self._image.topics.by_name.get(tp.topic)
             registration = None if topic is None else topic.partitions.get(tp.partition)
             if topic is not None and registration is not None:
                 replica = LocalReplica(topic.id, registration)
-                self._apply_registration(tp, replica, now_ms, changes, is_new=False)
-        return changes
+                self._apply_registration(tp, replica, now_ms(), changes, is_new=False)
+            await turns.pause_if_due()
+        return self._still_hosted(changes)
 
     def _apply_registration(
         self, tp: TopicPartition, replica: LocalReplica, now_ms: int, changes: ReplicaChanges, *, is_new: bool
@@ -252,6 +268,7 @@ class ReplicaManager:
             self._take_offline(tp, error, changes)
         else:
             self._offline.pop(tp, None)
+            self._lost.pop(tp, None)
 
     def _take_offline(self, tp: TopicPartition, error: Exception, changes: ReplicaChanges) -> None:
         """Stop serving a partition whose log cannot be used, and remember why."""
@@ -263,9 +280,22 @@ class ReplicaManager:
         self._offline[tp] = reason
         if isinstance(error, CorruptBatch | CorruptLog):
             self.logs.fail_log(tp, reason)
+        if self._is_lost(tp, partition):
+            self._lost[tp] = None
         if partition is not None:
             changes.offline.append(tp)
             _resign(partition)
+
+    def _is_lost(self, tp: TopicPartition, partition: Partition | None) -> bool:
+        """Whether the log is in a directory that failed, or may be."""
+        if partition is not None:
+            return not partition.log.directory.is_online
+        if all(directory.is_online for directory in self.logs.directories):
+            return False
+        try:
+            return self.logs.get_log(tp) is None
+        except KafkaError:
+            return tp not in self.logs.failed  # what is damaged may be fetched again
 
     def _get_or_create_partition(
         self, tp: TopicPartition, replica: LocalReplica, *, is_new: bool
@@ -308,14 +338,18 @@ class ReplicaManager:
         directory = registration.directory(self.broker_id)
         return None if is_reserved_directory(directory) else directory
 
-    def _stop_partitions(self, partitions: Collection[TopicPartition], changes: ReplicaChanges) -> None:
+    async def _stop_partitions(
+        self, partitions: Collection[TopicPartition], changes: ReplicaChanges, turns: Turns
+    ) -> None:
         for tp in partitions:
             partition = self._partitions.pop(tp, None)
             self._offline.pop(tp, None)
+            self._lost.pop(tp, None)
             if partition is not None:
                 _resign(partition)
+            await turns.pause_if_due()
         try:
-            errors = self.logs.delete_logs(partitions)
+            errors = await self.logs.delete_logs_in_turns(partitions, turns)
         except Exception as error:
             _log.error("logs could not be deleted", exc_info=_checked(error))
         else:
@@ -323,17 +357,17 @@ class ReplicaManager:
                 _log.error("%s could not be deleted: %s", tp, refused.message)
         changes.deleted.extend(partitions)
 
-    def _apply_configs(self, delta: MetadataDelta) -> None:
+    async def _apply_configs(self, delta: MetadataDelta, turns: Turns) -> None:
         if not delta.changed_configs:
             return
         if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
-            self.refresh_configs()
+            await self.refresh_configs(turns)
             return
-        for resource in sorted(delta.changed_configs):
-            if resource.type == ConfigResourceType.TOPIC:
-                self._refresh_topic(resource.name)
+        changed = [each.name for each in delta.changed_configs if each.type == ConfigResourceType.TOPIC]
+        for name in sorted(changed):
+            await self._refresh_topic(name, turns)
 
-    def _refresh_topic(self, name: str) -> None:
+    async def _refresh_topic(self, name: str, turns: Turns) -> None:
         topic = self._image.topics.by_name.get(name)
         if topic is None:
             return
@@ -343,19 +377,21 @@ class ReplicaManager:
                 partition = self._partitions.get(TopicPartition(name, index))
                 if partition is not None and partition.log.config != config:
                     partition.log.update_config(config)
+                await turns.pause_if_due()
         except Exception as error:
             _log.error("the settings of topic %s stay as they were", name, exc_info=_checked(error))
 
-    def refresh_configs(self) -> None:
+    async def refresh_configs(self, turns: Turns) -> None:
         """Look up the settings of every topic again after those of the broker have changed."""
         for name in dict.fromkeys(tp.topic for tp in self._partitions):
-            self._refresh_topic(name)
+            await self._refresh_topic(name, turns)
 
     def handle_log_dir_failure(self, directory: LogDirectory) -> list[TopicPartition]:
         """Take the partitions of a directory that failed offline; returns them."""
         gone = [tp for tp, partition in self._partitions.items() if partition.log.directory is directory]
         for tp in gone:
             partition = self._partitions.pop(tp)
+            self._lost[tp] = None
             self._offline[tp] = KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
                 f"{tp} is in the log directory {directory.path}, which is offline: {directory.failure}",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -176,7 +177,13 @@ class StagedOffsets:
 
     @property
     def temporary(self) -> str:
-        return self.path + ".staged.tmp"
+        # With the version in its name: another one may be written at the same time.
+        return f"{self.path}.{self.version}.staged.tmp"
+
+    def drop(self) -> None:
+        """Remove what was written and is not installed."""
+        with suppress(FileNotFoundError):
+            self.disk.unlink(self.temporary)
 
     def write(self) -> None:
         file = self.disk.open(self.temporary, create=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from ottla.log.directory.meta_properties import is_reserved_directory
 from ottla.metadata.controller.heartbeats import BrokerControlState, BrokerHeartbeatManager
-from ottla.metadata.controller.partitions import generate_leader_and_isr_updates, partitions_where
-from ottla.metadata.controller.state import ControllerState, Result
+from ottla.metadata.controller.partition_index import PartitionRef
+from ottla.metadata.controller.partitions import generate_leader_and_isr_updates
+from ottla.metadata.controller.state import ControllerState, Decision, Result
 from ottla.metadata.features import KRAFT_VERSION, METADATA_VERSION, VersionRange
-from ottla.metadata.image.entities import NO_LEADER
 from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
@@ -29,6 +29,7 @@ from ottla.protocol.metadata_records import (
     UnregisterBrokerRecord,
 )
 from ottla.protocol.names import uuid_text
+from ottla.runtime.steps import Steps
 
 _FENCE = 1
 _UNFENCE = -1
@@ -51,7 +52,7 @@ def register_broker(
     now_ns: int,
     supersede: bool = False,
     version: int = 4,
-) -> Result[int]:
+) -> Decision[int]:
     """Register a broker; the response is its epoch. A new incarnation first removes the previous one from its
     partitions.
 
@@ -103,7 +104,7 @@ def register_broker(
     else:
         previous_epoch = -2 if existing is None else existing.epoch
         clean = version >= 3 and previous_epoch == request.previous_broker_epoch
-        records += _handle_broker_shutdown(state, broker, clean=clean)
+        records += yield from _handle_broker_shutdown(state, broker, clean=clean)
         record.broker_epoch = new_epoch
     records.append(record)
     return Result(records, record.broker_epoch)
@@ -156,18 +157,19 @@ def _validate_features(state: ControllerState, request: BrokerRegistrationReques
     ]
 
 
-def _handle_broker_shutdown(state: ControllerState, broker: int, *, clean: bool) -> list[MetadataRecord]:
+def _handle_broker_shutdown(
+    state: ControllerState, broker: int, *, clean: bool
+) -> Steps[list[MetadataRecord]]:
     """The changes of the partitions in whose ISR or ELR the previous incarnation of a broker was. After an
     unclean shutdown the broker is not eligible any more, as it may have lost records.
     """
-    in_isr = partitions_where(state, lambda partition: broker in partition.isr)
+    in_isr = state.index.in_isr(state.image, broker)
     if not state.elr_enabled or clean:
-        return generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
-    in_elr = partitions_where(state, lambda partition: broker in partition.elr)
-    return [
-        *generate_leader_and_isr_updates(state, in_isr, unclean_shutdown_broker=broker),
-        *generate_leader_and_isr_updates(state, in_elr, unclean_shutdown_broker=broker),
-    ]
+        return (yield from generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker))
+    records = yield from generate_leader_and_isr_updates(state, in_isr, unclean_shutdown_broker=broker)
+    in_elr = state.index.in_elr(state.image, broker)
+    records += yield from generate_leader_and_isr_updates(state, in_elr, unclean_shutdown_broker=broker)
+    return records
 
 
 def register_controller(state: ControllerState, request: ControllerRegistrationRequest) -> Result[None]:
@@ -196,18 +198,17 @@ def register_controller(state: ControllerState, request: ControllerRegistrationR
     return Result([record], None)
 
 
-def unregister_broker(state: ControllerState, broker: int) -> Result[None]:
+def unregister_broker(state: ControllerState, broker: int) -> Decision[None]:
     registration = state.image.cluster.brokers.get(broker)
     if registration is None:
         raise KafkaError(
             ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {broker} is not currently registered"
         )
-    in_isr = partitions_where(state, lambda partition: broker in partition.isr)
-    in_elr = partitions_where(state, lambda partition: broker in partition.elr)
-    records = generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
-    records += generate_leader_and_isr_updates(state, in_elr, broker_to_remove=broker)
+    in_isr, in_elr = state.index.in_isr(state.image, broker), state.index.in_elr(state.image, broker)
+    records = yield from generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
+    records += yield from generate_leader_and_isr_updates(state, in_elr, broker_to_remove=broker)
     records.append(UnregisterBrokerRecord(broker_id=broker, broker_epoch=registration.epoch))
-    return Result(records, None)
+    return Result(records, None, atomic=False)
 
 
 def process_broker_heartbeat(
@@ -216,89 +217,109 @@ def process_broker_heartbeat(
     request: BrokerHeartbeatRequest,
     *,
     registration_offset: int,
-) -> Result[HeartbeatReply]:
+) -> Decision[HeartbeatReply]:
     """Move a broker between fenced, unfenced and controlled shutdown; its registration record is at
     `registration_offset`.
     """
     broker, epoch = request.broker_id, request.broker_epoch
     state.check_broker_epoch(broker, epoch)
     current, target = heartbeats.calculate_next_broker_state(
-        request, registration_offset, lambda: _leads_anything(state, broker)
+        request, registration_offset, lambda: state.index.leads_anything(broker)
     )
     records: list[MetadataRecord] = []
     if current is not target:
         if target.fenced:
-            records += handle_broker_fenced(state, broker)
+            records += yield from handle_broker_fenced(state, broker)
         elif target is BrokerControlState.UNFENCED:
-            records += _handle_broker_unfenced(state, broker, epoch)
+            records += yield from _handle_broker_unfenced(state, broker, epoch)
         else:
-            records += _handle_broker_in_controlled_shutdown(state, broker, epoch)
+            records += yield from _handle_broker_in_controlled_shutdown(state, broker, epoch)
     heartbeats.touch(broker, fenced=target.fenced, metadata_offset=request.current_metadata_offset)
     if state.version.directory_assignment:
-        records += _handle_directories_offline(state, broker, epoch, request.offline_log_dirs)
+        records += yield from _handle_directories_offline(state, broker, epoch, request.offline_log_dirs)
     if state.version.cordoned_log_dirs and request.cordoned_log_dirs is not None:
         records += _handle_directories_cordoned(state, broker, epoch, request.cordoned_log_dirs)
-    reply = HeartbeatReply(
+    return Result(records, _heartbeat_reply(request, registration_offset, target), atomic=False)
+
+
+def _heartbeat_reply(
+    request: BrokerHeartbeatRequest, registration_offset: int, target: BrokerControlState
+) -> HeartbeatReply:
+    return HeartbeatReply(
         is_caught_up=request.current_metadata_offset >= registration_offset,
         is_fenced=target.fenced,
         in_controlled_shutdown=target is BrokerControlState.CONTROLLED_SHUTDOWN,
         should_shut_down=target is BrokerControlState.SHUTDOWN_NOW,
     )
-    return Result(records, reply)
 
 
-def _leads_anything(state: ControllerState, broker: int) -> bool:
-    return any(partition.leader == broker for _, _, partition in state.image.topics.partitions())
+def acknowledge_heartbeat(
+    state: ControllerState,
+    heartbeats: BrokerHeartbeatManager,
+    request: BrokerHeartbeatRequest,
+    *,
+    registration_offset: int,
+) -> HeartbeatReply | None:
+    """Answer a heartbeat that changes nothing, without a decision; None if it may change something."""
+    broker, epoch = request.broker_id, request.broker_epoch
+    registration = state.image.cluster.brokers[broker]
+    if request.want_shut_down or any(bytes(d) in registration.directories for d in request.offline_log_dirs):
+        return None
+    cordoned = request.cordoned_log_dirs if state.version.cordoned_log_dirs else None
+    if cordoned is not None and _handle_directories_cordoned(state, broker, epoch, cordoned):
+        return None
+    current, target = heartbeats.calculate_next_broker_state(request, registration_offset, lambda: True)
+    if current is not target:
+        return None
+    heartbeats.touch(broker, fenced=target.fenced, metadata_offset=request.current_metadata_offset)
+    return _heartbeat_reply(request, registration_offset, target)
 
 
-def handle_broker_fenced(state: ControllerState, broker: int) -> list[MetadataRecord]:
-    in_isr = partitions_where(state, lambda partition: broker in partition.isr)
-    return [
-        *generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker),
-        BrokerRegistrationChangeRecord(
-            broker_id=broker, broker_epoch=state.image.cluster.brokers[broker].epoch, fenced=_FENCE
-        ),
-    ]
+def handle_broker_fenced(state: ControllerState, broker: int) -> Steps[list[MetadataRecord]]:
+    in_isr = state.index.in_isr(state.image, broker)
+    records = yield from generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
+    epoch = state.image.cluster.brokers[broker].epoch
+    records.append(BrokerRegistrationChangeRecord(broker_id=broker, broker_epoch=epoch, fenced=_FENCE))
+    return records
 
 
-def _handle_broker_unfenced(state: ControllerState, broker: int, epoch: int) -> list[MetadataRecord]:
-    leaderless = partitions_where(state, lambda partition: partition.leader == NO_LEADER)
-    return [
-        BrokerRegistrationChangeRecord(broker_id=broker, broker_epoch=epoch, fenced=_UNFENCE),
-        *generate_leader_and_isr_updates(state, leaderless, broker_to_add=broker),
-    ]
+def _handle_broker_unfenced(state: ControllerState, broker: int, epoch: int) -> Steps[list[MetadataRecord]]:
+    unfenced = BrokerRegistrationChangeRecord(broker_id=broker, broker_epoch=epoch, fenced=_UNFENCE)
+    leaderless = state.index.leaderless(state.image)
+    records = yield from generate_leader_and_isr_updates(state, leaderless, broker_to_add=broker)
+    return [unfenced, *records]
 
 
 def _handle_broker_in_controlled_shutdown(
     state: ControllerState, broker: int, epoch: int
-) -> list[MetadataRecord]:
+) -> Steps[list[MetadataRecord]]:
     records: list[MetadataRecord] = []
     if not state.image.cluster.brokers[broker].in_controlled_shutdown:
         records.append(
             BrokerRegistrationChangeRecord(broker_id=broker, broker_epoch=epoch, in_controlled_shutdown=1)
         )
-    in_isr = partitions_where(state, lambda partition: broker in partition.isr)
-    return records + generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
+    in_isr = state.index.in_isr(state.image, broker)
+    records += yield from generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
+    return records
 
 
 def _handle_directories_offline(
     state: ControllerState, broker: int, epoch: int, offline: Sequence[bytes]
-) -> list[MetadataRecord]:
+) -> Steps[list[MetadataRecord]]:
     gone = {bytes(directory) for directory in offline}
     online = state.image.cluster.brokers[broker].directories
     lost = [directory for directory in online if directory in gone]
     if not lost:
         return []
-    affected = partitions_where(
-        state,
-        lambda partition: broker in partition.replicas and partition.directory(broker) in gone,
-    )
-    return [
-        *generate_leader_and_isr_updates(state, affected, broker_to_remove=broker),
-        BrokerRegistrationChangeRecord(
-            broker_id=broker, broker_epoch=epoch, log_dirs=[d for d in online if d not in gone]
-        ),
-    ]
+    affected: list[PartitionRef] = []
+    for topic, number, partition in state.image.topics.partitions():
+        if broker in partition.replicas and partition.directory(broker) in gone:
+            affected.append(PartitionRef(topic, number, partition))
+        yield
+    records = yield from generate_leader_and_isr_updates(state, affected, broker_to_remove=broker)
+    left = [directory for directory in online if directory not in gone]
+    records.append(BrokerRegistrationChangeRecord(broker_id=broker, broker_epoch=epoch, log_dirs=left))
+    return records
 
 
 def _handle_directories_cordoned(

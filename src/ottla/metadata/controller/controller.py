@@ -25,6 +25,7 @@ from ottla.metadata.controller.state import (
     ControllerRequestContext,
     ControllerSettings,
     ControllerState,
+    Decision,
     Result,
 )
 from ottla.metadata.image.delta import MetadataDelta
@@ -64,6 +65,7 @@ from ottla.protocol.messages.list_partition_reassignments import (
 from ottla.protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
 from ottla.protocol.metadata_records import RegisterBrokerRecord, UnregisterBrokerRecord
 from ottla.protocol.names import has_collision_chars, unify_collision_chars
+from ottla.runtime.steps import Steps
 
 ANY_CALLER = ControllerRequestContext()
 
@@ -101,14 +103,23 @@ class Controller:
         self._heartbeats = BrokerHeartbeatManager(settings.session_timeout_ms)
         # The offset of each broker's registration; a broker is caught up once it has read that far.
         self._registration_offsets: dict[int, int] = {}
+        # The offset of the last record about each broker's registration.
+        self._broker_change_offsets: dict[int, int] = {}
         self._collisions: dict[str, set[str]] = {}
-        for name in image.topics.by_name:
-            self._index_name(name)
         for broker in image.cluster.brokers.values():
             self._registration_offsets[broker.id] = image.provenance.last_contained_offset
             self._heartbeats.register(broker.id, fenced=broker.fenced)
             if not broker.fenced:
                 self._heartbeats.inherit_session(broker.id, broker.epoch, now_ns)
+
+    def load(self) -> Steps[None]:
+        """Build the indexes over the image that it starts from; only heartbeats that change nothing may be
+        answered before.
+        """
+        for name in self.image.topics.by_name:
+            self._index_name(name)
+            yield
+        yield from self._state.index.load(self.image)
 
     @property
     def image(self) -> MetadataImage:
@@ -127,28 +138,30 @@ class Controller:
     def settings(self) -> ControllerSettings:
         return self._state.settings
 
-    def replay(
-        self, records: Sequence[MetadataRecord], provenance: Provenance
-    ) -> tuple[MetadataDelta, MetadataImage]:
-        """Replay records that were appended up to `provenance`; the delta and image for when they are
-        committed.
-        """
-        self._replayer.replay(records, provenance)
+    def replay(self, records: Sequence[MetadataRecord], provenance: Provenance) -> Steps[None]:
+        """Replay records that were appended up to `provenance`. No decision may be made meanwhile."""
+        yield from self._replayer.replay_in_steps(records, provenance)
         delta, image = self._replayer.publish()
-        self._state.image = image
-        offset = provenance.last_contained_offset - len(records) + 1
-        for record in records:
+        yield from self._state.index.follow(delta)
+        registered: dict[int, int | None] = {}
+        for offset, record in enumerate(records, provenance.last_contained_offset - len(records) + 1):
             if isinstance(record, RegisterBrokerRecord):
-                self._registration_offsets[record.broker_id] = offset
+                registered[record.broker_id] = offset
             elif isinstance(record, UnregisterBrokerRecord):
-                self._registration_offsets.pop(record.broker_id, None)
-            offset += 1
+                registered[record.broker_id] = None
+            yield
+        # At once, as heartbeats are answered between the steps.
+        self._state.image = image
+        for broker, at in registered.items():
+            if at is None:
+                self._registration_offsets.pop(broker, None)
+            else:
+                self._registration_offsets[broker] = at
         self._follow_brokers(delta, image)
         for topic in delta.deleted_topics.values():
             self._unindex_name(topic.name)
         for created in delta.created_topics():
             self._index_name(created.name)
-        return delta, image
 
     def _follow_brokers(self, delta: MetadataDelta, image: MetadataImage) -> None:
         for id in sorted(delta.changed_brokers):
@@ -157,6 +170,7 @@ class Controller:
                 self._heartbeats.remove(id)
             if after is not None:
                 self._heartbeats.register(id, fenced=after.fenced)
+            self._broker_change_offsets[id] = image.provenance.last_contained_offset
 
     def _index_name(self, name: str) -> None:
         if has_collision_chars(name):
@@ -173,7 +187,7 @@ class Controller:
 
     def create_topics(
         self, request: CreateTopicsRequest, context: ControllerRequestContext = ANY_CALLER
-    ) -> Result[CreateTopicsResponse]:
+    ) -> Decision[CreateTopicsResponse]:
         return control_topics.create_topics(self._state, request, context, self._collisions)
 
     def delete_topics(
@@ -187,31 +201,31 @@ class Controller:
 
     def create_partitions(
         self, request: CreatePartitionsRequest, context: ControllerRequestContext = ANY_CALLER
-    ) -> Result[CreatePartitionsResponse]:
+    ) -> Decision[CreatePartitionsResponse]:
         return control_topics.create_partitions(self._state, request, context)
 
     def alter_partition(
         self, request: AlterPartitionRequest, *, version: int = 3
-    ) -> Result[AlterPartitionResponse]:
+    ) -> Decision[AlterPartitionResponse]:
         return control_partitions.alter_partition(self._state, request, version=version)
 
-    def elect_leaders(self, request: ElectLeadersRequest) -> Result[ElectLeadersResponse]:
+    def elect_leaders(self, request: ElectLeadersRequest) -> Decision[ElectLeadersResponse]:
         return control_partitions.elect_leaders(self._state, request)
 
-    def maybe_balance_partition_leaders(self) -> Result[bool]:
+    def maybe_balance_partition_leaders(self) -> Decision[bool]:
         return control_partitions.maybe_balance_partition_leaders(self._state)
 
-    def elect_unclean_leaders(self) -> Result[bool]:
+    def elect_unclean_leaders(self) -> Decision[bool]:
         return control_partitions.elect_unclean_leaders(self._state)
 
     def assign_replicas_to_dirs(
         self, request: AssignReplicasToDirsRequest
-    ) -> Result[AssignReplicasToDirsResponse]:
+    ) -> Decision[AssignReplicasToDirsResponse]:
         return control_partitions.assign_replicas_to_dirs(self._state, request)
 
     def alter_partition_reassignments(
         self, request: AlterPartitionReassignmentsRequest
-    ) -> Result[AlterPartitionReassignmentsResponse]:
+    ) -> Decision[AlterPartitionReassignmentsResponse]:
         return control_reassignment.alter_partition_reassignments(self._state, request)
 
     def list_partition_reassignments(
@@ -251,7 +265,7 @@ class Controller:
         now_ns: int,
         supersede: bool = False,
         version: int = 4,
-    ) -> Result[int]:
+    ) -> Decision[int]:
         """Register a broker; `next_offset`, the offset of the first record, becomes the epoch of a new
         incarnation.
         """
@@ -268,12 +282,22 @@ class Controller:
     def register_controller(self, request: ControllerRegistrationRequest) -> Result[None]:
         return control_brokers.register_controller(self._state, request)
 
-    def unregister_broker(self, broker: int) -> Result[None]:
+    def unregister_broker(self, broker: int) -> Decision[None]:
         return control_brokers.unregister_broker(self._state, broker)
 
     def process_broker_heartbeat(
         self, request: BrokerHeartbeatRequest, *, now_ns: int
-    ) -> Result[HeartbeatReply]:
+    ) -> Decision[HeartbeatReply]:
+        offset = self.track_heartbeat(request, now_ns=now_ns)
+        result = yield from control_brokers.process_broker_heartbeat(
+            self._state, self._heartbeats, request, registration_offset=offset
+        )
+        return result
+
+    def track_heartbeat(self, request: BrokerHeartbeatRequest, *, now_ns: int) -> int:
+        """Note that a broker is alive; the offset of its registration. KafkaError STALE_BROKER_EPOCH if it is
+        not registered with this epoch.
+        """
         broker = request.broker_id
         offset = self._registration_offsets.get(broker)
         if offset is None:
@@ -282,15 +306,26 @@ class Controller:
             )
         self._state.check_broker_epoch(broker, request.broker_epoch)
         self._heartbeats.track(broker, request.broker_epoch, now_ns)
-        return control_brokers.process_broker_heartbeat(
+        return offset
+
+    def acknowledge_heartbeat(
+        self, request: BrokerHeartbeatRequest, *, now_ns: int
+    ) -> tuple[HeartbeatReply, int] | None:
+        """Note that a broker is alive, and answer if its heartbeat changes nothing: the reply, and the offset
+        of the last record that the reply rests on. None if there is something to decide. May be called while
+        a decision is being made.
+        """
+        offset = self.track_heartbeat(request, now_ns=now_ns)
+        reply = control_brokers.acknowledge_heartbeat(
             self._state, self._heartbeats, request, registration_offset=offset
         )
+        return None if reply is None else (reply, self._broker_change_offsets.get(request.broker_id, -1))
 
     def begin_controlled_shutdown(self, broker: int, offset: int) -> None:
         """Note the last offset of the records of a heartbeat that started a controlled shutdown."""
         self._heartbeats.begin_controlled_shutdown(broker, offset)
 
-    def maybe_fence_stale_broker(self, now_ns: int) -> Result[bool]:
+    def maybe_fence_stale_broker(self, now_ns: int) -> Decision[bool]:
         """Fence one broker whose session has expired; the response says whether to call again.
 
         Brokers are fenced one at a time, so that each fencing sees the elections of the one before.
@@ -302,9 +337,10 @@ class Controller:
         registration = self.image.cluster.brokers.get(id)
         if registration is None or registration.epoch != epoch or registration.fenced:
             return Result([], True)
-        return Result(control_brokers.handle_broker_fenced(self._state, id), True)
+        records = yield from control_brokers.handle_broker_fenced(self._state, id)
+        return Result(records, True, atomic=False)
 
-    def fence_gone_broker(self, broker: int, epoch: int) -> Result[bool]:
+    def fence_gone_broker(self, broker: int, epoch: int) -> Decision[bool]:
         """End the session of a broker whose process has ended, and fence it; the response says whether it was
         unfenced before.
         """
@@ -314,7 +350,8 @@ class Controller:
         self._heartbeats.end_session(broker, epoch)
         if registration.fenced:
             return Result([], False)
-        return Result(control_brokers.handle_broker_fenced(self._state, broker), True)
+        records = yield from control_brokers.handle_broker_fenced(self._state, broker)
+        return Result(records, True, atomic=False)
 
     def silent_brokers(self, now_ns: int, for_ns: int) -> list[tuple[int, int]]:
         """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat for `for_ns`."""

@@ -4,11 +4,11 @@ replicas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from ottla.metadata.controller.partition_change_builder import Election
-from ottla.metadata.controller.state import NO_ERROR, ApiError, ControllerState, Result
+from ottla.metadata.controller.partition_index import PartitionRef
+from ottla.metadata.controller.state import NO_ERROR, ApiError, ControllerState, Decision, Result
 from ottla.metadata.image.entities import (
     DIRECTORY_DAMAGED,
     NO_LEADER,
@@ -40,20 +40,9 @@ from ottla.protocol.messages.elect_leaders import (
     PartitionResult,
     ReplicaElectionResult,
 )
+from ottla.runtime.steps import Steps
 
 _ELECTIONS = {0: Election.PREFERRED, 1: Election.UNCLEAN}
-
-
-class PartitionRef(NamedTuple):
-    topic: TopicImage
-    number: int
-    partition: PartitionRegistration
-
-
-def partitions_where(
-    state: ControllerState, condition: Callable[[PartitionRegistration], bool]
-) -> list[PartitionRef]:
-    return [PartitionRef(*found) for found in state.image.topics.partitions() if condition(found[2])]
 
 
 def generate_leader_and_isr_updates(
@@ -63,7 +52,7 @@ def generate_leader_and_isr_updates(
     broker_to_remove: int = NO_LEADER,
     broker_to_add: int = NO_LEADER,
     unclean_shutdown_broker: int = NO_LEADER,
-) -> list[MetadataRecord]:
+) -> Steps[list[MetadataRecord]]:
     """Elect leaders and shrink ISRs after a broker left or came back.
 
     `broker_to_add` may lead although the image still shows it fenced; `broker_to_remove` may not lead
@@ -86,12 +75,13 @@ def generate_leader_and_isr_updates(
         record = change.build()
         if record is not None:
             records.append(record)
+        yield
     return records
 
 
 def alter_partition(
     state: ControllerState, request: AlterPartitionRequest, *, version: int = 3
-) -> Result[AlterPartitionResponse]:
+) -> Decision[AlterPartitionResponse]:
     """Change ISRs as their leaders ask; KafkaError STALE_BROKER_EPOCH fails the request as a whole."""
     state.check_broker_epoch(request.broker_id, request.broker_epoch)
     records: list[MetadataRecord] = []
@@ -106,8 +96,9 @@ def alter_partition(
                 answers.append(_refusal(asked.partition_index, ErrorCode.UNKNOWN_TOPIC_ID))
             else:
                 answers.append(_alter_one_partition(state, topic, asked, request.broker_id, records))
+            yield
         topics.append(AlterPartitionResponseTopicData(topic_id=asked_topic.topic_id, partitions=answers))
-    return Result(records, AlterPartitionResponse(topics=topics))
+    return Result(records, AlterPartitionResponse(topics=topics), atomic=False)
 
 
 def _refusal(index: int, error: ErrorCode) -> AlterPartitionResponsePartitionData:
@@ -186,7 +177,7 @@ def _validate_alter_partition_data(
     return ErrorCode.NONE
 
 
-def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> Result[ElectLeadersResponse]:
+def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> Decision[ElectLeadersResponse]:
     election = _ELECTIONS.get(request.election_type)
     if election is None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown election type {request.election_type}")
@@ -194,9 +185,7 @@ def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> Resul
     results: list[ReplicaElectionResult] = []
     if request.topic_partitions is None:
         for topic in state.image.topics.by_name.values():
-            outcome = [
-                (index, elect_leader(state, topic, index, election, records)) for index in topic.partitions
-            ]
+            outcome = yield from _elect_each(state, topic, topic.partitions, election, records)
             # When all partitions are asked for, those that need no election are left out of the response.
             outcome = [
                 (index, error) for index, error in outcome if error.code is not ErrorCode.ELECTION_NOT_NEEDED
@@ -209,9 +198,23 @@ def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> Resul
                 missing = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {asked.topic}")
                 outcome = [(index, missing) for index in asked.partitions]
             else:
-                outcome = [(i, elect_leader(state, found, i, election, records)) for i in asked.partitions]
+                outcome = yield from _elect_each(state, found, asked.partitions, election, records)
             results.append(_election_result(asked.topic, outcome))
-    return Result(records, ElectLeadersResponse(replica_election_results=results))
+    return Result(records, ElectLeadersResponse(replica_election_results=results), atomic=False)
+
+
+def _elect_each(
+    state: ControllerState,
+    topic: TopicImage,
+    indexes: Iterable[int],
+    election: Election,
+    records: list[MetadataRecord],
+) -> Steps[list[tuple[int, ApiError]]]:
+    outcome = []
+    for index in indexes:
+        outcome.append((index, elect_leader(state, topic, index, election, records)))
+        yield
+    return outcome
 
 
 def _election_result(topic: str, outcome: Iterable[tuple[int, ApiError]]) -> ReplicaElectionResult:
@@ -248,35 +251,36 @@ def _plain(code: ErrorCode) -> ApiError:
     return ApiError(code, code.text)
 
 
-def maybe_balance_partition_leaders(state: ControllerState) -> Result[bool]:
+def maybe_balance_partition_leaders(state: ControllerState) -> Decision[bool]:
     """Elect preferred leaders where others lead; the response says whether there may be more to elect."""
     limit = state.settings.max_elections_per_imbalance
     records: list[MetadataRecord] = []
-    for topic, index, partition in state.image.topics.partitions():
+    for topic, index, _ in state.index.imbalanced(state.image):
         if len(records) >= limit:
             break
-        if not partition.has_preferred_leader:
-            elect_leader(state, topic, index, Election.PREFERRED, records)
-    return Result(records, len(records) >= limit)
+        elect_leader(state, topic, index, Election.PREFERRED, records)
+        yield
+    return Result(records, len(records) >= limit, atomic=False)
 
 
-def elect_unclean_leaders(state: ControllerState) -> Result[bool]:
+def elect_unclean_leaders(state: ControllerState) -> Decision[bool]:
     """Elect unclean leaders for leaderless partitions of topics that have `unclean.leader.election.enable`;
     the response says whether there may be more to elect.
     """
     limit = state.settings.max_elections_per_imbalance
     records: list[MetadataRecord] = []
-    for topic, index, partition in state.image.topics.partitions():
+    for topic, index, _ in state.index.leaderless(state.image):
         if len(records) >= limit:
             break
-        if partition.leader == NO_LEADER and state.unclean_election_enabled(topic.name):
+        if state.unclean_election_enabled(topic.name):
             elect_leader(state, topic, index, Election.UNCLEAN, records)
-    return Result(records, len(records) >= limit)
+        yield
+    return Result(records, len(records) >= limit, atomic=False)
 
 
 def assign_replicas_to_dirs(
     state: ControllerState, request: AssignReplicasToDirsRequest
-) -> Result[AssignReplicasToDirsResponse]:
+) -> Decision[AssignReplicasToDirsResponse]:
     """Record in which of its directories a broker has replicas; a replica in an offline directory cannot
     lead.
 
@@ -336,14 +340,15 @@ def assign_replicas_to_dirs(
                 answers.append(
                     AssignReplicasToDirsResponsePartitionData(partition_index=index, error_code=int(error))
                 )
+                yield
             topics.append(
                 AssignReplicasToDirsResponseTopicData(topic_id=asked_topic.topic_id, partitions=answers)
             )
         directories.append(AssignReplicasToDirsResponseDirectoryData(id=asked_dir.id, topics=topics))
-    records += generate_leader_and_isr_updates(state, offline, broker_to_remove=broker)
-    records += generate_leader_and_isr_updates(state, damaged, unclean_shutdown_broker=broker)
-    records += generate_leader_and_isr_updates(state, leaderless)
-    return Result(records, AssignReplicasToDirsResponse(directories=directories))
+    records += yield from generate_leader_and_isr_updates(state, offline, broker_to_remove=broker)
+    records += yield from generate_leader_and_isr_updates(state, damaged, unclean_shutdown_broker=broker)
+    records += yield from generate_leader_and_isr_updates(state, leaderless)
+    return Result(records, AssignReplicasToDirsResponse(directories=directories), atomic=False)
 
 
 def _may_lack_committed_records(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime.steps import Steps
 
 T = TypeVar("T")
 
@@ -126,7 +127,7 @@ class StripedReplicaPlacer:
 
 def place_replicas(
     brokers: Iterable[UsableBroker], partitions: int, replication_factor: int, random: RandomSource
-) -> list[list[int]]:
+) -> Steps[list[list[int]]]:
     """Place the replicas of new partitions; INVALID_REPLICATION_FACTOR says why there is no placement."""
     placer = StripedReplicaPlacer(brokers, random)
     if replication_factor <= 0:
@@ -146,4 +147,8 @@ def place_replicas(
             f"{placer.total} broker(s) are registered or some brokers have all their log directories "
             "cordoned.",
         )
-    return [placer.place(replication_factor) for _ in range(partitions)]
+    placement = []
+    for _ in range(partitions):
+        placement.append(placer.place(replication_factor))
+        yield
+    return placement

@@ -1,28 +1,34 @@
 """`QuorumController`, the active controller: decide, append, wait for the commit, answer.
 
-Decisions are made one after the other on the image of everything appended; their records are appended at
-once, in the same order, so the log shows the decisions. A response waits for its records, and a decision
-without records waits for those before it, as it may rest on them. Every node replays what is committed, this
-one too, before the response is sent. Invariant: what a response says is in the published image and on the
-disks of a majority; a caller for which that is not certain gets NOT_CONTROLLER.
+Decisions are made one after the other on the image of everything appended; their records are appended in the
+same order, so the log shows the decisions. A decision about many partitions is made, encoded and replayed in
+turns; the next one waits until it is complete, except for heartbeats that change nothing: who is alive must
+not depend on how much there is to do. A response waits for the commit of its records, and a decision without
+records for those before it, as it may rest on them. What a client asked for is published on this node before
+the client gets its response, unless that takes long; brokers do not wait for it, since a publication may
+create thousands of logs. Invariant: what a response says is on the disks of a majority; a caller for which
+that is not certain gets NOT_CONTROLLER.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 from ottla.metadata.controller.brokers import HeartbeatReply
 from ottla.metadata.controller.configs import MIN_INSYNC_REPLICAS
 from ottla.metadata.controller.controller import Controller
-from ottla.metadata.controller.state import ConfigSchema, ControllerSettings, Result
+from ottla.metadata.controller.state import ConfigSchema, ControllerSettings, Decision, Result
 from ottla.metadata.features import ELIGIBLE_LEADER_REPLICAS_VERSION, MetadataVersion
 from ottla.metadata.image.entities import CLUSTER_DEFAULT, config_record
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.bootstrap_metadata import bootstrap_level, bootstrap_metadata_version
 from ottla.metadata.log.metadata_log import MetadataLog
-from ottla.metadata.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord, encode_record
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest
@@ -32,26 +38,53 @@ from ottla.protocol.metadata_records import (
     EndTransactionRecord,
 )
 from ottla.runtime.runtime import Runtime
+from ottla.runtime.work_queue import WorkQueue, in_turns
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _MAX_FENCINGS_PER_TICK: Final = 1_000
+# The most records of one batch where a decision may be split, which keeps each append short.
+_RECORDS_PER_BATCH: Final = 2_000
+# How long a client waits for the publication of what is committed.
+_PUBLICATION_SECONDS: Final = 5.0
 # After a pause that is longer than this the event loop was blocked, and heartbeats were not read either.
 _LATE_TICK_NS: Final = 3_000_000_000
 
 
-class QuorumController:
-    """Create it by `activate` once this node leads. `controller` decides, `commit` appends and waits:
+@dataclass(frozen=True, slots=True)
+class _Decided(Generic[T]):
+    """A response, and what it waits for. Made when the records have been appended: later, offsets may belong
+    to the records of another leader.
+    """
 
-    response = await qc.commit(qc.controller.create_topics(request, context))
+    response: T
+    committed: Awaitable[None]
+    published: Awaitable[None] | None
+
+
+async def _respond(decided: Awaitable[_Decided[T]]) -> T:
+    made = await decided
+    await made.committed
+    if made.published is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PUBLICATION_SECONDS):
+                await made.published
+    return made.response
+
+
+class QuorumController:
+    """Create it by `activate` once this node leads. `controller` decides, `decide` drives it:
+
+    response = await qc.decide(lambda controller: controller.create_topics(request, context))
     """
 
     def __init__(self, runtime: Runtime, log: MetadataLog, controller: Controller) -> None:
         self._runtime: Final = runtime
         self.log: Final = log
         self._controller: Final = controller
+        self._decisions: Final = WorkQueue(runtime.clock, "decisions of the controller")
         self.epoch: Final = log.epoch
         self._quorum: tuple[Sequence[int], int] | None = None
         self._began_ns: Final = runtime.clock.monotonic_ns()
@@ -79,6 +112,12 @@ class QuorumController:
             upgrade_quorum=log.upgrade_kraft_version,
         )
         self = cls(runtime, log, controller)
+        self._decisions.submit(lambda: self._begin(settings, bootstrap)).add_done_callback(log.fail_if_failed)
+        return self
+
+    async def _begin(self, settings: ControllerSettings, bootstrap: Sequence[MetadataRecord]) -> None:
+        controller = self._controller
+        await in_turns(controller.load(), self._decisions.turns)
         records = activation_records(
             controller.image,
             bootstrap,
@@ -91,8 +130,7 @@ class QuorumController:
         else:
             version = controller.image.metadata_version
         if records:
-            self._append(records, version)
-        return self
+            await self._append(records, version, atomic=True)
 
     @property
     def controller(self) -> Controller:
@@ -113,12 +151,40 @@ class QuorumController:
         """The newest committed image."""
         return self.log.image
 
-    def commit(self, result: Result[T]) -> Awaitable[T]:
-        """Append the records of a decision now; await the result for the response once they are committed."""
-        if result.records:
-            self._append(result.records, self._controller.image.metadata_version)
+    def decide(
+        self,
+        choose: Callable[[Controller], Result[T] | Decision[T]],
+        *,
+        for_client: bool = True,
+        on_appended: Callable[[T, int], None] | None = None,
+    ) -> Awaitable[T]:
+        """Make a decision once those before it are made, and append its records; await the result for the
+        response, which comes once they are committed and, for a client, published. `on_appended` is called
+        with the response and the offset after the records, before the next decision.
+        """
+        return _respond(self._decisions.submit(lambda: self._decide(choose, for_client, on_appended)))
+
+    async def _decide(
+        self,
+        choose: Callable[[Controller], Result[T] | Decision[T]],
+        for_client: bool,
+        on_appended: Callable[[T, int], None] | None,
+    ) -> _Decided[T]:
         self._check_active()
-        return _respond_after_commit(result.response, self.log.wait_for_commit(self.log.next_offset))
+        decision = choose(self.controller)
+        if isinstance(decision, Result):
+            result = decision
+        else:
+            result = await in_turns(decision, self._decisions.turns)
+        if result.records:
+            version = self._controller.image.metadata_version
+            await self._append(result.records, version, atomic=result.atomic)
+        self._check_active()
+        end = self.log.next_offset
+        if on_appended is not None:
+            on_appended(result.response, end)
+        published = self.log.wait_for_publication(end) if for_client else None
+        return _Decided(result.response, self.log.wait_for_commit(end), published)
 
     def _check_active(self) -> None:
         if self.log.led_epoch != self.epoch:
@@ -126,10 +192,22 @@ class QuorumController:
                 ErrorCode.NOT_CONTROLLER, f"the controller of epoch {self.epoch} is not active any more"
             )
 
-    def _append(self, records: Sequence[MetadataRecord], version: MetadataVersion) -> None:
-        self._check_active()
-        provenance = self.log.append(records, version)
-        self._controller.replay(records, provenance)
+    async def _append(
+        self, records: Sequence[MetadataRecord], version: MetadataVersion, *, atomic: bool
+    ) -> None:
+        """Append records, and replay them: the next decision is made on an image that has them."""
+        turns = self._decisions.turns
+        size = len(records) if atomic else _RECORDS_PER_BATCH
+        for start in range(0, len(records), size):
+            part = records[start : start + size]
+            encoded = []
+            for record in part:
+                encoded.append(encode_record(record, version))
+                if turns.is_due():
+                    await turns.pause()
+            self._check_active()
+            provenance = self.log.append(encoded)
+            await in_turns(self._controller.replay(part, provenance), turns)
 
     # Brokers
 
@@ -141,26 +219,45 @@ class QuorumController:
         A node registers its own broker with `supersede`: it holds the lock of the directory, so its previous
         incarnation has ended, and there is no session to wait for.
         """
-        return self.commit(
-            self.controller.register_broker(
+        return self.decide(
+            lambda controller: controller.register_broker(
                 request,
                 next_offset=self.log.next_offset,
                 now_ns=self._runtime.clock.monotonic_ns(),
                 supersede=supersede,
                 version=version,
-            )
+            ),
+            for_client=False,
         )
 
-    def process_broker_heartbeat(self, request: BrokerHeartbeatRequest) -> Awaitable[HeartbeatReply]:
-        result = self.controller.process_broker_heartbeat(request, now_ns=self._runtime.clock.monotonic_ns())
-        answer = self.commit(result)
-        if result.response.in_controlled_shutdown:
-            self.controller.begin_controlled_shutdown(request.broker_id, self.log.next_offset - 1)
-        return answer
+    async def process_broker_heartbeat(self, request: BrokerHeartbeatRequest) -> HeartbeatReply:
+        """Answer a heartbeat: if it changes nothing, once the registration of its broker is committed, and
+        without waiting for anything else.
+        """
+        self._check_active()
+        now_ns = self._runtime.clock.monotonic_ns()
+        acknowledged = self.controller.acknowledge_heartbeat(request, now_ns=now_ns)
+        if acknowledged is not None:
+            reply, offset = acknowledged
+            await self.log.wait_for_commit(offset + 1)
+            return reply
+        return await self.decide(
+            lambda controller: controller.process_broker_heartbeat(
+                request, now_ns=self._runtime.clock.monotonic_ns()
+            ),
+            for_client=False,
+            on_appended=lambda reply, end: self._on_heartbeat(request.broker_id, reply, end),
+        )
+
+    def _on_heartbeat(self, broker: int, reply: HeartbeatReply, end: int) -> None:
+        if reply.in_controlled_shutdown:
+            self._controller.begin_controlled_shutdown(broker, end - 1)
 
     async def fence_gone_broker(self, broker: int, epoch: int) -> bool:
         """Fence a broker whose process has ended; whether it was unfenced before."""
-        return await self.commit(self.controller.fence_gone_broker(broker, epoch))
+        return await self.decide(
+            lambda controller: controller.fence_gone_broker(broker, epoch), for_client=False
+        )
 
     def is_followed_since(self, since_ns: int) -> bool:
         """Whether a majority of the quorum has fetched from this controller since this time of the monotonic
@@ -188,25 +285,21 @@ class QuorumController:
         if gap_ns > _LATE_TICK_NS:
             self.controller.extend_sessions(gap_ns)
         for _ in range(_MAX_FENCINGS_PER_TICK):
-            result = self.controller.maybe_fence_stale_broker(self._runtime.clock.monotonic_ns())
-            if not result.response:
+            if not await self.decide(self._fence_stale_broker, for_client=False):
                 break
-            await self.commit(result)
+
+    def _fence_stale_broker(self, controller: Controller) -> Decision[bool]:
+        return controller.maybe_fence_stale_broker(self._runtime.clock.monotonic_ns())
 
     async def maybe_balance_partition_leaders(self) -> None:
         """Elect preferred leaders; call it every `leader.imbalance.check.interval.seconds`."""
-        while await self.commit(self.controller.maybe_balance_partition_leaders()):
+        while await self.decide(Controller.maybe_balance_partition_leaders, for_client=False):
             _log.debug("more leaders to balance")
 
     async def elect_unclean_leaders(self) -> None:
         """Elect unclean leaders where allowed; call it every `unclean.leader.election.interval.ms`."""
-        while await self.commit(self.controller.elect_unclean_leaders()):
+        while await self.decide(Controller.elect_unclean_leaders, for_client=False):
             _log.debug("more leaders to elect")
-
-
-async def _respond_after_commit(response: T, committed: Awaitable[None]) -> T:
-    await committed
-    return response
 
 
 def activation_records(

@@ -13,7 +13,14 @@ from ottla.metadata.controller.partition_change_builder import (
     PartitionReassignmentReplicas,
     PartitionReassignmentRevert,
 )
-from ottla.metadata.controller.state import NO_ERROR, ApiError, ControllerState, Result, check_record_count
+from ottla.metadata.controller.state import (
+    NO_ERROR,
+    ApiError,
+    ControllerState,
+    Decision,
+    Result,
+    check_record_count,
+)
 from ottla.metadata.controller.topics import validate_manual_partition_assignment
 from ottla.metadata.image.entities import PartitionRegistration, TopicImage
 from ottla.metadata.records import MetadataRecord
@@ -36,7 +43,7 @@ from ottla.protocol.metadata_records import PartitionChangeRecord
 
 def alter_partition_reassignments(
     state: ControllerState, request: AlterPartitionReassignmentsRequest
-) -> Result[AlterPartitionReassignmentsResponse]:
+) -> Decision[AlterPartitionReassignmentsResponse]:
     allow_change = request.allow_replication_factor_change
     records: list[MetadataRecord] = []
     responses: list[ReassignableTopicResponse] = []
@@ -57,6 +64,7 @@ def alter_partition_reassignments(
                     error_message=error.message,
                 )
             )
+            yield
         responses.append(ReassignableTopicResponse(name=asked_topic.name, partitions=answers))
     check_record_count(records)
     return Result(

@@ -2,16 +2,19 @@
 
 The modules beside it (`topics`, `partitions`, `brokers`, ...) are functions from a `ControllerState`
 and a request to a `Result`: the records to append and the response to give once they are committed. They do
-not change the state. Invariant: replaying the records of a result onto the state's image always succeeds.
+not change the state. A function that may touch many partitions is a `Decision`: it yields after each, so that
+its driver can let heartbeats through; no other decision is made meanwhile. Invariant: replaying the records
+of a result onto the state's image always succeeds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ottla.metadata.controller.partition_change_builder import PartitionChangeBuilder
+from ottla.metadata.controller.partition_index import PartitionIndex
 from ottla.metadata.controller.placement import RandomSource, UsableBroker
 from ottla.metadata.features import SUPPORTED_FEATURES, MetadataVersion, VersionRange
 from ottla.metadata.image.entities import (
@@ -26,6 +29,7 @@ from ottla.metadata.image.entities import (
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.records import MetadataRecord
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime.steps import Steps
 
 # The most records that one request may write, as in Kafka.
 MAX_RECORDS_PER_REQUEST: Final = 10_000
@@ -55,12 +59,17 @@ NO_ERROR: Final = ApiError(ErrorCode.NONE)
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """The records to append, all or none of them, and the response to give once they are committed (Kafka's
-    ControllerResult).
+    """The records to append, and the response to give once they are committed (Kafka's ControllerResult).
+    Those that are not `atomic` may be appended in several batches.
     """
 
     records: Sequence[MetadataRecord]
     response: T
+    atomic: bool = True
+
+
+Decision: TypeAlias = Steps[Result[T]]
+"""A result that takes a step for each partition that it concerns."""
 
 
 class EffectiveConfig(NamedTuple):
@@ -147,6 +156,9 @@ class ControllerState:
     kraft_version: int = 0
     # Raise `kraft.version`, or only validate that (the second argument); KafkaError says why it is refused.
     upgrade_quorum: Callable[[int, bool], None] | None = None
+    index: PartitionIndex = field(default_factory=PartitionIndex)  # over `image`
+    # The settings of topics that were looked up in this image: decisions ask for each partition again.
+    _looked_up: tuple[MetadataImage, dict[tuple[str, str], str]] | None = None
 
     @property
     def version(self) -> MetadataVersion:
@@ -187,12 +199,18 @@ class ControllerState:
     # Configs
 
     def topic_config(self, topic: str, name: str) -> str:
-        return self.schema.topic_config(
-            name,
-            self.image.config(ConfigResource(ConfigResourceType.TOPIC, topic)),
-            self._controller_configs(),
-            self.image.config(CLUSTER_DEFAULT),
-        )
+        if self._looked_up is None or self._looked_up[0] is not self.image:
+            self._looked_up = self.image, {}
+        known = self._looked_up[1]
+        value = known.get((topic, name))
+        if value is None:
+            value = known[topic, name] = self.schema.topic_config(
+                name,
+                self.image.config(ConfigResource(ConfigResourceType.TOPIC, topic)),
+                self._controller_configs(),
+                self.image.config(CLUSTER_DEFAULT),
+            )
+        return value
 
     def topic_configs(self, overrides: Mapping[str, str]) -> list[EffectiveConfig]:
         return self.schema.topic_configs(

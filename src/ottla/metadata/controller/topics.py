@@ -14,6 +14,7 @@ from ottla.metadata.controller.state import (
     ApiError,
     ControllerRequestContext,
     ControllerState,
+    Decision,
     Result,
     check_record_count,
 )
@@ -46,6 +47,7 @@ from ottla.protocol.names import (
     invalid_topic_name,
     unify_collision_chars,
 )
+from ottla.runtime.steps import Steps
 
 _ZERO_UUID = bytes(16)
 
@@ -60,7 +62,7 @@ def create_topics(
     request: CreateTopicsRequest,
     context: ControllerRequestContext,
     collisions: Mapping[str, Collection[str]],
-) -> Result[CreateTopicsResponse]:
+) -> Decision[CreateTopicsResponse]:
     """Create topics; each one succeeds or fails alone. `collisions` maps the unified form of a name to the
     existing names with that form.
     """
@@ -89,7 +91,7 @@ def create_topics(
                     ErrorCode.TOPIC_AUTHORIZATION_FAILED, "The client is not authorized to create the topic."
                 )
             _check_name(state, topic.name, collisions, created_keys)
-            result = _create_topic(state, topic, context, topic_records, effective_configs)
+            result = yield from _create_topic(state, topic, context, topic_records, effective_configs)
         except KafkaError as error:
             results.append(_failed_topic(topic.name, error.code, error.message))
             continue
@@ -153,12 +155,13 @@ def _create_topic(
     context: ControllerRequestContext,
     records: list[MetadataRecord],
     effective_configs: _EffectiveConfigs,
-) -> CreatableTopicResult:
+) -> Steps[CreatableTopicResult]:
+    yield  # a topic of one partition is an item too
     config_records, overrides = topic_creation_config_records(state, topic.name, topic.configs)
     if topic.assignments:
-        partitions = _manually_assigned(state, topic)
+        partitions = yield from _manually_assigned(state, topic)
     else:
-        partitions = _place_partitions(state, topic)
+        partitions = yield from _place_partitions(state, topic)
     context.apply_partition_change_quota(len(partitions))
     topic_id = state.new_uuid()
     result = CreatableTopicResult(name=topic.name, topic_id=topic_id)
@@ -170,11 +173,20 @@ def _create_topic(
         result.topic_config_error_code = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     records.append(TopicRecord(name=topic.name, topic_id=topic_id))
     records += config_records
-    records += [
-        registration.to_record(topic_id, index, state.version, elr_enabled=state.elr_enabled)
-        for index, registration in enumerate(partitions)
-    ]
+    records += yield from _partition_records(state, topic_id, 0, partitions)
     return result
+
+
+def _partition_records(
+    state: ControllerState, topic_id: bytes, first: int, partitions: Sequence[PartitionRegistration]
+) -> Steps[list[MetadataRecord]]:
+    """The records of new partitions, the first of which has the index `first`."""
+    version, elr_enabled = state.version, state.elr_enabled
+    records: list[MetadataRecord] = []
+    for index, registration in enumerate(partitions, first):
+        records.append(registration.to_record(topic_id, index, version, elr_enabled=elr_enabled))
+        yield
+    return records
 
 
 def _effective_configs(
@@ -195,7 +207,7 @@ def _effective_configs(
     return known[key]
 
 
-def _manually_assigned(state: ControllerState, topic: CreatableTopic) -> list[PartitionRegistration]:
+def _manually_assigned(state: ControllerState, topic: CreatableTopic) -> Steps[list[PartitionRegistration]]:
     if topic.replication_factor != -1:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
@@ -218,6 +230,7 @@ def _manually_assigned(state: ControllerState, topic: CreatableTopic) -> list[Pa
             state, assignment.partition_index, assignment.broker_ids, replication_factor
         )
         replication_factor = len(assignment.broker_ids)
+        yield
     if partitions.keys() != set(range(len(partitions))):
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -226,7 +239,7 @@ def _manually_assigned(state: ControllerState, topic: CreatableTopic) -> list[Pa
     return [partitions[index] for index in range(len(partitions))]
 
 
-def _place_partitions(state: ControllerState, topic: CreatableTopic) -> list[PartitionRegistration]:
+def _place_partitions(state: ControllerState, topic: CreatableTopic) -> Steps[list[PartitionRegistration]]:
     if topic.replication_factor < -1 or topic.replication_factor == 0:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
@@ -244,12 +257,12 @@ def _place_partitions(state: ControllerState, topic: CreatableTopic) -> list[Par
         settings.default_replication_factor if topic.replication_factor == -1 else topic.replication_factor
     )
     try:
-        placement = place_replicas(state.usable_brokers(), count, factor, state.random)
+        placement = yield from place_replicas(state.usable_brokers(), count, factor, state.random)
     except KafkaError as error:
         raise KafkaError(
             error.code, f"Unable to replicate the partition {factor} time(s): {error.message}"
         ) from None
-    return [_placed_partition(state, replicas, factor) for replicas in placement]
+    return (yield from _placed_partitions(state, placement, factor))
 
 
 def delete_topics(
@@ -352,7 +365,7 @@ def delete_topics(
 
 def create_partitions(
     state: ControllerState, request: CreatePartitionsRequest, context: ControllerRequestContext
-) -> Result[CreatePartitionsResponse]:
+) -> Decision[CreatePartitionsResponse]:
     counts = Counter(topic.name for topic in request.topics)
     results = [
         CreatePartitionsTopicResult(
@@ -371,7 +384,7 @@ def create_partitions(
         try:
             if not context.allowed(AclOperation.ALTER, AclResourceType.TOPIC, topic.name):
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-            records += _create_partitions(state, topic, context)
+            records += yield from _create_partitions(state, topic, context)
         except KafkaError as raised:
             error = ApiError.of(raised)
         results.append(
@@ -385,7 +398,7 @@ def create_partitions(
 
 def _create_partitions(
     state: ControllerState, request: CreatePartitionsTopic, context: ControllerRequestContext
-) -> list[MetadataRecord]:
+) -> Steps[list[MetadataRecord]]:
     topic = state.image.topics.by_name.get(request.name)
     if topic is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -414,17 +427,14 @@ def _create_partitions(
     context.apply_partition_change_quota(additional)
     factor = len(topic.partitions[0].replicas)
     if request.assignments is not None:
-        partitions = [
-            _assigned_partition(state, existing + i, assignment.broker_ids, factor)
-            for i, assignment in enumerate(request.assignments)
-        ]
+        partitions = []
+        for index, assignment in enumerate(request.assignments, existing):
+            partitions.append(_assigned_partition(state, index, assignment.broker_ids, factor))
+            yield
     else:
-        placement = place_replicas(state.usable_brokers(), additional, factor, state.random)
-        partitions = [_placed_partition(state, replicas, factor) for replicas in placement]
-    return [
-        registration.to_record(topic.id, existing + i, state.version, elr_enabled=state.elr_enabled)
-        for i, registration in enumerate(partitions)
-    ]
+        placement = yield from place_replicas(state.usable_brokers(), additional, factor, state.random)
+        partitions = yield from _placed_partitions(state, placement, factor)
+    return (yield from _partition_records(state, topic.id, existing, partitions))
 
 
 # New partitions
@@ -472,14 +482,20 @@ def validate_manual_partition_assignment(
         )
 
 
-def _placed_partition(state: ControllerState, replicas: Sequence[int], factor: int) -> PartitionRegistration:
-    if not any(state.is_active(replica) for replica in replicas):
-        raise KafkaError(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Unable to replicate the partition {factor} time(s): All brokers are currently fenced or in "
-            "controlled shutdown.",
-        )
-    return _new_partition(state, replicas)
+def _placed_partitions(
+    state: ControllerState, placement: Sequence[Sequence[int]], factor: int
+) -> Steps[list[PartitionRegistration]]:
+    partitions = []
+    for replicas in placement:
+        if not any(state.is_active(replica) for replica in replicas):
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"Unable to replicate the partition {factor} time(s): All brokers are currently fenced or in "
+                "controlled shutdown.",
+            )
+        partitions.append(_new_partition(state, replicas))
+        yield
+    return partitions
 
 
 def _new_partition(state: ControllerState, replicas: Sequence[int]) -> PartitionRegistration:

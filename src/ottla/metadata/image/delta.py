@@ -58,6 +58,7 @@ from ottla.protocol.metadata_records import (
 )
 from ottla.protocol.names import TopicPartition
 from ottla.runtime import invariants
+from ottla.runtime.steps import Steps
 
 
 class ReplayError(Exception):
@@ -112,9 +113,10 @@ class TopicDelta:
             return self.before
         return TopicImage(self.name, self.id, {**self.before.partitions, **self.changes})
 
-    def collect_local_changes(self, broker: int, out: LocalReplicaChanges) -> None:
+    def collect_local_changes(self, broker: int, out: LocalReplicaChanges) -> Steps[None]:
         previous = {} if self.before is None else self.before.partitions
         for index, now in self.changes.items():
+            yield
             tp = TopicPartition(self.name, index)
             old = previous.get(index)
             if broker not in now.replicas:
@@ -183,15 +185,16 @@ class MetadataDelta:
             delegation_tokens=base.delegation_tokens if self._tokens is None else self._tokens,
         )
 
-    def local_changes(self, broker: int) -> LocalReplicaChanges:
+    def local_changes(self, broker: int) -> Steps[LocalReplicaChanges]:
         """The changes of the replicas of one broker."""
         out = LocalReplicaChanges()
         for topic in self.deleted_topics.values():
             for index, registration in topic.partitions.items():
+                yield
                 if broker in registration.replicas:
                     out.deletes[TopicPartition(topic.name, index)] = topic.id
         for topic_delta in self.topics.values():
-            topic_delta.collect_local_changes(broker, out)
+            yield from topic_delta.collect_local_changes(broker, out)
         return out
 
     def created_topics(self) -> list[TopicDelta]:

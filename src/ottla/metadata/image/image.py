@@ -130,38 +130,42 @@ class MetadataImage:
         return self.configs.get(resource, _NO_CONFIGS)
 
     def records(self) -> list[MetadataRecord]:
+        """The records of a snapshot."""
+        return list(self.iter_records())
+
+    def iter_records(self) -> Iterator[MetadataRecord]:
         """The records of a snapshot, in the order in which Kafka writes them: features come first, as the
         metadata.version decides how the rest is read."""
         version = self.metadata_version
         elr_enabled = self.features.elr_enabled
-        out: list[MetadataRecord] = [FeatureLevelRecord(name=METADATA_VERSION, feature_level=version.level)]
-        out += [
-            FeatureLevelRecord(name=name, feature_level=level)
-            for name, level in sorted(self.features.levels.items())
-        ]
-        out += [broker.to_record(version) for broker in self.cluster.brokers.values()]
+        yield FeatureLevelRecord(name=METADATA_VERSION, feature_level=version.level)
+        for name, level in sorted(self.features.levels.items()):
+            yield FeatureLevelRecord(name=name, feature_level=level)
+        for broker in self.cluster.brokers.values():
+            yield broker.to_record(version)
         if version.controller_registration:
-            out += [controller.to_record() for controller in self.cluster.controllers.values()]
+            for controller in self.cluster.controllers.values():
+                yield controller.to_record()
         for topic in self.topics.by_id.values():
-            out.append(topic.to_record())
-            out += [
-                registration.to_record(topic.id, partition, version, elr_enabled=elr_enabled)
-                for partition, registration in topic.partitions.items()
-            ]
+            yield topic.to_record()
+            for partition, registration in topic.partitions.items():
+                yield registration.to_record(topic.id, partition, version, elr_enabled=elr_enabled)
         for resource, configs in self.configs.items():
-            out += [config_record(resource, name, value) for name, value in configs.items()]
+            for name, value in configs.items():
+                yield config_record(resource, name, value)
         for entity, quotas in self.client_quotas.items():
-            out += [quota_record(entity, key, value) for key, value in quotas.items()]
+            for key, quota in quotas.items():
+                yield quota_record(entity, key, quota)
         if self.next_producer_id >= 0:
-            out.append(
-                ProducerIdsRecord(broker_id=-1, broker_epoch=-1, next_producer_id=self.next_producer_id)
-            )
-        out += [acl.to_record(id) for id, acl in self.acls.items()]
+            yield ProducerIdsRecord(broker_id=-1, broker_epoch=-1, next_producer_id=self.next_producer_id)
+        for id, acl in self.acls.items():
+            yield acl.to_record(id)
         if version.scram:
-            out += [credential.to_record(user) for user, credential in self.scram.items()]
+            for user, credential in self.scram.items():
+                yield credential.to_record(user)
         if version.delegation_tokens:
-            out += [token.to_record() for token in self.delegation_tokens.values()]
-        return out
+            for token in self.delegation_tokens.values():
+                yield token.to_record()
 
 
 def quota_record(entity: QuotaEntity, key: str, value: float | None) -> ClientQuotaRecord:

@@ -17,6 +17,7 @@ from ottla.protocol.metadata_records import (
     BeginTransactionRecord,
     EndTransactionRecord,
 )
+from ottla.runtime.steps import Steps, run_at_once
 
 
 class MetadataBatchLoader:
@@ -42,6 +43,10 @@ class MetadataBatchLoader:
 
     def replay(self, records: Iterable[MetadataRecord], provenance: Provenance) -> None:
         """Replay one batch, which ends at `provenance`."""
+        run_at_once(self.replay_in_steps(records, provenance))
+
+    def replay_in_steps(self, records: Iterable[MetadataRecord], provenance: Provenance) -> Steps[None]:
+        """The same, interruptible after each record."""
         for record in records:
             if isinstance(record, BeginTransactionRecord):
                 if self._transaction is not None:
@@ -50,12 +55,14 @@ class MetadataBatchLoader:
             elif isinstance(record, EndTransactionRecord):
                 for held in self._take_transaction("ends"):
                     self._delta.replay(held)
+                    yield
             elif isinstance(record, AbortTransactionRecord):
                 self._take_transaction("is aborted")
             elif self._transaction is not None:
                 self._transaction.append(record)
             else:
                 self._delta.replay(record)
+            yield
         assert provenance.last_contained_epoch >= self._provenance.last_contained_epoch, (
             f"the epoch of the metadata log goes back from {self._provenance} to {provenance}"
         )

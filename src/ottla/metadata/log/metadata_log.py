@@ -1,11 +1,18 @@
 """`MetadataLog`: the metadata records on which the quorum agrees.
 
 Opening it loads the newest snapshot; starting it makes this node take part in the quorum, and a voter alone
-leads at once. As the high watermark moves, committed records are replayed and published, on every node. Where
-this node leads, records are appended in batches of its epoch; a batch is committed once a majority has it on
-disk, and one sync covers everything that was appended meanwhile. A subscriber with much work for a delta may
-prepare for it before it is published. Invariant: a caller learns that a record is committed only once the
-record would survive a power cut and has been published here.
+leads at once. Where this node leads, records are appended in batches of its epoch; a batch is committed once
+a majority has it on disk, and one sync covers everything that was appended meanwhile.
+
+As the high watermark moves, on every node, committed records take two steps, each in order and in turns:
+
+* they are loaded: replayed into the next image, which `image` shows from then on;
+* they are published: the broker's publisher applies the delta to its replicas (`published_offset`).
+
+The image may be ahead of what is published, by a delta that creates ten thousand logs for example, as in
+Kafka, where the metadata cache is ahead of the replica manager. Nothing that decides who is alive waits for
+the second step: neither heartbeats nor votes nor a new controller. Invariant: a caller learns that a record
+is committed only once the record would survive a power cut.
 """
 
 from __future__ import annotations
@@ -18,13 +25,11 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from ottla.log.directory.meta_properties import StorageError
-from ottla.metadata.features import MetadataVersion
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage, Provenance
 from ottla.metadata.log.batch_loader import MetadataBatchLoader
 from ottla.metadata.log.loader import MetadataLoader, Subscriber
 from ottla.metadata.log.snapshot_generator import SnapshotGenerator
-from ottla.metadata.records import MetadataRecord, encode_record
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver.kafka_raft_client import KafkaRaftClient
@@ -41,17 +46,20 @@ from ottla.raft.snapshot import SnapshotId
 from ottla.raft.states import ElectionState
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet, VoterSetHistory
 from ottla.records.builder import build_batch
+from ottla.runtime import invariants
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
+from ottla.runtime.turns import Turns
+from ottla.runtime.work_queue import WorkQueue, in_turns
 
 _logger = logging.getLogger(__name__)
 
 _DAY_MS: Final = 24 * 60 * 60 * 1000
-# How much of the log is replayed at once before the loop runs again.
+# How much of the log goes into one image.
 _REPLAY_BYTES: Final = 4 * 1024 * 1024
 
-Prepare: TypeAlias = Callable[[MetadataDelta, MetadataImage], Coroutine[Any, Any, None] | None]
-"""Returns the work to do before a delta is published; None if it can be published at once."""
+Publisher: TypeAlias = Callable[[MetadataDelta, MetadataImage, Turns], Coroutine[Any, Any, None]]
+"""Applies a delta to the parts of a node, in turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +115,16 @@ def _load_files(
     return _LoadedFiles(log, voter_history, loader, election)
 
 
-class _DelayedCommits:
-    """The callers that wait until their records are committed, in the order of the log.
+def _is_broken_invariant(error: Exception) -> bool:
+    """In tests and in the simulator a broken invariant ends the log; on a running node it is logged."""
+    return invariants.thorough and isinstance(error, AssertionError)
 
-    Each is answered once: when everything below its offset is committed and published, or with an error when
-    its epoch is over and the next leader may have the records or not.
+
+class _DelayedCommits:
+    """The callers that wait until their records are committed, or published, in the order of the log.
+
+    Each is answered once: when that is so of everything below its offset, or with an error when its epoch is
+    over and the next leader may have the records or not.
     """
 
     __slots__ = ("_count", "_heap")
@@ -135,6 +148,15 @@ class _DelayedCommits:
             if not future.done():
                 future.set_result(None)
 
+    def complete_between(self, after: int, offset: int) -> None:
+        """Answer those that wait for `offset` or less, but not those that wait for `after` or less."""
+        earlier = []
+        while self._heap and self._heap[0][0] <= after:
+            earlier.append(heapq.heappop(self._heap))
+        self.complete_until(offset)
+        for each in earlier:
+            heapq.heappush(self._heap, each)
+
     def fail_all(self, error: KafkaError, epoch: int | None = None) -> None:
         """Fail those whose records were appended in `epoch` or before; all of them if it is None."""
         waiting = self._heap
@@ -154,10 +176,13 @@ class MetadataLog:
         self._log: Final = files.log
         self._voter_history: Final = files.voter_history
         self._loader: Final = files.loader
-        self.image = files.loader.subscribe(self._on_image)  # the newest committed image
+        self.image = files.loader.image  # the newest committed image
+        files.loader.on_image = self._on_image
+        self._subscribers: list[Subscriber] = []
         self.config: Final = config
         self.client: KafkaRaftClient
         self._delayed_commits: Final = _DelayedCommits()
+        self._delayed_publications: Final = _DelayedCommits()
         self._changed: asyncio.Future[None] | None = None  # done when the image or the leader changes
         self._leader_id: int | None = None
         self._elected_epoch = -1  # the epoch that this node leads by the last leader change; -1 if none
@@ -165,9 +190,14 @@ class MetadataLog:
         self._leader_watchers: list[Callable[[], None]] = []
         self._on_lead: Callable[[int], None] | None = None
         self._on_leave: Callable[[], None] | None = None
-        self._replaying = False  # whether committed records are being replayed or published
-        self._prepare: Prepare | None = None
-        self._preparing: asyncio.Task[None] | None = None
+        self._loading: Final = WorkQueue(runtime.clock, "loading of metadata")
+        self._is_loading = False  # whether the work to load what is committed is queued or runs
+        self._snapshot_to_load: SnapshotId | None = None  # the log has started over after it
+        self._publishing: Final = WorkQueue(runtime.clock, "publication of metadata")
+        self._publisher: Publisher | None = None
+        self._image_end = files.loader.next_offset  # the offset after the last one that the image has
+        # The last offset of the metadata that this node has applied; -1 before the first.
+        self.published_offset = self.image.provenance.last_contained_offset
         self._snapshot_generator: Final = SnapshotGenerator(
             runtime,
             files.log,
@@ -251,70 +281,112 @@ class MetadataLog:
     # Events of the quorum (RaftListener)
 
     def on_commit(self, high_watermark: int) -> None:
-        if not self._replaying:
-            self._catch_up()
+        self._delayed_commits.complete_until(high_watermark)
+        self._load()
 
-    def _catch_up(self) -> None:
-        """Replay the committed records. A long log is replayed in pieces, and the loop runs in between."""
-        self._replaying = False
-        self._snapshot_generator.on_replayed(self._loader.replay(self._log.high_watermark, _REPLAY_BYTES))
-        step = self._loader.next_step
-        work = None if step is None or self._prepare is None else self._prepare(*step)
-        if work is None:
-            self._publish()
-        else:
-            self._replaying = True
-            self._preparing = asyncio.get_running_loop().create_task(work)
-            self._preparing.add_done_callback(self._on_prepared)
+    def on_load_snapshot(self, id: SnapshotId) -> None:
+        self._snapshot_to_load = id
+        self._load()
 
-    def _on_prepared(self, task: asyncio.Task[None]) -> None:
-        if self._preparing is not task:
-            return
-        self._preparing = None
-        if task.cancelled():
-            _logger.error("the delta is published without what prepares for it: that was cancelled")
-        elif (error := task.exception()) is not None:
-            _logger.error("the delta is published without what prepares for it", exc_info=error)
+    # Loading and publishing
+
+    def _load(self) -> None:
+        """Load what is committed, in turns; what becomes so meanwhile too."""
+        if not self._is_loading:
+            self._is_loading = True
+            self._loading.submit(self._load_committed)
+
+    async def _load_committed(self) -> None:
+        loader, log, turns = self._loader, self._log, self._loading.turns
         try:
-            self._publish()
-        except Exception as failure:
-            self.client.fail(failure)
+            while True:
+                id = self._snapshot_to_load
+                if id is not None:
+                    content = self.snapshots.read(id)
+                    self._snapshot_to_load = None
+                    self._snapshot_generator.on_load_snapshot()
+                    await in_turns(loader.load_snapshot(LoadedSnapshot(id, content)), turns)
+                elif loader.next_offset < log.high_watermark:
+                    replay = loader.replay(log.high_watermark, _REPLAY_BYTES, self._has_started_over)
+                    self._snapshot_generator.on_replayed(await in_turns(replay, turns))
+                else:
+                    break
+        except Exception as error:
+            self.client.fail(error)
+        finally:
+            self._is_loading = False
 
-    def _publish(self) -> None:
-        self._replaying = False
-        self._loader.publish()
-        assert self._loader.next_offset <= self._log.high_watermark, (
-            f"offset {self._loader.next_offset} is published, but committed is {self._log.high_watermark}"
+    def _has_started_over(self) -> bool:
+        return self._snapshot_to_load is not None
+
+    def _on_image(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Show the next image, and have it published."""
+        self.image = image
+        before, end = self._image_end, self._loader.next_offset
+        self._image_end = end
+        assert end <= self._log.high_watermark, (
+            f"offset {end} is loaded, but committed is {self._log.high_watermark}"
         )
-        if self._loader.next_offset < self._log.high_watermark:
-            self._replaying = True
-            asyncio.get_running_loop().call_soon(self._continue_replay)
-        self._delayed_commits.complete_until(self._loader.next_offset)
+        for subscriber in self._subscribers:
+            try:
+                subscriber(delta, image)
+            except Exception as error:
+                if _is_broken_invariant(error):
+                    raise
+                _logger.exception("a part of the node did not follow the metadata up to offset %d", end - 1)
+        publisher = self._publisher
+        if publisher is None:
+            self.published_offset = image.provenance.last_contained_offset
+        if publisher is None or not self._publishing.is_idle:
+            # An earlier delta is still being applied: callers need not wait for all of that.
+            self._delayed_publications.complete_between(before, end)
+        if publisher is not None:
+            self._publishing.submit(lambda: self._publish(publisher, delta, image, end))
         self._maybe_lead()
         self._notify()
 
-    def publish_now(self) -> None:
-        """Publish the delta that is being prepared for, ready or not."""
-        if self._preparing is not None:
-            self._preparing.cancel()
-            self._preparing = None
-            self._publish()
-
-    def _on_image(self, _: MetadataDelta, image: MetadataImage) -> None:
-        self.image = image
-
-    def _continue_replay(self) -> None:
-        if self.client.is_closed or self.client.failure is not None:
-            return
+    async def _publish(
+        self, publisher: Publisher, delta: MetadataDelta, image: MetadataImage, end: int
+    ) -> None:
         try:
-            self._catch_up()
+            await publisher(delta, image, self._publishing.turns)
         except Exception as error:
-            self.client.fail(error)
+            if _is_broken_invariant(error):
+                self.client.fail(error)
+            _logger.exception("the metadata up to offset %d were not applied as a whole", end - 1)
+        self.published_offset = image.provenance.last_contained_offset
+        self._delayed_publications.complete_until(end)
+        self._notify()
+
+    def publish_to(
+        self, start: Callable[[MetadataImage, Turns], Coroutine[Any, Any, None]], publisher: Publisher
+    ) -> asyncio.Future[None]:
+        """Have the newest image applied by `start`, and each delta after it by `publisher`; returns when
+        `start` has ended.
+        """
+        self._publisher = publisher
+        image = self.image
+        return self._publishing.submit(lambda: start(image, self._publishing.turns))
+
+    def between_publications(
+        self, work: Callable[[Turns], Coroutine[Any, Any, None]]
+    ) -> asyncio.Future[None]:
+        """Do some work that must not meet a delta which is half applied."""
+        return self._publishing.submit(lambda: work(self._publishing.turns))
+
+    async def stop_publishing(self) -> None:
+        """Apply no more deltas, not even the rest of the one that is being applied."""
+        self._publisher = None
+        await self._publishing.close()
+        self._delayed_publications.complete_until(self._loader.next_offset)
+        self._notify()
 
     def _maybe_lead(self) -> None:
         epoch = self._elected_epoch
         if not self.client.is_leader or epoch != self.client.epoch or self._led_epoch == epoch:
             return
+        if self._loader.is_replaying:
+            return  # the end of it comes here again
         start = self.client.status.epoch_start_offset
         assert start is not None, f"the leader of epoch {epoch} knows no start of it"
         if self._loader.next_offset > start:
@@ -333,27 +405,22 @@ class MetadataLog:
             lost = epoch if self._elected_epoch == epoch else epoch - 1
             self._elected_epoch = -1
             message = f"the leader of epoch {epoch} is {leader_id}"
-            self._delayed_commits.fail_all(KafkaError(ErrorCode.NOT_CONTROLLER, message), lost)
+            self._fail_delayed(KafkaError(ErrorCode.NOT_CONTROLLER, message), lost)
             if self._on_leave is not None:
                 self._on_leave()
         for changed in self._leader_watchers:
             changed()
         self._notify()
 
-    def on_load_snapshot(self, id: SnapshotId) -> None:
-        self.publish_now()
-        self._loader.load_snapshot(LoadedSnapshot(id, self.snapshots.read(id)))
-        self._snapshot_generator.on_load_snapshot()
-        self._notify()
-
     def on_failure(self, error: BaseException) -> None:
-        self._stop_preparing()
-        self._delayed_commits.fail_all(
-            KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log failed: {error}")
-        )
+        self._fail_delayed(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log failed: {error}"))
         if self._on_leave is not None:
             self._on_leave()
         self._notify()
+
+    def _fail_delayed(self, error: KafkaError, epoch: int | None = None) -> None:
+        self._delayed_commits.fail_all(error, epoch)
+        self._delayed_publications.fail_all(error, epoch)
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, None
@@ -379,18 +446,11 @@ class MetadataLog:
     # Subscriptions and state
 
     def subscribe(self, subscriber: Subscriber) -> MetadataImage:
-        """Call `subscriber` with every delta and image from here on; returns the image to start from."""
-        return self._loader.subscribe(subscriber)
-
-    def prepare_with(self, prepare: Prepare) -> None:
-        """Call `prepare` before a delta is published; the publication waits for the work that it returns."""
-        self._prepare = prepare
-
-    def _stop_preparing(self) -> None:
-        self._prepare = None
-        if self._preparing is not None:
-            self._preparing.cancel()
-            self._preparing = None
+        """Call `subscriber` with every delta and image from here on, before it is published; returns the
+        image to start from. An error of a subscriber is logged: what is committed stays so.
+        """
+        self._subscribers.append(subscriber)
+        return self.image
 
     def fork(self) -> MetadataBatchLoader:
         """A copy of the batch loader, with which the controller replays what it appends."""
@@ -466,13 +526,13 @@ class MetadataLog:
 
     # Appending
 
-    def append(self, records: Sequence[MetadataRecord], version: MetadataVersion) -> Provenance:
-        """Append records as one batch, all or nothing. To wait for the commit, await `wait_for_commit` with
-        `next_offset` as it is after this call.
+    def append(self, records: Sequence[bytes]) -> Provenance:
+        """Append encoded records as one batch, all or nothing. To wait for the commit, await
+        `wait_for_commit` with `next_offset` as it is after this call.
         """
         now_ms = self._runtime.clock.wall_ms()
         batch = build_batch(
-            [(now_ms, None, encode_record(record, version)) for record in records],
+            [(now_ms, None, record) for record in records],
             base_offset=self.next_offset,
             leader_epoch=self.epoch,
         )
@@ -485,18 +545,35 @@ class MetadataLog:
         self.client.append(batch)
         return Provenance(self.next_offset - 1, self.epoch, now_ms)
 
+    def fail_if_failed(self, work: asyncio.Future[None]) -> None:
+        """Give up if some work without which this node cannot lead has failed."""
+        if not work.cancelled() and (error := work.exception()) is not None:
+            self.client.fail(error)
+
     def upgrade_kraft_version(self, kraft_version: int, validate_only: bool) -> None:
         """Raise the `kraft.version` of the quorum; KafkaError INVALID_UPDATE_VERSION says why not."""
         self.client.upgrade_kraft_version(kraft_version, validate_only=validate_only)
 
     def wait_for_commit(self, end_offset: int) -> asyncio.Future[None]:
-        """A future that is done once everything below `end_offset` is committed and published. KafkaError
-        NOT_CONTROLLER if this node stops leading before: the records may be committed or not then.
+        """A future that is done once everything below `end_offset` is committed. KafkaError NOT_CONTROLLER if
+        this node stops leading before: the records may be committed or not then.
         """
         self.client.check_usable()
         future = self._delayed_commits.add(end_offset, self.epoch)
-        self._delayed_commits.complete_until(self._loader.next_offset)
+        self._delayed_commits.complete_until(self._log.high_watermark)
         return future
+
+    def wait_for_publication(self, end_offset: int) -> asyncio.Future[None]:
+        """The same, once the image shows everything below `end_offset` and the node has applied it; for
+        callers that should find what they have changed. If an earlier delta keeps the node busy, the future
+        is done with the image.
+        """
+        self.client.check_usable()
+        if end_offset > self._loader.next_offset:
+            return self._delayed_publications.add(end_offset, self.epoch)
+        shown: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        shown.set_result(None)
+        return shown
 
     # Snapshots
 
@@ -527,5 +604,6 @@ class MetadataLog:
 
     async def close(self) -> None:
         """Sync what was appended and close the files."""
-        self._stop_preparing()
+        await self._loading.close()
+        await self._publishing.close()
         await self.client.close()

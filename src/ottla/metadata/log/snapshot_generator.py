@@ -1,12 +1,11 @@
 """`SnapshotGenerator`: write the image as a snapshot after a number of bytes of records, or after some time.
 
-A snapshot contains committed records only, and is written in the pool while the node goes on. Once it is on
-disk, the log before it may be deleted, as far as retention allows.
+A snapshot contains committed records only. It is encoded in turns and written in the pool while the node goes
+on. Once it is on disk, the log before it may be deleted, as far as retention allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from ottla.metadata.image.image import MetadataImage
@@ -14,8 +13,9 @@ from ottla.metadata.log.loader import MetadataLoader
 from ottla.metadata.records import encode_record
 from ottla.raft.driver.kafka_raft_log import KafkaRaftLog
 from ottla.raft.snapshot import SnapshotId, encode_snapshot
-from ottla.raft.voters import VoterSet, VoterSetHistory
+from ottla.raft.voters import VoterSetHistory
 from ottla.runtime.runtime import Runtime
+from ottla.runtime.turns import Turns
 
 
 class SnapshotGenerator:
@@ -81,7 +81,14 @@ class SnapshotGenerator:
         self._bytes = 0
         self._last_ms = now_ms
         kraft_version, voters = self._voter_history.at(id.offset)
-        batches = _snapshot_batches(image, kraft_version=kraft_version, voters=voters, now_ms=now_ms)
+        batches = encode_snapshot(
+            await self._encode(image),
+            epoch=id.epoch,
+            timestamp=now_ms,
+            last_contained_log_timestamp=image.provenance.last_contained_log_time_ms,
+            kraft_version=kraft_version,
+            voters=voters,
+        )
         await self._runtime.pool.run(snapshots.write, id, batches)
         if id.offset < log.start_offset:
             # Meanwhile the leader sent a newer one, and the log starts after it.
@@ -92,21 +99,17 @@ class SnapshotGenerator:
         self._voter_history.truncate_before(log.start_offset)
         return id
 
+    async def _encode(self, image: MetadataImage) -> list[bytes]:
+        version = image.metadata_version
+        turns = Turns(self._runtime.clock)
+        values = []
+        for record in image.iter_records():
+            values.append(encode_record(record, version))
+            if turns.is_due():
+                await turns.pause()
+        return values
+
 
 def _snapshot_id(image: MetadataImage) -> SnapshotId:
     provenance = image.provenance
     return SnapshotId(provenance.last_contained_offset + 1, provenance.last_contained_epoch)
-
-
-def _snapshot_batches(
-    image: MetadataImage, *, kraft_version: int, voters: VoterSet | None, now_ms: int
-) -> Iterator[bytes]:
-    version = image.metadata_version
-    return encode_snapshot(
-        (encode_record(record, version) for record in image.records()),
-        epoch=_snapshot_id(image).epoch,
-        timestamp=now_ms,
-        last_contained_log_timestamp=image.provenance.last_contained_log_time_ms,
-        kraft_version=kraft_version,
-        voters=voters,
-    )

@@ -28,7 +28,7 @@ from ottla.protocol.schema import Buffer, Request, Response
 
 if TYPE_CHECKING:
     from ottla.metadata.controller.controller import Controller
-    from ottla.metadata.controller.state import Result
+    from ottla.metadata.controller.state import Decision, Result
     from ottla.node.api.services import ApiServices
 
 R = TypeVar("R", bound=Response)
@@ -48,7 +48,7 @@ async def forward(context: ApiRequestContext, frame: Buffer) -> Parts:
 
 
 async def at_controller(
-    context: ApiRequestContext, request: Request, decide: Callable[[Controller], Result[R]]
+    context: ApiRequestContext, request: Request, decide: Callable[[Controller], Result[R] | Decision[R]]
 ) -> R:
     """Have the active controller decide a request that a handler made of a part of the client's: here if it
     is on this node, or else forwarded.

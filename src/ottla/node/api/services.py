@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ottla.log.log_manager import LogManager
     from ottla.metadata.controller.controller import Controller
     from ottla.metadata.controller.quorum_controller import ActiveController
-    from ottla.metadata.controller.state import Result
+    from ottla.metadata.controller.state import Decision, Result
     from ottla.metadata.image.image import MetadataImage
     from ottla.metadata.log.metadata_log import MetadataLog
     from ottla.node.cluster.alter_replica_log_dirs import AlterReplicaLogDirsManager
@@ -132,9 +132,11 @@ class ControllerServices(Protocol):
     @property
     def liveness(self) -> BrokerLivenessProbe: ...
 
-    def control(self, decide: Callable[[Controller], Result[T]]) -> Awaitable[T]:
+    def control(
+        self, decide: Callable[[Controller], Result[T] | Decision[T]], *, for_client: bool = True
+    ) -> Awaitable[T]:
         """Let the active controller of this node decide; the response comes once the decision is committed
-        and applied here. KafkaError NOT_CONTROLLER if it is not on this node.
+        and, for a client, applied here. KafkaError NOT_CONTROLLER if it is not on this node.
         """
         ...
 

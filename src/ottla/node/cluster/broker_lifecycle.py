@@ -209,7 +209,7 @@ class BrokerLifecycleManager:
             BrokerHeartbeatRequest(
                 broker_id=config.node_id,
                 broker_epoch=self.epoch,
-                current_metadata_offset=self._metadata.image.provenance.last_contained_offset,
+                current_metadata_offset=self._metadata.published_offset,
                 want_fence=not self._ready_to_unfence or self._fences_itself,
                 want_shut_down=self._shutting_down,
                 offline_log_dirs=sorted(self._offline),

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import posixpath
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from ottla.log.directory.dir_names import DirKind, parse_dir_name
@@ -44,7 +44,7 @@ class DamagedReplicas:
         logs: LogManager,
         assignments: AssignmentsManager,
         pool: Pool,
-        host_again: Callable[[], None],
+        host_again: Callable[[], Awaitable[None]],
         give_up: Callable[[TopicPartition, KafkaError], None],
     ) -> None:
         """`host_again` has the partitions hosted whose damaged logs were set aside, `give_up` ends the
@@ -148,7 +148,7 @@ class DamagedReplicas:
                     self._refused.pop(tp, None)
                     aside = True
         if aside:
-            self._host_again()
+            await self._host_again()
 
     def _registered(self) -> list[tuple[TopicPartition, TopicImage, PartitionRegistration]]:
         """The damaged replicas that the newest image assigns to this broker."""

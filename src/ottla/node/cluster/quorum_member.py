@@ -44,7 +44,7 @@ from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from ottla.metadata.controller.controller import Controller
-    from ottla.metadata.controller.state import Result
+    from ottla.metadata.controller.state import Decision, Result
     from ottla.metadata.log.loader import Subscriber
 
 log = logging.getLogger(__name__)
@@ -134,12 +134,13 @@ class QuorumMember:
         metadata.start()
         self.opened.set()
 
-    def control(self, decide: Callable[[Controller], Result[T]]) -> Awaitable[T]:
+    def control(
+        self, decide: Callable[[Controller], Result[T] | Decision[T]], *, for_client: bool = True
+    ) -> Awaitable[T]:
         """Let the active controller of this node decide; the response comes once the decision is committed
-        and applied here. KafkaError NOT_CONTROLLER if it is not on this node.
+        and, for a client, applied here. KafkaError NOT_CONTROLLER if it is not on this node.
         """
-        controller = self.active_controller.require()
-        return controller.commit(decide(controller.controller))
+        return self.active_controller.require().decide(decide, for_client=for_client)
 
     def controller_channel(self, client_id: str) -> ControllerChannel:
         """Make a channel to the active controller, with connections of its own."""

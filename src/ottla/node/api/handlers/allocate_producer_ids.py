@@ -20,4 +20,6 @@ async def handle(
 async def decide(
     services: ApiServices, request: AllocateProducerIdsRequest, _version: int
 ) -> AllocateProducerIdsResponse:
-    return await services.controller.control(lambda controller: controller.allocate_producer_ids(request))
+    return await services.controller.control(
+        lambda controller: controller.allocate_producer_ids(request), for_client=False
+    )

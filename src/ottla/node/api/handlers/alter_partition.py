@@ -19,5 +19,5 @@ async def decide(
     services: ApiServices, request: AlterPartitionRequest, version: int
 ) -> AlterPartitionResponse:
     return await services.controller.control(
-        lambda controller: controller.alter_partition(request, version=version)
+        lambda controller: controller.alter_partition(request, version=version), for_client=False
     )

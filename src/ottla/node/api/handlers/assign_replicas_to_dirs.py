@@ -20,4 +20,6 @@ async def handle(
 async def decide(
     services: ApiServices, request: AssignReplicasToDirsRequest, _version: int
 ) -> AssignReplicasToDirsResponse:
-    return await services.controller.control(lambda controller: controller.assign_replicas_to_dirs(request))
+    return await services.controller.control(
+        lambda controller: controller.assign_replicas_to_dirs(request), for_client=False
+    )

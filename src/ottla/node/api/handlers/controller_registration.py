@@ -20,5 +20,7 @@ async def handle(
 async def decide(
     services: ApiServices, request: ControllerRegistrationRequest, _version: int
 ) -> ControllerRegistrationResponse:
-    await services.controller.control(lambda controller: controller.register_controller(request))
+    await services.controller.control(
+        lambda controller: controller.register_controller(request), for_client=False
+    )
     return ControllerRegistrationResponse(error_message=None)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from ottla.runtime import process
 from ottla.runtime.garbage_collection import GarbageCollection
 from ottla.runtime.loop_watchdog import LoopStatistics, LoopWatchdog
-from ottla.runtime.tasks import TaskSupervisor
+from ottla.runtime.tasks import TaskState, TaskSupervisor
 
 __all__ = ["ProcessStatus", "process_status"]
 
@@ -26,8 +26,10 @@ class ProcessStatus:
     """The CPU time of the process so far."""
     tasks: dict[str, int]
     """The tasks of the event loop, by name; those without a name of their own together."""
+    background_tasks: dict[str, str]
+    """The supervised tasks, with their state; a name that several have, with the worst state of them."""
     failing_tasks: dict[str, str]
-    """The background tasks that have failed or were restarted since the start, with their last error."""
+    """The supervised tasks that have failed or were restarted since the start, with their last error."""
     loop: LoopStatistics | None
     """The turns of the event loop; None without a watchdog."""
     full_collections: int
@@ -49,6 +51,12 @@ def process_status(
         open_files=process.open_files(),
         cpu_ms=process.cpu_ns() // 1_000_000,
         tasks=dict(sorted(Counter(map(_name, asyncio.all_tasks())).items())),
+        background_tasks={
+            status.name: status.state.value
+            for status in sorted(
+                background.statuses(), key=lambda status: status.state is not TaskState.RUNNING
+            )
+        },
         failing_tasks={
             status.name: f"{status.state.value}, {status.restarts} errors, the last: {status.last_error}"
             for status in background.statuses()

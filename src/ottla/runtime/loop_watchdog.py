@@ -6,9 +6,10 @@ held, by one callback or by all that were ready before. If the call has not run 
 watchdog takes the stack of the loop's thread, while the culprit is still on it, and logs it once the loop is
 free.
 
-What it measures is a lower bound, as a turn may have begun up to half a bound earlier. It reports the CPU
-time of the loop's thread as well: on a machine with too few cores a loop is late without doing anything. It
-costs the loop one callback for each look.
+What it measures is what a new event waits: the rest of a turn, and the events that were there before. So a
+turn of more than one and a half bounds is never missed, and two that follow each other may count as one. It
+reports the CPU time of the loop's thread as well: on a machine with too few cores a loop is late without
+doing anything. It costs the loop one callback for each look.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _LOG_AT_ONCE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LoopStatistics:
-    """What the watchdog has seen since its start. Times are lower bounds, in milliseconds."""
+    """What the watchdog has seen since its start, in milliseconds."""
 
     bound_ms: float
     looks: int
@@ -52,6 +53,9 @@ class LoopStatistics:
     longest_culprit: str
     longest_cpu_ms: float
     longest_cpu_culprit: str
+    recent_cpu_ms: float
+    """The longest by CPU time since the statistics before these."""
+    recent_cpu_culprit: str
     above_bound: int
     above_bound_cpu: int
     """How often the loop's thread used more CPU time than the bound within one wait."""
@@ -88,6 +92,7 @@ class LoopWatchdog:
         self._longest_culprit = ""
         self._longest_cpu_ns = 0
         self._longest_cpu_culprit = ""
+        self._recent_cpu: tuple[int, str] = (0, "")
         self._above_bound = 0
         self._above_bound_cpu = 0
         self._limits_ns: Final = [int(share * self._bound_ns) for share in _CLASSES]
@@ -120,6 +125,8 @@ class LoopWatchdog:
         self._idle_frame = None
 
     def statistics(self) -> LoopStatistics:
+        """What was seen so far. The recent figures begin again with each call."""
+        (recent_ns, recent_culprit), self._recent_cpu = self._recent_cpu, (0, "")
         names = [f"{share * self.bound_ms:g}" for share in _CLASSES]
         return LoopStatistics(
             bound_ms=self.bound_ms,
@@ -128,6 +135,8 @@ class LoopWatchdog:
             longest_culprit=self._longest_culprit,
             longest_cpu_ms=self._longest_cpu_ns / 1e6,
             longest_cpu_culprit=self._longest_cpu_culprit,
+            recent_cpu_ms=recent_ns / 1e6,
+            recent_cpu_culprit=recent_culprit,
             above_bound=self._above_bound,
             above_bound_cpu=self._above_bound_cpu,
             histogram=dict(zip([*names, "more"], self._counts, strict=True)),
@@ -204,6 +213,8 @@ class LoopWatchdog:
         if held_ns > self._longest_ns:
             self._longest_ns = held_ns
             self._longest_culprit = culprit
+        if held_cpu_ns > self._recent_cpu[0]:
+            self._recent_cpu = (held_cpu_ns, culprit)
         if held_cpu_ns > self._longest_cpu_ns:
             self._longest_cpu_ns = held_cpu_ns
             self._longest_cpu_culprit = culprit

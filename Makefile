@@ -6,11 +6,12 @@ STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 SPARK_KILLS ?= 15
 CLUSTER_FAULT_SECONDS ?= 600
+SOAK_MINUTES ?= 24
 # Bytecode, as pip writes it for installed packages: without it, where Python may not write any, every start of a node
 # would compile the package again, which takes longer than the rest of the start.
 COMPILE := $(BIN)/python -m compileall -q src
 
-.PHONY: setup demo test test-fast test-faults test-cluster-faults lint bench fuzz clean
+.PHONY: setup demo test test-fast test-faults test-cluster-faults soak lint bench fuzz clean
 
 setup: $(STAMP)
 
@@ -39,6 +40,10 @@ test-faults: $(STAMP)
 test-cluster-faults: $(STAMP)
 	OTTLA_CLUSTER_FAULT_SECONDS=$(CLUSTER_FAULT_SECONDS) $(BIN)/python -m pytest -s \
 		tests/cluster/test_faults.py
+
+# Three nodes under load, churn and slow readers: memory stays flat, no turn is long, no task dies, nothing is lost.
+soak: $(STAMP)
+	$(BIN)/python -m bench.cluster_soak --minutes $(SOAK_MINUTES)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.pool import ThreadPool
+from ottla.sim.disk import SimDisk
 from ottla.sim.log.log_harness import LogHarness, check_log
 from tests.log.test_log_manager import CONFIG, A, B, Node
 
@@ -96,6 +97,36 @@ async def test_a_log_that_is_deleted_while_it_is_flushed_does_no_harm(closed_seg
     log.complete_flush(plan)
     assert log.directory.is_online
     assert node.log().log_end_offset == 0
+
+
+@pytest.mark.parametrize("kind", ["log", "index", "timeindex"])
+def test_a_segment_that_is_deleted_while_it_is_flushed_does_no_harm(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush in another thread opens a file between its rename and the news of it."""
+    lab = LogHarness(LogConfig(segment_bytes=300, retention_bytes=300, index_interval_bytes=0))
+    lab.fill(20)
+    plan = lab.log.prepare_flush()
+    assert plan is not None
+    oldest = plan.whole[0]
+    oldest._log.release()
+    oldest.close_indexes()
+    assert oldest._indexes is not None
+    rename, flushed = SimDisk.rename, []
+
+    def renamed(disk: SimDisk, src: str, dst: str) -> None:
+        rename(disk, src, dst)
+        if src.endswith(f"/{oldest.base_offset:020}.{kind}") and not flushed:
+            flushed.append(src)
+            lab.log.run_flush(plan)
+
+    monkeypatch.setattr(SimDisk, "rename", renamed)
+    lab.log.update_high_watermark(lab.log.log_end_offset)
+    assert lab.log.delete_old_segments(lab.now_ms) > 0
+    assert flushed
+    assert lab.log.directory.is_online
+    lab.log.complete_flush(plan)
+    assert lab.log.recovery_point == 20
 
 
 async def test_a_reader_of_a_log_that_is_deleted_meanwhile_does_no_harm() -> None:

@@ -136,12 +136,24 @@ class LazyFile:
     called.
     """
 
-    __slots__ = ("_failure", "_file", "_handles", "_known", "_synced", "_written", "is_new", "path")
+    __slots__ = (
+        "_failure",
+        "_file",
+        "_handles",
+        "_known",
+        "_synced",
+        "_written",
+        "is_new",
+        "next_path",
+        "path",
+    )
 
     def __init__(self, handles: FileHandles, path: str) -> None:
         self._handles = handles
         self._file: File | None = None
         self.path = path
+        # Set before the file gets another name: a thread that opens it meanwhile finds it under one of them.
+        self.next_path: str | None = None
         # How often it was opened to be written to, and how many of these times a sync has covered.
         self._written = 0
         self._synced = 0
@@ -165,11 +177,19 @@ class LazyFile:
         """The open file. Keep it no longer than one operation takes."""
         file = self._file
         if file is None:
-            file = self._file = self._handles.open(self.path)
+            file = self._file = self._open()
             self._handles.on_opened(self)
         elif self._written == self._synced:  # otherwise it stays open anyway
             self._handles.on_used(self)
         return file
+
+    def _open(self) -> File:
+        try:
+            return self._handles.open(self.path)
+        except FileNotFoundError:
+            if self.next_path is None:
+                raise
+            return self._handles.open(self.next_path)
 
     def for_write(self) -> File:
         """The open file, which stays open until it was synced: for contents that cannot be rebuilt."""

@@ -467,6 +467,9 @@ class LogSegment:
         """Give all files another suffix, the batches first; an index that is missing stays missing."""
         old = [self.path(kind) for kind in SEGMENT_KINDS]
         self.suffix = suffix
+        self._log.next_path = self.path(LOG)
+        if self._indexes is not None:
+            self._indexes.on_renaming(self.path(INDEX), self.path(TIME_INDEX))
         for kind, path in zip(SEGMENT_KINDS, old):
             try:
                 self._handles.disk.rename(path, self.path(kind))
@@ -629,6 +632,11 @@ class SegmentIndexes:
     def sync(self) -> None:
         self.offsets.sync()
         self.times.sync()
+
+    def on_renaming(self, offsets_path: str, times_path: str) -> None:
+        """Note that the files are about to get other names."""
+        self.offsets.on_renaming(offsets_path)
+        self.times.on_renaming(times_path)
 
     def on_renamed(self, offsets_path: str, times_path: str) -> None:
         """Note that the files have other names now."""

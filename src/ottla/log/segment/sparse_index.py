@@ -96,6 +96,10 @@ class SparseIndex:
         """Remove all entries."""
         self._truncate_entries(0)
 
+    def on_renaming(self, path: str) -> None:
+        """Note that the file is about to get another name."""
+        self._file.next_path = path
+
     def on_renamed(self, path: str) -> None:
         """Note that the file has another name now."""
         self._file.path = path

@@ -141,12 +141,14 @@ class TransactionIndex:
 
     def flush(self) -> None:
         """Make the entries durable (the name of the file too needs a sync of its directory)."""
-        if self._disk.exists(self.path):
+        try:
             file = self._disk.open(self.path)
-            try:
-                file.sync()
-            finally:
-                file.close()
+        except FileNotFoundError:
+            return  # there is none, or its segment is just being deleted
+        try:
+            file.sync()
+        finally:
+            file.close()
 
     def rename_to(self, path: str) -> None:
         if self._disk.exists(self.path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 
 import pytest
@@ -120,3 +121,22 @@ async def test_records_are_never_found_under_another_topic(seed: int) -> None:
         if log.log_end_offset > 0:
             data = log.read(0, 1000).records
             assert log.topic_id == read_records(data)[0].value
+
+
+async def test_an_error_while_logs_are_made_durable_is_the_one_of_their_directory() -> None:
+    disk = SimDisk()
+    dirs = ["/a", "/b"]
+    logs = LogManager(dirs, disk=disk, clock=SimClock(), random=SeededRandom(1), pool=InlinePool())
+    await logs.start(lambda topic: LogConfig())
+    made = [
+        logs.get_or_create_log(TopicPartition("many", number), LogConfig(), topic_id=IDS[0])
+        for number in range(10)
+    ]
+    disk.fail(errno.EIO, prefix="/a/many", ops=["write"])
+    logs.complete_log_creations()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert [directory.path for directory in logs.live_directories] == ["/b"]
+    sound = [log.dir for log in made if log.directory.path == "/b"]
+    assert sound
+    assert all(disk.exists(f"{dir}/partition.metadata") for dir in sound)

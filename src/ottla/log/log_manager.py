@@ -680,22 +680,37 @@ class LogManager:
         logs = self._created
         while logs:
             part = [logs.popleft() for _ in range(min(_CREATIONS_AT_ONCE, len(logs)))]
-            found = [(log, log.pending_creation()) for log in part if log.directory.is_online]
-            pending = [(log, creation) for log, creation in found if creation is not None]
-            try:
-                await self._pool.run(_write_all, [creation for _, creation in pending])
-                installed = [(log, creation) for log, creation in pending if log.install_creation(creation)]
-                await self._pool.run(_sync_all, [creation for _, creation in installed])
-            except (KafkaError, OSError) as error:
-                # The first record of each log completes its creation, or meets the same error.
-                _log.warning("new logs could not be made durable yet: %s", error)
-                continue
-            except Exception:
-                # The other logs in the queue go on.
-                _log.exception("new logs could not be made durable yet")
-                continue
-            for log, creation in installed:
-                log.on_creation_synced(creation)
+            by_directory: dict[LogDirectory, list[UnifiedLog]] = {}
+            for log in part:
+                by_directory.setdefault(log.directory, []).append(log)
+            for directory, here in by_directory.items():
+                try:
+                    await self._complete_log_creations_in(directory, here)
+                except Exception:
+                    # The other logs in the queue go on.
+                    _log.exception("new logs could not be made durable yet")
+
+    async def _complete_log_creations_in(self, directory: LogDirectory, logs: Iterable[UnifiedLog]) -> None:
+        """Make new logs of a directory durable. After an error that passes, the first record of each log
+        completes its creation.
+        """
+        if not directory.is_online:
+            return
+        found = [(log, log.pending_creation()) for log in logs]
+        pending = [(log, creation) for log, creation in found if creation is not None]
+        try:
+            await self._pool.run(_write_all, [creation for _, creation in pending])
+            installed = [(log, creation) for log, creation in pending if log.install_creation(creation)]
+            await self._pool.run(_sync_all, [creation for _, creation in installed])
+        except OSError as error:
+            failure = directory.io_error("making new logs durable", error)
+            _log.warning("new logs could not be made durable yet: %s", failure.message)
+            return
+        except KafkaError as error:
+            _log.warning("new logs could not be made durable yet: %s", error.message)
+            return
+        for log, creation in installed:
+            log.on_creation_synced(creation)
 
     async def flush_dirty_logs(self, now_ms: int) -> int:
         """Flush the logs that `flush.ms` says are due, and closed segments; how many logs were flushed."""

@@ -145,7 +145,12 @@ def _new_cluster_id(runtime: Runtime, config: NodeConfig, path: str) -> str:
 
 def clean_shutdown_epoch(disk: Disk, dirs: Sequence[str]) -> int:
     """The broker epoch of the last run if every directory has the mark of a clean end, else -1."""
-    first, *others = [read_clean_shutdown(disk, dir) for dir in dirs]
+    try:
+        first, *others = [read_clean_shutdown(disk, dir) for dir in dirs]
+    except OSError as error:
+        # The load of that directory finds the error again, and takes it offline alone.
+        _log.error("%s; the last end of this node does not count as clean", _disk_problem(error))
+        return -1
     return -1 if first is None or any(epoch != first for epoch in others) else first
 
 

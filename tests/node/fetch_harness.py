@@ -170,7 +170,12 @@ class FetchHarness:
     ) -> FetchResponse | Awaitable[FetchResponse]:
         services: Any = SimpleNamespace(broker=self, node=self)
         listener: Any = SimpleNamespace(name=LISTENER)
-        pending: Any = SimpleNamespace(is_turn=True, response_bytes=self.response_bytes)
+        pending: Any = SimpleNamespace(
+            is_turn=True,
+            response_bytes=self.response_bytes,
+            hold=lambda size: None,
+            connection=SimpleNamespace(mark_inter_broker=lambda: None),
+        )
 
         async def turn() -> None:
             pass

@@ -12,8 +12,8 @@ from ottla.node.network.connection import (
     ConnectionLimits,
     Parts,
     PendingRequest,
-    RequestMemoryPool,
 )
+from ottla.node.network.memory_budget import MemoryBudget
 from ottla.raft.config import QuorumConfig
 from ottla.raft.driver.kafka_raft_client import KafkaRaftClient
 from ottla.raft.driver.kafka_raft_log import KafkaRaftLog
@@ -48,7 +48,7 @@ class Replica:
         self._service: QuorumService | None = None
 
     async def listen(self) -> None:
-        limits, memory, receive = ConnectionLimits(), RequestMemoryPool(), memoryview(bytearray(65536))
+        limits, memory, receive = ConnectionLimits(), MemoryBudget(), memoryview(bytearray(65536))
 
         def opened(connection: ClientConnection) -> bool:
             self._connections.add(connection)

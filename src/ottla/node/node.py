@@ -79,7 +79,9 @@ class Node:
         self.quorum: Final = QuorumMember(
             runtime, self.dynamic_config, self._dispatcher_for, self._decide_locally
         )
-        self.server: Final = SocketServer(runtime.network, config, self._dispatcher_for)
+        self.server: Final = SocketServer(
+            runtime.network, config, self._dispatcher_for, memory=self.quorum.server.memory
+        )
         self.dynamic_config.add_reconfigurable(self.server.configure)
         self.endpoints: Final = NodeEndpoints(runtime.network, self.dynamic_config)
         self.fetch_sessions: Final = FetchSessionCache(

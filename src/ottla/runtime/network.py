@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 import ssl
 import sys
@@ -18,7 +19,14 @@ from typing import NoReturn, Protocol, TypeVar
 
 from ottla.runtime.address import Address
 
+if sys.platform != "win32":
+    import fcntl
+    import termios
+
+_log = logging.getLogger(__name__)
+
 __all__ = [
+    "AcceptGate",
     "HostNotFound",
     "NetworkListener",
     "Network",
@@ -26,12 +34,15 @@ __all__ = [
     "SocketOptions",
     "TlsHandshakeFailed",
     "peer_is_done",
+    "unacknowledged_bytes",
 ]
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 # Attempts at one port for several addresses: the one chosen for the first may be taken on the next.
 _PORT_ATTEMPTS = 16
+# After which a listener that could not accept, or was not to, tries again.
+_ACCEPT_RETRY_SECONDS = 0.1
 
 
 class HostNotFound(OSError):
@@ -70,6 +81,33 @@ def peer_is_done(transport: asyncio.BaseTransport) -> bool:
         return True
 
 
+def unacknowledged_bytes(transport: asyncio.BaseTransport) -> int:
+    """How many bytes the system holds that the other side has not received; 0 on systems that do not say."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sys.platform != "linux":
+        return 0
+    try:
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):
+        return 0
+
+
+class AcceptGate(Protocol):
+    """Decides when a listener accepts connections, and which ones it keeps."""
+
+    def delay_s(self) -> float:
+        """For how long no connection may be accepted; those that come meanwhile wait in the backlog."""
+        ...
+
+    def on_accepted(self, host: str) -> bool:
+        """Whether the connection from an address, which was accepted, is kept."""
+        ...
+
+    def on_failed(self, host: str) -> None:
+        """Forget a connection that was to be kept and has failed before its protocol had it."""
+        ...
+
+
 class NetworkListener(Protocol):
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -94,8 +132,9 @@ class Network(Protocol):
         backlog: int = 50,
         tls: ssl.SSLContext | None = None,
         options: SocketOptions = ...,
+        gate: AcceptGate | None = None,
     ) -> NetworkListener:
-        """Accept connections, each with a protocol from `factory`.
+        """Accept connections, each with a protocol from `factory`, as the gate allows.
 
         OSError names the address that could not be bound.
         """
@@ -135,11 +174,42 @@ DEFAULT_OPTIONS = SocketOptions()
 
 
 class _RealListener:
-    __slots__ = ("_addresses", "_servers")
+    """Accepts from its sockets while the gate allows it and the process has handles for more."""
 
-    def __init__(self, servers: list[asyncio.AbstractServer], addresses: tuple[Address, ...]) -> None:
-        self._servers = servers
-        self._addresses = addresses
+    __slots__ = (
+        "_addresses",
+        "_backlog",
+        "_factory",
+        "_gate",
+        "_is_short_of_handles",
+        "_loop",
+        "_retries",
+        "_sockets",
+        "_tasks",
+        "_tls",
+    )
+
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        factory: Callable[[], asyncio.BaseProtocol],
+        backlog: int,
+        tls: ssl.SSLContext | None,
+        gate: AcceptGate | None,
+    ) -> None:
+        self._sockets = sockets
+        self._addresses = tuple(Address(*sock.getsockname()[:2]) for sock in sockets)
+        self._factory = factory
+        self._backlog = backlog
+        self._tls = tls
+        self._gate = gate
+        self._loop = asyncio.get_running_loop()
+        # Connections that are being made, and sockets that are not accepted from for now.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._is_short_of_handles = False
+        for sock in sockets:
+            self._loop.add_reader(sock, self._accept, sock)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -149,9 +219,67 @@ class _RealListener:
     def port(self) -> int:
         return self._addresses[0].port
 
+    def _accept(self, listening: socket.socket) -> None:
+        gate = self._gate
+        for _ in range(self._backlog):
+            delay_s = gate.delay_s() if gate is not None else 0.0
+            if delay_s > 0:
+                self._pause(listening, delay_s)
+                return
+            try:
+                sock, peer = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:
+                continue  # its client has gone already
+            except OSError as error:
+                self._on_accept_error(listening, error)
+                return
+            self._is_short_of_handles = False
+            host = str(peer[0]) if isinstance(peer, tuple) else ""
+            if gate is not None and not gate.on_accepted(host):
+                sock.close()
+                continue
+            sock.setblocking(False)
+            task = self._loop.create_task(self._connect(sock, host))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, sock: socket.socket, host: str) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._factory, sock, ssl=self._tls)
+        except OSError:  # over TLS also a handshake that failed
+            sock.close()
+            if self._gate is not None:
+                self._gate.on_failed(host)
+
+    def _on_accept_error(self, listening: socket.socket, error: OSError) -> None:
+        if not self._is_short_of_handles:
+            self._is_short_of_handles = True
+            _log.error(
+                "cannot accept connections at %s:%d: %s; they wait until others are closed",
+                *listening.getsockname()[:2],
+                error.strerror or error,
+            )
+        self._pause(listening, _ACCEPT_RETRY_SECONDS)
+
+    def _pause(self, listening: socket.socket, delay_s: float) -> None:
+        self._loop.remove_reader(listening)
+        delay_s = min(delay_s, _ACCEPT_RETRY_SECONDS)
+        self._retries[listening] = self._loop.call_later(delay_s, self._resume, listening)
+
+    def _resume(self, listening: socket.socket) -> None:
+        del self._retries[listening]
+        self._loop.add_reader(listening, self._accept, listening)
+
     async def close(self) -> None:
-        for server in self._servers:
-            server.close()
+        for retry in self._retries.values():
+            retry.cancel()
+        self._retries.clear()
+        for sock in self._sockets:
+            self._loop.remove_reader(sock)
+            sock.close()
+        self._sockets = []
 
 
 class RealNetwork:
@@ -168,21 +296,10 @@ class RealNetwork:
         backlog: int = 50,
         tls: ssl.SSLContext | None = None,
         options: SocketOptions = DEFAULT_OPTIONS,
+        gate: AcceptGate | None = None,
     ) -> NetworkListener:
         sockets = _bound(await _bind_addresses(host, port), backlog, options)
-        addresses = tuple(Address(*sock.getsockname()[:2]) for sock in sockets)
-        loop = asyncio.get_running_loop()
-        servers: list[asyncio.AbstractServer] = []
-        try:
-            for sock in sockets:
-                servers.append(await loop.create_server(factory, sock=sock, backlog=backlog, ssl=tls))  # noqa: PERF401
-        except BaseException:
-            for server in servers:
-                server.close()
-            for sock in sockets[len(servers) :]:
-                sock.close()
-            raise
-        return _RealListener(servers, addresses)
+        return _RealListener(sockets, factory, backlog, tls, gate)
 
     async def check_listen(self, host: str, port: int) -> None:
         for sock in _bound(await _bind_addresses(host, port), None, DEFAULT_OPTIONS):

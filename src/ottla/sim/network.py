@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from ottla.runtime.address import Address
-from ottla.runtime.network import DEFAULT_OPTIONS, HostNotFound, NetworkListener, SocketOptions
+from ottla.runtime.network import DEFAULT_OPTIONS, AcceptGate, HostNotFound, NetworkListener, SocketOptions
 from ottla.sim.loop import Process, SimLoop
 
 __all__ = ["Fabric", "Host", "SimNetwork"]
@@ -318,12 +318,18 @@ def _feed(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
 
 class _SimListener:
     def __init__(
-        self, host: Host, port: int, process: Process, factory: Callable[[], asyncio.BaseProtocol]
+        self,
+        host: Host,
+        port: int,
+        process: Process,
+        factory: Callable[[], asyncio.BaseProtocol],
+        gate: AcceptGate | None,
     ) -> None:
         self._host = host
         self._port = port
         self.process = process
         self.factory = factory
+        self.gate = gate
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -355,6 +361,7 @@ class SimNetwork:
         backlog: int = 50,
         tls: ssl.SSLContext | None = None,
         options: SocketOptions = DEFAULT_OPTIONS,
+        gate: AcceptGate | None = None,
     ) -> NetworkListener:
         if tls is not None:
             raise OSError(errno.ENOTSUP, "there is no TLS on the simulated network")
@@ -362,7 +369,7 @@ class SimNetwork:
             port = self._host.next_port
             self._host.next_port += 1
         await self.check_listen(host, port)
-        listener = _SimListener(self._host, port, self._process, factory)
+        listener = _SimListener(self._host, port, self._process, factory, gate)
         if not self._process.dead:
             self._host.listeners[port] = listener
         return listener
@@ -422,6 +429,10 @@ class SimNetwork:
 
 
 def _accept(listener: _SimListener, end: _End) -> None:
+    gate = listener.gate
+    if gate is not None and not gate.on_accepted(end.far.host.name):
+        end.abort()
+        return
     protocol = listener.factory()
     end.set_protocol(protocol)
     protocol.connection_made(end)

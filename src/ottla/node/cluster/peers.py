@@ -10,24 +10,10 @@ from typing import Final
 
 from ottla.metadata.image.cache import MetadataCache
 from ottla.node.config.dynamic import DynamicBrokerConfig
-from ottla.node.config.listeners import SecurityProtocol
-from ottla.node.config.node_config import NodeConfig
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
 from ottla.runtime.network import Network
-
-
-def inter_broker_listener(config: NodeConfig) -> str:
-    """The name of the listener that brokers use among themselves."""
-    name = config["inter.broker.listener.name"]
-    if name is not None:
-        return str(name).upper()
-    protocol = SecurityProtocol[config.text("security.inter.broker.protocol").upper()]
-    for endpoint in config.advertised_listeners:
-        if endpoint.protocol is protocol:
-            return endpoint.name
-    return protocol.name
 
 
 class PeerBrokers:
@@ -41,7 +27,7 @@ class PeerBrokers:
         registration = self._metadata.image.cluster.brokers.get(broker)
         if registration is None:
             return None
-        endpoint = registration.listeners.get(inter_broker_listener(self._config.current))
+        endpoint = registration.listeners.get(self._config.current.inter_broker_listener)
         return None if endpoint is None else Address(endpoint.host, endpoint.port)
 
     def channel(self, purpose: str) -> InterNodeClient:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ottla.node.config.listeners import Endpoint, parse_endpoints, parse_protocol_map
+from ottla.node.config.listeners import Endpoint, SecurityProtocol, parse_endpoints, parse_protocol_map
 from ottla.node.config.rules import check_rules
 from ottla.node.config.tables.config_def import ConfigError, ConfigKey, UpdateMode, Value
 from ottla.node.config.tables.coordinators import COORDINATORS
@@ -192,6 +192,24 @@ class NodeConfig:
             if BROKER[synonym].default is not None:
                 return _in_ms(BROKER[synonym].default, unit_ms)
         raise AssertionError(name)
+
+    def of_listener(self, listener: str, name: str, default: int) -> int:
+        """The number that a setting has for a listener, by its prefix."""
+        value = self._values.get(f"listener.name.{listener.lower()}.{name}", default)
+        assert isinstance(value, int), (listener, name)
+        return value
+
+    @property
+    def inter_broker_listener(self) -> str:
+        """The name of the listener that brokers use among themselves."""
+        name = self["inter.broker.listener.name"]
+        if name is not None:
+            return str(name).upper()
+        protocol = SecurityProtocol[self.text("security.inter.broker.protocol").upper()]
+        for endpoint in self.advertised_listeners:
+            if endpoint.protocol is protocol:
+                return endpoint.name
+        return protocol.name
 
     def is_set(self, name: str) -> bool:
         """Whether the value is not the default."""

@@ -161,6 +161,8 @@ class FetchReader:
             AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME
         ):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        if self.follower:
+            pending.connection.mark_inter_broker()
         self._is_stale = self.follower and broker.replicas.is_stale(self._replica_id, self._replica_epoch)
         self._rack = (
             request.rack_id
@@ -327,7 +329,9 @@ class FetchReader:
                 continue
             results[key] = data
             if turns is not None and turns.is_due():
+                self._pending.hold(self._read_bytes)
                 return False
+        self._pending.hold(self._read_bytes)
         self.satisfied = (
             self._respond_now
             or self._read_bytes >= self._enough
@@ -492,6 +496,7 @@ class FetchReader:
         if self._read_bytes:
             for data in self.results.values():
                 data.records = b""  # these partitions are dirty, so they are read again
+            self._pending.hold(0)
         session = self._session
         check = partial(purgatory.check_and_complete, session)
         moved = self._moved

@@ -4,9 +4,10 @@ There is no queue and no pool of threads between a connection and the handlers (
 `KafkaRequestHandler`): requests are started in the order in which they came and answered in that order, and
 later ones are worked on while earlier ones wait. What a client can make the node hold is bounded at every
 point: a frame is refused by its size before any of it is stored, storage for a large one grows only as its
-bytes arrive, and reading stops while too many requests are in progress, while the node's memory for requests
-is used up, or while the client does not read its responses. Invariant: `_pending` holds the requests that
-were started and whose responses were not written yet, oldest first.
+bytes arrive, and reading stops while too many requests are in progress, while the memory for connections is
+short (`memory_budget`), or while the client does not read its responses. Invariants: `_pending` holds the
+requests that were started and whose responses were not written yet, oldest first; `_request_bytes` and
+`_response_bytes` are what the connection has counted in its pool.
 
 Bytes arrive in a buffer that all connections share: between `get_buffer` and `buffer_updated` no other code
 runs, and what is to stay is copied out before `buffer_updated` returns.
@@ -21,8 +22,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeAlias, cast
 
+from ottla.node.network.memory_budget import MemoryBudget
 from ottla.node.network.protocol_guess import looks_like
 from ottla.runtime.disk import Buffer
+from ottla.runtime.network import unacknowledged_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -40,9 +43,12 @@ _WRITE_LOW_BYTES: Final = 256 * 1024
 _TURN_SECONDS: Final = 0.01
 _LENGTH: Final = struct.Struct(">i")
 _NOTHING: Final = memoryview(b"")
-# What all slow readers together may have unread, and what each may have in any case.
-_UNREAD_BYTES: Final = 512 * 1024 * 1024
-_MIN_SHARE_BYTES: Final = 256 * 1024
+# What is received at once, and of a large frame at first, while memory is short.
+_RECEIVE_WHEN_SHORT_BYTES: Final = 16 * 1024
+_FIRST_ALLOCATION_WHEN_SHORT_BYTES: Final = 64 * 1024
+# Bytes of responses after which it is looked whether the client reads them.
+_UNWATCHED_BYTES: Final = 16 * 1024
+_PRODUCE: Final = b"\0\0"
 # Requests that all connections together may have in progress before each may have only one.
 _MANY_IN_PROGRESS: Final = 20_000
 # Mostly their clients are gone for good, so only so many are kept for those that still read.
@@ -63,40 +69,6 @@ class RequestDispatcher(Protocol):
         ...
 
 
-class MemoryWaiter(Protocol):
-    def on_memory_available(self) -> None:
-        """There may be memory again: try once more."""
-
-
-class RequestMemoryPool:
-    """How many bytes of requests may be held at once, over all connections (`queued.max.request.bytes`).
-
-    A frame is admitted while less than the limit is in use, so that one is always let in, whatever its size.
-    Invariant: `used` is the sum of what was allocated and not released, and never negative.
-    """
-
-    __slots__ = ("_waiting", "limit", "used")
-
-    def __init__(self, limit: int = -1) -> None:
-        self.limit = limit
-        self.used = 0
-        self._waiting: deque[MemoryWaiter] = deque()
-
-    def try_allocate(self, size: int, waiter: MemoryWaiter) -> bool:
-        """Whether the bytes may be held now; otherwise the waiter is called when it may try again."""
-        if self.limit > 0 and self.used >= self.limit:
-            self._waiting.append(waiter)
-            return False
-        self.used += size
-        return True
-
-    def release(self, size: int) -> None:
-        self.used = used = self.used - size
-        assert used >= 0, used
-        while self._waiting and (self.limit <= 0 or self.used < self.limit):
-            self._waiting.popleft().on_memory_available()
-
-
 class ConnectionLimits:
     """Bounds that all connections of a server share and that may change while it runs, and their counters,
     which are never negative.
@@ -109,7 +81,6 @@ class ConnectionLimits:
         "max_half_closed",
         "max_in_flight",
         "max_in_flight_bytes",
-        "slow_readers",
     )
 
     def __init__(
@@ -121,8 +92,6 @@ class ConnectionLimits:
         self.max_frame_bytes = max_frame_bytes
         self.max_in_flight = max_in_flight
         self.max_in_flight_bytes = max_in_flight_bytes
-        # Connections whose clients have not read what they were sent.
-        self.slow_readers = 0
         # Requests that have been started and not yet answered.
         self.in_progress = 0
         # Connections whose clients send nothing more and have not got all their responses.
@@ -134,10 +103,6 @@ class ConnectionLimits:
         responses.
         """
         return self.max_in_flight if self.in_progress < _MANY_IN_PROGRESS else 1
-
-    def response_bytes(self) -> int:
-        """How large a response should be at most, so that slow readers together do not hold too much."""
-        return max(_MIN_SHARE_BYTES, _UNREAD_BYTES // (1 + self.slow_readers))
 
 
 class ClientFaultLog:
@@ -167,31 +132,43 @@ class ClientFaultLog:
 class PendingRequest:
     """A request in progress and its response. The request's handler sees it as its place in the line."""
 
-    __slots__ = ("_turn", "connection", "parts", "ready", "size", "task")
+    __slots__ = ("_turn", "connection", "held_bytes", "parts", "ready", "size", "task")
 
     def __init__(self, connection: ClientConnection, size: int) -> None:
         self.connection = connection
         self.size = size
         self.ready = False
+        # What `hold` has counted.
+        self.held_bytes = 0
         self.parts: Parts | None = None
         self.task: asyncio.Future[Parts | None] | None = None
         self._turn: asyncio.Future[None] | None = None
 
     @property
     def response_bytes(self) -> int:
-        """How large the response should be at most."""
-        return self.connection.limits.response_bytes()
+        """How large the response should be at most, if it is made now."""
+        return self.connection.pool.response_bytes()
 
     @property
     def is_turn(self) -> bool:
-        """Whether a response would go out now: none before it waits and the client keeps reading."""
+        """Whether the response may be made now: it would go out, as none before it waits and the client keeps
+        reading, and there is memory for it.
+        """
         return self.connection.is_turn(self)
 
     async def wait_for_turn(self) -> None:
         """Wait until `is_turn`. A response that takes much memory should be made only then."""
-        while not self.is_turn:
+        while not self.connection.is_turn(self):
             self._turn = asyncio.get_running_loop().create_future()
+            self.connection.wait_for_turn(self)
             await self._turn
+
+    def hold(self, size: int) -> None:
+        """Count the bytes that were read for the response, in the turn in which `response_bytes` allowed
+        them; 0 if they were dropped.
+        """
+        self.connection.count_response(size - self.held_bytes)
+        self.held_bytes = size
 
     def wake(self) -> None:
         if self._turn is not None and not self._turn.done():
@@ -205,9 +182,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_fault_log",
         "_filled",
         "_frame",
+        "_frame_bytes",
         "_frame_size",
         "_half_closed",
-        "_in_flight_bytes",
+        "_last_left",
         "_loop",
         "_memory",
         "_on_close",
@@ -217,6 +195,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_pending",
         "_reading_paused",
         "_receive",
+        "_request_bytes",
+        "_response_bytes",
+        "_unread",
+        "_unwatched",
         "_waiting_for_memory",
         "_write_paused",
         "_yielding",
@@ -225,9 +207,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         "closed",
         "last_active",
         "last_produce",
+        "last_taken",
         "limits",
+        "listener",
         "local",
         "peer",
+        "pool",
         "transport",
     )
 
@@ -235,24 +220,40 @@ class ClientConnection(asyncio.BufferedProtocol):
         self,
         dispatcher: RequestDispatcher,
         limits: ConnectionLimits,
-        memory: RequestMemoryPool,
+        memory: MemoryBudget,
         receive: memoryview,
         on_open: Callable[[ClientConnection], bool],
         on_close: Callable[[ClientConnection], None],
         fault_log: ClientFaultLog,
+        *,
+        listener: str = "",
+        is_inter_broker: bool = False,
     ) -> None:
         self._dispatcher = dispatcher
         self.limits = limits
         self._fault_log = fault_log
         self._memory = memory
+        self.pool = memory.nodes if is_inter_broker else memory.clients
+        self.listener = listener
         self._receive = receive
         self._on_open = on_open
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._pending: deque[PendingRequest] = deque()
-        self._in_flight_bytes = 0
-        # The frame that is being received: its storage, how much has come, and how much there will be.
+        # What is counted in the pool: requests in progress, the frame that is being received and the backlog;
+        # responses that are held (`PendingRequest.hold`) and those that were written and are unread.
+        self._request_bytes = 0
+        self._response_bytes = 0
+        self._unread = 0
+        # Bytes of responses since it was last looked how many are unread.
+        self._unwatched = 0
+        # How many were left when it was last looked, and when the client was last seen to take some.
+        self._last_left = 0
+        self.last_taken = 0.0
+        # The frame that is being received: its storage and how large that may become by what is counted, how
+        # much has come, and how much there will be.
         self._frame: bytearray | None = None
+        self._frame_bytes = 0
         self._filled = 0
         self._frame_size = 0
         # Received bytes that wait: less than a frame's length, or no further request may be started now.
@@ -293,9 +294,11 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is None:
-            return self._receive
+            return self._receive[:_RECEIVE_WHEN_SHORT_BYTES] if self.pool.is_short else self._receive
         if self._filled == len(self._frame):
-            self._grow()
+            if self._filled == self._frame_bytes:
+                self._count_growth()  # Bytes that were on their way already.
+            self._frame += _ZEROS[: self._frame_bytes - self._filled]
         return memoryview(self._frame)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -304,7 +307,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._filled += nbytes
             if self._filled == self._frame_size:
                 frame, self._frame = self._frame, None
+                self.pool.on_complete(self)
                 self._start_frames(_NOTHING, frame)
+            elif self._filled == self._frame_bytes:
+                self._grow()
             return
         self._start_frames(self._receive[:nbytes], None)
 
@@ -332,26 +338,28 @@ class ClientConnection(asyncio.BufferedProtocol):
         for request in requests:
             if request.task is not None and not request.task.done():
                 request.task.cancel()
-            self._memory.release(request.size)
         limits.in_progress -= len(requests)
         self._backlog = b""
         self._out.clear()
-        if self._write_paused:
-            self._write_paused = False
-            limits.slow_readers -= 1
+        self._write_paused = False
+        pool = self.pool
+        pool.requests -= self._request_bytes
+        pool.responses -= self._response_bytes
+        self._request_bytes = self._response_bytes = self._unread = 0
+        pool.forget(self)
         self._on_close(self)
+        assert pool.requests >= 0, pool.requests
+        assert pool.responses >= 0, pool.responses
         assert limits.half_closed >= 0, limits.half_closed
         assert limits.in_progress >= 0, limits.in_progress
-        assert limits.slow_readers >= 0, limits.slow_readers
 
     def pause_writing(self) -> None:
         self._write_paused = True
-        self.limits.slow_readers += 1
         self._pause_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self.limits.slow_readers -= 1
+        self._set_unread(self.transport.get_write_buffer_size())
         self._advance()
 
     # Frames
@@ -363,22 +371,32 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._start(frame)
             if self._backlog:
                 data = memoryview(self._backlog + data)
+                self._release_request(len(self._backlog))
                 self._backlog = b""
             position, end = 0, len(data)
             turn_ends: float | None = None
             while position < end and not self.closed:
                 if end - position < 4 or self._must_wait():
                     self._backlog = bytes(data[position:])
+                    self._count_request(end - position)
                     break
                 (size,) = _LENGTH.unpack_from(data, position)
                 if not 0 <= size <= self.limits.max_frame_bytes:
                     raise self._wrong_size(size, data[position:])
-                if not self._memory.try_allocate(size, self):
-                    self._waiting_for_memory = True
-                    continue
                 position += 4
-                if end - position < size:
-                    self._begin_frame(size, data[position:])
+                pool = self.pool
+                is_complete = end - position >= size
+                storage = size if is_complete else self._first_allocation(size, end - position)
+                if pool.requests + pool.responses + storage > pool.unasked and not pool.try_start(
+                    self, storage, has_records=bytes(data[position : position + 2]) in (_PRODUCE, b"")
+                ):
+                    self._waiting_for_memory = True
+                    position -= 4
+                    continue
+                pool.requests += storage
+                self._request_bytes += storage
+                if not is_complete:
+                    self._begin_frame(size, data[position:], storage)
                     break
                 self._start(bytearray(data[position : position + size]))
                 position += size
@@ -402,29 +420,51 @@ class ClientConnection(asyncio.BufferedProtocol):
             f"{self.limits.max_frame_bytes}"
         )
 
-    def _begin_frame(self, size: int, data: memoryview) -> None:
+    def _first_allocation(self, size: int, received: int) -> int:
+        first = _FIRST_ALLOCATION_WHEN_SHORT_BYTES if self.pool.is_short else _FIRST_ALLOCATION_BYTES
+        return min(size, max(first, received))
+
+    def _begin_frame(self, size: int, data: memoryview, storage: int) -> None:
         """Make room for a frame of which only the beginning is here. More room is made as it fills."""
-        self._frame = bytearray(min(size, max(_FIRST_ALLOCATION_BYTES, len(data))))
+        self._frame = bytearray(storage)
         self._frame[: len(data)] = data
+        self._frame_bytes = storage
         self._frame_size = size
         self._filled = len(data)
+        self.pool.incomplete[self] = None
+        self.pool.watch()
+        if self._filled == storage:
+            self._grow()
 
     def _drop_frame(self) -> None:
         if self._frame is not None:
             self._frame = None
-            self._memory.release(self._frame_size)
+            self._release_request(self._frame_bytes)
+            self.pool.on_complete(self)
+
+    def _growth(self) -> int:
+        return min(self._frame_bytes, _LARGEST_GROWTH_BYTES, self._frame_size - self._frame_bytes)
 
     def _grow(self) -> None:
-        assert self._frame is not None
-        have = len(self._frame)
-        self._frame += _ZEROS[: min(have, _LARGEST_GROWTH_BYTES, self._frame_size - have)]
+        """Let the storage of the frame grow, or wait until it may. The buffer of the event loop is a view of
+        it, so it is made larger when the next one is asked for.
+        """
+        if self.pool.try_grow(self, self._growth()):
+            self._count_growth()
+        else:
+            self._waiting_for_memory = True
+            self._pause_reading()
+
+    def _count_growth(self) -> None:
+        growth = self._growth()
+        self._frame_bytes += growth
+        self._count_request(growth)
 
     def _start(self, frame: bytearray) -> None:
         size = len(frame)
         request = PendingRequest(self, size)
         self._pending.append(request)
         self.limits.in_progress += 1
-        self._in_flight_bytes += size
         reply = self._dispatcher.start(request, memoryview(frame))
         if self.closed:
             return
@@ -462,30 +502,134 @@ class ClientConnection(asyncio.BufferedProtocol):
         request.parts = parts
         requests = self._pending
         if requests[0] is not request:
+            if parts is not None:
+                request.hold(sum(map(len, parts)))
             return
+        pool = self.pool
         while requests and requests[0].ready:
             done = requests.popleft()
             self.limits.in_progress -= 1
             if done.parts is not None:
                 self._out += done.parts
                 self._out_bytes += sum(map(len, done.parts))
-            self._in_flight_bytes -= done.size
-            self._memory.release(done.size)
+            if done.held_bytes:
+                done.hold(0)
+            self._request_bytes -= done.size
+            pool.requests -= done.size
+        if pool.has_waiting:
+            pool.on_released()
 
     def _flush(self) -> None:
         if self._out and not self.closed:
             parts, self._out = self._out, []
-            # A few small responses cost less as one buffer than as many.
-            small = len(parts) > 1 and self._out_bytes < _JOIN_BYTES
-            self._out_bytes = 0
+            size, self._out_bytes = self._out_bytes, 0
             self.last_active = self._loop.time()
-            if small:
+            # A few small responses cost less as one buffer than as many.
+            if size < _JOIN_BYTES and len(parts) > 1:
                 self.transport.write(b"".join(parts))
             else:
                 self.transport.writelines(parts)
+            self._unwatched += size
+            if self._unwatched >= _UNWATCHED_BYTES:
+                self._watch_unread(size)
 
     def is_turn(self, request: PendingRequest) -> bool:
-        return bool(self._pending) and self._pending[0] is request and not self._write_paused
+        pool = self.pool
+        return (
+            bool(self._pending)
+            and self._pending[0] is request
+            and not self._write_paused
+            and (pool.requests + pool.responses <= pool.unasked or pool.may_read(self))
+        )
+
+    def wait_for_turn(self, request: PendingRequest) -> None:
+        """Have the request woken when its turn may have come."""
+        if self._pending and self._pending[0] is request and not self._unread:
+            self.pool.wait_to_read(request)
+
+    # What is counted
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of requests and responses that the connection makes the node hold."""
+        return self._request_bytes + self._response_bytes
+
+    def has_unread(self) -> bool:
+        """Whether responses were written that the client has not taken yet."""
+        self.look_at_unread(self._loop.time())
+        return self._unread > 0
+
+    def _count_request(self, size: int) -> None:
+        self._request_bytes += size
+        self.pool.requests += size
+
+    def _release_request(self, size: int) -> None:
+        self._request_bytes -= size
+        self.pool.requests -= size
+        self.pool.on_released()
+
+    def count_response(self, size: int) -> None:
+        """Count bytes of responses; below 0, that many less."""
+        if not self.closed:
+            self._response_bytes += size
+            self.pool.responses += size
+            if size < 0:
+                self.pool.on_released()
+
+    def mark_inter_broker(self) -> None:
+        """Count the connection among those of other nodes from now on: it is a broker's."""
+        nodes, pool = self._memory.nodes, self.pool
+        if pool is nodes or self.closed:
+            return
+        pool.requests -= self._request_bytes
+        pool.responses -= self._response_bytes
+        nodes.requests += self._request_bytes
+        nodes.responses += self._response_bytes
+        if self in pool.incomplete:
+            nodes.incomplete[self] = None
+        if self in pool.unread:
+            nodes.unread[self] = None
+            nodes.watch()
+        self.pool = nodes
+        pool.forget(self)
+        if self._waiting_for_memory:
+            self.on_memory_available()
+
+    def _watch_unread(self, size: int) -> None:
+        """Count what the client has not read, after so many bytes more were written. The transport keeps the
+        memory of a large response until all of it has gone out.
+        """
+        self._unwatched = 0
+        left = self.transport.get_write_buffer_size()
+        self._set_unread(max(left, self._unread + size) if self._write_paused else left)
+
+    def _set_unread(self, unread: int) -> None:
+        if unread == self._unread or self.closed:
+            return
+        if not self._unread:
+            self.last_taken = self._loop.time()
+            self._last_left = 0
+            self.pool.unread[self] = None
+            self.pool.watch()
+        elif not unread:
+            self.pool.unread.pop(self, None)
+            self._loop.call_soon(self._advance)
+        before, self._unread = self._unread, unread
+        self.count_response(unread - before)
+
+    def look_at_unread(self, now: float) -> None:
+        """See whether the client has read since the last look."""
+        if not self._unread:
+            return
+        left = self.transport.get_write_buffer_size()
+        if not self._write_paused:
+            self._set_unread(left)
+        if not left:
+            return
+        left += unacknowledged_bytes(self.transport)
+        if left != self._last_left:
+            self._last_left = left
+            self.last_taken = self.last_active = now
 
     # Flow control
 
@@ -499,7 +643,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             or self._waiting_for_memory
             or self._yielding
             or len(self._pending) >= self.limits.requests_at_once()
-            or self._in_flight_bytes >= self.limits.max_in_flight_bytes
+            or self._request_bytes >= self.limits.max_in_flight_bytes
         )
 
     def _yield(self) -> None:
@@ -528,9 +672,13 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._pause_or_resume()
 
     def on_memory_available(self) -> None:
+        """Try again to receive what there was no memory for."""
         self._waiting_for_memory = False
-        if not self.closed:
-            self._loop.call_soon(self._advance)
+        if self.closed:
+            return
+        if self._frame is not None and self._filled == self._frame_bytes:
+            self._grow()
+        self._advance()
 
     def _pause_or_resume(self) -> None:
         if self.closed or self._half_closed:
@@ -549,9 +697,11 @@ class ClientConnection(asyncio.BufferedProtocol):
     # Closing
 
     @property
-    def is_busy(self) -> bool:
-        """Whether requests are in progress."""
-        return bool(self._pending)
+    def waits_for_node(self) -> bool:
+        """Whether it is the node's turn: a request is in progress, or waits for memory, and the client has
+        taken its former responses.
+        """
+        return (bool(self._pending) or self._waiting_for_memory) and not self._unread
 
     @property
     def half_closed(self) -> bool:
@@ -568,6 +718,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self.closed:
             self._fault_log.log_closed(self.peer, reason, self._loop.time())
             self.close()
+
+    def abort_because(self, reason: str) -> None:
+        """Close at once for a fault of the client, with one line in the log."""
+        if not self.closed:
+            self._fault_log.log_closed(self.peer, reason, self._loop.time())
+            self.abort()
 
     def close(self) -> None:
         """Send what is ready and close."""

@@ -1,7 +1,8 @@
 """The listeners of a node and the connections they accept.
 
-Connections that have been idle for `connections.max.idle.ms` are closed. Invariant: `_connections` holds
-every open connection, the oldest first.
+A connection on which nothing has moved for `connections.max.idle.ms`, in either direction, is closed, also if
+its client does not read a response or does not send the rest of a request; one that waits for the node's
+response is not idle. Invariant: `_connections` holds every open connection, the oldest first.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from heapq import nsmallest
 from typing import Final
 
 from ottla.node.config.listeners import Endpoint
@@ -19,9 +21,9 @@ from ottla.node.network.connection import (
     ClientFaultLog,
     ConnectionLimits,
     RequestDispatcher,
-    RequestMemoryPool,
 )
-from ottla.node.network.connection_quotas import ConnectionQuotas
+from ottla.node.network.connection_quotas import ConnectionQuotas, ListenerQuota
+from ottla.node.network.memory_budget import MemoryBudget
 from ottla.runtime.network import Network, NetworkListener, SocketOptions, peer_is_done
 
 log = logging.getLogger(__name__)
@@ -43,20 +45,26 @@ class SocketServer:
         config: NodeConfig,
         dispatcher_for: Callable[[Endpoint], RequestDispatcher],
         on_closed: Callable[[ClientConnection], None] | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
+        """`memory` is the budget of a node's other server, if there is one."""
         self._network = network
         self._dispatcher_for = dispatcher_for
         self._on_closed = on_closed
         self._listeners: dict[str, NetworkListener] = {}
         self._connections: dict[ClientConnection, None] = {}
-        self._quotas = ConnectionQuotas(config)
+        self._inter_broker_listener = config.inter_broker_listener
+        self._of_controller = frozenset(config.controller_listener_names)
+        self._quotas = ConnectionQuotas(
+            config, self._inter_broker_listener, lambda: asyncio.get_running_loop().time()
+        )
         self._receive = memoryview(bytearray(RECEIVE_BYTES))
         self._limits = ConnectionLimits()
         if on_closed is not None:
             # `on_closed` is called at once, also while requests are in progress.
             self._limits.max_half_closed = 0
         self._fault_log = ClientFaultLog()
-        self.memory = RequestMemoryPool()
+        self.memory: Final = memory if memory is not None else MemoryBudget()
         self._sweeper: asyncio.TimerHandle | None = None
         self.configure(config)
 
@@ -64,8 +72,11 @@ class SocketServer:
         """Apply the settings, at the start and after each change."""
         self._limits.max_frame_bytes = config.number("socket.request.max.bytes")
         self._limits.max_in_flight = config.number("queued.max.requests")
-        self.memory.limit = config.number("queued.max.request.bytes")
+        self.memory.configure(
+            config.number("connections.memory.max.bytes"), config.number("queued.max.request.bytes")
+        )
         self._quotas.configure(config)
+        self._close_excess()
         self._idle_seconds = config.number("connections.max.idle.ms") / 1000
         self._backlog = config.number("socket.listen.backlog.size")
         # A fixed size turns the system's own tuning off, so only one that was asked for is set.
@@ -87,12 +98,14 @@ class SocketServer:
         opened: dict[str, Endpoint] = {}
         try:
             for endpoint in endpoints:
+                quota = self._quotas.listener(endpoint.name)
                 listener = await self._network.listen(
-                    self._factory(self._dispatcher_for(endpoint)),
+                    self._factory(self._dispatcher_for(endpoint), quota),
                     endpoint.host,
                     endpoint.port,
                     backlog=self._backlog,
                     options=self._options,
+                    gate=quota,
                 )
                 self._listeners[endpoint.name] = listener
                 opened[endpoint.name] = Endpoint(
@@ -105,7 +118,9 @@ class SocketServer:
             self._sweep()
         return opened
 
-    def _factory(self, dispatcher: RequestDispatcher) -> Callable[[], ClientConnection]:
+    def _factory(
+        self, dispatcher: RequestDispatcher, listener: ListenerQuota
+    ) -> Callable[[], ClientConnection]:
         def connect() -> ClientConnection:
             return ClientConnection(
                 dispatcher,
@@ -115,6 +130,9 @@ class SocketServer:
                 self._add,
                 self._remove,
                 self._fault_log,
+                listener=listener.name,
+                is_inter_broker=listener.name in self._of_controller
+                or self._quotas.is_protected(listener.name),
             )
 
         return connect
@@ -124,20 +142,36 @@ class SocketServer:
         return len(self._connections)
 
     def _add(self, connection: ClientConnection) -> bool:
-        if not self._quotas.try_add(connection.peer[0]):
-            return False
         self._connections[connection] = None
+        self._close_excess()
         return True
 
     def _remove(self, connection: ClientConnection) -> None:
         if connection in self._connections:
             del self._connections[connection]
-            self._quotas.remove(connection.peer[0])
+            self._quotas.remove(self._quotas.listener(connection.listener), connection.peer[0])
             if self._on_closed is not None:
                 self._on_closed(connection)
 
+    def _close_excess(self) -> None:
+        """Close the least recently used connections that the limit for all leaves no room for: brokers have
+        connected, or it is lower now.
+        """
+        excess = self._quotas.excess
+        if not excess:
+            return
+        candidates = [
+            each
+            for each in self._connections
+            if not each.closed and not self._quotas.is_protected(each.listener)
+        ]
+        closing = len(self._connections) - sum(not each.closed for each in self._connections)
+        for connection in nsmallest(excess - closing, candidates, key=lambda each: each.last_active):
+            log.debug("closed the connection from %s:%d for one of a broker", *connection.peer)
+            connection.close()
+
     def _sweep(self) -> None:
-        """Close connections that have been idle for too long; one with requests in progress is not idle.
+        """Close connections that have been idle for too long.
         Abort a closed one whose client does not take the rest, a half-closed one whose last responses are not
         ready in time, and one that is not read from, as it has enough in progress, and whose client is gone:
         nothing else would find out.
@@ -154,12 +188,16 @@ class SocketServer:
             elif connection.half_closed:
                 if silent > _LAST_RESPONSES_SECONDS:
                     connection.abort()
-            elif connection.is_reading_paused:
-                if silent > _GONE_SECONDS and peer_is_done(connection.transport):
-                    connection.abort()
-            elif silent > self._idle_seconds and not connection.is_busy:
+            elif (
+                silent > _GONE_SECONDS and connection.is_reading_paused and peer_is_done(connection.transport)
+            ):
+                connection.abort()
+            elif silent > self._idle_seconds and not connection.waits_for_node:
                 log.debug("closed the idle connection from %s:%d", *connection.peer)
-                connection.close()
+                if connection.transport.get_write_buffer_size():
+                    connection.abort()
+                else:
+                    connection.close()
 
     async def stop(self) -> None:
         """Accept no more connections, and close every open one; responses that are ready still go out."""

@@ -18,8 +18,8 @@ from ottla.node.network.connection import (
     Parts,
     PendingRequest,
     ProtocolViolation,
-    RequestMemoryPool,
 )
+from ottla.node.network.memory_budget import MemoryBudget
 from ottla.protocol.api import API_VERSIONS
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.headers import read_request_header, response_parts
@@ -149,7 +149,7 @@ class SimQuorumMember:
             config=self.config.quorum,
             bootstrap=self.config.bootstrap,
         )
-        limits, memory, receive = ConnectionLimits(), RequestMemoryPool(), memoryview(bytearray(65536))
+        limits, memory, receive = ConnectionLimits(), MemoryBudget(), memoryview(bytearray(65536))
         service = QuorumService(client, lambda: self._world.event("voted", self.machine))
         await runtime.network.listen(
             lambda: ClientConnection(

@@ -55,17 +55,23 @@ NETWORK: Final[dict[str, ConfigKey]] = table(
         "How many connections the operating system may hold for a listener before they are accepted.",
         InRange(1)),
     key("max.connections", INT, MAX_INT, MEDIUM,
-        "How many connections the node keeps open at once; further ones are closed as they come.",
+        "How many connections the node keeps open at once; further ones wait to be accepted. Brokers that "
+        "connect to their own listener take the place of the least recently used one of another.",
         InRange(0), mode=CLUSTER_WIDE),
     key("max.connections.per.ip", INT, MAX_INT, MEDIUM,
         "How many connections one client address may have open.", InRange(0), mode=CLUSTER_WIDE),
     key("max.connections.per.ip.overrides", STRING, "", MEDIUM,
         "Exceptions from max.connections.per.ip, as host:count pairs, comma separated.", mode=CLUSTER_WIDE),
     key("max.connection.creation.rate", INT, MAX_INT, MEDIUM,
-        "How many connections per second Apache Kafka accepts. Ottla accepts them as they come and only "
-        "reports the value.", InRange(0), mode=CLUSTER_WIDE),
+        "How many connections per second the node accepts; further ones wait to be accepted.",
+        InRange(0), mode=CLUSTER_WIDE),
+    key("connections.memory.max.bytes", LONG, 536_870_912, MEDIUM,
+        "How many bytes all connections together may make the node hold: requests in work and "
+        "responses that are not read. A quarter of it is for other nodes. When it is short, requests and "
+        "responses wait, and connections on which nothing moves are closed.",
+        InRange(1_048_576), mode=CLUSTER_WIDE, internal=True),
     key("connections.max.idle.ms", LONG, 600_000, MEDIUM,
-        "A connection on which nothing happened for this long is closed."),
+        "A connection on which nothing moved for this long, in either direction, is closed."),
     key("connection.failed.authentication.delay.ms", INT, 100, LOW,
         "How long the answer to a failed authentication is held back, so that a broken client does not "
         "retry in a tight loop.", InRange(0)),
@@ -83,7 +89,7 @@ NETWORK: Final[dict[str, ConfigKey]] = table(
         InRange(1)),
     key("queued.max.request.bytes", LONG, -1, MEDIUM,
         "How many bytes of requests may be in memory at once, over all connections; reading stops above "
-        "it. -1 sets no limit beyond that of each connection."),
+        "it. -1 sets no limit beside connections.memory.max.bytes."),
     key("request.timeout.ms", INT, 30_000, HIGH,
         "How long the node waits for an answer to a request it sent to another node."),
     key("socket.connection.setup.timeout.ms", LONG, 10_000, MEDIUM,

@@ -142,3 +142,21 @@ def test_a_producer_that_leaves_does_not_take_the_flush_with_it(
     assert high_watermarks(wire) == [0, 0]
     gone.set()
     wait_until(lambda: high_watermarks(wire)[0] == 1, "the record was not shown")
+
+
+def test_a_flush_that_fails_is_tried_again_without_another_record(
+    wire: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no file handles")] * 2
+    flush = LogManager.flush
+
+    async def failing(self: LogManager, log: UnifiedLog, upto: int | None = None) -> None:
+        if failures:
+            raise failures.pop()
+        await flush(self, log, upto)
+
+    monkeypatch.setattr(LogManager, "flush", failing)
+    response = wire.get(request(-1, 0), 9, ProduceResponse)
+    assert response.responses[0].partition_responses[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    wait_until(lambda: high_watermarks(wire)[0] == 1, "the record was not committed")
+    assert not failures

@@ -257,6 +257,7 @@ class Node:
             replica_lag_max_ms=config.number("replica.lag.time.max.ms"),
             submit_change=self.replication.alter_partition_manager.submit,
         )
+        self.replicas.retry_flush = self.log_flushes.retry
         self._on_stop(self.replication.close)
         self.coordinators = Coordinators(
             runtime,

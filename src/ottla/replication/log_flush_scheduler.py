@@ -1,7 +1,8 @@
 """Flushes of single logs that requests ask for, run in the background.
 
 A flush is completed even if the request that asked for it ends first, as other requests may wait for the same
-records.
+records. One that lacks room or file handles is tried again until it succeeds, as no later append may come;
+its request has the error by then.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from typing import Any, Final
 
 from ottla.log.log_manager import LogManager
 from ottla.log.unified_log import UnifiedLog
+from ottla.protocol.errors import KafkaError
 from ottla.replication.partition import Partition
 from ottla.runtime.clock import Clock
 
 _log = logging.getLogger(__name__)
+
+_RETRY_SECONDS: Final = 0.5
 
 
 class LogFlushScheduler:
@@ -24,6 +28,7 @@ class LogFlushScheduler:
         self._logs: Final = logs
         self._clock: Final = clock
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._retries: dict[Partition, asyncio.Task[None]] = {}
 
     def flush_closed_segments(self, log: UnifiedLog) -> None:
         """Make the records of closed segments durable, in the background."""
@@ -35,11 +40,34 @@ class LogFlushScheduler:
 
     async def close(self) -> None:
         """Return once the flushes under way have ended."""
+        for retry in self._retries.values():
+            retry.cancel()
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def retry(self, partition: Partition) -> None:
+        """Flush the log of a partition once there is room and a file handle for it."""
+        if partition not in self._retries:
+            task = self._retries[partition] = self._begin(self._retry(partition))
+            task.add_done_callback(lambda _: self._retries.pop(partition, None))
+
+    async def _retry(self, partition: Partition) -> None:
+        log = partition.log
+        while partition.is_leader and log.directory.is_online and not log.is_closed:
+            await asyncio.sleep(_RETRY_SECONDS)
+            try:
+                await self._logs.flush(log)
+            except KafkaError:
+                continue
+            partition.on_flush(self._clock.wall_ms())
+            return
+
     async def _flush(self, partition: Partition) -> None:
-        await self._logs.flush(partition.log)
+        try:
+            await self._logs.flush(partition.log)
+        except KafkaError:
+            self.retry(partition)
+            raise
         partition.on_flush(self._clock.wall_ms())
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

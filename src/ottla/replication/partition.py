@@ -119,6 +119,9 @@ class PartitionListener(Protocol):
         changed.
         """
 
+    def on_overdue_flush(self, partition: Partition) -> None:
+        """Records were appended, and their flush lacks room or file handles: it is to be tried again."""
+
     def submit_alter_partition(self, partition: Partition, change: PendingPartitionChange) -> None:
         """Ask the controller for an ISR; the answer goes to `handle_alter_partition_update` or `_error`."""
 
@@ -507,7 +510,8 @@ class Partition:
         inline_flush: bool = True,
     ) -> LogAppendInfo:
         """Append records as the leader. With acks=all, NOT_ENOUGH_REPLICAS before anything is written if the
-        ISR is too small. Without `inline_flush` the caller flushes and then calls `on_flush`.
+        ISR is too small. Without `inline_flush` the caller flushes and then calls `on_flush`. With it, a
+        flush that lacks room or file handles is tried again later, and the records are committed then.
         """
         if self.leader_id != self.broker_id:
             self.check_leader()
@@ -525,8 +529,10 @@ class Partition:
                 origin=origin,
                 guard=guard,
                 transaction_version=transaction_version,
-                inline_flush=inline_flush,
+                inline_flush=False,
             )
+            if info.flush_due and inline_flush:
+                self._flush_or_retry()
         except KafkaError as error:
             self._note_refused_append(error, now_ms)
             if (
@@ -544,6 +550,14 @@ class Partition:
         self._maybe_increment_high_watermark(now_ms)
         self._on_progress()
         return info
+
+    def _flush_or_retry(self) -> None:
+        try:
+            self.log.flush()
+        except KafkaError:
+            if not self.log.directory.is_online:
+                raise
+            self._listener.on_overdue_flush(self)
 
     def on_flush(self, now_ms: int) -> None:
         """Commit the records that had to wait for a flush of the log."""

@@ -131,7 +131,12 @@ class PartitionFetchState:
         return known != cause
 
     def fetch_request(self, max_bytes: int) -> FetchPartition:
+        """The next request. It says that this replica has what is below its offset: where `flush.messages`
+        asks for a flush, and that has failed, it is done first.
+        """
         log = self.partition.log
+        if log.committable_offset < log.log_end_offset:
+            log.flush()
         epoch = log.latest_epoch
         return FetchPartition(
             partition=self.partition.topic_partition.partition,

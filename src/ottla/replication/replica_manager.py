@@ -91,6 +91,8 @@ class ReplicaManager:
         self._progress_listeners: list[Callable[[Partition], None]] = []
         self._image = MetadataImage.EMPTY
         self._partitions: dict[TopicPartition, Partition] = {}
+        # Flushes a partition's log as soon as that is possible; set by the node.
+        self.retry_flush: Callable[[Partition], None] | None = None
         self._offline: dict[TopicPartition, KafkaError] = {}  # hosted, but the log cannot be used: why
         # Has every partition with `has_lagging_follower`, and those that made progress lately.
         self._maybe_lagging: dict[Partition, None] = {}
@@ -441,6 +443,10 @@ class ReplicaManager:
             self.purgatory.check_and_complete(partition.topic_partition)
         for listener in self._progress_listeners:
             listener(partition)
+
+    def on_overdue_flush(self, partition: Partition) -> None:
+        if self.retry_flush is not None:
+            self.retry_flush(partition)
 
     def submit_alter_partition(self, partition: Partition, change: PendingPartitionChange) -> None:
         if self._submit_change is not None:

@@ -7,6 +7,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -14,6 +15,7 @@ from ottla.log.config.log_config import LogConfig
 from ottla.log.directory import checkpoints
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.meta_properties import MetaProperties
+from ottla.log.log_loader import load_part
 from ottla.log.log_manager import MAX_SET_ASIDE, LogManager
 from ottla.log.segment.file_names import segment_file_name
 from ottla.log.unified_log import UnifiedLog
@@ -26,6 +28,8 @@ from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
 from ottla.sim.log.log_harness import all_batches, check_log
+
+T = TypeVar("T")
 
 A, B = "/disks/a", "/disks/b"
 CONFIG = LogConfig(segment_bytes=1000, file_delete_delay_ms=500)
@@ -41,6 +45,7 @@ class Node:
         self.pool = pool if pool is not None else InlinePool()
         self.dirs = dirs or (A,)
         self.random = SeededRandom(5)
+        self.recovery_threads = 2
         self.failures: list[LogDirectory] = []
         self.config = CONFIG
         self.manager: LogManager
@@ -53,6 +58,7 @@ class Node:
             random=self.random,
             pool=self.pool,
             on_directory_failure=self.failures.append,
+            recovery_threads=self.recovery_threads,
         )
         await self.manager.start(lambda topic: self.config, belongs)
         return self.manager
@@ -779,3 +785,36 @@ async def test_files_that_could_not_be_removed_are_removed_the_next_time() -> No
     await manager.remove_deleted_files(node.clock.wall_ms())
     assert directory.deletions == 0
     assert not [name for name in node.disk.list_dir(log.dir) if name.endswith(".deleted")]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_as_many_threads_load_a_directory_as_the_setting_says(threads: int) -> None:
+    node = Node(A, B)
+    await node.start()
+    for number in range(60):
+        node.log("orders", number)
+    await node.manager.shutdown()
+    pool = CountingPool()
+    node.pool, node.recovery_threads = pool, threads
+    await node.start()
+    assert len(node.manager.logs()) == 60
+    assert pool.most == 2 * threads
+    await node.manager.shutdown()
+
+
+class CountingPool:
+    """Runs calls at once, each after a turn of the event loop, and counts how many wait at a time."""
+
+    def __init__(self) -> None:
+        self.waiting = self.most = 0
+
+    async def run(self, fn: Callable[..., T], *args: object) -> T:
+        self.waiting += 1
+        if fn is load_part:
+            self.most = max(self.most, self.waiting)
+        await asyncio.sleep(0)
+        self.waiting -= 1
+        return fn(*args)
+
+    def close(self) -> None:
+        """There is nothing to close."""

@@ -87,13 +87,15 @@ class LogManager:
         unsynced_files: int = DEFAULT_UNSYNCED_CAPACITY,
         on_directory_failure: Callable[[LogDirectory], None] | None = None,
         on_damage: Callable[[str, KafkaError], None] | None = None,
+        recovery_threads: int = 2,
         lock: bool = True,
         failed: Mapping[str, str] | None = None,
     ) -> None:
         """`open_files` and, besides, `unsynced_files` bound the files that are open at once (`FileHandles`).
         `on_directory_failure` may be called in any thread, once for each directory, and so may `on_damage`,
-        with the path of a log and the error, each time that damaged batches are met. Without `lock` the
-        caller holds the locks of the directories itself, and says why those that `failed` stay offline.
+        with the path of a log and the error, each time that damaged batches are met. So many
+        `recovery_threads` of the pool load the logs of one directory. Without `lock` the caller holds the
+        locks of the directories itself, and says why those that `failed` stay offline.
         """
         if not dirs or len(set(dirs)) != len(dirs):
             raise KafkaError(
@@ -111,6 +113,7 @@ class LogManager:
         for directory in self._directories:
             if failed is not None and directory.path in failed:
                 directory.fail(failed[directory.path])
+        self._recovery_threads = recovery_threads
         self._lock = lock
         self._locks: dict[str, Lock] = {}
         self._logs: dict[TopicPartition, UnifiedLog] = {}
@@ -236,12 +239,17 @@ class LogManager:
         self._set_aside.extend(contents.damaged)
         options = LoadOptions(contents.clean_epoch is not None, self._producer_config)
         found = [(each, config_of(each.partition.topic)) for each in contents.partitions]
-        parts = (found[start : start + _AT_ONCE] for start in range(0, len(found), _AT_ONCE))
-        for part in await asyncio.gather(
-            *(self._pool.run(load_part, directory, part, options) for part in parts)
-        ):
-            for loaded in part:
-                self._take_in(directory, loaded, contents.high_watermarks)
+        size = min(_AT_ONCE, max(1, -(-len(found) // self._recovery_threads)))
+        parts = iter([found[start : start + size] for start in range(0, len(found), size)])
+
+        async def load_parts() -> None:
+            for part in parts:
+                for loaded in await self._pool.run(load_part, directory, part, options):
+                    self._take_in(directory, loaded, contents.high_watermarks)
+
+        # Loading after a crash waits for the disk most of the time, so that threads help; after a clean
+        # shutdown there is little to wait for.
+        await asyncio.gather(*(load_parts() for _ in range(self._recovery_threads)))
 
     def _take_in(
         self, directory: LogDirectory, loaded: LoadedPartition, high_watermarks: Mapping[TopicPartition, int]

@@ -238,6 +238,7 @@ class Node:
             producer_config=producer_config(config),
             open_files=open_files,
             unsynced_files=unsynced_files,
+            recovery_threads=config.number("num.recovery.threads.per.data.dir"),
             on_directory_failure=self._on_directory_failure_in_thread,
             on_damage=self._on_damage_in_thread,
             lock=False,

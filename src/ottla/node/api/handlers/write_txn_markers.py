@@ -34,6 +34,7 @@ def handle(context: RequestContext, request: WriteTxnMarkersRequest) -> Awaitabl
         AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME
     ):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    context.pending.connection.mark_inter_broker()
     return _write(context, request)
 
 

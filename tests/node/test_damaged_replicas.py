@@ -136,8 +136,12 @@ async def last_in_sync_is_damaged(world: World) -> None:
     await nodes.stop(3)
     flip(world.disk(3), LOG, 800)
     end_uncleanly(world.disk(3))
+    epoch = nodes.partition("orders", by=4).leader_epoch
     nodes.boot(1, 2, 3)
     await nodes.ready(1, 2, 3)
+    # The damaged replica was not elected, not even for a moment.
+    after = nodes.partition("orders", by=4)
+    assert (after.leader, after.leader_epoch - epoch) == (NO_LEADER, 0)
 
 
 def test_the_only_replica_in_sync_does_not_lead_with_fewer_records() -> None:

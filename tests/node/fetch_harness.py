@@ -79,6 +79,7 @@ class FetchHarness:
             leader_quota=ReplicationQuotaManager(self.clock),
             is_throttled=lambda partition, follower: False,
         )
+        self.connection = SimpleNamespace(kept_fetch=None, mark_inter_broker=lambda: None)
         # What may be sent at once, and how often a partition was read.
         self.response_bytes = MANY_BYTES
         self.reads: list[int] = []
@@ -174,7 +175,7 @@ class FetchHarness:
             is_turn=True,
             response_bytes=self.response_bytes,
             hold=lambda size: None,
-            connection=SimpleNamespace(mark_inter_broker=lambda: None),
+            connection=self.connection,
         )
 
         async def turn() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 from tests.node.fetch_harness import MANY_BYTES, TOPIC, FetchHarness, SessionClient, settle
 
 from ottla.log.config.log_config import LogConfig
+from ottla.node.fetch.session import CachedPartition
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.metadata_records import TopicRecord
 
@@ -93,6 +95,7 @@ async def test_a_fetch_without_session_reads_again_what_moved(monkeypatch: pytes
     assert [index for index, data in response.items() if data.records] == [3]
     assert broker.reads == [3]
     assert client.session_id == 0
+    broker.connection.kept_fetch.close()
     assert not any(partition._watchers for partition in broker.replicas)
 
 
@@ -193,6 +196,114 @@ async def test_progress_between_the_turns_of_a_read_is_not_lost(monkeypatch: pyt
     broker.produce(0)
     response = await waiting
     assert [index for index, data in response.items() if data.records] == [0]
+
+
+# Clients without sessions
+
+
+async def sessionless(
+    monkeypatch: pytest.MonkeyPatch, partitions: int = MANY
+) -> tuple[FetchHarness, SessionClient, dict[int, int]]:
+    """A client that names all of its partitions in each request, and its offsets."""
+    broker = FetchHarness(monkeypatch, partitions)
+    await broker.start()
+    client = SessionClient(broker)
+    client.epoch = -1
+    return broker, client, dict.fromkeys(range(partitions), 0)
+
+
+async def fetch_all(client: SessionClient, offsets: dict[int, int]) -> tuple[list[int], list[int], list[int]]:
+    """Fetch; the partitions that the broker read, those in the response and those with records."""
+    client.broker.reads.clear()
+    client.epoch = -1
+    response = await client.fetch(offsets)
+    assert client.session_id == 0
+    return (
+        list(client.broker.reads),
+        sorted(response),
+        [index for index, data in response.items() if data.records],
+    )
+
+
+async def test_a_fetch_that_is_sent_again_without_a_session_reads_what_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker, client, offsets = await sessionless(monkeypatch)
+    everything = list(offsets)
+    assert await fetch_all(client, offsets) == (everything, everything, [])
+    assert await fetch_all(client, offsets) == ([], everything, [])
+    broker.produce(7)
+    assert await fetch_all(client, offsets) == ([7], everything, [7])
+    assert await fetch_all(client, offsets) == ([7], everything, [7])  # the client did not take it
+    offsets[7] = 1
+    assert await fetch_all(client, offsets) == ([7], everything, [])
+    assert await fetch_all(client, offsets) == ([], everything, [])
+
+
+async def test_partitions_come_and_go_without_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, client, offsets = await sessionless(monkeypatch, 100)
+    del offsets[3]
+    await fetch_all(client, offsets)
+    del offsets[4]
+    offsets[3] = 0
+    assert await fetch_all(client, offsets) == ([3], sorted(offsets), [])
+    assert broker.fetch_sessions.kept_partitions == 99
+    assert not broker.partition(4)._watchers
+    broker.connection.kept_fetch.close()
+    assert broker.fetch_sessions.kept_partitions == 0
+    assert not any(partition._watchers for partition in broker.replicas)
+
+
+async def test_limits_hold_without_a_session_and_none_starves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker, client, offsets = await sessionless(monkeypatch, 100)
+    await fetch_all(client, offsets)
+    for index in (1, 2, 3):
+        broker.produce(index, value=bytes(1_000))
+    seen = []
+    for _ in range(3):
+        client.epoch = -1
+        response = await client.fetch(offsets, max_bytes=1_000)
+        assert len(response) == 100
+        seen += [index for index, data in response.items() if data.records]
+    assert seen == [1, 2, 3]
+
+
+async def test_errors_are_read_again_without_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, client, offsets = await sessionless(monkeypatch, 100)
+    offsets[200] = 0
+    await fetch_all(client, offsets)
+    client.epoch = -1
+    response = await client.fetch(offsets)
+    assert response[200].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    broker.write(broker.partition_record(200))
+    client.epoch = -1
+    assert (await client.fetch(offsets))[200].error_code == 0
+
+
+async def test_connections_keep_a_bounded_number_of_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, client, offsets = await sessionless(monkeypatch, 100)
+    broker.fetch_sessions.max_kept_partitions = 99
+    everything = list(offsets)
+    assert await fetch_all(client, offsets) == (everything, everything, [])
+    assert await fetch_all(client, offsets) == (everything, everything, [])
+    assert broker.connection.kept_fetch is None
+    assert not any(partition._watchers for partition in broker.replicas)
+
+
+async def test_a_second_request_at_the_same_time_is_read_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, client, offsets = await sessionless(monkeypatch, 100)
+    await fetch_all(client, offsets)
+    client.epoch = -1
+    first = client.begin(offsets, max_wait_ms=60_000)
+    await settle()
+    client.epoch = -1
+    assert len(await client.fetch(offsets)) == 100
+    broker.produce(5)
+    response = await first
+    assert len(response) == 100
+    assert response[5].records
 
 
 # What makes a partition dirty
@@ -375,6 +486,31 @@ async def test_a_request_that_continues_the_session_ends_the_one_before(
     assert (await first).error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
     broker.produce(0)
     assert list(await second) == [0]
+
+
+async def test_a_fetch_leaves_no_cycles_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = FetchHarness(monkeypatch, 3)
+    await broker.start()
+    client = SessionClient(broker)
+    client.epoch = -1
+    await client.fetch({0: 0, 1: 0})  # what is made once has been made
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(each, CachedPartition) for each in gc.get_objects())
+        for _ in range(3):
+            client.epoch = -1
+            waiting = client.begin({0: 0, 1: 0}, max_wait_ms=60_000)
+            await settle()
+            broker.partition(1)._on_progress()
+            waiting.cancel()
+            del waiting
+            await settle()
+            client.epoch = -1
+            await client.fetch({0: 0, 1: 0})
+        assert sum(isinstance(each, CachedPartition) for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 async def test_sessions_that_end_watch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

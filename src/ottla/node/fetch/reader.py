@@ -24,7 +24,6 @@ from ottla.node.fetch.cold_reads import Missing
 from ottla.node.fetch.session import (
     CachedPartition,
     FetchKey,
-    FetchResults,
     FetchSession,
     FetchTerms,
     ReadContext,
@@ -184,7 +183,7 @@ class FetchReader:
         self._max_bytes = limit
         self._min_bytes = min(request.min_bytes, limit)
         # What was read of each partition in this request, in the order of the response.
-        self.results: FetchResults = {}
+        self.results = fetch.known_results
         self._read_bytes = 0  # the size of the records in the results
         self._grown = 0  # bytes that have become readable since the last read
         self._respond_now = False
@@ -238,11 +237,10 @@ class FetchReader:
         if not partition.is_leader:
             return  # a follower's log may be truncated in the pool at the moment
         log = partition.log
-        assert (log.high_watermark, log.log_start_offset, self._readable_end(partition)) == (
-            cached.high_watermark,
-            cached.log_start_offset,
-            cached.read_end,
-        ), (partition, cached.high_watermark, cached.log_start_offset, cached.read_end)
+        known = self.results.get(cached.key, cached)
+        assert log.high_watermark == known.high_watermark, (partition, known.high_watermark)
+        assert log.log_start_offset == known.log_start_offset, (partition, known.log_start_offset)
+        assert self._readable_end(partition) == cached.read_end, (partition, cached.read_end)
         assert partition.leader_epoch == cached.read_leader_epoch, partition
         assert cached.requested.fetch_offset >= cached.read_end, partition
         if self.follower:

@@ -9,9 +9,11 @@ A fetch costs what has changed, not what the session holds. Partitions are dirty
 dirty ones only. A partition becomes clean when a read has found nothing beyond what the response says, and
 from then on it watches its `Partition`. It becomes dirty again with any progress there, when a request names
 it again, and when the session's fetches change in a way that concerns all partitions (`FetchTerms`).
-Invariant: a read of a clean partition would find nothing that the fetcher does not know. A fetch without a
-session has the same object for the time of the request, so that it reads again only what changed while it
-waits.
+Invariant: a read of a clean partition would find nothing that the fetcher does not know.
+
+A fetch without a session has the same object for the time of the request, so that it reads again only what
+changed while it waits. Clients that never use sessions (librdkafka) name all of their partitions in each
+request. If these are many, the connection keeps them (`KeptFetch`) for the next request, with what was read.
 
 A follower's clean partitions are those in whose ISR it is and of which it has everything. As it goes on
 fetching in the session it still has everything, which `last_fetch_ms` says to the partitions.
@@ -27,9 +29,10 @@ with full fetches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from ottla.metadata.image.entities import BrokerRegistration
+from ottla.node.network.connection import KeptForClient
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import FetchPartition, PartitionData
 from ottla.replication.partition import FetchIsolation, Partition
@@ -40,6 +43,10 @@ INITIAL_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
 NO_SESSION: Final = 0
 MIN_EVICTION_MS: Final = 120_000
+# Fetches of fewer partitions are not worth keeping.
+_KEEP_FROM: Final = 64
+# Partitions that connections may keep in all; each takes less than a kilobyte.
+MAX_KEPT_PARTITIONS: Final = 100_000
 _MAX_EPOCH: Final = 2**31 - 1
 
 Topic: TypeAlias = bytes | str
@@ -264,11 +271,13 @@ class FetchSession:
         self.close_if_unused()
 
     def close_if_unused(self) -> None:
-        """Watch nothing any longer, unless the session goes on."""
+        """Watch nothing any longer and leave no cycles of references, unless the session goes on."""
         if not self.is_cached and self.readers == 0:
             for cached in self.partitions.values():
                 if cached.is_watching:
                     cached.unwatch()
+            self.partitions.clear()
+            self.dirty.clear()
 
 
 class SessionErrorContext:
@@ -303,6 +312,10 @@ class FullFetchContext:
     def is_current(self) -> bool:
         return True
 
+    @property
+    def known_results(self) -> FetchResults:
+        return {}
+
     def update_and_generate_response_data(self, results: FetchResults) -> tuple[ErrorCode, int, FetchResults]:
         if self._cache is not None:
             self._cache.maybe_add_session(self.session, results)
@@ -323,6 +336,11 @@ class IncrementalFetchContext:
         """Whether no other request has continued the session since."""
         return self.session.epoch == self._epoch
 
+    @property
+    def known_results(self) -> FetchResults:
+        """What the response is to say of partitions that need not be read."""
+        return {}
+
     def update_and_generate_response_data(self, results: FetchResults) -> tuple[ErrorCode, int, FetchResults]:
         session = self.session
         if not self.is_current:
@@ -341,12 +359,107 @@ class IncrementalFetchContext:
         return ErrorCode.NONE, session.id, included
 
 
-ReadContext: TypeAlias = FullFetchContext | IncrementalFetchContext
+class KeptFetch:
+    """The partitions of the last fetch on a connection whose client uses no sessions, and what was read of
+    them. Invariant: the results hold no records, and have every clean partition.
+    """
+
+    __slots__ = ("_cache", "results", "session")
+
+    def __init__(self, cache: FetchSessionCache, requested: Mapping[FetchKey, FetchPartition]) -> None:
+        self._cache = cache
+        self.session: Final = FetchSession(requested, by_id=False, privileged=False)
+        self.session.is_cached = True
+        self.results: FetchResults = {}
+        cache.kept_partitions += len(requested)
+
+    def update(self, requested: Mapping[FetchKey, FetchPartition]) -> None:
+        """Take up the next request: partitions that it names as before stay clean."""
+        session = self.session
+        known = session.partitions
+        before = len(known)
+        changed = {}
+        common = 0
+        for key, partition in requested.items():
+            cached = known.get(key)
+            if cached is None:
+                changed[key] = partition
+            else:
+                common += 1
+                if not _is_same_request(cached.requested, partition):
+                    changed[key] = partition
+        gone = [] if common == before else [key for key in known if key not in requested]
+        session.update(changed, gone)
+        for key in gone:
+            self.results.pop(key, None)
+        self._cache.kept_partitions += len(known) - before
+
+    def close(self) -> None:
+        """End with the connection."""
+        self._cache.kept_partitions -= len(self.session.partitions)
+        self.session.on_removed_from_cache()
+
+
+def _is_same_request(a: FetchPartition, b: FetchPartition) -> bool:
+    return (
+        a.fetch_offset == b.fetch_offset
+        and a.current_leader_epoch == b.current_leader_epoch
+        and a.last_fetched_epoch == b.last_fetched_epoch
+        and a.partition_max_bytes == b.partition_max_bytes
+        and a.log_start_offset == b.log_start_offset
+    )
+
+
+class FetchingConnection(Protocol):
+    """The connection that a fetch comes by."""
+
+    kept_fetch: KeptForClient | None
+
+
+class KeptFetchContext:
+    """A fetch that names all of its partitions, of a client that will do so again."""
+
+    __slots__ = ("_kept", "session")
+
+    def __init__(self, kept: KeptFetch) -> None:
+        self._kept = kept
+        self.session: Final = kept.session
+
+    @property
+    def is_current(self) -> bool:
+        return True
+
+    @property
+    def known_results(self) -> FetchResults:
+        return self._kept.results
+
+    def update_and_generate_response_data(self, results: FetchResults) -> tuple[ErrorCode, int, FetchResults]:
+        included = dict(results)
+        dirty = self.session.dirty
+        for cached in list(dirty):
+            data = results.pop(cached.key, None)
+            if data is not None and data.records:
+                # The next fetch reads the other partitions first.
+                del dirty[cached]
+                dirty[cached] = None
+        return ErrorCode.NONE, NO_SESSION, included
+
+
+ReadContext: TypeAlias = FullFetchContext | IncrementalFetchContext | KeptFetchContext
 FetchContext: TypeAlias = SessionErrorContext | ReadContext
 
 
 class FetchSessionCache:
-    __slots__ = ("_clock", "_eviction_ms", "_random", "_sessions", "evictions", "slots")
+    __slots__ = (
+        "_clock",
+        "_eviction_ms",
+        "_random",
+        "_sessions",
+        "evictions",
+        "kept_partitions",
+        "max_kept_partitions",
+        "slots",
+    )
 
     def __init__(self, slots: int, random: Random, clock: Clock, eviction_ms: int = MIN_EVICTION_MS) -> None:
         self.slots = slots
@@ -356,6 +469,9 @@ class FetchSessionCache:
         self._eviction_ms = eviction_ms
         # Least recently used first, and never more than `slots`.
         self._sessions: dict[int, FetchSession] = {}
+        # Of all connections whose clients use no sessions.
+        self.kept_partitions = 0
+        self.max_kept_partitions = MAX_KEPT_PARTITIONS
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -373,9 +489,20 @@ class FetchSessionCache:
         *,
         by_id: bool,
         privileged: bool,
+        connection: FetchingConnection | None = None,
     ) -> FetchContext:
         """Find the session that a request continues, or the full fetch that it is."""
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
+            if (
+                connection is not None
+                and len(requested) >= _KEEP_FROM
+                and epoch == FINAL_EPOCH
+                and session_id == NO_SESSION
+                and not privileged
+            ):
+                kept = self._keep(connection, requested)
+                if kept is not None:
+                    return KeptFetchContext(kept)
             if session_id != NO_SESSION:
                 self._remove(session_id)
             if epoch == FINAL_EPOCH:
@@ -396,6 +523,25 @@ class FetchSessionCache:
         self._sessions[session_id] = self._sessions.pop(session_id)
         session.epoch = next_epoch(session.epoch)
         return IncrementalFetchContext(session)
+
+    def _keep(
+        self, connection: FetchingConnection, requested: Mapping[FetchKey, FetchPartition]
+    ) -> KeptFetch | None:
+        """Have the connection keep the partitions of a fetch; None if there is no room, or if another request
+        of this connection is in progress with them.
+        """
+        kept = connection.kept_fetch
+        assert kept is None or isinstance(kept, KeptFetch)
+        known = 0 if kept is None else len(kept.session.partitions)
+        if self.kept_partitions - known + len(requested) > self.max_kept_partitions:
+            return None
+        if kept is None:
+            kept = connection.kept_fetch = KeptFetch(self, requested)
+        elif kept.session.readers > 0:
+            return None
+        else:
+            kept.update(requested)
+        return kept
 
     def maybe_add_session(self, session: FetchSession, results: FetchResults) -> None:
         """Keep the partitions of a full fetch as a session, if there is a slot for it."""

@@ -69,6 +69,13 @@ class RequestDispatcher(Protocol):
         ...
 
 
+class KeptForClient(Protocol):
+    """What a handler keeps for later requests of the same connection."""
+
+    def close(self) -> None:
+        """The connection is lost."""
+
+
 class ConnectionLimits:
     """Bounds that all connections of a server share and that may change while it runs, and their counters,
     which are never negative.
@@ -205,6 +212,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "broker_incarnation",
         "client_software",
         "closed",
+        "kept_fetch",
         "last_active",
         "last_produce",
         "last_taken",
@@ -278,6 +286,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         # While Produce requests of this connection wait for their turn to append: completes when the last of
         # them has appended.
         self.last_produce: asyncio.Future[None] | None = None
+        # The partitions of the client's last Fetch, if it uses no fetch sessions.
+        self.kept_fetch: KeptForClient | None = None
 
     # What the event loop calls
 
@@ -347,6 +357,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         pool.responses -= self._response_bytes
         self._request_bytes = self._response_bytes = self._unread = 0
         pool.forget(self)
+        if self.kept_fetch is not None:
+            self.kept_fetch.close()
         self._on_close(self)
         assert pool.requests >= 0, pool.requests
         assert pool.responses >= 0, pool.responses

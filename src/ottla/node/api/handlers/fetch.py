@@ -85,6 +85,7 @@ def _fetch_context(context: RequestContext, request: FetchRequest) -> FetchConte
         forgotten,
         by_id=by_id,
         privileged=replica_id(request, context.version) >= 0,
+        connection=context.connection,
     )
 
 

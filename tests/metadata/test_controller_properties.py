@@ -4,10 +4,13 @@ replayable.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from ottla.metadata.controller.partition_index import PartitionIndex, PartitionRef
 from ottla.metadata.image.delta import MetadataDelta, apply_records
 from ottla.metadata.image.difference import records_between
 from ottla.metadata.image.entities import NO_LEADER, ConfigResourceType
@@ -35,6 +38,7 @@ from ottla.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from ottla.protocol.metadata_records import decode_metadata_record
+from ottla.runtime.steps import run_at_once
 from tests.metadata.controller_harness import SECOND_NS, ControllerHarness
 
 BROKERS = range(4)
@@ -43,6 +47,10 @@ NAMES = ["a", "b", "a.b", "a_b"]
 brokers = st.sampled_from(list(BROKERS))
 names = st.sampled_from(NAMES)
 broker_sets = st.lists(brokers, min_size=1, max_size=4, unique=True)
+
+
+def keys(partitions: Iterable[PartitionRef]) -> set[tuple[str, int]]:
+    return {(topic.name, number) for topic, number, _ in partitions}
 
 
 class Cluster(RuleBasedStateMachine):
@@ -206,6 +214,18 @@ class Cluster(RuleBasedStateMachine):
             assert now[0] >= before[0]
             assert now[1] >= before[1]
             self.epochs[(topic.id, index)] = now
+
+    @invariant()
+    def the_index_is_what_a_walk_would_find(self) -> None:
+        image, index = self.world.image, self.world.controller._state.index
+        walked = PartitionIndex()
+        run_at_once(walked.load(image))
+        for broker in BROKERS:
+            assert keys(index.in_isr(image, broker)) == keys(walked.in_isr(image, broker))
+            assert keys(index.in_elr(image, broker)) == keys(walked.in_elr(image, broker))
+            assert index.leads_anything(broker) == walked.leads_anything(broker)
+        assert keys(index.leaderless(image)) == keys(walked.leaderless(image))
+        assert keys(index.imbalanced(image)) == keys(walked.imbalanced(image))
 
     @invariant()
     def names_and_ids_agree(self) -> None:

@@ -329,6 +329,66 @@ async def test_neither_brokers_nor_other_clients_wait_for_a_publication_that_tak
     await until(lambda: publisher.applied == [{"first"}, {"first", "second"}])
 
 
+async def test_heartbeats_do_not_wait_for_a_decision_about_many_partitions() -> None:
+    node = await started()
+    request = CreateTopicsRequest(topics=[topic("many", 2_000, 1)])
+    creating = asyncio.create_task(node.qc.decide(lambda controller: controller.create_topics(request)))
+    await until(lambda: not node.qc._decisions.is_idle)
+    answered = 0
+    before = node.log.next_offset
+    while not node.qc._decisions.is_idle:
+        reply = await node.qc.process_broker_heartbeat(heartbeat(node))
+        assert not reply.is_fenced
+        answered += 1
+        await asyncio.sleep(0)
+    assert answered > 2_000 // 16
+    assert node.log.next_offset > before
+    assert (await creating).topics[0].error_code == ErrorCode.NONE
+
+
+async def test_decisions_are_made_in_order_though_each_takes_turns() -> None:
+    node = await started()
+    requests = [CreateTopicsRequest(topics=[topic("same", 500, 1)]) for _ in range(3)]
+    responses = await asyncio.gather(
+        *(node.qc.decide(lambda controller, each=each: controller.create_topics(each)) for each in requests)  # type: ignore[misc]
+    )
+    codes = [response.topics[0].error_code for response in responses]
+    assert codes == [ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.TOPIC_ALREADY_EXISTS]
+    assert len(node.log.image.topics.by_name["same"].partitions) == 500
+
+
+async def test_a_decision_that_need_not_be_one_batch_is_split_and_complete() -> None:
+    node = await started()
+    for number in range(2):
+        request = CreateTopicsRequest(topics=[topic(f"many{number}", 3_000, 1)])
+        await node.qc.decide(lambda controller: controller.create_topics(request))  # noqa: B023
+    before = node.log.next_offset
+    fencing = heartbeat(node)
+    fencing.want_fence = True
+    assert (await node.qc.process_broker_heartbeat(fencing)).is_fenced
+    assert node.log.next_offset - before == 6_001
+    await until(lambda: node.log.is_caught_up)
+    leaders = {partition.leader for _, _, partition in node.log.image.topics.partitions()}
+    assert leaders == {-1}
+    assert (await node.restart()).image.cluster.brokers[0].fenced
+
+
+async def test_an_idle_controller_moves_the_offsets_and_a_busy_one_need_not() -> None:
+    node = await started()
+    qc = node.qc
+    await qc.maybe_write_no_op_record()
+    before, image = node.log.next_offset, node.log.image
+    await qc.maybe_write_no_op_record()
+    assert node.log.next_offset == before + 1
+    await until(lambda: node.log.is_caught_up)
+    assert node.log.image == image
+    assert node.log.published_offset == before
+    await node.create("orders")
+    before = node.log.next_offset
+    await qc.maybe_write_no_op_record()
+    assert node.log.next_offset == before
+
+
 async def test_a_new_controller_does_not_wait_for_a_publication() -> None:
     node = await started()
     publisher = SlowPublisher(node)

@@ -73,6 +73,13 @@ class ControllerTasks:
             "unclean elections",
         )
 
+        if self._config.current.number("metadata.max.idle.interval.ms") > 0:
+            every(
+                _setting(self._config, "metadata.max.idle.interval.ms"),
+                partial(self._decide, QuorumController.maybe_write_no_op_record),
+                "no-op records",
+            )
+
     def _every(
         self,
         interval_ms: Callable[[], int],

@@ -36,6 +36,7 @@ from ottla.protocol.metadata_records import (
     AbortTransactionRecord,
     BeginTransactionRecord,
     EndTransactionRecord,
+    NoOpRecord,
 )
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.work_queue import WorkQueue, in_turns
@@ -89,6 +90,7 @@ class QuorumController:
         self._quorum: tuple[Sequence[int], int] | None = None
         self._began_ns: Final = runtime.clock.monotonic_ns()
         self._last_tick_ns = self._began_ns
+        self._seen_end = -1  # the end of the log when it was last seen whether it moves
 
     @classmethod
     def activate(
@@ -290,6 +292,14 @@ class QuorumController:
 
     def _fence_stale_broker(self, controller: Controller) -> Decision[bool]:
         return controller.maybe_fence_stale_broker(self._runtime.clock.monotonic_ns())
+
+    async def maybe_write_no_op_record(self) -> None:
+        """Append a record without effect if nothing was appended since the last call: offsets that stand
+        still are a sign of trouble. Call it every `metadata.max.idle.interval.ms`.
+        """
+        if self._seen_end == self.log.next_offset:
+            await self.decide(lambda _: Result([NoOpRecord()], None), for_client=False)
+        self._seen_end = self.log.next_offset
 
     async def maybe_balance_partition_leaders(self) -> None:
         """Elect preferred leaders; call it every `leader.imbalance.check.interval.seconds`."""

@@ -185,6 +185,23 @@ class MetadataDelta:
             delegation_tokens=base.delegation_tokens if self._tokens is None else self._tokens,
         )
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has changed: there were only records without effect."""
+        return not (
+            self.topics
+            or self.deleted_topics
+            or self.changed_configs
+            or self.changed_brokers
+            or self.changed_features
+            or self.changed_quotas
+            or self.changed_acls
+            or self.changed_scram
+            or self.changed_tokens
+            or self._controllers is not None
+            or self._next_producer_id != self.base.next_producer_id
+        )
+
     def local_changes(self, broker: int) -> Steps[LocalReplicaChanges]:
         """The changes of the replicas of one broker."""
         out = LocalReplicaChanges()

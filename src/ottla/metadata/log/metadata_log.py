@@ -335,6 +335,8 @@ class MetadataLog:
                     raise
                 _logger.exception("a part of the node did not follow the metadata up to offset %d", end - 1)
         publisher = self._publisher
+        if delta.is_empty and self._publishing.is_idle:
+            publisher = None
         if publisher is None:
             self.published_offset = image.provenance.last_contained_offset
         if publisher is None or not self._publishing.is_idle:

@@ -94,6 +94,8 @@ class BrokerLifecycleManager:
         self._refused: ErrorCode | None = None
         self._directories: Final = dict(directories)
         self._offline: set[bytes] = set()
+        # Those that no heartbeat has reported to a controller yet, each with the task that gives up on it.
+        self._unreported: dict[bytes, SupervisedTask] = {}
         self._ready_to_unfence = False
         self._fences_itself = False
         self._shutting_down = False
@@ -158,9 +160,25 @@ class BrokerLifecycleManager:
         """Report a failed data directory to the controller. It does not know a directory that had failed
         before the start.
         """
-        if path in self._directories:
-            self._offline.add(self._directories[path])
+        directory = self._directories.get(path)
+        if directory is not None and directory not in self._offline:
+            self._offline.add(directory)
+            self._unreported[directory] = self._tasks.start(
+                f"report of the failure of {path}", lambda: self._end_unless_reported(path, directory)
+            )
             self.heartbeat_now()
+
+    async def _end_unless_reported(self, path: str, directory: bytes) -> None:
+        """End the broker if no controller learns of a failed directory in time: it may be the leader of
+        partitions there, which no other broker would take over.
+        """
+        limit_ms = self._config.current.number("log.dir.failure.timeout.ms")
+        await asyncio.sleep(limit_ms / 1000)
+        if directory in self._unreported:
+            self._on_fatal(
+                f"Shutting down because broker was unable to communicate log dir failures to the controller: "
+                f"{path}, within {limit_ms} ms (log.dir.failure.timeout.ms)"
+            )
 
     def fence_itself(self) -> None:
         """Leave all leaderships and places in in-sync sets to others, until `stop_fencing_itself`."""
@@ -205,6 +223,7 @@ class BrokerLifecycleManager:
         config = self._config.current
         if timeout_ms is None:
             timeout_ms = config.number("broker.session.timeout.ms")
+        offline = sorted(self._offline)
         response = await self._channel.request(
             BrokerHeartbeatRequest(
                 broker_id=config.node_id,
@@ -212,7 +231,7 @@ class BrokerLifecycleManager:
                 current_metadata_offset=self._metadata.published_offset,
                 want_fence=not self._ready_to_unfence or self._fences_itself,
                 want_shut_down=self._shutting_down,
-                offline_log_dirs=sorted(self._offline),
+                offline_log_dirs=offline,
             ),
             _HEARTBEAT_VERSION,
             timeout_ms=timeout_ms,
@@ -221,6 +240,9 @@ class BrokerLifecycleManager:
         code = ErrorCode.of(response.error_code)
         if code is ErrorCode.NONE:
             self._on_heartbeat_response(response)
+            for directory in offline:
+                if (waiting := self._unreported.pop(directory, None)) is not None:
+                    waiting.cancel()
         elif code in (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_ID_NOT_REGISTERED):
             if self._shutting_down:
                 self._may_shut_down = True
@@ -270,4 +292,6 @@ class BrokerLifecycleManager:
     async def close(self) -> None:
         """Stop the heartbeats and close the connections to the controllers."""
         await self._stop_heartbeats()
+        for waiting in self._unreported.values():
+            waiting.cancel()
         self._channel.close()

@@ -50,7 +50,13 @@ class ControllerChannel:
         metadata: MetadataLog,
         active_controller: ActiveController,
         local_controller: LocalController,
+        *,
+        is_patient: bool = False,
     ) -> None:
+        """One that `is_patient` does not send a request again because its response takes long: the first one
+        may have had its effect, and the second one would be told that the topic exists.
+        """
+        self._is_patient: Final = is_patient
         self._channel: Final = InterNodeClient(network, client_id)
         self._config: Final = config
         self._metadata: Final = metadata
@@ -71,7 +77,7 @@ class ControllerChannel:
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 while True:
-                    response = await self._request_once(request, newest_version)
+                    response = await self._request_once(request, newest_version, limit_ms)
                     if response is not None and not _is_not_controller(response):
                         return response
                     await self._pause()
@@ -105,7 +111,7 @@ class ControllerChannel:
             on_refused(code, response)
             await asyncio.sleep(retry_seconds)
 
-    async def _request_once(self, request: Request, newest_version: int) -> Response | None:
+    async def _request_once(self, request: Request, newest_version: int, limit_ms: int) -> Response | None:
         """Send a request once; return None if the active controller did not get it."""
         if self._active_controller.current is not None:
             return await self._local_controller(request, newest_version)
@@ -113,11 +119,10 @@ class ControllerChannel:
         if address is None:
             return None
         timeout_ms = self._config.current.number("controller.quorum.request.timeout.ms")
+        timeout_ms = limit_ms if self._is_patient else max(timeout_ms, _LEAST_TIMEOUT_MS)
         try:
             async with self._room:
-                return await self._channel.request(
-                    address, request, newest_version, timeout_ms=max(timeout_ms, _LEAST_TIMEOUT_MS)
-                )
+                return await self._channel.request(address, request, newest_version, timeout_ms=timeout_ms)
         except OSError as error:
             _log.debug("the controller at %s:%d cannot be asked: %s", *address, error)
         except KafkaError as error:

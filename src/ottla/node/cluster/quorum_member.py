@@ -130,7 +130,7 @@ class QuorumMember:
         self.liveness = BrokerLivenessProbe(runtime, self._config, metadata, self.active_controller)
         metadata.subscribe(on_metadata)
         self.controllers = self.controller_channel("ottla-broker")
-        self.forwards = self.controller_channel("ottla-forwarding")
+        self.forwards = self.controller_channel("ottla-forwarding", is_patient=True)
         metadata.start()
         self.opened.set()
 
@@ -142,7 +142,7 @@ class QuorumMember:
         """
         return self.active_controller.require().decide(decide, for_client=for_client)
 
-    def controller_channel(self, client_id: str) -> ControllerChannel:
+    def controller_channel(self, client_id: str, *, is_patient: bool = False) -> ControllerChannel:
         """Make a channel to the active controller, with connections of its own."""
         return ControllerChannel(
             self._runtime.network,
@@ -151,6 +151,7 @@ class QuorumMember:
             self.metadata,
             self.active_controller,
             self._local_controller,
+            is_patient=is_patient,
         )
 
     async def wait_for_leader(self) -> None:

@@ -54,7 +54,7 @@ class ControllerChannel:
         is_patient: bool = False,
     ) -> None:
         """One that `is_patient` does not send a request again because its response takes long: the first one
-        may have had its effect, and the second one would be told that the topic exists.
+        may have had its effect, and the response to the second one would be that the topic exists.
         """
         self._is_patient: Final = is_patient
         self._channel: Final = InterNodeClient(network, client_id)

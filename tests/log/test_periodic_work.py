@@ -75,6 +75,28 @@ class TestHighWatermarks:
         assert formatted == [TopicPartition("orders", 7)]
         assert high_watermarks(node) == dict.fromkeys(range(MANY), 0) | {7: 3}
 
+    async def test_many_that_have_moved_are_collected_in_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ottla.log.log_manager._HIGH_WATERMARKS_AT_ONCE", 10)
+        node = await node_with_many_logs()
+        for partition in range(MANY):
+            node.fill(node.log(partition=partition), 1)
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                if turns == 5:
+                    node.manager.delete_log(TopicPartition("orders", 0))  # collected in the first turn
+                    node.fill(node.log(partition=1), 1)
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        await node.manager.checkpoint_high_watermarks()
+        task.cancel()
+        assert turns >= MANY // 10
+        assert high_watermarks(node) == dict.fromkeys(range(1, MANY), 1) | {1: 2}
+
     async def test_one_that_falls_is_written(self) -> None:
         node = await node_with_many_logs()
         log = node.log()

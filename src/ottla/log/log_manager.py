@@ -18,7 +18,7 @@ import logging
 import posixpath
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -49,6 +49,8 @@ _CREATIONS_AT_ONCE = 64
 """New logs that one call in the pool makes durable."""
 _CLOSED_AT_ONCE = 16
 """Logs that one call in the pool closes."""
+_HIGH_WATERMARKS_AT_ONCE = 2_000
+"""High watermarks that are collected in one turn."""
 _ATTEMPTS_TO_COLLECT = 3
 """Times that the content of a checkpoint is collected, if each time something else is written meanwhile."""
 _METADATA_LOG = TopicPartition(CLUSTER_METADATA_TOPIC, 0)
@@ -105,7 +107,7 @@ class LogManager:
         self._clock = clock
         self._random = random
         self._pool = pool
-        self._producer_config = producer_config
+        self._producer_config = replace(producer_config)  # its own, which may change
         self.handles = FileHandles(disk, open_files, unsynced_files)
         self._directories = [
             LogDirectory(path, self.handles, clock, random, on_directory_failure, on_damage) for path in dirs
@@ -764,6 +766,9 @@ class LogManager:
     async def checkpoint_high_watermarks(self) -> None:
         """Write the high watermarks, if one has moved since the last time."""
         for directory in self.live_directories:
+            turns = Turns(self._clock)
+            while directory.high_watermarks.collect(_HIGH_WATERMARKS_AT_ONCE):
+                await turns.pause()
             write = directory.high_watermarks.stage()
             if write is not None:
                 await _try_write(directory, self._pool.run(write))

@@ -13,6 +13,7 @@ import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from ottla.protocol.names import TopicPartition, parse_uuid, uuid_text
@@ -211,14 +212,16 @@ class HighWatermarkCheckpoint:
     write costs a follower a longer truncation check, and never a record.
     """
 
-    __slots__ = ("_disk", "_gone", "_is_written", "_lines", "moved", "path")
+    __slots__ = ("_changed", "_disk", "_gone", "_is_written", "_lines", "moved", "path")
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self.path = path
         # Logs whose high watermark is not in the file, in the order in which they moved.
         self.moved: dict[LogWithHighWatermark, None] = {}
+        # What the next write changes: logs that are gone, and then high watermarks.
         self._gone: list[TopicPartition] = []
+        self._changed: dict[TopicPartition, int] = {}
         # The lines of the file, as of the last write; only the write itself changes them.
         self._lines: dict[TopicPartition, str] = {}
         self._is_written = True
@@ -229,23 +232,32 @@ class HighWatermarkCheckpoint:
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop logs that are not in this directory any more, and are closed."""
-        self._gone.extend(partitions)
+        for tp in partitions:
+            self._changed.pop(tp, None)
+            self._gone.append(tp)
+
+    def collect(self, limit: int) -> bool:
+        """Read the high watermarks of so many logs that have moved; True if there are more."""
+        for log in list(islice(self.moved, limit)):
+            del self.moved[log]
+            if not log.is_closed:
+                self._changed[log.topic_partition] = log.high_watermark
+        return bool(self.moved)
 
     def stage(self) -> Callable[[], None] | None:
-        """Return what writes the high watermarks as they are now, in any thread, one write at a time; None if
-        the file holds them.
+        """Return what writes the high watermarks that were collected, in any thread, one write at a time;
+        None if the file holds them.
         """
-        if not self.moved and not self._gone and self._is_written:
+        if not self._changed and not self._gone and self._is_written:
             return None
         gone, self._gone = self._gone, []
-        changed = [(log.topic_partition, log.high_watermark) for log in self.moved if not log.is_closed]
-        self.moved.clear()
+        changed, self._changed = self._changed, {}
         self._is_written = False
 
         def write() -> None:
             for tp in gone:
                 self._lines.pop(tp, None)
-            self._lines.update((tp, _offset_line(tp, at)) for tp, at in changed)
+            self._lines.update((tp, _offset_line(tp, at)) for tp, at in changed.items())
             write_file(self._disk, self.path, encode_entries(self._lines.values()))
             self._is_written = True
 

@@ -42,6 +42,8 @@ SOURCE, TARGET, OURS, BIG, IDLE = "source", "target", "ours", "big", "idle"
 PARTITIONS = 3
 BIG_PARTITIONS = 60
 PER_SECOND = 300
+# The processes that copy have short sessions, as they are made to be killed.
+SETTINGS = {"group.min.session.timeout.ms": 1_000}
 # Of each node.
 SLOW_READERS, VANISHING, CHATTING = 15, 4, 30
 WARM_UP = 0.25
@@ -228,7 +230,8 @@ def check_copies(copying: Copying, load: Load, workers: list[Worker]) -> None:
     numbers = Counter(int(seen.value.split("|")[0]) for seen in committed)
     twice = [number for number, times in numbers.items() if times != 1]
     assert not twice, f"{len(twice)} numbers were copied twice, as {twice[:5]}"
-    assert len(numbers) == load.count, f"{len(numbers)} of {load.count} numbers were copied"
+    said = "\n".join(worker.last_words() for worker in workers)
+    assert len(numbers) == load.count, f"{len(numbers)} of {load.count} numbers were copied\n{said}"
     assert not [seen for seen in committed if seen.value.endswith(DOOMED)], "an aborted record was read"
 
 
@@ -240,7 +243,7 @@ def check_ours(ours: Ours) -> None:
 
 def run(minutes: float, idle_partitions: int, max_turn_ms: float, directory: Path) -> list[str]:
     samples: dict[int, list[Sample]] = {node: [] for node in (1, 2, 3)}
-    with LocalCluster(nodes=3, data_dir=str(directory / "cluster")) as cluster:
+    with LocalCluster(nodes=3, settings=SETTINGS, data_dir=str(directory / "cluster")) as cluster:
         crowds = prepare(cluster, idle_partitions)
         bootstrap = cluster.bootstrap_servers
         ours = Ours(bootstrap)
@@ -287,7 +290,7 @@ def run(minutes: float, idle_partitions: int, max_turn_ms: float, directory: Pat
                 try:
                     check()
                 except AssertionError as error:
-                    problems.append(f"records: {str(error)[:500]}")
+                    problems.append(f"records: {str(error)[:5000]}")
         print(f"{load.count:,} and {len(ours.acknowledged):,} acknowledged records are compared", flush=True)
     return problems
 

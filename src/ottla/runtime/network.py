@@ -43,6 +43,8 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 _PORT_ATTEMPTS = 16
 # After which a listener that could not accept, or was not to, tries again.
 _ACCEPT_RETRY_SECONDS = 0.1
+# A listener without handles says so at most this often.
+_ACCEPT_ERROR_SECONDS = 60.0
 
 
 class HostNotFound(OSError):
@@ -181,7 +183,7 @@ class _RealListener:
         "_backlog",
         "_factory",
         "_gate",
-        "_is_short_of_handles",
+        "_logged_error",
         "_loop",
         "_retries",
         "_sockets",
@@ -207,7 +209,8 @@ class _RealListener:
         # Connections that are being made, and sockets that are not accepted from for now.
         self._tasks: set[asyncio.Task[None]] = set()
         self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._is_short_of_handles = False
+        # When it was last logged that connections cannot be accepted.
+        self._logged_error = -_ACCEPT_ERROR_SECONDS
         for sock in sockets:
             self._loop.add_reader(sock, self._accept, sock)
 
@@ -235,7 +238,6 @@ class _RealListener:
             except OSError as error:
                 self._on_accept_error(listening, error)
                 return
-            self._is_short_of_handles = False
             host = str(peer[0]) if isinstance(peer, tuple) else ""
             if gate is not None and not gate.on_accepted(host):
                 sock.close()
@@ -254,8 +256,9 @@ class _RealListener:
                 self._gate.on_failed(host)
 
     def _on_accept_error(self, listening: socket.socket, error: OSError) -> None:
-        if not self._is_short_of_handles:
-            self._is_short_of_handles = True
+        now = self._loop.time()
+        if now - self._logged_error >= _ACCEPT_ERROR_SECONDS:
+            self._logged_error = now
             _log.error(
                 "cannot accept connections at %s:%d: %s; they wait until others are closed",
                 *listening.getsockname()[:2],

@@ -87,6 +87,18 @@ def test_without_a_place_for_a_session_everything_is_named_every_time() -> None:
         assert sorted(session.reset()) == sorted(wanted)
 
 
+def test_a_session_that_begins_again_ends_the_former_one_at_the_leader() -> None:
+    leader, session = LeadersSide(), ReplicaFetchSession()
+    wanted = {(bytes(16), 0): partition(0, 5)}
+    for _ in range(3):
+        response, _ = leader.answer(build(session, wanted))
+        assert session.handle_response(response)
+        assert len(leader.cache) == 1
+        session.reset()
+        build(session, wanted)  # this request is lost
+        session.reset()
+
+
 def test_a_session_may_grow_request_by_request() -> None:
     leader, session = LeadersSide(), ReplicaFetchSession()
     wanted: dict[Key, FetchPartition] = {}

@@ -29,18 +29,22 @@ _MAX_EPOCH: Final = 2**31 - 1
 
 
 class ReplicaFetchSession:
-    __slots__ = ("_epoch", "_id", "known")
+    __slots__ = ("_epoch", "_former_id", "_id", "known")
 
     def __init__(self) -> None:
         # The request of each partition, in the order in which they were last named.
         self.known: dict[Key, FetchPartition] = {}
         self._id = _NONE
         self._epoch = _FIRST_EPOCH
+        # The session that the next full fetch ends at the leader, which would keep it otherwise.
+        self._former_id = _NONE
 
     def reset(self) -> list[Key]:
         """Begin a new session: the connection broke, or the leader does not know the session. Returns the
         partitions of the former one, those that were named last first.
         """
+        if self._id != _NONE:
+            self._former_id = self._id
         self._id = _NONE
         self._epoch = _FIRST_EPOCH
         known, self.known = self.known, {}
@@ -59,7 +63,7 @@ class ReplicaFetchSession:
         """Fill in a request that goes on with the session: `named` are new or changed, and `forgotten` is
         known and not among them.
         """
-        request.session_id = self._id
+        request.session_id = self._former_id if self._id == _NONE else self._id
         request.session_epoch = self._epoch
         known = self.known
         assert not known or self._id != _NONE, "a full fetch begins a session"
@@ -80,6 +84,7 @@ class ReplicaFetchSession:
         if response.error_code != ErrorCode.NONE:
             return False
         if self._id == _NONE:
+            self._former_id = _NONE
             self._id = response.session_id
             self._epoch = _FIRST_EPOCH if self._id == _NONE else 1
         elif response.session_id == self._id:

@@ -65,6 +65,7 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.replication.log_flush_scheduler.LogFlushScheduler._begin": "logged; callers wait for it",
     "ottla.replication.purgatory.DelayedOperationPurgatory.try_complete_else_watch": "a request",
     "ottla.replication.purgatory.DelayedOperationPurgatory.check_and_complete": "errors go to requests",
+    "ottla.replication.replica_fetcher.ReplicaTruncations.start": "an error pauses its partition",
     "ottla.rpc.channel.BrokerChannel.connection": "its callers wait for it",
     "ottla.rpc.connection.BrokerConnection.send": "a request",
     "ottla.rpc.connection.BrokerConnection._check_idle": "of one connection",

@@ -71,6 +71,13 @@ def answer(leader: Replica, follower: Replica, following: PartitionFetchState) -
     )
 
 
+def truncate(state: PartitionFetchState) -> None:
+    truncation = state.begin_truncation()
+    if truncation is not None:
+        truncation.finish()
+        state.partition.on_truncation()
+
+
 class Cluster:
     """Three replicas and a controller, which elects leaders and confirms in-sync sets."""
 
@@ -135,9 +142,9 @@ class Cluster:
             asked, answer(leader, replica, replica.following), replica.now_ms
         )
         if then is AfterFetch.FETCH_OFFSETS:
-            replica.following.truncate_to_leader_bounds(
-                leader.log.log_start_offset, leader.log.log_end_offset
-            )
+            then = replica.following.on_leader_bounds(leader.log.log_start_offset, leader.log.log_end_offset)
+        if then is AfterFetch.TRUNCATE:
+            truncate(replica.following)
         self.settle_proposals()
 
     def settle_proposals(self) -> None:
@@ -217,7 +224,8 @@ def test_a_follower_behind_the_leaders_start_begins_there() -> None:
     leader.log.update_high_watermark(5)
     leader.partition.delete_records_on_leader(3)
     assert state.process_partition_data(0, answer(leader, follower, state), 0) is AfterFetch.FETCH_OFFSETS
-    state.truncate_to_leader_bounds(leader.log.log_start_offset, leader.log.log_end_offset)
+    state.on_leader_bounds(leader.log.log_start_offset, leader.log.log_end_offset)
+    truncate(state)
     assert follower.log.log_start_offset == 3
     assert state.process_partition_data(3, answer(leader, follower, state), 0) is AfterFetch.FETCH
     assert [offset for offset, _ in follower.values()] == [3, 4]
@@ -227,7 +235,8 @@ def test_a_follower_beyond_the_leaders_end_is_cut_to_it() -> None:
     leader, follower, state = pair()
     leader.produce(2, acks=1)
     follower.partition.append_records_to_follower(build(5), 0, now_ms=0)
-    state.truncate_to_leader_bounds(leader.log.log_start_offset, leader.log.log_end_offset)
+    state.on_leader_bounds(leader.log.log_start_offset, leader.log.log_end_offset)
+    truncate(state)
     assert follower.log.log_end_offset == 2
 
 

@@ -29,12 +29,18 @@ from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.replication.partition import FetchIsolation, FollowerFetch, Partition
 from ottla.replication.partition_fetch_state import PartitionFetchState
-from ottla.replication.replica_fetcher import ReplicaFetcher, ReplicaFetcherConfig, ReplicaFetcherContext
+from ottla.replication.replica_fetcher import (
+    ReplicaFetcher,
+    ReplicaFetcherConfig,
+    ReplicaFetcherContext,
+    ReplicaTruncations,
+)
 from ottla.replication.replica_fetcher_manager import RemoteLeaderEndPoint, ReplicaFetcherManager
 from ottla.replication.replica_manager import ReplicaChanges
 from ottla.replication.replication_quota_manager import UNLIMITED, ReplicationQuotaManager
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.clock import SystemClock
+from ottla.runtime.pool import InlinePool
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
 from ottla.sim.disk import SimDisk
@@ -71,6 +77,7 @@ class Lab:
             SystemClock(),
             config,
             self.quota,
+            ReplicaTruncations(InlinePool()),
             lambda tp, error: self.failed.append((tp, error)),
         )
         self.fetcher = ReplicaFetcher(0, self, self.follows)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import (
+    EpochEndOffset,
     FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
@@ -29,12 +31,17 @@ from ottla.replication.replica_fetcher import (
     ReplicaFetcher,
     ReplicaFetcherConfig,
     ReplicaFetcherContext,
+    ReplicaTruncations,
 )
 from ottla.replication.replication_quota_manager import UNLIMITED, ReplicationQuotaManager
 from ottla.runtime import invariants
 from ottla.runtime.clock import SystemClock
+from ottla.runtime.pool import InlinePool, Pool
+from ottla.sim.disk import SimDisk
+from ottla.sim.disk_faults import Op
 from tests.replication.partition_harness import TOPIC_ID, PartitionHarness, registration
 
+T = TypeVar("T")
 FOLLOWER = 1
 
 
@@ -48,6 +55,7 @@ class SessionLeader:
         self.told: dict[Key, int] = {}  # high watermark as last answered
         self.records: dict[Key, list[bytes]] = {}
         self.errors: dict[Key, ErrorCode] = {}
+        self.diverging: dict[Key, int] = {}  # where the logs differ: from there on the leader has none
         self.requests: list[FetchRequest] = []
         self.lose_session = False
         self.fail: OSError | None = None
@@ -93,6 +101,10 @@ class SessionLeader:
                 answers[key] = PartitionData(partition_index=key[1], error_code=error)
                 self.told.pop(key, None)
                 continue
+            if asked.fetch_offset > self.diverging.get(key, asked.fetch_offset):
+                end = EpochEndOffset(epoch=0, end_offset=self.diverging[key])
+                answers[key] = PartitionData(partition_index=key[1], diverging_epoch=end)
+                continue
             records = b"".join(self.records.get(key, [])[asked.fetch_offset :])
             high_watermark = asked.fetch_offset
             if records or self.told.get(key) != high_watermark:
@@ -135,7 +147,7 @@ class SessionLeader:
 class Fetchers:
     """A fetcher and its leader; idle partitions share one log, as nothing is ever written to it."""
 
-    def __init__(self, leader: SessionLeader, *, wait_max_ms: int = 60_000) -> None:
+    def __init__(self, leader: SessionLeader, *, wait_max_ms: int = 60_000, pool: Pool | None = None) -> None:
         self.leader = leader
         self.shared, self.hot = PartitionHarness(lead=False), PartitionHarness(lead=False)
         self.context = ReplicaFetcherContext(
@@ -144,6 +156,7 @@ class Fetchers:
             SystemClock(),
             ReplicaFetcherConfig(wait_max_ms=wait_max_ms, backoff_ms=20),
             ReplicationQuotaManager(SystemClock(), UNLIMITED),
+            ReplicaTruncations(pool or InlinePool()),
             lambda tp, error: None,
         )
         self.fetcher = ReplicaFetcher(0, leader, self.context)
@@ -348,6 +361,112 @@ def test_where_more_requests_change_than_one_may_name_the_others_are_forgotten_f
             await many.until_idle(count + 1)
             assert all(len(named(request)) <= NAMED_AT_ONCE for request in leader.requests)
             assert sum(len(named(request)) for request in leader.requests) == count
+
+    lives(part)
+
+
+class SlowPool(InlinePool):
+    """Calls wait until they are let go; counts those that wait at the same time."""
+
+    __slots__ = ("held", "most", "waiting")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = asyncio.Event()
+        self.waiting = self.most = 0
+
+    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        try:
+            await self.held.wait()
+            return await super().run(fn, *args)
+        finally:
+            self.waiting -= 1
+
+
+def diverging(count: int, many: Fetchers) -> list[Partition]:
+    """Followers whose last record the leader does not have."""
+    partitions = []
+    for index in range(1, count + 1):
+        harness = PartitionHarness(lead=False)
+        key = (TOPIC_ID, index)
+        for _ in range(3):
+            many.leader.append(key)
+        harness.log.append_as_follower(b"".join(many.leader.records[key]), 0, now_ms=0)
+        many.leader.records[key].pop()
+        many.leader.diverging[key] = 2
+        partitions.append(many.follow(TopicPartition("orders", index), harness))
+    return partitions
+
+
+def test_many_truncations_run_in_the_background_a_few_at_a_time() -> None:
+    leader, pool = SessionLeader(), SlowPool()
+    many = Fetchers(leader, pool=pool)
+    followers = diverging(30, many)
+    hot = many.follow(TopicPartition("orders", 0), many.hot)
+
+    async def part() -> None:
+        async with many.running():
+            await many.until(lambda: pool.waiting > 0)
+            for number in range(1, 6):
+                leader.append((TOPIC_ID, 0))
+                await many.until(lambda end=number: hot.log.log_end_offset == end)  # type: ignore[misc]
+            assert leader.session.keys() == {(TOPIC_ID, 0)}, "what is truncated is not fetched meanwhile"
+            assert all(follower.log.log_end_offset == 3 for follower in followers)
+            pool.held.set()
+            await many.until(lambda: all(follower.log.log_end_offset == 2 for follower in followers))
+            for follower in followers:
+                leader.append((TOPIC_ID, follower.topic_partition.partition))
+            await many.until(lambda: all(follower.log.log_end_offset == 3 for follower in followers))
+
+    lives(part)
+    assert 1 < pool.most <= 4
+
+
+def test_a_follower_that_becomes_the_leader_has_its_truncation_finished_first() -> None:
+    leader, pool = SessionLeader(), SlowPool()
+    many = Fetchers(leader, pool=pool)
+    (follower,) = diverging(1, many)
+
+    async def part() -> None:
+        async with many.running():
+            await many.until(lambda: pool.waiting > 0)
+            assert follower.log.is_truncating
+            elected = registration(replicas=(0, FOLLOWER), leader=FOLLOWER, leader_epoch=1, partition_epoch=1)
+            follower.make_leader(elected, 0)
+            assert not follower.log.is_truncating
+            assert follower.leader_epoch_start_offset == follower.log.log_end_offset == 2
+            many.fetcher.remove(TOPIC_ID, 1)
+            follower.append_records_to_leader(
+                bytearray(build_batch([(0, None, b"of the new leader")])), now_ms=0, acks=1
+            )
+            pool.held.set()
+            await many.until(lambda: pool.waiting == 0)
+        await many.context.truncations.close()
+        assert follower.log.log_end_offset == 3
+
+    lives(part)
+
+
+def test_a_truncation_that_fails_pauses_its_partition_and_is_tried_again() -> None:
+    leader = SessionLeader()
+    many = Fetchers(leader)
+    follower, other = diverging(2, many)
+    follower.log.flush()
+    directory = follower.log.directory
+    directory.raise_recovery_points({follower.log.topic_partition: 3})
+    disk = directory.disk
+    assert isinstance(disk, SimDisk)
+
+    async def part() -> None:
+        full = disk.fail(errno.ENOSPC, ops=[Op.WRITE], times=None)
+        async with many.running():
+            await many.until(lambda: other.log.log_end_offset == 2)
+            await many.until(lambda: disk.failures[errno.ENOSPC] > 2)
+            assert follower.log.log_end_offset == 3
+            disk.heal(full)
+            await many.until(lambda: follower.log.log_end_offset == 2)
 
     lives(part)
 

@@ -22,9 +22,10 @@ from __future__ import annotations
 import logging
 import posixpath
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
@@ -351,54 +352,62 @@ class LocalLog:
 
     # Shrinking
 
-    def truncate_to(self, offset: int) -> list[LogSegment]:
-        """Remove every batch that holds `offset` or more, for good; return the removed segments.
+    def begin_truncation(self, end_offset: int) -> None:
+        """Let no flush that was planned before raise the recovery point, which is not above `end_offset` from
+        now on.
+        """
+        self.truncation_count += 1
+        self.recovery_point = min(self.recovery_point, end_offset)
+
+    def truncation(self, offset: int, end_offset: int) -> Iterator[Callable[[], object]]:
+        """Remove every batch that holds `offset` or more, for good; the log then ends at `end_offset`
+        (`end_below`), for readers at once. Yields calls that wait for the disk, for any thread.
 
         `offset` must not be below the first segment, and the durable recovery point not above the new end.
         """
-        self.truncation_count += 1
-        gone = []
-        while len(self._segments) > 1 and self.active_segment.base_offset > offset:
-            segment = self.active_segment
-            self._set_segments(self._segments[:-1])
+        segments = self._segments
+        kept = max(bisect_right(self._bases, offset), 1)
+        last = segments[kept - 1]
+        position = last.hide_from(offset)
+        self._set_segments(segments[:kept])
+        self.log_end_offset = end_offset
+        self.recovery_point = min(self.recovery_point, end_offset)
+        before = self.truncation_offset
+        self.truncation_offset = end_offset if before is None else min(before, end_offset)
+        for segment in reversed(segments[kept:]):
             self._discard(segment)
-            self.sync_names()
-            gone.append(segment)
-        self.active_segment.truncate_to(offset)
-        self.log_end_offset = self.active_segment.read_next_offset()
-        self.recovery_point = min(self.recovery_point, self.log_end_offset)
-        cut = self.log_end_offset
-        self.truncation_offset = cut if self.truncation_offset is None else min(self.truncation_offset, cut)
-        return gone
+            yield from self.names_sync()
+        yield from last.truncation(offset, position)
 
-    def truncate_fully_and_start_at(self, offset: int, now_ms: int) -> list[LogSegment]:
-        """Remove everything and go on empty at `offset`; return the removed segments.
+    def full_truncation(self, offset: int, now_ms: int) -> Iterator[Callable[[], object]]:
+        """Remove everything and go on empty at `offset`. Yields calls that wait for the disk, for any thread.
 
         The durable recovery point must not be above `offset`, and the durable log start must be `offset`: so
         a crash half-way ends in a log that starts there, with the old records up to some offset.
         """
-        self.truncation_count += 1
         self.truncation_offset = 0
-        gone = []
+        self.log_end_offset = offset
+        self.recovery_point = min(self.recovery_point, offset)
         while len(self._segments) > 1:
             segment = self.active_segment
             self._set_segments(self._segments[:-1])
             self._discard(segment)
             if segment.base_offset >= offset:
-                self.sync_names()
-            gone.append(segment)
+                yield from self.names_sync()
         # The old names must be gone before the new segment is there, or their ranges might overlap.
-        self.sync_names()
+        yield from self.names_sync()
         last = self.active_segment
-        last.truncate_to(last.base_offset)
+        yield from last.truncation(last.base_offset, last.hide_from(last.base_offset))
         if last.base_offset != offset:
             self._set_segments([self.new_segment(offset, now_ms)])
             self._discard(last)
-            gone.append(last)
-        self.sync_names()
-        self.log_end_offset = offset
-        self.recovery_point = min(self.recovery_point, offset)
-        return gone
+        yield from self.names_sync()
+
+    def names_sync(self) -> Iterator[Callable[[], object]]:
+        """Make the names of the files durable; yields the call that waits for the disk."""
+        version = self._names_version
+        yield partial(self.directory.disk.sync_dir, self.dir)
+        self.on_names_synced(version)
 
     def remove_front(self, segments: Iterable[LogSegment]) -> None:
         """Remove segments below the log start offset, which is durable."""

@@ -846,7 +846,7 @@ class LogManager:
         starts: dict[LogDirectory, dict[TopicPartition, int]] = {}
         for log in logs:
             if log.directory.is_online and not log.is_closed:
-                starts.setdefault(log.directory, {})[log.topic_partition] = log.log_start_offset
+                starts.setdefault(log.directory, {})[log.topic_partition] = log.log_start_to_checkpoint
         for directory, offsets in starts.items():
             try:
                 directory.set_log_starts(offsets)
@@ -992,8 +992,9 @@ def _recovery_point(log: UnifiedLog) -> int:
 
 def _log_start_to_keep(log: UnifiedLog) -> int | None:
     """The log start; None where it follows from the names of files."""
-    start = log.log_start_offset
-    return start if start > log.segments[0].base_offset or not log.local_log.names_synced else None
+    start = log.log_start_to_checkpoint
+    follows = start <= log.segments[0].base_offset and log.local_log.names_synced and not log.is_truncating
+    return None if follows else start
 
 
 def _damaged_in(

@@ -18,7 +18,9 @@ failure of a flush takes the directory offline.
 **Truncation, deletion, compaction.** These are safe because of what is durable before the first file is
 touched: a recovery point that is not above the new end, a log start that is above what is removed. Up to
 there an error changes nothing; from there on the work must not stop half-way, and any error takes the
-directory offline.
+directory offline. A truncation may run in steps, of which the slow ones may run in another thread
+(`begin_truncation`). Until the last one the log takes part in no flush and no deletion, readers see the new
+end from the moment at which files begin to change, and every other change of the log finishes it first.
 
 **Invariants**: log start offset <= last stable offset <= high watermark <= log end offset, and recovery point
 <= log end offset. After an I/O error that is not a lack of room or of file handles the whole directory is
@@ -29,10 +31,10 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import islice, pairwise
+from typing import Any, NamedTuple
 
 from ottla.log.config.log_config import LogConfig
 from ottla.log.directory import checkpoints
@@ -57,9 +59,18 @@ from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
 from ottla.log.segment.segment import LogSegment, TimestampAndOffset
 from ottla.log.segment.txn_index import AbortedTxn, CorruptTxnIndexError
 from ottla.log.segment.walk import CorruptBatch, CorruptLog
+from ottla.log.truncation import (
+    REPLAYED_AT_ONCE,
+    CheckpointOffsets,
+    LogTruncation,
+    Step,
+    Steps,
+    run_here,
+)
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition, uuid_text
 from ottla.records.batch import BatchHeader, iter_batches, verify_crc
+from ottla.records.control import EndTransactionMarker
 from ottla.records.types import NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
 from ottla.records.validation import AppendOrigin, validate_and_assign_offsets
 from ottla.runtime import invariants
@@ -127,6 +138,7 @@ class UnifiedLog:
         "_producer_state",
         "_snapshots",
         "_topic_id",
+        "_truncation",
         "_unsynced_snapshots",
         "_upper_bound",
         "directory",
@@ -180,6 +192,8 @@ class UnifiedLog:
         self.last_flush_ms = self.directory.clock.wall_ms()
         # (offset, segment, position): where the upper bound of the last read lies.
         self._upper_bound: tuple[int, LogSegment, int] | None = None
+        # The truncation under way, to which the log belongs until it is done.
+        self._truncation: LogTruncation | None = None
         # True once the log was closed, deleted or taken offline.
         self.is_closed = False
         # Called when the log start rises or the settings change: for a follower's requests to its leader.
@@ -276,7 +290,7 @@ class UnifiedLog:
 
     def install_creation(self, creation: LogCreation) -> bool:
         """Give the file that `LogCreation.write` wrote its name; False if it is no longer wanted."""
-        if self._creation_durable or self.is_closed or creation.dir != self.dir:
+        if self._creation_durable or self.is_closed or self.is_truncating or creation.dir != self.dir:
             return False
         with self._guard("making a new log durable"):
             creation.install()
@@ -340,6 +354,8 @@ class UnifiedLog:
     def last_stable_offset(self) -> int:
         """Below it every transaction is decided: the bound of `read_committed`."""
         unstable = self.producer_state_manager.first_unstable_offset()
+        if self._truncation is not None and self._truncation.reopens_transactions:
+            return self.log_start_offset
         if unstable is None:
             return self.high_watermark
         return min(max(unstable, self.log_start_offset), self.high_watermark)
@@ -396,6 +412,7 @@ class UnifiedLog:
 
     def assign_epoch_start_offset(self, epoch: int, start_offset: int) -> None:
         """Note that a leader of `epoch` writes from `start_offset` on."""
+        self.finish_truncation()
         self._check_usable()
         self.leader_epoch_cache.assign(epoch, start_offset)
 
@@ -420,38 +437,45 @@ class UnifiedLog:
         local = self.local_log
         state = self._new_producer_state()
         self._producer_snapshots().remove_stray(segment.base_offset for segment in local.segments)
-        self._rebuild_producer_state(state, local.log_end_offset)
+        run_here(self._rebuild_producer_state(state, local.log_end_offset))
         self._producer_state = state
         return state
 
     def _new_producer_state(self) -> ProducerStateManager:
         return ProducerStateManager(str(self.topic_partition), self._producer_config)
 
-    def _rebuild_producer_state(self, state: ProducerStateManager, snapshot_bound: int) -> None:
-        """Go back to the newest snapshot at or below `snapshot_bound` and replay the batches up to the log
-        end.
+    def _rebuild_producer_state(
+        self, state: ProducerStateManager, snapshot_bound: int
+    ) -> Generator[Step, Any, None]:
+        """Load the newest snapshot at or below `snapshot_bound` and replay the batches up to the log end.
+        Yields the calls that take long, for any thread.
         """
         local = self.local_log
         now_ms = self.directory.clock.wall_ms()
         snapshots = self._producer_snapshots()
-        state.truncate_and_reload(snapshots, self.log_start_offset, snapshot_bound, now_ms)
-        start_offset = max(state.map_end_offset, self.log_start_offset)
+        start = self.log_start_offset
+        yield lambda: state.truncate_and_reload(snapshots, start, snapshot_bound, now_ms)
+        start_offset = max(state.map_end_offset, start)
         if start_offset < local.log_end_offset:
             segments = local.segments_from(start_offset)
-            for batch in batches_between(segments, start_offset, local.log_end_offset):
-                state.replay([batch])
+            batches = batches_between(segments, start_offset, local.log_end_offset)
+            while (yield partial(_replay_some, state, batches)):
+                pass
         state.map_end_offset = local.log_end_offset
         state.on_high_watermark_updated(self.high_watermark)
 
-    def _truncate_producer_state(self) -> None:
+    def _truncate_producer_state(self) -> Generator[Step, Any, None]:
         """Go back to the producer state at the new log end."""
-        state = self._producer_state
-        if state is None:
-            self._load_producer_state()
+        local = self.local_log
+        snapshot_bound = local.log_end_offset
+        if self._producer_state is None:
+            self._producer_snapshots().remove_stray(segment.base_offset for segment in local.segments)
         else:
             # A snapshot knows nothing of transactions whose end is not replicated yet.
-            end = min(self.local_log.log_end_offset, self.high_watermark)
-            self._rebuild_producer_state(state, max(end, self.log_start_offset))
+            snapshot_bound = max(min(snapshot_bound, self.high_watermark), self.log_start_offset)
+        state = self._new_producer_state()
+        yield from self._rebuild_producer_state(state, snapshot_bound)
+        self._producer_state = state
         known = self._producer_snapshots().offsets
         self._unsynced_snapshots = [offset for offset in self._unsynced_snapshots if offset in known]
 
@@ -557,6 +581,8 @@ class UnifiedLog:
         flush that `flush.messages` demands is left to the caller. The leader of the metadata log (origin
         RAFT_LEADER) has given the batches their offsets and epoch already.
         """
+        if self._truncation is not None:
+            self.finish_truncation()
         self._check_usable()
         if not self._end_verified:
             self._verify_end()
@@ -605,6 +631,8 @@ class UnifiedLog:
         """Append the leader's batches as they are. Batches from the first one on that is of a later epoch
         than `leader_epoch` are left out: the leader that sent them is no longer the one that was asked.
         """
+        if self._truncation is not None:
+            self.finish_truncation()
         self._check_usable()
         if not self._end_verified:
             self._verify_end()
@@ -792,6 +820,7 @@ class UnifiedLog:
 
     def roll(self, now_ms: int) -> bool:
         """Begin a new segment, unless the active one is empty; True if one was begun."""
+        self.finish_truncation()
         self._check_usable()
         self._verify_end()
         with self._guard("rolling a segment"):
@@ -912,9 +941,11 @@ class UnifiedLog:
 
     def prepare_flush(self, upto: int | None = None, *, closing: bool = False) -> FlushPlan | None:
         """Plan the syncs that make the log durable below `upto` (the log end if None); None if it is durable.
-        With `closing`, the indexes of the active segment are synced too.
+        With `closing`, the indexes of the active segment are synced too. None also during a truncation.
         """
         self._check_usable()
+        if self._truncation is not None:
+            return None
         epochs = self._leader_epochs
         write_epochs = epochs is not None and epochs.dirty
         plan = self.local_log.prepare_flush(upto, closing=closing, force=write_epochs)
@@ -977,6 +1008,7 @@ class UnifiedLog:
 
     def flush(self, upto: int | None = None, *, closing: bool = False) -> None:
         """Make the log durable below `upto`, the log end if None, and move the recovery point there."""
+        self.finish_truncation()
         plan = self.prepare_flush(upto, closing=closing)
         if plan is not None:
             self.run_flush(plan)
@@ -995,8 +1027,47 @@ class UnifiedLog:
 
         The log then ends with its last batch: at `offset`, unless that lay inside a batch.
         """
+        return self.begin_truncation(offset).finish()
+
+    def truncate_fully_and_start_at(self, offset: int, log_start_offset: int | None = None) -> None:
+        """Remove everything; the log goes on at `offset`, which is also its start unless a lower one is
+        given.
+        """
+        self.begin_full_truncation(offset, log_start_offset).finish()
+
+    def begin_truncation(self, offset: int) -> LogTruncation:
+        """Begin what `truncate_to` does, for a caller that runs the slow steps off the event loop."""
+        return self._begin_truncation(self._truncate_to(offset))
+
+    def begin_full_truncation(self, offset: int, log_start_offset: int | None = None) -> LogTruncation:
+        """Begin what `truncate_fully_and_start_at` does."""
+        return self._begin_truncation(self._truncate_fully(offset, log_start_offset))
+
+    @property
+    def is_truncating(self) -> bool:
+        return self._truncation is not None
+
+    def finish_truncation(self) -> None:
+        """Finish a truncation that is under way here and now: the log is about to change in another way."""
+        if self._truncation is not None:
+            self._truncation.finish()
+
+    def _begin_truncation(self, steps: Steps) -> LogTruncation:
+        self.finish_truncation()
+        truncation = self._truncation = LogTruncation(self._exclusively(steps))
+        truncation.begin()
+        return truncation
+
+    def _exclusively(self, steps: Steps) -> Steps:
+        try:
+            return (yield from steps)
+        finally:
+            self._truncation = None
+
+    def _truncate_to(self, offset: int) -> Steps:
         self._check_usable()
-        self._verify_end()
+        if not self._end_verified:
+            yield self._verify_end
         if offset < 0:
             raise ValueError(f"{self.topic_partition} cannot be truncated to {offset}")
         local = self.local_log
@@ -1013,52 +1084,86 @@ class UnifiedLog:
                 self.high_watermark,
             )
         if offset < local.segments[0].base_offset:
-            self.truncate_fully_and_start_at(offset)
-            return True
+            return (yield from self._truncate_fully(offset, None))
         with self._guard("lowering the recovery point before a truncation"):
-            end_offset = self.end_after_truncation(offset)
-            for segment in local.segments_from(offset):
-                self._repair_txn_index(segment)
-            self.directory.lower_recovery_points({self.topic_partition: end_offset})
-            if end_offset < self.log_start_offset:
-                self._set_durable_log_start(end_offset)
+            end_offset = yield partial(self._prepare_truncation, offset)
+            # From now on no checkpoint of this log holds more.
+            local.begin_truncation(end_offset)
+            log_start = end_offset if end_offset < self.log_start_offset else None
+            yield from self._checkpoint_before_truncation(end_offset, log_start)
         with self._guard("truncating", fatal=True):
             self._upper_bound = None
-            local.truncate_to(offset)
-            epochs.truncate_from_end(end_offset)
+            self._note_truncation_below_high_watermark(end_offset)
             self.log_start_offset = min(self.log_start_offset, end_offset)
             self.high_watermark = min(self.high_watermark, end_offset)
             self.directory.high_watermarks.moved[self] = None
-            self._truncate_producer_state()
+            epochs.truncate_from_end(end_offset)
+            yield from local.truncation(offset, end_offset)
+            yield from self._truncate_producer_state()
             # A snapshot of removed records must not come back after a crash and pass for one of new records.
-            local.sync_names()
+            yield from local.names_sync()
         self._check_offsets()
         return True
 
-    def truncate_fully_and_start_at(self, offset: int, log_start_offset: int | None = None) -> None:
-        """Remove everything; the log goes on at `offset`, which is also its start unless a lower one is
-        given.
-        """
+    def _prepare_truncation(self, offset: int) -> int:
+        """Read what a truncation needs, in any thread: the offset at which the log will end."""
+        end_offset = self.end_after_truncation(offset)
+        for segment in self.local_log.segments_from(offset):
+            self._repair_txn_index(segment)
+        return end_offset
+
+    def _truncate_fully(self, offset: int, log_start_offset: int | None) -> Steps:
         self._check_usable()
-        self._complete_creation()
+        if not self._creation_durable:
+            yield self._complete_creation
+        local = self.local_log
         epochs = self.leader_epoch_cache
         with self._guard("checkpointing the new log start"):
-            self.directory.lower_recovery_points({self.topic_partition: offset})
-            self._set_durable_log_start(offset)
+            local.begin_truncation(offset)
+            yield from self._checkpoint_before_truncation(offset, offset)
         with self._guard("truncating", fatal=True):
             self._upper_bound = None
             self._end_verified = True
             self._producer_snapshots().delete_all()
             self._unsynced_snapshots.clear()
-            if self._producer_state is None:
-                self._producer_state = self._new_producer_state()
-            self._producer_state.truncate_fully_and_start_at(offset)
-            self.local_log.truncate_fully_and_start_at(offset, self.directory.clock.wall_ms())
-        epochs.clear()
-        self.log_start_offset = offset if log_start_offset is None else min(log_start_offset, offset)
-        self.high_watermark = offset
-        self.directory.high_watermarks.moved[self] = None
+            state = self._new_producer_state()
+            state.truncate_fully_and_start_at(offset)
+            self._producer_state = state
+            self.log_start_offset = self.high_watermark = offset
+            self.directory.high_watermarks.moved[self] = None
+            epochs.clear()
+            yield from local.full_truncation(offset, self.directory.clock.wall_ms())
+        if log_start_offset is not None:
+            self.log_start_offset = min(log_start_offset, offset)
         self._check_offsets()
+        return True
+
+    def _checkpoint_before_truncation(
+        self, recovery_point: int, log_start: int | None
+    ) -> Generator[Step, Any, None]:
+        """Make the recovery point, and another log start, durable before the files change."""
+        truncation, local = self._truncation, self.local_log
+        if log_start is not None and truncation is not None:
+            if log_start < self.log_start_offset and not local.names_synced:
+                # The deleted segments must be gone for good before the log starts below them.
+                yield from local.names_sync()
+            truncation.log_start = log_start
+        yield CheckpointOffsets(self.directory, self.topic_partition, recovery_point, log_start)
+
+    def _note_truncation_below_high_watermark(self, end_offset: int) -> None:
+        """Until the producer state is rebuilt it does not know transactions that are open once more."""
+        if self._truncation is not None:
+            self._truncation.reopens_transactions = end_offset < self.high_watermark
+
+    @property
+    def log_start_to_checkpoint(self) -> int:
+        """The log start that may be written to the checkpoint of the directory."""
+        truncation = self._truncation
+        return (
+            self.log_start_offset
+            if truncation is None or truncation.log_start is None
+            else truncation.log_start
+        )
 
     def _set_durable_log_start(self, offset: int) -> None:
         """Make another log start durable; if it is a lower one, after the deleted segments are gone for
@@ -1072,6 +1177,7 @@ class UnifiedLog:
 
     def maybe_increment_log_start_offset(self, offset: int, reason: str) -> bool:
         """Move the log start up, as DeleteRecords and retention do; False if it is there already."""
+        self.finish_truncation()
         self._check_usable()
         if offset > self.high_watermark:
             raise KafkaError(
@@ -1096,7 +1202,9 @@ class UnifiedLog:
         return True
 
     def deletable_segments(self, now_ms: int) -> list[Deletion[LogSegment]]:
-        """Return the deletions that retention would make now."""
+        """Return the deletions that retention would make now; none while the log is truncated."""
+        if self._truncation is not None:
+            return []
         config = self.config
         with self._guard("applying retention"):
             return segments_to_delete(
@@ -1124,6 +1232,8 @@ class UnifiedLog:
         removed.
         """
         self._check_usable()
+        if self._truncation is not None:
+            return []
         self._verify_end()
         known = set(self.segments)
         passed = [segment for segment in deletion.segments if segment in known]
@@ -1138,6 +1248,8 @@ class UnifiedLog:
         that lie below it; how many were removed.
         """
         self._check_usable()
+        if self._truncation is not None:
+            return 0
         start, below = self.log_start_offset, set()
         for segment, following in pairwise(self.segments):
             if following.base_offset <= start:
@@ -1156,6 +1268,7 @@ class UnifiedLog:
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> None:
         """Put compacted segments, complete and named `.cleaned`, in the place of the old ones."""
+        self.finish_truncation()
         self._check_usable()
         local = self.local_log
         end = max(segment.base_offset for segment in old)
@@ -1174,6 +1287,7 @@ class UnifiedLog:
         """Rename the directory: to delete the partition, or to make a future log the current one. Without
         `sync` the caller makes that durable.
         """
+        self.finish_truncation()
         self._check_usable()
         disk = self.directory.disk
         path = posixpath.join(self.directory.path, name)
@@ -1190,6 +1304,7 @@ class UnifiedLog:
         """Make everything durable, with a producer snapshot at the log end, and close the files. A log that
         was not touched since it was loaded stays as it was.
         """
+        self.finish_truncation()
         self._check_usable()
         self._complete_creation()
         if self._end_verified:
@@ -1267,3 +1382,13 @@ class UnifiedLog:
             self.directory.report_damage(self.dir, damage)
             raise damage
         self._end_verified = True
+
+
+def _replay_some(
+    state: ProducerStateManager, batches: Iterator[tuple[BatchHeader, EndTransactionMarker | None]]
+) -> bool:
+    """Replay some batches of the log; True if there may be more."""
+    number = 0
+    for number, batch in enumerate(islice(batches, REPLAYED_AT_ONCE), 1):  # noqa: B007
+        state.replay([batch])
+    return number == REPLAYED_AT_ONCE

@@ -351,6 +351,7 @@ class Partition:
         if invariants.thorough:
             # Not on a running node: the metadata may be of another controller, and are durable.
             assert self.broker_id in registration.isr, (self, registration)
+        self.log.finish_truncation()
         was_leader = self.is_leader
         new_epoch = registration.leader_epoch > self.leader_epoch
         self._update_assignment_and_isr(registration.replicas, registration.isr, leader=True)

@@ -1,10 +1,10 @@
 """One partition that this broker fetches from its leader: the next request, and what a response does.
 
 The log decides. The next fetch begins at its end and names the epoch of its last record. A leader that ended
-that epoch earlier, or never had it, answers with its own end of the epoch (the diverging epoch), and the
-follower truncates its log to the last offset that both may have in common. Records are appended exactly as
-they came. Invariant: the records below the offset of a fetch are, up to the last epoch named with it, the
-same in both logs, or are about to be truncated.
+that epoch earlier, or never had it, answers with its own end of the epoch (the diverging epoch). The follower
+then truncates its log to the last offset that both may have in common before it fetches again. Records are
+appended exactly as they came. Invariant: the records below the offset of a fetch are, up to the last epoch
+named with it, the same in both logs, or are about to be truncated.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
+from ottla.log.truncation import LogTruncation
 from ottla.log.unified_log import UnexpectedAppendOffset, UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchPartition, PartitionData
@@ -44,6 +45,7 @@ class AfterFetch(Enum):
     FETCH = "fetch again at once"
     NAME_AGAIN = "fetch again at once, as if new to the session: not all that the answer said was taken in"
     PAUSE = "fetch again after a pause"
+    TRUNCATE = "truncate the log first, in the background"
     FETCH_OFFSETS = "ask for the bounds of the leader's log first"
     STOP = "stop until the metadata changes"
 
@@ -69,6 +71,7 @@ class PartitionFetchState:
     """One partition in one leader epoch. A new epoch makes a new object, so late responses are dropped."""
 
     __slots__ = (
+        "_due_truncation",
         "_last_error",
         "_listener",
         "_pause_ms",
@@ -87,6 +90,7 @@ class PartitionFetchState:
         self.has_caught_up = False  # with the leader's high watermark, as of the last answer
         self._pause_ms = 0
         self._listener: Callable[[], None] | None = None
+        self._due_truncation: Callable[[], LogTruncation | None] | None = None
         self._last_error: str | None = None  # of this broker, since the last good response
 
     def __repr__(self) -> str:
@@ -157,8 +161,9 @@ class PartitionFetchState:
             # The log end has moved since the request, so the records do not follow on it.
             return AfterFetch.NAME_AGAIN
         if answer.diverging_epoch.epoch >= 0:
-            self._truncate_to_diverging_epoch(answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
-            return AfterFetch.NAME_AGAIN
+            diverging = answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset
+            self._due_truncation = lambda: self._begin_truncation_to_diverging_epoch(*diverging)
+            return AfterFetch.TRUNCATE
         if answer.records:
             try:
                 self.partition.append_records_to_follower(answer.records, self.leader_epoch, now_ms=now_ms)
@@ -186,7 +191,19 @@ class PartitionFetchState:
             _log.warning("%s: the leader answers %s", self, error.name)
         return AfterFetch.PAUSE
 
-    def _truncate_to_diverging_epoch(self, leader_epoch: int, leader_end_offset: int) -> None:
+    def on_leader_bounds(self, leader_start: int, leader_end: int) -> AfterFetch:
+        """Note the bounds of the leader's log, which does not have the offset of the last fetch."""
+        self._due_truncation = lambda: self._begin_truncation_to_bounds(leader_start, leader_end)
+        return AfterFetch.TRUNCATE
+
+    def begin_truncation(self) -> LogTruncation | None:
+        """Begin the truncation that the last response asked for; None if there is nothing to do."""
+        begin, self._due_truncation = self._due_truncation, None
+        return None if begin is None else begin()
+
+    def _begin_truncation_to_diverging_epoch(
+        self, leader_epoch: int, leader_end_offset: int
+    ) -> LogTruncation | None:
         """Truncate the log to the part that it may share with a leader whose `leader_epoch` ended there; the
         next fetch checks whether the logs agree. Kafka's `truncateOnFetchResponse`.
         """
@@ -200,33 +217,29 @@ class PartitionFetchState:
                 log.high_watermark,
             )
         _log.info("%s is truncated from %d to %d", self, log.log_end_offset, target)
-        self._truncate(target)
+        return self._begin_truncation(target)
 
-    def truncate_to_leader_bounds(self, leader_start: int, leader_end: int) -> None:
-        """Move the log end into the leader's log, from `leader_start` to `leader_end`, which does not have
-        the offset of the last fetch.
-        """
+    def _begin_truncation_to_bounds(self, leader_start: int, leader_end: int) -> LogTruncation | None:
+        """Move the log end into the leader's log, from `leader_start` to `leader_end`."""
         log = self.partition.log
         end = log.log_end_offset
         if leader_end < end:
             # The leader was elected without records that this log has. Epochs cannot tell where the logs
             # diverge, since the leader no longer knows them.
             _log.warning("%s is truncated from %d to the end of its leader's log, %d", self, end, leader_end)
-            self._truncate(leader_end)
-        elif leader_start > end:
+            return self._begin_truncation(leader_end)
+        if leader_start > end:
             _log.info(
                 "%s starts again at %d: its leader has deleted the records from %d on",
                 self,
                 leader_start,
                 end,
             )
-            log.truncate_fully_and_start_at(leader_start)
-            self.partition.on_truncation()
+            return log.begin_full_truncation(leader_start)
+        return None
 
-    def _truncate(self, offset: int) -> None:
+    def _begin_truncation(self, offset: int) -> LogTruncation:
         log = self.partition.log
         if offset >= log.log_start_offset:
-            log.truncate_to(offset)
-        else:
-            log.truncate_fully_and_start_at(offset)
-        self.partition.on_truncation()
+            return log.begin_truncation(offset)
+        return log.begin_full_truncation(offset)

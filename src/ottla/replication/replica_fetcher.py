@@ -12,7 +12,8 @@ for few partitions at a time does not stall either. A session therefore grows ov
 not wait at the leader.
 
 Invariants: a response is processed only in the leader epoch of its request. Each partition is known to the
-session as it would be asked for now, or is noted to be named or forgotten, or is paused and not known.
+session as it would be asked for now, or is noted to be named or forgotten, or is paused or truncated and not
+known.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import asyncio
 import contextlib
 import heapq
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final, Protocol, TypeVar
 
@@ -48,6 +50,7 @@ from ottla.replication.replica_fetch_session import Key, ReplicaFetchSession
 from ottla.replication.replication_quota_manager import ReplicationQuotaManager, is_throttled
 from ottla.runtime import invariants
 from ottla.runtime.clock import Clock
+from ottla.runtime.pool import Pool
 from ottla.runtime.turns import Turns
 
 _log = logging.getLogger(__name__)
@@ -66,6 +69,10 @@ _NO_ROOM_MS: Final = 1_000
 _SESSION_LOST: Final = frozenset(
     (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH)
 )
+
+_TRUNCATIONS_AT_ONCE: Final = 4
+# How soon a fetcher looks again for the end of a truncation.
+_TRUNCATING_MS: Final = 20
 
 R = TypeVar("R", bound=Response)
 
@@ -91,6 +98,36 @@ class ReplicaFetcherConfig:
     socket_timeout_ms: int = 30_000
 
 
+class ReplicaTruncations:
+    """The truncations of this broker's followers: a few at a time, so that they share the pool with all else
+    that waits for the disk. One that has begun ends, also if its fetcher has gone meanwhile.
+    """
+
+    __slots__ = ("_is_closed", "_pool", "_slots", "_tasks")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool: Final = pool
+        self._is_closed = False
+        self._slots: Final = asyncio.Semaphore(_TRUNCATIONS_AT_ONCE)
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def start(self, work: Callable[[Pool], Awaitable[None]]) -> None:
+        """Run one in the background, in its turn. `work` handles its errors itself."""
+        task = asyncio.get_running_loop().create_task(self._run(work), name="truncation")
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+    async def _run(self, work: Callable[[Pool], Awaitable[None]]) -> None:
+        async with self._slots:
+            if not self._is_closed:
+                await work(self._pool)
+
+    async def close(self) -> None:
+        """Return once those that have begun are done; the others are left for the next start."""
+        self._is_closed = True
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaFetcherContext:
     """The parts and settings that all fetchers of this broker share."""
@@ -100,6 +137,7 @@ class ReplicaFetcherContext:
     clock: Clock
     config: ReplicaFetcherConfig
     quota: ReplicationQuotaManager
+    truncations: ReplicaTruncations
     # Called for a partition whose directory went offline; it is no longer fetched.
     on_failure: Callable[[TopicPartition, Exception], None]
 
@@ -135,6 +173,7 @@ class ReplicaFetcher:
         self._pauses_made = 0
         # Known to the session, subject to the throttle, and behind.
         self._behind: dict[Key, None] = {}
+        self._truncating: dict[Key, PartitionFetchState] = {}
         self._work: Final = asyncio.Event()
         self._turns: Final = Turns(context.clock)
         self._waits_at_leader = False
@@ -170,6 +209,7 @@ class ReplicaFetcher:
         state = self._partitions.pop(key, None)
         if state is not None:
             state.unfollow_log()
+            self._truncating.pop(key, None)
             self._set_aside(key)
 
     def _set_aside(self, key: Key) -> None:
@@ -314,6 +354,9 @@ class ReplicaFetcher:
                 self._pause(key, state, now_ms + _THROTTLED_MS)
                 return None
             self._behind[key] = None
+        if partition.log.is_truncating:
+            self._pause(key, state, now_ms + _TRUNCATING_MS)  # by the fetcher of another epoch
+            return None
         if not partition.is_in_sync_follower and partition.log.directory.lacks_room:
             # A replica that caught up would join the ISR and then hold up the next record.
             self._pause(key, state, now_ms + _NO_ROOM_MS)
@@ -328,7 +371,7 @@ class ReplicaFetcher:
     async def _fetch(self, named: dict[Key, FetchPartition]) -> FetchResponse:
         context = self._context
         config = context.config
-        wait_ms = min(config.wait_max_ms, self._wait_ms(len(named)))
+        wait_ms = self._wait_ms(len(named))
         request = FetchRequest(
             replica_state=ReplicaState(replica_id=context.broker_id, replica_epoch=context.broker_epoch()),
             max_wait_ms=wait_ms,
@@ -353,8 +396,10 @@ class ReplicaFetcher:
                 return 0
             # Without a session the partitions take turns.
             return max(wait_max_ms * named // len(self._partitions), 1)
+        if self._truncating:
+            wait_max_ms = min(wait_max_ms, _TRUNCATING_MS)
         pause_ms = self._next_pause_end_ms()
-        return wait_max_ms if pause_ms is None else pause_ms
+        return wait_max_ms if pause_ms is None else min(wait_max_ms, pause_ms)
 
     def _check_session(self) -> None:
         """Assert that the leader has the newest request of each partition that is not noted."""
@@ -398,7 +443,7 @@ class ReplicaFetcher:
         try:
             then = state.process_partition_data(asked.fetch_offset, answer, context.clock.wall_ms())
             if then is AfterFetch.FETCH_OFFSETS:
-                then = await self._fetch_offset_and_truncate(key, state)
+                then = await self._fetch_leader_bounds(state)
         except Exception as error:
             self._on_partition_error(key, state, "the leader's response could not be processed", error)
             return
@@ -408,6 +453,10 @@ class ReplicaFetcher:
             self._pause_after_failure(key, state)
         elif then is AfterFetch.STOP:
             self.remove(*key)
+        elif then is AfterFetch.TRUNCATE:
+            self._set_aside(key)
+            self._truncating[key] = state
+            context.truncations.start(partial(self._truncate, key, state))
         else:
             state.reset_backoff()
             if state.has_caught_up:
@@ -445,8 +494,27 @@ class ReplicaFetcher:
     def _is_assigned(self, key: Key, state: PartitionFetchState) -> bool:
         return self._partitions.get(key) is state and state.is_current
 
-    async def _fetch_offset_and_truncate(self, key: Key, state: PartitionFetchState) -> AfterFetch:
-        """Get the bounds of the leader's log, and move the log end into them."""
+    async def _truncate(self, key: Key, state: PartitionFetchState, pool: Pool) -> None:
+        """Truncate the log of a partition, and fetch it again then."""
+        if not self._is_assigned(key, state):
+            return  # what its new epoch asks for is not known yet
+        try:
+            truncation = state.begin_truncation()
+            if truncation is not None:
+                await truncation.run(pool)
+                state.partition.on_truncation()
+        except Exception as error:
+            self._on_partition_error(key, state, "the log could not be truncated", error)
+        else:
+            state.reset_backoff()
+            if self._is_assigned(key, state):
+                self._changed[key] = None
+        if self._truncating.get(key) is state:
+            del self._truncating[key]
+        self._work.set()
+
+    async def _fetch_leader_bounds(self, state: PartitionFetchState) -> AfterFetch:
+        """Get the bounds of the leader's log, into which the log end is to move."""
         try:
             end = await self._fetch_leader_offset(state, _LATEST)
             start = await self._fetch_leader_offset(state, _EARLIEST_LOCAL)
@@ -455,9 +523,7 @@ class ReplicaFetcher:
             return AfterFetch.PAUSE
         if end is None or start is None:
             return AfterFetch.PAUSE
-        if self._is_assigned(key, state):
-            state.truncate_to_leader_bounds(start, end)
-        return AfterFetch.NAME_AGAIN
+        return state.on_leader_bounds(start, end)
 
     async def _fetch_leader_offset(self, state: PartitionFetchState, timestamp: int) -> int | None:
         """An offset of the leader's log; None if the leader answers with an error."""

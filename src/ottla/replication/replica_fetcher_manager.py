@@ -109,6 +109,7 @@ class ReplicaFetcherManager:
         tasks = [self._shutdown(key) for key in list(self._fetchers)]
         self._partitions.clear()  # a directory may still fail after this, and its partitions be removed
         await self._tasks.stop(tasks)
+        await self._context.truncations.close()
 
     def __len__(self) -> int:
         """How many partitions are fetched."""

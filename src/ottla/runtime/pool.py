@@ -8,13 +8,40 @@ calls is bounded; further callers wait for a slot and hold no memory beyond thei
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-__all__ = ["InlinePool", "Pool", "ThreadPool"]
+__all__ = ["CallOnce", "InlinePool", "Pool", "ThreadPool"]
 
 T = TypeVar("T")
+
+
+class CallOnce:
+    """A call that is made once, by the first thread that comes; another one waits for its end. So work that
+    was given to a pool can be finished by a thread that cannot wait for its turn there.
+    """
+
+    __slots__ = ("_fn", "_lock", "_outcome")
+
+    def __init__(self, fn: Callable[[], object]) -> None:
+        self._fn: Final = fn
+        self._lock: Final = threading.Lock()
+        self._outcome: tuple[object, Exception | None] | None = None
+
+    def __call__(self) -> object:
+        """Return, or raise, what the call does."""
+        with self._lock:
+            if self._outcome is None:
+                try:
+                    self._outcome = self._fn(), None
+                except Exception as error:
+                    self._outcome = None, error
+        result, failure = self._outcome
+        if failure is not None:
+            raise failure
+        return result
 
 
 class Pool(Protocol):

@@ -165,6 +165,10 @@ class OffsetCheckpoint:
         """True if the file, or an older content that a crash may bring back, can be above `offset`."""
         return not self._durable or self.offsets.get(partition, 0) > offset
 
+    def holds(self, partition: TopicPartition, offset: int) -> bool:
+        """True if the file holds exactly this offset, also after a crash."""
+        return self._durable and self.offsets.get(partition) == offset
+
     def may_hold_below(self, partition: TopicPartition, offset: int) -> bool:
         return not self._durable or self.offsets.get(partition, 0) < offset
 

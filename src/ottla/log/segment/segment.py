@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ottla.log.config.log_config import LogConfig
@@ -274,20 +274,36 @@ class LogSegment:
 
     def truncate_to(self, offset: int) -> bool:
         """Remove the batches that hold `offset` or more, for good; True if there were any."""
+        found = self.hide_from(offset)
+        for sync in self.truncation(offset, found):
+            sync()
+        return found is not None
+
+    def hide_from(self, offset: int) -> int | None:
+        """End the segment before the batch that holds `offset`, for readers; the position of that batch, or
+        None if there is none. `truncation` is to follow.
+        """
         found = self.translate_offset(offset)
+        if found is None:
+            return None
+        self._size = found.position
+        return found.position
+
+    def truncation(self, offset: int, position: int | None) -> Iterator[Callable[[], None]]:
+        """Remove what `hide_from` has hidden, for good. Yields calls that wait for the disk, for any
+        thread.
+        """
         indexes = self.indexes
         indexes.truncate_to(offset)
         self.txn_index.truncate_to(offset)
-        if found is None:
-            return False
-        self._size = found.position
-        self.remove_failed_write()
-        if found.position == 0:
+        if position is None:
+            return
+        yield self.remove_failed_write
+        if position == 0:
             self._first_timestamp = NO_TIMESTAMP
             indexes.clear_greatest()
         else:
             indexes.restore_greatest(self.headers(indexes.unindexed_position))
-        return True
 
     # Reading
 

@@ -20,7 +20,11 @@ from ottla.protocol.messages.alter_partition import AlterPartitionRequest, Alter
 from ottla.protocol.names import TopicPartition
 from ottla.replication.alter_partition_manager import AlterPartitionManager
 from ottla.replication.partition import Partition
-from ottla.replication.replica_fetcher import ReplicaFetcherConfig, ReplicaFetcherContext
+from ottla.replication.replica_fetcher import (
+    ReplicaFetcherConfig,
+    ReplicaFetcherContext,
+    ReplicaTruncations,
+)
 from ottla.replication.replica_fetcher_manager import ReplicaFetcherManager
 from ottla.replication.replica_manager import ReplicaChanges
 from ottla.replication.replication_quota_manager import ReplicationQuotaManager, is_throttled
@@ -61,6 +65,7 @@ class BrokerReplication:
     ) -> None:
         self._tasks: Final = tasks
         self._clock: Final = runtime.clock
+        self._pool: Final = runtime.pool
         self._config: Final = config
         self._controller: Final = controller
         self._broker_epoch: Final = broker_epoch
@@ -118,6 +123,7 @@ class BrokerReplication:
             self._clock,
             fetcher_config(config),
             self.follower_quota,
+            ReplicaTruncations(self._pool),
             self._on_fetch_failed,
         )
         return ReplicaFetcherManager(

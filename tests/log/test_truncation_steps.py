@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
@@ -18,6 +18,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.records.batch import iter_batches
 from ottla.records.builder import build_batch
 from ottla.runtime.pool import CallOnce, InlinePool
+from ottla.runtime.turns import Turns
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import DiskOperation, Op, SimCrash
 from ottla.sim.log.log_harness import all_batches, check_log
@@ -30,22 +31,33 @@ SYNCS = frozenset((Op.SYNC, Op.SYNC_DIR))
 
 
 class StepPool(InlinePool):
-    """Does something between two calls, once; counts the calls."""
+    """Lets something else happen between two calls, once, as far as it does not wait for the next one; counts
+    the calls.
+    """
 
-    __slots__ = ("at", "calls", "is_inside", "meanwhile")
+    __slots__ = ("at", "calls", "is_inside", "meanwhile", "other")
 
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
         self.at: int | None = None
-        self.meanwhile: Callable[[], Awaitable[None]] | None = None
+        self.meanwhile: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self.other: asyncio.Task[None] | None = None
         self.is_inside = False
+
+    async def end_other(self) -> None:
+        """Wait for the end of what was begun between two calls."""
+        if self.other is not None:
+            await self.other
 
     async def run(self, fn: Callable[..., T], *args: Any) -> T:
         self.calls += 1
         await asyncio.sleep(0)
         if self.calls == self.at and self.meanwhile is not None:
-            await self.meanwhile()
+            self.other = asyncio.get_running_loop().create_task(self.meanwhile())
+            for _ in range(200):
+                if not self.other.done():
+                    await asyncio.sleep(0)
         self.is_inside = True
         try:
             return await super().run(fn, *args)
@@ -119,7 +131,7 @@ def contents(log: UnifiedLog) -> list[bytes]:
     return [data for header, data in all_batches(log) if header.last_offset >= log.log_start_offset]
 
 
-async def between_all_steps(kind: str, meanwhile: Callable[[Node], Awaitable[None]]) -> None:
+async def between_all_steps(kind: str, meanwhile: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
     """Run truncations, each with something that happens before another one of its steps."""
     steps = await count_steps(kind)
     assert steps >= 3
@@ -133,6 +145,7 @@ async def between_all_steps(kind: str, meanwhile: Callable[[Node], Awaitable[Non
 
         pool.meanwhile = happens
         await begin(node.log(), kind).run(pool)
+        await pool.end_other()
         assert pool.calls >= step
         check(node, kind)
         content = contents(node.log())
@@ -204,6 +217,7 @@ async def test_an_append_comes_after_the_truncation() -> None:
 
         pool.meanwhile = append
         await log.begin_truncation(14).run(pool)
+        await pool.end_other()
         assert log.log_end_offset == 15
         check_log(log)
 
@@ -222,6 +236,7 @@ async def test_a_log_that_is_deleted_meanwhile_leaves_nothing_to_its_successor(k
 
         pool.meanwhile = replace
         await begin(node.log(), kind).run(pool)
+        await pool.end_other()
         await node.manager.checkpoint_log_recovery_offsets()
         await node.crash()
         assert node.manager.failed == {}
@@ -255,6 +270,9 @@ async def crash_in_truncation(kind: str, seed: int, operation: int, step: int | 
     except SimCrash:
         ended = False
     pool.at = None
+    if pool.other is not None:
+        pool.other.cancel()
+        await asyncio.gather(pool.other, return_exceptions=True)
     await node.crash()
     assert node.manager.failed == {}
     left = node.log()
@@ -390,3 +408,24 @@ def test_a_call_is_made_once_and_both_that_make_it_get_its_outcome() -> None:
         with pytest.raises(OSError, match="no"):
             failing()
     assert made == [1, 2]
+
+
+async def test_truncations_deletions_and_checkpoints_do_not_overtake_each_other_for_good() -> None:
+    pool = StepPool()
+    node = Node(pool=pool)
+    await node.start()
+    logs = [node.log("orders", partition) for partition in range(20)]
+    for log in logs:
+        node.fill(log, 5)
+        log.flush()
+    await node.manager.checkpoint_log_recovery_offsets()
+    async with asyncio.timeout(30):
+        await asyncio.gather(
+            *(log.begin_truncation(3).run(pool) for log in logs[:10]),
+            node.manager.delete_logs_in_turns([log.topic_partition for log in logs[10:]], Turns(node.clock)),
+            node.manager.checkpoint_log_recovery_offsets(),
+            node.manager.checkpoint_log_start_offsets(),
+        )
+    await node.crash()
+    assert node.manager.failed == {}
+    assert sorted(log.log_end_offset for log in node.manager.logs()) == [3] * 10

@@ -467,15 +467,17 @@ class LogManager:
         directory.high_watermarks.forget(sorted(gone))
         for checkpoint in (directory.recovery_points, directory.log_starts):
             while not gone.isdisjoint(checkpoint.offsets):
-                left = {tp: at for tp, at in checkpoint.offsets.items() if tp not in gone}
-                staged = checkpoint.stage(left, checkpoint.begin())
-                assert staged is not None, "the file has entries that are not to be there"
-                await self._pool.run(staged.write)
-                if checkpoint.install(staged):
-                    await self._pool.run(staged.sync_name)
-                    checkpoint.on_synced(staged)
-                else:
-                    await self._pool.run(staged.drop)
+                async with checkpoint.staging:
+                    left = {tp: at for tp, at in checkpoint.offsets.items() if tp not in gone}
+                    staged = checkpoint.stage(left, checkpoint.begin())
+                    if staged is None:
+                        continue  # they went while this waited
+                    await self._pool.run(staged.write)
+                    if checkpoint.install(staged):
+                        await self._pool.run(staged.sync_name)
+                        checkpoint.on_synced(staged)
+                    else:
+                        await self._pool.run(staged.drop)
 
     def delete_log(self, partition: TopicPartition, *, future: bool = False) -> None:
         for error in self.delete_logs([partition], future=future).values():
@@ -783,6 +785,15 @@ class LogManager:
         and gives the file its name; what blocks runs in the pool. A failed write is reported to the directory
         and logged, not raised: the next write may succeed, and if not, the directory is offline.
         """
+        async with checkpoint.staging:
+            await self._collect_and_write(directory, checkpoint, offset_of)
+
+    async def _collect_and_write(
+        self,
+        directory: LogDirectory,
+        checkpoint: checkpoints.OffsetCheckpoint,
+        offset_of: Callable[[UnifiedLog], int | None],
+    ) -> None:
         for _ in range(_ATTEMPTS_TO_COLLECT):
             version = checkpoint.begin()
             offsets = {}

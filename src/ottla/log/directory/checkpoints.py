@@ -8,6 +8,7 @@ does not.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import posixpath
 from collections.abc import Callable, Iterable, Mapping
@@ -97,11 +98,12 @@ class OffsetCheckpoint:
 
     Most writes are periodic and may take their time: after `begin` the content is collected, `stage` notes
     it, `StagedOffsets.write` puts it beside the file and `StagedOffsets.sync_name` makes the change of names
-    durable, both in any thread, with `install` between them on the event loop. `write` does it all at once,
-    for those that cannot wait, and wins over what is staged or collected.
+    durable, both in any thread, with `install` between them on the event loop. Those who do so hold the lock
+    `staging`, or they would overtake each other again and again. `write` does it all at once, for those that
+    cannot wait, and wins over what is staged or collected.
     """
 
-    __slots__ = ("_disk", "_durable", "_version", "offsets", "path")
+    __slots__ = ("_disk", "_durable", "_version", "offsets", "path", "staging")
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -111,6 +113,7 @@ class OffsetCheckpoint:
         # True if a crash would not bring an older content back.
         self._durable = True
         self._version = 0
+        self.staging = asyncio.Lock()
 
     def load(self) -> None:
         """Read the file; CorruptCheckpoint where it is damaged, which then counts as empty."""

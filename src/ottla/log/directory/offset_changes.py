@@ -59,18 +59,19 @@ class OffsetChanges:
 
     async def _write_waiting(self, pool: Pool) -> None:
         checkpoint = self._checkpoint
-        version = checkpoint.begin()
-        offsets = dict(checkpoint.offsets)
-        for tp, (offset, is_wanted) in self._waiting.items():
-            if is_wanted():
-                offsets[tp] = min(offset, offsets.get(tp, 0)) if self._only_lowers else offset
-        self._waiting.clear()
-        staged = self._staged = checkpoint.stage(offsets, version)
-        if staged is None:
-            return
-        await pool.run(staged.write)
-        if checkpoint.install(staged):
-            await pool.run(staged.sync_name)
-            checkpoint.on_synced(staged)
-        else:
-            await pool.run(staged.drop)
+        async with checkpoint.staging:
+            version = checkpoint.begin()
+            offsets = dict(checkpoint.offsets)
+            for tp, (offset, is_wanted) in self._waiting.items():
+                if is_wanted():
+                    offsets[tp] = min(offset, offsets.get(tp, 0)) if self._only_lowers else offset
+            self._waiting.clear()
+            staged = self._staged = checkpoint.stage(offsets, version)
+            if staged is None:
+                return
+            await pool.run(staged.write)
+            if checkpoint.install(staged):
+                await pool.run(staged.sync_name)
+                checkpoint.on_synced(staged)
+            else:
+                await pool.run(staged.drop)

@@ -199,7 +199,12 @@ class DiskFaultLab:
             self._finished.set()
 
     async def _create_topics(self) -> None:
-        quick = {"segment.ms": "1000", "file.delete.delay.ms": "1000", "flush.ms": "500"}
+        quick = {
+            "segment.ms": "1000",
+            "file.delete.delay.ms": "1000",
+            "flush.ms": "500",
+            "index.interval.bytes": "1",
+        }
         await self._create("plain", quick, 6)
         compacted = quick | {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
         await self._create("compacted", compacted, 4)
@@ -337,9 +342,15 @@ class DiskFaultLab:
         leaders = {partition.topic_partition: partition.broker_id for partition in self._partitions()}
         assert leaders.keys() == set(ALL), f"without a leader: {set(ALL) - leaders.keys()}"
         assert all(leaders[tp] == 1 for tp in expected)
+        assert await self._described_offline() == offline
         await self._produce("after")
         failed = [task for task in faulty.node.tasks.statuses() if task.restarts]
         assert not failed, failed
+
+    async def _described_offline(self) -> list[str]:
+        """The directories that an operator sees offline."""
+        async with Admin(SERVERS, runtime=self._runtime) as admin:
+            return [each.path for each in await admin.log_dirs.describe(brokers=[2]) if each.error]
 
     async def _until(self, condition: Callable[[], bool], otherwise: str | Callable[[], str]) -> None:
         loop = asyncio.get_running_loop()

@@ -19,6 +19,7 @@ from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest
 from ottla.protocol.messages.controller_registration import ControllerRegistrationRequest
 from ottla.protocol.messages.elect_leaders import ElectLeadersRequest
+from ottla.protocol.metadata_records import PartitionChangeRecord
 from tests.metadata.controller_harness import SECOND_NS, ControllerHarness, directory_of, registration
 from tests.metadata.test_partitions import alter_isr
 
@@ -173,6 +174,14 @@ class TestFencing:
         with pytest.raises(KafkaError) as error:
             world.do(world.controller.unregister_broker(0))
         assert error.value.code is ErrorCode.BROKER_ID_NOT_REGISTERED
+
+    def test_the_partitions_that_a_fenced_broker_leads_come_first(self) -> None:
+        world = ControllerHarness(brokers=3)
+        world.create("orders", assignments=[[1, 0], [0, 1], [1, 0], [0, 2]])
+        start = world.next_offset
+        world.heartbeat(0, want_fence=True)
+        changed = [record for record in world.log[start:] if isinstance(record, PartitionChangeRecord)]
+        assert [record.partition_id for record in changed] == [1, 3, 0, 2]
 
 
 class TestControlledShutdown:

@@ -29,7 +29,7 @@ class PartitionIndex:
     def __init__(self) -> None:
         self._in_isr: dict[int, dict[_Key, None]] = {}
         self._in_elr: dict[int, dict[_Key, None]] = {}
-        self._led: dict[int, int] = {}  # broker -> number of partitions
+        self._led: dict[int, dict[_Key, None]] = {}
         self._leaderless: dict[_Key, None] = {}
         self._imbalanced: dict[_Key, None] = {}  # another replica than the preferred one leads, or none
 
@@ -63,7 +63,7 @@ class PartitionIndex:
         if leader == NO_LEADER:
             self._leaderless[key] = None
         else:
-            self._led[leader] = self._led.get(leader, 0) + 1
+            self._led.setdefault(leader, {})[key] = None
         if not partition.has_preferred_leader:
             self._imbalanced[key] = None
 
@@ -76,15 +76,19 @@ class PartitionIndex:
         if leader == NO_LEADER:
             del self._leaderless[key]
         else:
-            self._led[leader] -= 1
+            del self._led[leader][key]
         self._imbalanced.pop(key, None)
 
     def leads_anything(self, broker: int) -> bool:
-        return self._led.get(broker, 0) > 0
+        return bool(self._led.get(broker))
 
     def in_isr(self, image: MetadataImage, broker: int) -> Iterator[PartitionRef]:
-        """The partitions in whose ISR the broker is. The index must not change meanwhile, here and below."""
-        return _refs(image, self._in_isr.get(broker, ()))
+        """The partitions in whose ISR the broker is, first those that it leads: they wait for another leader.
+        The index must not change meanwhile, here and below.
+        """
+        in_isr, led = self._in_isr.get(broker, {}), self._led.get(broker, {})
+        yield from _refs(image, (key for key in led if key in in_isr))
+        yield from _refs(image, (key for key in in_isr if key not in led))
 
     def in_elr(self, image: MetadataImage, broker: int) -> Iterator[PartitionRef]:
         return _refs(image, self._in_elr.get(broker, ()))

@@ -457,6 +457,28 @@ async def test_a_response_that_was_not_sent_is_read_again(monkeypatch: pytest.Mo
     assert await client.reads() == []
 
 
+async def test_a_high_watermark_that_was_read_and_not_sent_is_sent_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker, follower = await idle_follower(monkeypatch, replicas=(0, 1, 2))
+    other = SessionClient(broker, 2)
+    await other.fetch({0: 0, 1: 0, 2: 0})
+    broker.produce(1)
+    for each in (follower, other):
+        await each.fetch()
+    await follower.fetch({1: 1})
+    await other.fetch({1: 1})
+    broker.reads.clear()
+    waiting = follower.begin(max_wait_ms=60_000)
+    await settle()
+    assert broker.reads == [1]
+    assert not waiting.done()
+    waiting.cancel()
+    await settle()
+    assert {index: data.high_watermark for index, data in (await follower.fetch()).items()} == {1: 1}
+    assert await follower.reads() == []
+
+
 async def test_a_request_that_is_lost_before_it_waits_watches_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

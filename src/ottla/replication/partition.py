@@ -400,7 +400,6 @@ class Partition:
     def _update_assignment_and_isr(
         self, replicas: Iterable[int], isr: Iterable[int], *, leader: bool
     ) -> None:
-        self._wake_watchers()
         self.replicas = tuple(replicas)
         self._isr_state.reset(isr)
         if leader:

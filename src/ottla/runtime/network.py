@@ -15,7 +15,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar, runtime_checkable
 
 from ottla.runtime.address import Address
 
@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 __all__ = [
     "AcceptGate",
+    "AcceptedProtocol",
     "HostNotFound",
     "NetworkListener",
     "Network",
@@ -108,6 +109,13 @@ class AcceptGate(Protocol):
     def on_failed(self, host: str) -> None:
         """Forget a connection that was to be kept and has failed before its protocol had it."""
         ...
+
+
+@runtime_checkable
+class AcceptedProtocol(Protocol):
+    """A protocol that is given the address of its client: a socket that was reset no longer knows it."""
+
+    def on_accepted_from(self, peer: Address) -> None: ...
 
 
 class NetworkListener(Protocol):
@@ -238,22 +246,28 @@ class _RealListener:
             except OSError as error:
                 self._on_accept_error(listening, error)
                 return
-            host = str(peer[0]) if isinstance(peer, tuple) else ""
-            if gate is not None and not gate.on_accepted(host):
+            client = Address(str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else Address("", 0)
+            if gate is not None and not gate.on_accepted(client.host):
                 sock.close()
                 continue
             sock.setblocking(False)
-            task = self._loop.create_task(self._connect(sock, host))
+            task = self._loop.create_task(self._connect(sock, client))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self, sock: socket.socket, host: str) -> None:
+    async def _connect(self, sock: socket.socket, client: Address) -> None:
+        def make() -> asyncio.BaseProtocol:
+            protocol = self._factory()
+            if isinstance(protocol, AcceptedProtocol):
+                protocol.on_accepted_from(client)
+            return protocol
+
         try:
-            await self._loop.connect_accepted_socket(self._factory, sock, ssl=self._tls)
+            await self._loop.connect_accepted_socket(make, sock, ssl=self._tls)
         except OSError:  # over TLS also a handshake that failed
             sock.close()
             if self._gate is not None:
-                self._gate.on_failed(host)
+                self._gate.on_failed(client.host)
 
     def _on_accept_error(self, listening: socket.socket, error: OSError) -> None:
         now = self._loop.time()

@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 
 from ottla.node.network.memory_budget import MemoryBudget
 from ottla.node.network.protocol_guess import looks_like
+from ottla.runtime.address import Address
 from ottla.runtime.disk import Buffer
 from ottla.runtime.network import unacknowledged_bytes
 
@@ -291,10 +292,14 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     # What the event loop calls
 
+    def on_accepted_from(self, peer: Address) -> None:
+        self.peer = (peer.host, peer.port)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
         self.transport = transport = cast("asyncio.Transport", transport)
-        self.peer = _address(transport.get_extra_info("peername"))
+        if not self.peer[0]:
+            self.peer = _address(transport.get_extra_info("peername"))
         self.local = _address(transport.get_extra_info("sockname"))
         self.last_active = self._loop.time()
         transport.set_write_buffer_limits(_WRITE_HIGH_BYTES, _WRITE_LOW_BYTES)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
 from ottla.metadata.image.cache import MetadataCache
@@ -32,7 +33,8 @@ from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
 _log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 0.5
-_MAX_REPLICAS_PER_REQUEST: Final = 2_000
+# A request of that many is made and decided in a few milliseconds.
+_MAX_REPLICAS_PER_REQUEST: Final = 1_000
 
 
 _Key: TypeAlias = tuple[bytes, int]
@@ -159,9 +161,11 @@ class AssignmentsManager:
 
     async def _send_all(self) -> None:
         while True:
-            keys = [key for key, partition in self._waiting.items() if self._must_report(partition)]
+            # Only as many as one request takes: thousands may be waiting.
+            keys = (key for key, partition in self._waiting.items() if self._must_report(partition))
             reported = {
-                key: self._directory(self._waiting[key]) or b"" for key in keys[:_MAX_REPLICAS_PER_REQUEST]
+                key: self._directory(self._waiting[key]) or b""
+                for key in islice(keys, _MAX_REPLICAS_PER_REQUEST)
             }
             if not reported:
                 self._waiting.clear()

@@ -290,8 +290,8 @@ class LogSegment:
         return found.position
 
     def truncation(self, offset: int, position: int | None) -> Iterator[Callable[[], None]]:
-        """Remove what `hide_from` has hidden, for good. Yields calls that wait for the disk, for any
-        thread.
+        """Remove what `hide_from` has hidden, for good. Yields calls that wait for the disk or take long, for
+        any thread.
         """
         indexes = self.indexes
         indexes.truncate_to(offset)
@@ -303,7 +303,8 @@ class LogSegment:
             self._first_timestamp = NO_TIMESTAMP
             indexes.clear_greatest()
         else:
-            indexes.restore_greatest(self.headers(indexes.unindexed_position))
+            # Where timestamps do not rise, that is a walk over the whole segment.
+            yield lambda: indexes.restore_greatest(self.headers(indexes.unindexed_position))
 
     # Reading
 

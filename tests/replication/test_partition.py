@@ -367,3 +367,13 @@ def test_records_whose_flush_lacks_file_handles_are_in_the_log_and_wait_for_the_
     lab.log.flush()
     lab.partition.on_flush(lab.now_ms)
     assert lab.high_watermark == 1
+
+
+def test_a_new_leader_has_the_flush_done_that_it_lacked_as_a_follower() -> None:
+    lab = PartitionHarness(config=LogConfig(flush_messages=1), lead=False)
+    error = lab.log.directory.io_error("flushing", OSError(errno.EMFILE, "Too many open files"))
+    batch = build_batch([(lab.now_ms, None, b"value")])
+    with mock.patch.object(UnifiedLog, "run_flush", side_effect=error), pytest.raises(KafkaError):
+        lab.partition.append_records_to_follower(batch, 0, now_ms=lab.now_ms)
+    lab.partition.make_leader(registration(leader_epoch=1), lab.now_ms)
+    assert (lab.overdue_flushes, lab.high_watermark) == (1, 0)

@@ -369,6 +369,9 @@ class Partition:
             self.rejects_appends_since_ms = None
         self.partition_epoch = registration.partition_epoch
         self.leader_id = self.broker_id
+        if not was_leader and self.log.committable_offset < end:
+            # As a follower it had no file handle for this flush, and no append may come.
+            self._listener.on_overdue_flush(self)
         self._maybe_increment_high_watermark(now_ms)
         self._on_progress()
         return not was_leader

@@ -365,8 +365,8 @@ class ReplicaManager:
         if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
             await self.refresh_configs(turns)
             return
-        changed = [each.name for each in delta.changed_configs if each.type == ConfigResourceType.TOPIC]
-        for name in sorted(changed):
+        changed = sorted(each.name for each in delta.changed_configs if each.type == ConfigResourceType.TOPIC)
+        for name in changed:
             await self._refresh_topic(name, turns)
 
     async def _refresh_topic(self, name: str, turns: Turns) -> None:

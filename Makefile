@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 SPARK_KILLS ?= 15
+PIPELINE_LIVES ?= 7
 CLUSTER_FAULT_SECONDS ?= 600
 SOAK_MINUTES ?= 24
 # Bytecode, as pip writes it for installed packages: without it, where Python may not write any, every start of a node
@@ -35,6 +36,7 @@ test-fast: $(STAMP)
 test-faults: $(STAMP)
 	SPARK_KILLS=$(SPARK_KILLS) $(BIN)/python -m pytest -s -k many_kills \
 		tests/spark/test_exactly_once.py
+	PIPELINE_LIVES=$(PIPELINE_LIVES) $(BIN)/python -m pytest -s tests/spark/test_pipelines_kills.py
 
 # Ten minutes of kills, pauses and restarts of three nodes under load. OTTLA_CLUSTER_FAULT_SEED repeats a choice.
 test-cluster-faults: $(STAMP)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import re
+import shutil
 import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -15,17 +19,19 @@ import pytest
 from ottla.cli.pipeline_run import show_progress
 from ottla.spark import cache, java
 from ottla.spark.java import NoJava, find_java
-from ottla.spark.pipelines import catalog
 from ottla.spark.pipelines import progress as progress_module
+from ottla.spark.pipelines import runner
 from ottla.spark.pipelines.checkpoints import read_checkpoints
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress, readable_error
-from ottla.spark.pipelines.project import ProjectError, find_project
+from ottla.spark.pipelines.project import Project, ProjectError, find_project
+from ottla.spark.pipelines.run_lock import AlreadyRunning, run_lock
 from ottla.spark.pipelines.runner import Selection, definition_error
+from ottla.spark.pipelines.tables import PipelineTables, has_own_catalog
 from ottla.spark.pipelines.template import write_project
 from ottla.spark.session import prepare_environment, settings_for, socket_settings
 
 
-@pytest.mark.parametrize("module", [java, progress_module], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [java, progress_module, runner], ids=lambda m: m.__name__)
 def test_examples_in_the_documentation_hold(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert result.attempted > 0
@@ -237,7 +243,7 @@ class TestDefinitions:
         assert re.fullmatch(complaint, str(failure)), str(failure)
 
 
-class TestCatalog:
+class TestTables:
     """Tables of earlier runs; `Sql` stands in for Spark."""
 
     class Sql:
@@ -247,11 +253,29 @@ class TestCatalog:
         def sql(self, text: str) -> None:
             self.said.append(text)
 
-    def remembered(self, directory: Path, *tables: tuple[str, bool]) -> Path:
+        @property
+        def tables(self) -> set[str]:
+            known: set[str] = set()
+            for text in self.said:
+                if " TABLE IF" in text:
+                    name = text.split("`")[3]
+                    known = known | {name} if text.startswith("CREATE") else known - {name}
+            return known
+
+    @pytest.fixture
+    def project(self, tmp_path: Path) -> Project:
+        (tmp_path / "spark-pipeline.yml").write_text("name: p\nstorage: s\n")
+        return find_project(tmp_path)
+
+    def tables(self, project: Project) -> PipelineTables:
+        return PipelineTables(project, project.directory / "spark-warehouse", project.directory / ".ottla")
+
+    def remember(self, project: Project, *tables: tuple[str, bool], pending: Sequence[str] = ()) -> None:
         entries = []
         for table, streaming in tables:
-            location = directory / "spark-warehouse" / table
+            location = project.directory / "spark-warehouse" / table
             location.mkdir(parents=True)
+            (location / "part-0.parquet").touch()
             entry = {
                 "database": "default",
                 "table": table,
@@ -259,13 +283,22 @@ class TestCatalog:
                 "ddl": "(a INT) USING parquet",
             }
             entries.append(entry | {"streaming": streaming})
-        state = directory / ".ottla"
+        state = project.directory / ".ottla"
         state.mkdir()
-        (state / "catalog.json").write_text(json.dumps({"version": 1, "tables": entries}))
-        return state
+        document = {"version": 2, "tables": entries, "full_refresh": list(pending)}
+        (state / "catalog.json").write_text(json.dumps(document))
+
+    def commit_batch(self, directory: Path, *files: str) -> None:
+        """Write files as a stream does, with its log beside them."""
+        (directory / "_spark_metadata").mkdir(parents=True, exist_ok=True)
+        lines = ["v1"]
+        for name in files:
+            (directory / name).touch()
+            lines.append(json.dumps({"path": (directory / name).as_uri(), "action": "add"}))
+        (directory / "_spark_metadata" / "0").write_text("\n".join(lines))
 
     @pytest.mark.parametrize(
-        ("selection", "kept"),
+        ("selection", "known"),
         [
             (Selection(), {"stream"}),
             (Selection(refresh=["stream"]), {"stream", "view"}),
@@ -273,48 +306,162 @@ class TestCatalog:
             (Selection(full_refresh_all=True), set()),
         ],
     )
-    def test_streams_are_kept_and_views_are_recomputed(
-        self, tmp_path: Path, selection: Selection, kept: set[str]
+    def test_streams_go_on_and_views_are_computed_again_while_all_stays_readable(
+        self, project: Project, selection: Selection, known: set[str]
     ) -> None:
-        state = self.remembered(tmp_path, ("stream", True), ("view", False))
+        self.remember(project, ("stream", True), ("view", False))
         spark = self.Sql()
-        catalog.restore(spark, tmp_path / "spark-warehouse", state, selection)
-        assert {path.name for path in (tmp_path / "spark-warehouse").iterdir()} == kept
-        assert {text.split("`")[3] for text in spark.said} == kept
+        self.tables(project).begin_run(spark, selection)
+        assert spark.tables == known
+        for table in ("stream", "view"):
+            assert (project.directory / "spark-warehouse" / table / "part-0.parquet").exists()
 
-    def test_nothing_outside_of_the_warehouse_is_removed(self, tmp_path: Path) -> None:
-        state = self.remembered(tmp_path, ("view", False))
-        catalog.restore(self.Sql(), tmp_path / "elsewhere", state, Selection(full_refresh_all=True))
-        assert (tmp_path / "spark-warehouse" / "view").is_dir()
+    def test_a_second_run_in_a_session_computes_views_again(self, project: Project) -> None:
+        self.remember(project, ("stream", True), ("view", False))
+        spark, tables = self.Sql(), self.tables(project)
+        tables.begin_run(spark, Selection(full_refresh=["stream"]))
+        assert spark.tables == {"view"}
+        tables.begin_run(spark, Selection())
+        assert "view" not in spark.tables
 
-    def test_a_stream_stays_one_without_its_checkpoint(self, tmp_path: Path) -> None:
-        (tmp_path / "spark-pipeline.yml").write_text("name: p\nstorage: s\n")
-        project = find_project(tmp_path)
-        entry = {"table": "t", "location": str(tmp_path / "t")}
-        assert not catalog.is_streaming(project, entry, None)
-        (tmp_path / "s" / "_checkpoints" / "spark_catalog" / "default" / "t").mkdir(parents=True)
-        assert catalog.is_streaming(project, entry, None)
-        assert catalog.is_streaming(project, {**entry, "table": "u"}, {"streaming": True})
+    def test_a_view_that_was_a_stream_is_computed_from_scratch(self, project: Project) -> None:
+        self.remember(project, ("t", True))
+        spark, tables = self.Sql(), self.tables(project)
+        tables.begin_run(spark, Selection())
+        assert spark.tables == {"t"}
+        tables.on_table_defined(spark, "t", streaming=False)
+        assert spark.tables == set()
 
-    def test_a_damaged_file_is_reported(self, tmp_path: Path) -> None:
-        (tmp_path / "catalog.json").write_text("{")
+    def test_a_stream_is_recognised_by_its_checkpoint(self, project: Project) -> None:
+        self.remember(project, ("t", False))
+        (project.directory / "s" / "_checkpoints" / "spark_catalog" / "default" / "t").mkdir(parents=True)
+        spark = self.Sql()
+        self.tables(project).begin_run(spark, Selection())
+        assert spark.tables == {"t"}
+
+    @pytest.mark.parametrize("version", ["", ".versions/3"])
+    def test_a_stream_that_a_killed_run_wrote_and_did_not_record_is_found(
+        self, project: Project, version: str
+    ) -> None:
+        directory = project.directory / "spark-warehouse" / version / "orders"
+        self.commit_batch(directory, "part-0.parquet")
+        (directory.parent / "turnover").mkdir()  # a view that is not complete
+        spark, tables = self.Sql(), self.tables(project)
+        tables.begin_run(spark, Selection())
+        assert spark.tables == {"orders"}
+        assert any(f"USING parquet LOCATION '{directory.as_uri()}'" in text for text in spark.said)
+
+    def test_a_full_refresh_is_noted_before_it_begins_and_until_its_flow_starts(
+        self, project: Project
+    ) -> None:
+        self.remember(project, ("orders", True), ("view", False))
+        tables = self.tables(project)
+        tables.begin_run(self.Sql(), Selection(full_refresh_all=True))
+        assert self.tables(project).unfinished_refresh == []  # the definitions may not even load
+        tables.on_definitions_loaded(self.Sql(), None)
+        assert self.tables(project).unfinished_refresh == ["orders", "view"]
+
+    def test_files_of_a_killed_batch_are_hidden_and_then_removed(self, project: Project) -> None:
+        self.remember(project, ("orders", True))
+        directory = project.directory / "spark-warehouse" / "orders"
+        self.commit_batch(directory, "part-0.parquet")
+        (directory / "part-1.parquet").touch()
+        self.tables(project).begin_run(self.Sql(), Selection())
+        assert {each.name for each in directory.glob("*part*")} == {"part-0.parquet", ".stray-part-1.parquet"}
+        self.tables(project).begin_run(self.Sql(), Selection())
+        assert {each.name for each in directory.glob("*part*")} == {"part-0.parquet"}
+
+    def test_a_stream_without_its_files_is_refused(self, project: Project) -> None:
+        self.remember(project, ("orders", True))
+        shutil.rmtree(project.directory / "spark-warehouse")
+        with pytest.raises(ProjectError, match="--full-refresh orders"):
+            self.tables(project).begin_run(self.Sql(), Selection())
+        self.tables(project).begin_run(self.Sql(), Selection(full_refresh=["orders"]))
+
+    def test_a_checkpoint_without_its_table_is_refused(self, project: Project) -> None:
+        checkpoint = project.directory / "s/_checkpoints/spark_catalog/default/orders/orders/0"
+        (checkpoint / "commits").mkdir(parents=True)
+        self.tables(project).begin_run(self.Sql(), Selection())
+        (checkpoint / "commits" / "0").touch()
+        with pytest.raises(ProjectError, match="--full-refresh orders"):
+            self.tables(project).begin_run(self.Sql(), Selection())
+
+    def test_versions_that_are_not_used_are_removed_after_a_while(
+        self, project: Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base = project.directory / "spark-warehouse"
+        for version in ("1", "2"):
+            (base / ".versions" / version / "view").mkdir(parents=True)
+        (base / "view").symlink_to(".versions/2/view")
+        self.tables(project).begin_run(self.Sql(), Selection())
+        assert (base / ".versions" / "1" / "view").is_dir()
+        monkeypatch.setattr("ottla.spark.pipelines.tables.UNUSED_SECONDS", 0.0)
+        self.tables(project).begin_run(self.Sql(), Selection())
+        assert not (base / ".versions" / "1").exists()
+        assert (base / "view").is_dir()
+
+    def test_a_damaged_file_is_reported(self, project: Project) -> None:
+        (project.directory / ".ottla").mkdir()
+        (project.directory / ".ottla" / "catalog.json").write_text("{")
         with pytest.raises(ProjectError, match="is damaged"):
-            catalog.restore(self.Sql(), tmp_path, tmp_path, Selection())
+            self.tables(project)
 
     @pytest.mark.parametrize(
-        ("spec", "settings", "needed"),
+        ("spec", "settings", "own"),
         [
-            ("storage: s", {}, True),
-            ("storage: s\ncatalog: lake", {}, False),
-            ("storage: s", {"spark.sql.catalogImplementation": "hive"}, False),
-            ("storage: s3a://bucket/s", {}, False),
+            ("storage: s", {}, False),
+            ("storage: s\ncatalog: lake", {}, True),
+            ("storage: s", {"spark.sql.catalogImplementation": "hive"}, True),
+            ("storage: s3a://bucket/s", {}, True),
         ],
     )
     def test_it_steps_back_where_another_catalog_remembers(
-        self, tmp_path: Path, spec: str, settings: dict[str, str], needed: bool
+        self, tmp_path: Path, spec: str, settings: dict[str, str], own: bool
     ) -> None:
         (tmp_path / "spark-pipeline.yml").write_text(f"name: p\n{spec}\n")
-        assert catalog.is_needed(find_project(tmp_path), settings) is needed
+        assert has_own_catalog(find_project(tmp_path), settings) is own
+
+
+class TestRunLock:
+    def test_the_second_run_is_refused_with_the_name_of_the_first(self, tmp_path: Path) -> None:
+        with (
+            run_lock([tmp_path / "a", tmp_path / "b"], print),
+            pytest.raises(AlreadyRunning, match=rf"process {os.getpid()} of \S+ on \S+, since 20"),
+            run_lock([tmp_path / "b"], print),
+        ):
+            pass
+        with run_lock([tmp_path / "b"], print):
+            pass
+
+    def test_the_lock_of_a_killed_run_is_free_once_its_jvm_has_ended(self, tmp_path: Path) -> None:
+        """A child that inherits the lock stands for the JVM."""
+        code = (
+            "import os, subprocess, sys, time\n"
+            "from pathlib import Path\n"
+            "from ottla.spark.pipelines.run_lock import run_lock\n"
+            "with run_lock([Path(sys.argv[1])], print) as files:\n"
+            "    child = subprocess.Popen(['sleep', '2'], stdout=subprocess.DEVNULL, pass_fds=files)\n"
+            "    os.kill(os.getpid(), 9)\n"
+        )
+        killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+        assert killed.returncode == -9
+        reasons: list[str] = []
+        with run_lock([tmp_path], reasons.append):
+            pass
+        assert reasons == ["the Spark of a run that was killed is still ending"]
+
+    def test_a_run_on_another_machine_counts_while_it_shows_signs_of_life(self, tmp_path: Path) -> None:
+        file = tmp_path / "run.lock"
+        file.write_text(json.dumps({"host": "elsewhere", "pid": 1, "user": "ada", "since": "today"}))
+        refused = pytest.raises(
+            AlreadyRunning, match=r"process 1 of ada on elsewhere, since today \(its last"
+        )
+        with refused, run_lock([tmp_path], print):
+            pass
+        old = file.stat().st_mtime - 60
+        os.utime(file, (old, old))
+        with run_lock([tmp_path], print):
+            pass
 
 
 class TestProgress:

@@ -7,7 +7,7 @@ configuration says where its topics are, and is what `-b` and `--embedded` set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
@@ -163,6 +163,7 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
     from ottla.cli.pipeline_run import PipelineRequest, embedded_node, run_all
     from ottla.spark.java import NoJava
     from ottla.spark.pipelines.project import BOOTSTRAP, ProjectError
+    from ottla.spark.pipelines.run_lock import AlreadyRunning, run_lock
     from ottla.spark.pipelines.runner import RunFailed
     from ottla.spark.session import NoSpark
 
@@ -176,6 +177,13 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
     configuration = dict(project.configuration)
     with ExitStack() as stack:
         stack.enter_context(_terminable())
+        locks: Sequence[int] = ()
+        if not dry:
+            places = [state, *([project.storage_path] if project.storage_path is not None else [])]
+            try:
+                locks = stack.enter_context(run_lock(places, lambda why: note(f"waiting: {why}")))
+            except AlreadyRunning as error:
+                raise CliError(str(error)) from None
         if given.embedded or (bootstrap is None and project.bootstrap_servers is None):
             bootstrap = stack.enter_context(embedded_node(state / "node", state / "node.log"))
             note(f"node: {bootstrap}, data in {state / 'node'}")
@@ -185,7 +193,7 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
             _create_topics(configuration[BOOTSTRAP], wanted)
         log = None if given.verbose else stack.enter_context(_log_file(state / "spark.log"))
         request = PipelineRequest(
-            project, configuration, conf, given.master, state, selection, dry, runs, interval_s
+            project, configuration, conf, given.master, state, selection, dry, runs, interval_s, locks
         )
         try:
             run_all(request, log)

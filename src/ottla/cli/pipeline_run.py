@@ -8,11 +8,12 @@ project, and stops with the command.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,11 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from ottla.cli.errors import CliError
 from ottla.cli.output import note
-from ottla.spark.pipelines import catalog
 from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress
 from ottla.spark.pipelines.project import Project
 from ottla.spark.pipelines.query_listener import listen_to_queries
-from ottla.spark.pipelines.runner import Selection, run_once
+from ottla.spark.pipelines.runner import RunListener, Selection, run_once
+from ottla.spark.pipelines.tables import PipelineTables, has_own_catalog
 from ottla.spark.session import connect_session
 
 if TYPE_CHECKING:
@@ -49,63 +50,106 @@ class PipelineRequest:
     dry: bool
     runs: int | None
     interval_s: float
+    locks: Sequence[int] = ()
+    """File descriptors that the JVM holds open as long as it lives."""
 
 
 def run_all(request: PipelineRequest, log: IO[str] | None) -> None:
     """Run the project as often as requested. The output of Spark and of the definitions goes to `log`."""
     began = monotonic()
     project = request.project
-    warehouse = project.directory / "spark-warehouse"
-    settings = {"spark.sql.warehouse.dir": str(warehouse), **request.conf}
-    keeps_catalog = not request.dry and catalog.is_needed(project, {**request.conf, **request.configuration})
+    warehouse = Path(request.conf.get(_WAREHOUSE, project.directory / "spark-warehouse")).resolve()
+    settings = {_WAREHOUSE: str(warehouse), **request.conf}
     once = request.runs == 1
-    with connect_session(request.master, name=project.name, conf=settings, log=log, short=once) as connected:
-        spark, context = connected
+    with connect_session(
+        request.master, name=project.name, conf=settings, log=log, short=once, keep_open=request.locks
+    ) as (spark, context):
         note(f"Spark {context.version} on {request.master} is ready, {monotonic() - began:.1f} s")
-        if keeps_catalog:
-            catalog.restore(spark, warehouse, request.state, request.selection)
+        session = _Session(spark, context, request, log)
+        if not request.dry and not has_own_catalog(project, {**request.conf, **request.configuration}):
+            session.tables = PipelineTables(project, warehouse, request.state)
+            if unfinished := session.tables.unfinished_refresh:
+                note(f"finishing the full refresh that an earlier run began: {', '.join(unfinished)}")
+                session.run(Selection(full_refresh=unfinished), number=1)
         number = 1
         while request.runs is None or number <= request.runs:
             if number > 1:
                 sleep(request.interval_s)
-            try:
-                _run(spark, context, request, log, number)
-            finally:
-                if keeps_catalog and number == 1:
-                    catalog.remember(context, project, request.state)
+            session.run(request.selection if number == 1 else Selection(), number=number)
             number += 1
 
 
-def _run(spark: Any, context: Any, request: PipelineRequest, log: IO[str] | None, number: int) -> None:
-    began = monotonic()
-    progress = PipelineProgress()
-    quiet = request.dry or number > 1
-    with show_progress(progress, quiet=quiet), listen_to_queries(context, progress):
-        run_once(
-            spark,
-            request.project,
-            request.configuration,
-            progress,
-            selection=request.selection if number == 1 else Selection(),
-            dry=request.dry,
-            output=log,
-        )
-    took = f"{monotonic() - began:.1f} s"
-    name = request.project.name
-    if request.dry:
-        note(f"{name}: the definitions are valid, {took}")
-    elif number == 1 or progress.rows:  # of later runs only those with new rows
-        done = sum(flow.state is FlowState.COMPLETED for flow in progress.flows.values())
-        streams = any(flow.rows is not None for flow in progress.flows.values())
-        rows = f"{_count_text(progress.rows, 'row')}, " if streams else ""
-        again = "" if number == 1 else f" again ({number})"
-        note(f"{name}: run complete{again}, {_count_text(done, 'flow')}, {rows}{took}")
+class _Session:
+    """A session of Spark that runs one project. `tables` is None where another catalog keeps them."""
+
+    def __init__(self, spark: Any, context: Any, request: PipelineRequest, log: IO[str] | None) -> None:
+        self._spark = spark
+        self._context = context
+        self._request = request
+        self._log = log
+        self.tables: PipelineTables | None = None
+
+    def run(self, selection: Selection, *, number: int) -> None:
+        """Run once, and say how it went."""
+        began = monotonic()
+        request, tables = self._request, self.tables
+        progress = PipelineProgress()
+        if tables is not None:
+            tables.begin_run(self._spark, selection)
+        try:
+            with (
+                show_progress(progress, quiet=request.dry or number > 1),
+                listen_to_queries(self._context, progress),
+            ):
+                run_once(
+                    self._spark,
+                    request.project,
+                    request.configuration,
+                    progress,
+                    selection=selection,
+                    dry=request.dry,
+                    output=self._log,
+                    listener=None if tables is None else _TableListener(tables, self._spark, self._context),
+                )
+        finally:
+            if tables is not None:
+                tables.end_run(self._context, progress)
+        self._report(progress, number, monotonic() - began)
+
+    def _report(self, progress: PipelineProgress, number: int, seconds: float) -> None:
+        took = f"{seconds:.1f} s"
+        name = self._request.project.name
+        if self._request.dry:
+            note(f"{name}: the definitions are valid, {took}")
+        elif number == 1 or progress.rows:  # of later runs only those with new rows
+            done = sum(flow.state is FlowState.COMPLETED for flow in progress.flows.values())
+            streams = any(flow.rows is not None for flow in progress.flows.values())
+            rows = f"{_count_text(progress.rows, 'row')}, " if streams else ""
+            again = "" if number == 1 else f" again ({number})"
+            note(f"{name}: run complete{again}, {_count_text(done, 'flow')}, {rows}{took}")
+
+
+class _TableListener(RunListener):
+    def __init__(self, tables: PipelineTables, spark: Any, context: Any) -> None:
+        self._tables = tables
+        self._spark = spark
+        self._context = context
+
+    def on_table_defined(self, name: str, *, streaming: bool) -> None:
+        self._tables.on_table_defined(self._spark, name, streaming=streaming)
+
+    def on_definitions_loaded(self) -> None:
+        self._tables.on_definitions_loaded(self._spark, self._context)
+
+    def on_flow_started(self) -> None:
+        self._tables.on_flow_started(self._context)
 
 
 def _count_text(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
+_WAREHOUSE: Final = "spark.sql.warehouse.dir"
 _STYLES: Final = {
     FlowState.COMPLETED: "green",
     FlowState.RUNNING: "cyan",
@@ -213,19 +257,28 @@ class _Lines:
 
 _READY: Final = re.compile(r"is ready: (?P<address>[^,]+),")
 _STOP_SECONDS: Final = 30
+_PR_SET_PDEATHSIG: Final = 1
 
 
 @contextlib.contextmanager
 def embedded_node(data_dir: Path, log: Path) -> Iterator[str]:
-    """Run a node during the block; yields its bootstrap servers."""
+    """Run a node during the block; yields its bootstrap servers. One that a killed run has left is ended."""
     data_dir.mkdir(parents=True, exist_ok=True)
+    pid_file = data_dir.with_name("node.pid")
+    _end_left_over_node(pid_file, data_dir)
     command = [sys.executable, "-m", "ottla", "start"]
     command += ["--data-dir", str(data_dir), "--listen", "127.0.0.1:0"]
     with log.open("ab") as errors:
         # In its own process group: Ctrl-C is for the pipeline, which then stops its node cleanly.
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, process_group=0
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+            preexec_fn=_end_with_parent(),
         )
+    pid_file.write_text(str(process.pid))
     try:
         assert process.stdout is not None
         line = process.stdout.readline().decode(errors="replace")
@@ -235,6 +288,45 @@ def embedded_node(data_dir: Path, log: Path) -> Iterator[str]:
         yield ready["address"].split()[0]
     finally:
         _stop(process)
+        pid_file.unlink(missing_ok=True)
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """What a new process does first so that it gets SIGTERM when this one ends, also by SIGKILL. Linux has
+    that; elsewhere the next run ends what is left.
+    """
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def _end_left_over_node(pid_file: Path, data_dir: Path) -> None:
+    """End the node of a run that was killed: it would hold the lock of its data directory."""
+    try:
+        pid = int(pid_file.read_text())
+    except (FileNotFoundError, ValueError):
+        return
+    if str(data_dir) not in _command_line(pid):
+        return
+    note(f"ending the node of a run that was killed (process {pid})")
+    deadline = monotonic() + _STOP_SECONDS
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+        while monotonic() < deadline:
+            os.kill(pid, 0)
+            sleep(0.05)
+        os.kill(pid, signal.SIGKILL)
+
+
+def _command_line(pid: int) -> str:
+    """The command of a process; empty if there is none with this id."""
+    ended = subprocess.run(
+        ["ps", "-ww", "-p", str(pid), "-o", "command="], capture_output=True, text=True, check=False
+    )
+    return ended.stdout
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
@@ -137,12 +137,14 @@ def connect_session(
     conf: Mapping[str, str] | None = None,
     log: IO[Any] | None = None,
     short: bool = False,
+    keep_open: Sequence[int] = (),
 ) -> Iterator[tuple[Any, Any]]:
     """A session of Spark Connect, and the context of Spark under it, in one JVM that ends with the block.
 
     It listens on a free port of the loopback interface, and serves only clients with its token. The output
     of the JVM and its workers goes to `log`, if given. `short` is for a session that does not live long: the
-    JVM is tuned to start fast.
+    JVM is tuned to start fast. The JVM inherits the file descriptors in `keep_open`: a lock on one of them
+    is held until it has ended, also if this process is killed before.
     """
     _check_installed()
     prepare_environment()
@@ -159,7 +161,7 @@ def connect_session(
         **({"spark.driver.extraJavaOptions": _SHORT} if short and master.startswith("local") else {}),
         **(conf or {}),
     }
-    with _jvm(settings, log) as gateway:
+    with _jvm(settings, log, keep_open) as gateway:
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
         from pyspark.sql.connect.session import SparkSession as RemoteSession
@@ -182,7 +184,7 @@ def connect_session(
 
 
 @contextmanager
-def _jvm(settings: Mapping[str, str], log: IO[Any] | None) -> Iterator[Any]:
+def _jvm(settings: Mapping[str, str], log: IO[Any] | None, keep_open: Sequence[int]) -> Iterator[Any]:
     """A JVM with Spark, and the gateway to it, as PySpark's own `launch_gateway` creates them.
 
     That one waits for the JVM; here the time is used to import what is needed next, which takes as long.
@@ -204,6 +206,7 @@ def _jvm(settings: Mapping[str, str], log: IO[Any] | None) -> Iterator[Any]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            pass_fds=keep_open,
         )
         try:
             with warnings.catch_warnings():  # about versions of other packages: of no use to our users

@@ -6,19 +6,28 @@ end. One session serves many runs; the second starts in a fraction of the time o
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import extract_tb
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from ottla.spark.pipelines.progress import Flow, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import Project, ProjectError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_STARTS: Final = re.compile(r"Flow '?[^'\n]+?'? (?:is|has|has been)? ?(?:PLANNING|STARTING|RUNNING)\b")
+_SQL_COMMENT: Final = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+_DEFINES_TABLE: Final = re.compile(
+    r"\bCREATE\s+(?:OR\s+(?:REFRESH|REPLACE)\s+)?(?P<kind>STREAMING\s+TABLE|MATERIALIZED\s+VIEW)\s+"
+    r"(?:IF\s+NOT\s+EXISTS\s+)?(?P<name>(?:`[^`]+`|\w+)(?:\.(?:`[^`]+`|\w+))*)",
+    re.IGNORECASE,
+)
 
 
 class RunFailed(Exception):
@@ -46,6 +55,19 @@ class Selection:
         return not chosen or table in chosen
 
 
+class RunListener:
+    """What a run calls. The methods here do nothing."""
+
+    def on_table_defined(self, name: str, *, streaming: bool) -> None:
+        """The definitions declare a streaming table, or a materialized view."""
+
+    def on_definitions_loaded(self) -> None:
+        """All definitions are registered, and the run starts now."""
+
+    def on_flow_started(self) -> None:
+        """Spark has created the tables, and a flow starts; called for each flow."""
+
+
 def run_once(
     spark: SparkSession,
     project: Project,
@@ -55,6 +77,7 @@ def run_once(
     selection: Selection,
     dry: bool = False,
     output: IO[str] | None = None,
+    listener: RunListener | None = None,
 ) -> None:
     """Run the project once over the data that exists. Raises RunFailed with the flow that failed and why.
 
@@ -64,7 +87,7 @@ def run_once(
     from pyspark.errors import PySparkException
 
     try:
-        _run(spark, project, configuration, progress, selection, dry, output)
+        _run(spark, project, configuration, progress, selection, dry, output, listener or RunListener())
     except PySparkException as error:
         raise _failure(error, progress) from None
     if progress.failed:
@@ -79,10 +102,10 @@ def _run(
     selection: Selection,
     dry: bool,
     output: IO[str] | None,
+    listener: RunListener,
 ) -> None:
     from pyspark.errors import PySparkException
     from pyspark.pipelines.cli import load_pipeline_spec, register_definitions
-    from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
     from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph, start_run
 
     spec = load_pipeline_spec(project.spec)
@@ -90,7 +113,7 @@ def _run(
         _set(spark, project, name, value)
     graph = create_dataflow_graph(spark, spec.catalog, spec.database, configuration)
     try:
-        registry = SparkConnectGraphElementRegistry(spark, graph)
+        registry = _registry(spark, graph, listener)
         try:
             with redirect_stdout(output or sys.stderr):
                 register_definitions(project.spec, registry, spec, spark, graph)
@@ -98,6 +121,7 @@ def _run(
             raise
         except Exception as error:
             raise definition_error(project, error) from None
+        listener.on_definitions_loaded()
         results = start_run(
             spark,
             graph,
@@ -109,9 +133,41 @@ def _run(
         )
         for result in results:
             if "pipeline_event_result" in result:
-                progress.on_message(result["pipeline_event_result"].event.message)
+                message = result["pipeline_event_result"].event.message
+                if _STARTS.search(message):
+                    listener.on_flow_started()
+                progress.on_message(message)
     finally:
         _drop(spark, graph)
+
+
+def _registry(spark: Any, graph: str, listener: RunListener) -> Any:
+    """Spark's registry of definitions, which also tells the listener of the tables."""
+    from pyspark.pipelines.output import MaterializedView, Output, StreamingTable
+    from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
+
+    class Registry(SparkConnectGraphElementRegistry):
+        def register_output(self, output: Output) -> None:
+            super().register_output(output)
+            if isinstance(output, MaterializedView | StreamingTable):
+                listener.on_table_defined(output.name, streaming=isinstance(output, StreamingTable))
+
+        def register_sql(self, sql_text: str, file_path: Path) -> None:
+            super().register_sql(sql_text, file_path)
+            for name, streaming in tables_in_sql(sql_text):
+                listener.on_table_defined(name, streaming=streaming)
+
+    return Registry(spark, graph)
+
+
+def tables_in_sql(text: str) -> list[tuple[str, bool]]:
+    """The tables that a file of SQL defines, and whether they are streaming tables.
+
+    >>> tables_in_sql("-- a\\nCREATE MATERIALIZED VIEW v AS SELECT 1; CREATE STREAMING TABLE `db`.`t`;")
+    [('v', False), ('db.t', True)]
+    """
+    found = _DEFINES_TABLE.finditer(_SQL_COMMENT.sub(" ", text))
+    return [(match["name"].replace("`", ""), match["kind"].upper().startswith("S")) for match in found]
 
 
 def storage_for_spark(project: Project) -> str:

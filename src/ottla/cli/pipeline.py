@@ -16,55 +16,31 @@ from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_TIMEOUT_S, Json, Timeout, named_values
 from ottla.cli.output import note, print_json, print_table, time_text
+from ottla.cli.pipeline_options import (
+    DEFAULT_MASTER,
+    STATE_DIR,
+    Brokers,
+    Embedded,
+    Master,
+    ProjectPath,
+    Settings,
+    Verbose,
+    log_file,
+    project_of,
+)
 from ottla.cli.session import with_admin
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.spark.pipelines.checkpoints import Checkpoint
-    from ottla.spark.pipelines.project import Project
     from ottla.spark.pipelines.runner import Selection
 
 HELP: Final = "Create, run and watch Spark pipelines over topics."
-STATE_DIR: Final = ".ottla"
-DEFAULT_MASTER: Final = "local[*]"
-CREATE_TOPICS: Final = "ottla.create.topics"
-MAX_LOG_BYTES: Final = 64 * 1024 * 1024
 _FULL_REFRESH_HINT: Final = (
     "\nTo compute everything again from the current topics: ottla pipeline run --full-refresh-all "
     "(records that were written to topics stay there, and are written again)."
 )
 app = group("pipeline", HELP)
-
-ProjectPath = Annotated[
-    str,
-    Option(
-        "--project",
-        "-p",
-        metavar="DIR",
-        help="The project, or its spark-pipeline.yml; by default that of the current directory.",
-    ),
-]
-Brokers = Annotated[
-    str | None,
-    Option(
-        "--bootstrap-server",
-        "-b",
-        envvar=BOOTSTRAP_VARIABLE,
-        metavar="HOST:PORT[,...]",
-        help="Brokers to use instead of those of the project.",
-    ),
-]
-Embedded = Annotated[
-    bool, Option("--embedded", help="Start a node for the run; its data stays in the project's .ottla/.")
-]
-Master = Annotated[
-    str,
-    Option("--master", metavar="URL", help="Where Spark runs: local[N], spark://HOST:PORT, yarn, k8s://..."),
-]
-Settings = Annotated[
-    list[str] | None,
-    Option("--conf", "-c", metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
-]
 
 
 @command(app, "init")
@@ -114,7 +90,7 @@ def run(
         bool, Option("--full-refresh-all", help="Empty all tables and compute them again.")
     ] = False,
     settings: Settings = None,
-    verbose: Annotated[bool, Option("--verbose", "-v", help="Show the log of Spark.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run a pipeline once over the data that exists; or repeatedly, with --continuous.
 
@@ -138,7 +114,7 @@ def dry_run(
     embedded: Embedded = False,
     master: Master = DEFAULT_MASTER,
     settings: Settings = None,
-    verbose: Annotated[bool, Option("--verbose", "-v", help="Show the log of Spark.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Check a pipeline without running it: its definitions, names, columns and types."""
     from ottla.spark.pipelines.runner import Selection
@@ -162,7 +138,7 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
     """Start what a run needs, run, and stop it again."""
     from ottla.cli.pipeline_run import PipelineRequest, embedded_node, run_all
     from ottla.spark.java import NoJava
-    from ottla.spark.pipelines.project import BOOTSTRAP, ProjectError
+    from ottla.spark.pipelines.project import BOOTSTRAP, CREATE_TOPICS, ProjectError
     from ottla.spark.pipelines.run_lock import AlreadyRunning, run_lock
     from ottla.spark.pipelines.runner import RunFailed
     from ottla.spark.session import NoSpark
@@ -170,7 +146,7 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
     bootstrap = given.bootstrap
     if given.embedded and bootstrap is not None and not _from_environment(bootstrap):
         raise WrongUsage("--embedded starts its own node; omit --bootstrap-server")
-    project = _project(given.path)
+    project = project_of(given.path)
     conf = named_values("--conf", given.settings or ())
     state = project.directory / STATE_DIR
     state.mkdir(exist_ok=True)
@@ -191,7 +167,7 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
             configuration[BOOTSTRAP] = bootstrap
         if not dry and (wanted := configuration.get(CREATE_TOPICS)):
             _create_topics(configuration[BOOTSTRAP], wanted)
-        log = None if given.verbose else stack.enter_context(_log_file(state / "spark.log"))
+        log = None if given.verbose else stack.enter_context(log_file(state / "spark.log"))
         request = PipelineRequest(
             project, configuration, conf, given.master, state, selection, dry, runs, interval_s, locks
         )
@@ -226,31 +202,14 @@ def _from_environment(bootstrap: str) -> bool:
     return os.environ.get(BOOTSTRAP_VARIABLE) == bootstrap
 
 
-def _project(path: str) -> Project:
-    from ottla.spark.pipelines.project import ProjectError, find_project
-
-    try:
-        return find_project(Path(path))
-    except ProjectError as error:
-        raise CliError(str(error)) from None
-    except ModuleNotFoundError as error:
-        raise CliError(f"{error.name} is not installed; `pip install 'ottla[spark]'` brings it") from None
-
-
-def _log_file(path: Path) -> Any:
-    """The log of Spark, which later runs append to until it is too large."""
-    too_long = path.exists() and path.stat().st_size > MAX_LOG_BYTES
-    return path.open("w" if too_long else "a", buffering=1)
-
-
 def _create_topics(bootstrap: str, wanted: str) -> None:
     """Create the missing topics of the project: `orders:3, totals` in its configuration."""
-    topics: dict[str, int] = {}
-    for entry in wanted.replace(",", " ").split():
-        name, colon, count = entry.partition(":")
-        if colon and (not count.isdecimal() or int(count) < 1):
-            raise CliError(f"{CREATE_TOPICS}: {entry}: expected TOPIC or TOPIC:PARTITIONS")
-        topics[name] = int(count) if colon else 1
+    from ottla.spark.pipelines.project import ProjectError, topics_to_create
+
+    try:
+        topics = topics_to_create(wanted)
+    except ProjectError as error:
+        raise CliError(str(error)) from None
 
     async def work(admin: Admin) -> None:
         known = {topic.name for topic in await admin.topics.list()}
@@ -276,7 +235,7 @@ def status(
     from ottla.spark.pipelines.checkpoints import read_checkpoints
     from ottla.spark.pipelines.project import ProjectError
 
-    found = _project(project)
+    found = project_of(project)
     try:
         checkpoints = read_checkpoints(found)
     except ProjectError as error:

@@ -26,8 +26,8 @@ from ottla.cli.output import note
 from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress
 from ottla.spark.pipelines.project import Project
 from ottla.spark.pipelines.query_listener import listen_to_queries
-from ottla.spark.pipelines.runner import RunListener, Selection, run_once
-from ottla.spark.pipelines.tables import PipelineTables, has_own_catalog
+from ottla.spark.pipelines.runner import Selection, run_once
+from ottla.spark.pipelines.tables import PipelineTables, TableListener, has_own_catalog
 from ottla.spark.session import connect_session
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class _Session:
                     selection=selection,
                     dry=request.dry,
                     output=self._log,
-                    listener=None if tables is None else _TableListener(tables, self._spark, self._context),
+                    listener=None if tables is None else TableListener(tables, self._spark, self._context),
                 )
         finally:
             if tables is not None:
@@ -127,22 +127,6 @@ class _Session:
             rows = f"{_count_text(progress.rows, 'row')}, " if streams else ""
             again = "" if number == 1 else f" again ({number})"
             note(f"{name}: run complete{again}, {_count_text(done, 'flow')}, {rows}{took}")
-
-
-class _TableListener(RunListener):
-    def __init__(self, tables: PipelineTables, spark: Any, context: Any) -> None:
-        self._tables = tables
-        self._spark = spark
-        self._context = context
-
-    def on_table_defined(self, name: str, *, streaming: bool) -> None:
-        self._tables.on_table_defined(self._spark, name, streaming=streaming)
-
-    def on_definitions_loaded(self) -> None:
-        self._tables.on_definitions_loaded(self._spark, self._context)
-
-    def on_flow_started(self) -> None:
-        self._tables.on_flow_started(self._context)
 
 
 def _count_text(count: int, what: str) -> str:

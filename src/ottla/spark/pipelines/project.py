@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 BOOTSTRAP: Final = "ottla.bootstrap.servers"
 """The setting by which definitions find the brokers: `spark.conf.get("ottla.bootstrap.servers")`."""
+CREATE_TOPICS: Final = "ottla.create.topics"
+"""The setting with the topics that a run creates if they are missing."""
 SPEC_NAMES: Final = ("spark-pipeline.yml", "spark-pipeline.yaml")
 CHECKPOINTS: Final = "_checkpoints"
 
@@ -83,6 +85,21 @@ def load_project(spec: Path) -> Project:
         _text(spec, document, "storage"),
         _settings(spec, document),
     )
+
+
+def topics_to_create(text: str) -> dict[str, int]:
+    """Topics and their partitions, as the configuration has them.
+
+    >>> topics_to_create("orders:3, totals")
+    {'orders': 3, 'totals': 1}
+    """
+    topics: dict[str, int] = {}
+    for entry in text.replace(",", " ").split():
+        name, colon, count = entry.partition(":")
+        if colon and (not count.isdecimal() or int(count) < 1):
+            raise ProjectError(f"{CREATE_TOPICS}: {entry}: expected TOPIC or TOPIC:PARTITIONS")
+        topics[name] = int(count) if colon else 1
+    return topics
 
 
 def _text(spec: Path, document: Mapping[str, Any], field: str) -> str:

@@ -40,9 +40,9 @@ from urllib.parse import unquote, urlsplit
 
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress
 from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError
-from ottla.spark.pipelines.runner import Selection
+from ottla.spark.pipelines.runner import RunListener, Selection
 
-__all__ = ["PipelineTables", "TableEntry", "has_own_catalog"]
+__all__ = ["PipelineTables", "TableEntry", "TableListener", "has_own_catalog"]
 
 FILE: Final = "catalog.json"
 VERSIONS: Final = ".versions"
@@ -314,6 +314,24 @@ class PipelineTables:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self._file)
+
+
+class TableListener(RunListener):
+    """Passes the events of a run to the tables of its project."""
+
+    def __init__(self, tables: PipelineTables, spark: Any, context: Any) -> None:
+        self._tables = tables
+        self._spark = spark
+        self._context = context
+
+    def on_table_defined(self, name: str, *, streaming: bool) -> None:
+        self._tables.on_table_defined(self._spark, name, streaming=streaming)
+
+    def on_definitions_loaded(self) -> None:
+        self._tables.on_definitions_loaded(self._spark, self._context)
+
+    def on_flow_started(self) -> None:
+        self._tables.on_flow_started(self._context)
 
 
 def _is_done(table: str, flows: Mapping[str, bool]) -> bool:

@@ -1,0 +1,67 @@
+"""What the commands of `ottla pipeline` share: options, and how they find their project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from ottla.cli.commands import Option
+from ottla.cli.errors import CliError
+from ottla.cli.options import BOOTSTRAP_VARIABLE
+
+if TYPE_CHECKING:
+    from ottla.spark.pipelines.project import Project
+
+STATE_DIR: Final = ".ottla"
+DEFAULT_MASTER: Final = "local[*]"
+MAX_LOG_BYTES: Final = 64 * 1024 * 1024
+
+ProjectPath = Annotated[
+    str,
+    Option(
+        "--project",
+        "-p",
+        metavar="DIR",
+        help="The project, or its spark-pipeline.yml; by default that of the current directory.",
+    ),
+]
+Brokers = Annotated[
+    str | None,
+    Option(
+        "--bootstrap-server",
+        "-b",
+        envvar=BOOTSTRAP_VARIABLE,
+        metavar="HOST:PORT[,...]",
+        help="Brokers to use instead of those of the project.",
+    ),
+]
+Embedded = Annotated[
+    bool, Option("--embedded", help="Start a node for the run; its data stays in the project's .ottla/.")
+]
+Master = Annotated[
+    str,
+    Option("--master", metavar="URL", help="Where Spark runs: local[N], spark://HOST:PORT, yarn, k8s://..."),
+]
+Settings = Annotated[
+    list[str] | None,
+    Option("--conf", "-c", metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
+]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Show the log of Spark.")]
+
+
+def project_of(path: str) -> Project:
+    """The project of a command."""
+    from ottla.spark.pipelines.project import ProjectError, find_project
+
+    try:
+        return find_project(Path(path))
+    except ProjectError as error:
+        raise CliError(str(error)) from None
+    except ModuleNotFoundError as error:
+        raise CliError(f"{error.name} is not installed; `pip install 'ottla[spark]'` brings it") from None
+
+
+def log_file(path: Path) -> Any:
+    """The log of Spark, which later runs append to until it is too large."""
+    too_long = path.exists() and path.stat().st_size > MAX_LOG_BYTES
+    return path.open("w" if too_long else "a", buffering=1)

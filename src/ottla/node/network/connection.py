@@ -27,6 +27,7 @@ from ottla.node.network.protocol_guess import looks_like
 from ottla.runtime.address import Address
 from ottla.runtime.disk import Buffer
 from ottla.runtime.network import unacknowledged_bytes
+from ottla.runtime.tasks import cancel
 
 _log = logging.getLogger(__name__)
 
@@ -312,7 +313,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return self._receive[:_RECEIVE_WHEN_SHORT_BYTES] if self.pool.is_short else self._receive
         if self._filled == len(self._frame):
             if self._filled == self._frame_bytes:
-                self._count_growth()  # Bytes that were on their way already.
+                self._count_growth(self._growth())  # Bytes that were on their way already.
             self._frame += _ZEROS[: self._frame_bytes - self._filled]
         return memoryview(self._frame)[self._filled :]
 
@@ -352,7 +353,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         requests, self._pending = self._pending, deque()
         for request in requests:
             if request.task is not None and not request.task.done():
-                request.task.cancel()
+                cancel(request.task)
         limits.in_progress -= len(requests)
         self._backlog = b""
         self._out.clear()
@@ -375,8 +376,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._pause_reading()
 
     def resume_writing(self) -> None:
-        self._write_paused = False
         self._set_unread(self.transport.get_write_buffer_size())
+        self._write_paused = False
         self._advance()
 
     # Frames
@@ -466,16 +467,17 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Let the storage of the frame grow, or wait until it may. The buffer of the event loop is a view of
         it, so it is made larger when the next one is asked for.
         """
-        if self.pool.try_grow(self, self._growth()):
-            self._count_growth()
+        pool, growth = self.pool, self._growth()
+        if pool.requests + pool.responses + growth <= pool.unasked or pool.try_grow(self, growth):
+            self._count_growth(growth)
         else:
             self._waiting_for_memory = True
             self._pause_reading()
 
-    def _count_growth(self) -> None:
-        growth = self._growth()
+    def _count_growth(self, growth: int) -> None:
         self._frame_bytes += growth
-        self._count_request(growth)
+        self._request_bytes += growth
+        self.pool.requests += growth
 
     def _start(self, frame: bytearray) -> None:
         size = len(frame)
@@ -630,7 +632,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.pool.watch()
         elif not unread:
             self.pool.unread.pop(self, None)
-            self._loop.call_soon(self._advance)
+            if not self._write_paused:  # `resume_writing` advances at once.
+                self._loop.call_soon(self._advance)
         before, self._unread = self._unread, unread
         self.count_response(unread - before)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from ottla.runtime.clock import SystemClock
-from ottla.runtime.tasks import FailurePolicy, TaskState, TaskSupervisor
+from ottla.runtime.tasks import Deferred, FailurePolicy, TaskState, TaskSupervisor, cancel
 
 
 class Broken(Exception):
@@ -166,3 +167,51 @@ async def test_an_interval_that_can_not_be_read_is_read_again() -> None:
     tasks.every(interval, work, "work")
     await until(lambda: rounds >= 3)
     await tasks.stop()
+
+
+async def _outer(inner: Awaitable[None]) -> None:
+    await inner
+
+
+async def _inner() -> None:
+    raise AssertionError("it is not to begin")
+
+
+def never_awaited(warnings: pytest.WarningsRecorder) -> list[str]:
+    gc.collect()
+    return [str(each.message) for each in warnings if "never awaited" in str(each.message)]
+
+
+async def test_a_task_that_is_cancelled_before_its_first_step_leaves_no_coroutine_behind(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    task = asyncio.ensure_future(_outer(_outer(_inner())))
+    cancel(task)
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    assert never_awaited(recwarn) == []
+
+
+async def test_a_task_that_has_begun_is_cancelled_where_it_waits() -> None:
+    ended: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("finally")
+
+    task = asyncio.ensure_future(_outer(wait()))
+    await asyncio.sleep(0)
+    cancel(task)
+    await asyncio.gather(task, return_exceptions=True)
+    assert (task.cancelled(), ended) == (True, ["finally"])
+
+
+async def test_what_is_deferred_begins_when_it_is_awaited(recwarn: pytest.WarningsRecorder) -> None:
+    async def answer() -> int:
+        return 7
+
+    Deferred(_inner)
+    assert await Deferred(answer) == 7
+    assert never_awaited(recwarn) == []

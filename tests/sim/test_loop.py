@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -91,6 +92,29 @@ class TestProcesses:
             assert [entry for entry in seen if entry.startswith("m")] == before == ["m0", "m1", "m2"]
 
         live(world, body)
+
+    def test_what_a_killed_process_had_not_begun_leaves_no_coroutine_behind(
+        self, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        world = World(1)
+
+        async def outer(inner: Coroutine[Any, Any, None]) -> None:
+            await inner
+
+        async def start_and_end(runtime: Runtime) -> None:
+            asyncio.ensure_future(outer(outer(forever(runtime))))  # noqa: RUF006 - the process ends first
+            machine.kill(power_loss=False)
+            await forever(runtime)
+
+        machine = world.machine("m", start_and_end)
+
+        async def body() -> None:
+            machine.boot()
+            await asyncio.sleep(1)
+
+        live(world, body)
+        gc.collect()
+        assert [each for each in recwarn if "never awaited" in str(each.message)] == []
 
     def test_a_paused_process_goes_on_where_it_was(self) -> None:
         world = World(1)

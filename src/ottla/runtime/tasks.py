@@ -16,17 +16,29 @@ callback, get the error. `tests/house` has the list of them.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from ottla.runtime.clock import Clock
 
-__all__ = ["FailurePolicy", "SupervisedTask", "TaskState", "TaskStatus", "TaskSupervisor"]
+__all__ = [
+    "Deferred",
+    "FailurePolicy",
+    "SupervisedTask",
+    "TaskState",
+    "TaskStatus",
+    "TaskSupervisor",
+    "cancel",
+    "close_unstarted",
+]
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Work = Callable[[], Awaitable[None]]
 
@@ -202,6 +214,42 @@ class TaskSupervisor:
         if task._state is not TaskState.FAILED:
             task._state = TaskState.ENDED
             self._tasks.pop(task, None)
+
+
+class Deferred(Generic[T]):
+    """A coroutine that is made when it is awaited: one that is never awaited leaves nothing behind."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._make = make
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._make().__await__()
+
+
+def cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel a task. If it has not begun, the coroutines that it was to await are closed: none would."""
+    if isinstance(task, asyncio.Task):
+        _close_arguments(task.get_coro())
+    task.cancel()
+
+
+def close_unstarted(coroutine: object) -> None:
+    """Close a coroutine that has not begun, and those that are its arguments; no other is touched."""
+    if _is_unstarted(coroutine):
+        _close_arguments(coroutine)
+        coroutine.close()  # type: ignore[attr-defined]
+
+
+def _close_arguments(coroutine: object) -> None:
+    if _is_unstarted(coroutine):
+        for argument in coroutine.cr_frame.f_locals.values():  # type: ignore[attr-defined]
+            close_unstarted(argument)
+
+
+def _is_unstarted(coroutine: object) -> bool:
+    return inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED
 
 
 def _is_wanted(task: SupervisedTask) -> bool:

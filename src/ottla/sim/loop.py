@@ -22,6 +22,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, Final, TypeVar, TypeVarTuple
 
+from ottla.runtime.tasks import close_unstarted
+
 __all__ = ["Process", "SimDeadlock", "SimLoop", "SimOverrun", "current_process"]
 
 T = TypeVar("T")
@@ -299,6 +301,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 def _close(coroutine: Any) -> None:
     """Close a coroutine at the point at which it waits."""
+    close_unstarted(coroutine)
     # Errors of a killed process during its clean-up do not matter.
     with contextlib.suppress(BaseException):
         coroutine.close()

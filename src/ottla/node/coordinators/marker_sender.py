@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ottla.coordinator.runtime.coordinator_runtime import Ticket
@@ -34,6 +35,7 @@ from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.rpc.request_batcher import RequestBatcher
 from ottla.runtime.clock import Clock
+from ottla.runtime.tasks import Deferred
 
 if TYPE_CHECKING:
     from ottla.coordinator.group.service import GroupCoordinatorService
@@ -106,7 +108,7 @@ class TransactionMarkerSender:
         codes = dict.fromkeys(nowhere, ErrorCode.LEADER_NOT_AVAILABLE)
         if isinstance(written, Mapping) and not answers:
             return {**codes, **written}
-        return self._gather_codes(codes, written, answers, led)
+        return Deferred(partial(self._gather_codes, codes, written, answers, led))
 
     def _leader(self, tp: TopicPartition) -> int:
         """The leader of a partition; this broker if the partition is unknown, as its answer says so."""
@@ -199,7 +201,9 @@ class TransactionMarkerSender:
                 appended[tp] = partition, end_offset
             else:
                 codes[tp] = outcome
-        return self._wait_for_replicas(codes, tickets, appended) if tickets or appended else codes
+        if not tickets and not appended:
+            return codes
+        return Deferred(partial(self._wait_for_replicas, codes, tickets, appended))
 
     def _append(self, marker: WriteMarkers, tp: TopicPartition) -> tuple[Partition, int]:
         partition = self._replicas.partition(tp)

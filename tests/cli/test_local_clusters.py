@@ -17,7 +17,16 @@ from rich.console import Console
 from rich.live import Live
 
 from ottla.cli import cluster_status
-from ottla.cli.cluster_status import ClusterStatus, NodeStatus, PartitionStatus, QuorumStatus, topics_table
+from ottla.cli.cluster_status import (
+    ClusterStatus,
+    NodeStatus,
+    PartitionStatus,
+    ProcessReport,
+    QuorumStatus,
+    nodes_table,
+    problems,
+    topics_table,
+)
 from ottla.cli.cluster_watch import _Lines, _Tables
 from ottla.client.admin import Admin
 from ottla.client.cluster_metadata import PartitionInfo, TopicInfo
@@ -142,6 +151,56 @@ def test_a_port_in_use_or_a_wrong_setting_is_reported(
     assert "num.partitions" in ended.err
 
 
+def test_a_directory_that_fails_is_shown_by_status(offline: CommandLine, home: str, tmp_path: Path) -> None:
+    dirs = [tmp_path / "a", tmp_path / "b"]
+    ports = ("--port", str(free_ports(1)[0]))
+    up = ("cluster", "up", "--nodes", "1", "-d", home, "--detach")
+    offline.ok(*up, *ports, "--set", f"log.dirs={dirs[0]},{dirs[1]}")
+    ottla = CommandLine(ClusterPlan.read(home).bootstrap_servers)
+    ottla.ok("topics", "create", "t", "--partitions", "4", "--replication-factor", "1")
+    offline.ok("cluster", "down", "-d", home)
+    lost = sorted(path.name for path in dirs[1].glob("t-*"))
+    assert lost
+    victim = dirs[1] / lost[0] / "leader-epoch-checkpoint"
+    victim.unlink(missing_ok=True)
+    victim.mkdir()  # each read of it fails
+    offline.ok(*up)
+
+    def is_offline() -> bool:
+        (node,) = offline("cluster", "status", "-d", home, "--json").json["nodes"]
+        return node["process"] is not None and bool(node["process"]["offline_directories"])
+
+    wait_until(is_offline, "the directory that fails is not shown")
+    ended = offline("cluster", "status", "-d", home, "--json")
+    process = ended.json["nodes"][0]["process"]
+    assert (ended.status, ended.json["well"]) == (1, False)
+    assert list(process["offline_directories"]) == [str(dirs[1])]
+    assert process["offline_partitions"] == len(list(dirs[1].glob("*-[0-9]*")))
+    ended = offline("cluster", "status", "-d", home)
+    assert f"node 1: directory {dirs[1]} is offline: " in ended.out
+
+
+async def test_a_process_that_does_not_answer_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_status, "_PROCESS_SECONDS", 0.01)
+    plan = ClusterPlan.make(tmp_path / "cluster", brokers=1)
+    monkeypatch.setattr(NodeProcess, "state", lambda self: ProcessState.RUNNING)
+    monkeypatch.setattr(NodeProcess, "ask_status", lambda self: 0)
+    monkeypatch.setattr(NodeProcess, "read_status", lambda self, position: None)
+    status = await cluster_status.read_status(plan, [NodeProcess(plan.node(1))], None, ask_processes=True)
+    assert problems(status) == ["node 1: its process does not answer"]
+
+
+def test_a_process_that_is_not_ready_gets_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = NodeProcess(ClusterPlan.make(tmp_path / "cluster", brokers=1).node(1))
+    monkeypatch.setattr(NodeProcess, "state", lambda self: ProcessState.RUNNING)
+    monkeypatch.setattr(NodeProcess, "signal", Mock(side_effect=AssertionError("it would end")))
+    assert process.ask_status() is None
+
+
 async def test_what_brokers_know_is_shown_while_the_quorum_has_no_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +250,42 @@ WELL = ClusterStatus(
 )
 
 
+REPORT = ProcessReport(
+    failing_tasks={"log cleaner": "backing off, 3 errors, the last: OSError: EIO"},
+    down_tasks=("log cleaner",),
+    offline_directories={},
+    offline_partitions=0,
+    damaged_partitions=0,
+    offline_reasons={},
+    set_aside=(),
+    longest_turn_ms=7.4,
+    longest_turn_culprit="somewhere",
+    memory_used=2**20,
+    memory_limit=2**29,
+    memory_waiting=0,
+    slow_clients_closed=0,
+)
+
+
 class TestView:
+    def test_what_nodes_say_of_themselves(self) -> None:
+        well = replace(WELL, partitions=(), nodes=(replace(node(1), process=replace(REPORT, down_tasks=())),))
+        assert well.is_healthy  # a task that had errors and runs again
+        columns, (row,) = nodes_table(well)
+        assert list(zip(columns, row))[-2:] == [
+            ("longest turn", "7 ms"),
+            ("connections", "1.0 MiB of 512.0 MiB"),
+        ]
+        ill = replace(REPORT, offline_partitions=30, damaged_partitions=1, offline_reasons={"t-0": "why"})
+        status = replace(well, nodes=(replace(node(1), process=ill),))
+        assert not status.is_healthy
+        assert problems(status) == [
+            "node 1: 30 replicas are offline, 1 of them damaged",
+            "node 1: t-0: why",
+            "node 1: and 29 replicas more",
+            "node 1: task log cleaner: backing off, 3 errors, the last: OSError: EIO",
+        ]
+
     def test_topics_in_trouble_come_first(self) -> None:
         _, rows = topics_table(WELL)
         assert rows == [

@@ -46,6 +46,14 @@ def test_a_node_reports_its_process(tmp_path: Path, setting: str, bound: float |
     assert status["open_files"] > 3
     assert status["tasks"]["controller tick"] == 1
     assert status["failing_tasks"] == {}
+    assert status["storage"] == {
+        "offline_directories": {},
+        "offline_partitions": 0,
+        "damaged_partitions": 0,
+        "offline_reasons": {},
+        "set_aside": [],
+    }
+    assert status["connection_memory"]["clients"]["limit"] > status["connection_memory"]["nodes"]["limit"] > 0
     if bound is None:
         assert status["loop"] is None
     else:

@@ -297,8 +297,17 @@ def status(
     partitions: Annotated[bool, Option("--partitions", "-p", help="Show a line for each partition.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show nodes, leaders, in-sync replicas, lag and quorum. Exits with 1 if something is down or behind."""
-    from ottla.cli.cluster_status import document, facts, nodes_table, partitions_table, topics_table
+    """Show nodes, leaders, in-sync replicas, lag and quorum, and what nodes say is wrong with them.
+    Exits with 1 if something is down or behind.
+    """
+    from ottla.cli.cluster_status import (
+        document,
+        facts,
+        nodes_table,
+        partitions_table,
+        problems,
+        topics_table,
+    )
 
     plan = _load(data_dir)
     found = run(_read_status(plan, _processes(plan)))
@@ -308,6 +317,10 @@ def status(
         print_pairs(facts(found))
         print()
         print_table(*nodes_table(found))
+        wrong = problems(found)
+        if wrong:
+            print()
+            print("\n".join(wrong))
         if found.partitions:
             print()
             print_table(*(partitions_table if partitions else topics_table)(found))
@@ -466,7 +479,7 @@ async def _read_status(plan: ClusterPlan, processes: Sequence[NodeProcess]) -> C
 
     admin = await connect_admin(processes)
     try:
-        return await read_status(plan, processes, admin)
+        return await read_status(plan, processes, admin, ask_processes=True)
     finally:
         if admin is not None:
             await admin.close()

@@ -1,7 +1,9 @@
 """The status of a cluster on this machine: its processes, and what its brokers report.
 
-Leaders, in-sync replicas, lag and quorum come from the brokers, by the admin client. A node that is down or
-paused is never asked, and every wait is short: the status matters most when the cluster is in trouble.
+Leaders, in-sync replicas, lag and quorum come from the brokers, by the admin client; background tasks,
+storage that is offline, turns of the event loop and the memory of connections from the processes, which write
+them to their logs when they are asked (`ottla.node.process_status`). A node that is down or paused is never
+asked, and every wait is short: the status matters most when the cluster is in trouble.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.cli.output import Cell, ids_text, size_text
@@ -29,10 +31,81 @@ ASK_SECONDS: Final = 3.0
 # A broker answers for the quorum only when there is a leader, and later requests on the same connection wait
 # as well. So the quorum is asked last: the other facts are shown without it.
 _QUORUM_SECONDS: Final = 1.5
+_PROCESS_SECONDS: Final = 3.0
+_POLL_SECONDS: Final = 0.02
 # With more partitions the lag of replicas is not asked for: the rest comes in one answer.
 _MAX_PARTITIONS_WITH_LAG: Final = 5000
 
 Table = tuple[Sequence[str], list[Sequence[Cell]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """What a node says of its process."""
+
+    failing_tasks: Mapping[str, str]
+    """The background tasks that had errors since the start, with their state, their number and the last."""
+    down_tasks: tuple[str, ...]
+    """Those of the background tasks that do not run now: they back off, or have failed."""
+    offline_directories: Mapping[str, str]
+    offline_partitions: int
+    damaged_partitions: int
+    offline_reasons: Mapping[str, str]
+    set_aside: tuple[str, ...]
+    longest_turn_ms: float | None
+    """The longest turn of the event loop since it was last asked, by CPU time."""
+    longest_turn_culprit: str
+    memory_used: int
+    memory_limit: int
+    memory_waiting: int
+    """Requests and responses that wait for memory."""
+    slow_clients_closed: int
+
+    @staticmethod
+    def of(status: Mapping[str, Any]) -> ProcessReport:
+        storage, loop, pools = status["storage"], status["loop"], status["connection_memory"].values()
+        return ProcessReport(
+            failing_tasks=status["failing_tasks"],
+            down_tasks=tuple(
+                name
+                for name, state in status["background_tasks"].items()
+                if state in ("backing off", "failed")
+            ),
+            offline_directories=storage["offline_directories"],
+            offline_partitions=storage["offline_partitions"],
+            damaged_partitions=storage["damaged_partitions"],
+            offline_reasons=storage["offline_reasons"],
+            set_aside=tuple(storage["set_aside"]),
+            longest_turn_ms=None if loop is None else loop["recent_cpu_ms"],
+            longest_turn_culprit="" if loop is None else loop["recent_cpu_culprit"],
+            memory_used=sum(pool["requests"] + pool["responses"] for pool in pools),
+            memory_limit=sum(pool["limit"] for pool in pools),
+            memory_waiting=sum(pool["waiting"] for pool in pools),
+            slow_clients_closed=sum(
+                pool["slow_readers_closed"] + pool["slow_senders_closed"] for pool in pools
+            ),
+        )
+
+    @property
+    def is_healthy(self) -> bool:
+        return not (self.down_tasks or self.offline_directories or self.offline_partitions)
+
+    def problems(self) -> list[str]:
+        """A line for each thing that an operator should know."""
+        lines = [f"directory {path} is offline: {error}" for path, error in self.offline_directories.items()]
+        if self.offline_partitions:
+            damaged = f", {self.damaged_partitions} of them damaged" if self.damaged_partitions else ""
+            lines.append(f"{self.offline_partitions} replicas are offline{damaged}")
+            lines += [f"{partition}: {error}" for partition, error in self.offline_reasons.items()]
+            if self.offline_partitions > len(self.offline_reasons):
+                lines.append(f"and {self.offline_partitions - len(self.offline_reasons)} replicas more")
+        lines += [f"{path} holds a damaged log that was replaced" for path in self.set_aside]
+        lines += [f"task {name}: {text}" for name, text in self.failing_tasks.items()]
+        if self.memory_waiting:
+            lines.append(f"{self.memory_waiting} requests and responses wait for memory of connections")
+        if self.slow_clients_closed:
+            lines.append(f"{self.slow_clients_closed} slow clients were closed, as memory was short")
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +124,10 @@ class NodeStatus:
     quorum: str | None
     """Its role in the quorum: leader, voter or observer."""
     metadata_lag: int | None
+    process: ProcessReport | None = None
+    """None if it was not asked or did not answer."""
+    is_silent: bool = False
+    """Whether its process was asked and did not answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +173,16 @@ class ClusterStatus:
 
     @property
     def is_healthy(self) -> bool:
-        """Every node runs, the quorum has a leader, and every replica of every partition is in sync."""
+        """Every node runs with all its tasks and its storage, as far as it was asked, the quorum has a
+        leader, and every replica of every partition is in sync.
+        """
         return (
-            all(node.state is ProcessState.RUNNING for node in self.nodes)
+            all(
+                node.state is ProcessState.RUNNING
+                and not node.is_silent
+                and (node.process is None or node.process.is_healthy)
+                for node in self.nodes
+            )
             and self.quorum is not None
             and self.partitions is not None
             and self.offline == self.under_replicated == 0
@@ -116,10 +200,13 @@ class _Report:
 
 
 async def read_status(
-    plan: ClusterPlan, processes: Iterable[NodeProcess], admin: Admin | None
+    plan: ClusterPlan, processes: Iterable[NodeProcess], admin: Admin | None, *, ask_processes: bool = False
 ) -> ClusterStatus:
-    """The current status. Without an `admin`, or if no broker answers, only the processes."""
+    """The current status. Without an `admin`, or if no broker answers, only the processes; these report on
+    themselves only with `ask_processes`, as each answer is a line in their logs.
+    """
     found = [(process, process.state()) for process in processes]
+    asked = {process: process.ask_status() for process, _ in found} if ask_processes else {}
     report = None
     running = [
         process.plan.id
@@ -130,17 +217,38 @@ async def read_status(
         with contextlib.suppress(KafkaError, OSError, TimeoutError):
             async with asyncio.timeout(ASK_SECONDS):
                 report = await _ask(admin, running)
+    reports = await _process_reports({process: at for process, at in asked.items() if at is not None})
     partitions = None if report is None else _partitions(report)
     return ClusterStatus(
         directory=str(plan.directory),
         cluster_id=plan.cluster_id,
         bootstrap_servers=plan.bootstrap_servers,
-        nodes=tuple(_node(process, state, partitions or (), report) for process, state in found),
+        nodes=tuple(
+            replace(
+                _node(process, state, partitions or (), report),
+                process=reports.get(process),
+                is_silent=asked.get(process) is not None and process not in reports,
+            )
+            for process, state in found
+        ),
         quorum=None
         if report is None or report.quorum is None
         else QuorumStatus(report.quorum.leader_id, report.quorum.leader_epoch, report.quorum.high_watermark),
         partitions=partitions,
     )
+
+
+async def _process_reports(asked: Mapping[NodeProcess, int]) -> dict[NodeProcess, ProcessReport]:
+    """What the processes say of themselves; without those that do not answer in time."""
+    reports: dict[NodeProcess, ProcessReport] = {}
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_PROCESS_SECONDS):
+            while len(reports) < len(asked):
+                for process, position in asked.items():
+                    if process not in reports and (status := process.read_status(position)) is not None:
+                        reports[process] = ProcessReport.of(status)
+                await asyncio.sleep(_POLL_SECONDS)
+    return reports
 
 
 async def _ask(admin: Admin, running: Sequence[int]) -> _Report:
@@ -299,8 +407,34 @@ def nodes_table(status: ClusterStatus, *, brief: bool = False) -> Table:
         "quorum": [node.quorum for node in status.nodes],
         "metadata lag": [node.metadata_lag for node in status.nodes],
     }
+    if any(node.process is not None for node in status.nodes):
+        columns["longest turn"] = [_turn_text(node.process) for node in status.nodes]
+        columns["connections"] = [_connections_text(node.process) for node in status.nodes]
     shown = [name for name in columns if not (brief and name in ("roles", "address", "memory"))]
     return shown, list(zip(*(columns[name] for name in shown)))
+
+
+def _turn_text(process: ProcessReport | None) -> str | None:
+    if process is None or process.longest_turn_ms is None:
+        return None
+    return f"{process.longest_turn_ms:.0f} ms"
+
+
+def _connections_text(process: ProcessReport | None) -> str | None:
+    if process is None:
+        return None
+    return f"{size_text(process.memory_used)} of {size_text(process.memory_limit)}"
+
+
+def problems(status: ClusterStatus) -> list[str]:
+    """What nodes say is wrong with them, a line each."""
+    lines = []
+    for node in status.nodes:
+        if node.is_silent:
+            lines.append(f"node {node.id}: its process does not answer")
+        if node.process is not None:
+            lines += [f"node {node.id}: {line}" for line in node.process.problems()]
+    return lines
 
 
 def topics_table(status: ClusterStatus, limit: int | None = None) -> Table:
@@ -354,6 +488,8 @@ def document(status: ClusterStatus) -> dict[str, Any]:
                 "lag": node.lag,
                 "quorum": node.quorum,
                 "metadata_lag": node.metadata_lag,
+                "silent": node.is_silent,
+                "process": None if node.process is None else asdict(node.process),
             }
             for node in status.nodes
         ],

@@ -42,6 +42,7 @@ from ottla.node.fetch.session import FetchSessionCache
 from ottla.node.metadata_publisher import BrokerMetadataPublisher
 from ottla.node.network.endpoints import NodeEndpoints
 from ottla.node.network.server import SocketServer
+from ottla.node.process_status import StorageStatus
 from ottla.node.storage import NodeStorage, clean_shutdown_epoch, open_storage
 from ottla.node.supervisor import BrokerTasks, ControllerTasks
 from ottla.protocol.api import ListenerType
@@ -131,6 +132,17 @@ class Node:
         if not self.config.is_broker:
             return [self.config.metadata_log_dir]
         return [directory.path for directory in self.logs.live_directories]
+
+    def storage_status(self) -> StorageStatus:
+        """What of its storage does not serve; of a controller alone, or before logs are loaded, nothing."""
+        if self._publisher is None:
+            return StorageStatus()
+        return StorageStatus.of(
+            {each.path: str(each.failure) for each in self.logs.directories if not each.is_online},
+            self.replicas.offline,
+            self.logs.failed,
+            list(self.logs.directories_set_aside),
+        )
 
     def topic_config(self, topic: str) -> LogConfig:
         """The settings of a topic's logs, as the newest image has them."""

@@ -95,7 +95,11 @@ def _watched_process(node: Node, report: Callable[[ProcessStatus], None]) -> Ite
     watchdog = _watchdog(collections)
     if watchdog is not None:
         watchdog.start()
-    undo = process.on_status_request(lambda: report(process_status(node.tasks, watchdog, collections)))
+    undo = process.on_status_request(
+        lambda: report(
+            process_status(node.tasks, node.storage_status(), node.server.memory, watchdog, collections)
+        )
+    )
 
     async def collect_if_due() -> None:
         if collections.needs_complete:

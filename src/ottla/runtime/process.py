@@ -107,15 +107,15 @@ def on_termination(callback: Callable[[str], None]) -> Callable[[], None]:
 
 
 def on_status_request(callback: Callable[[], None]) -> Callable[[], None]:
-    """Call `callback` on the running loop each time SIGUSR1 arrives. Returns a function that undoes it.
-
-    Only for the main thread.
+    """Call `callback` on the running loop each time SIGUSR1 arrives. Returns a function that ends this; the
+    signal is ignored afterwards, as it would end a process that is stopping. Only for the main thread.
     """
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, callback)
 
     def undo() -> None:
         loop.remove_signal_handler(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     return undo
 

@@ -18,13 +18,14 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ottla.testing.cluster_plan import NodePlan
 
 STOP_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.02
 _READY: Final = b" is ready: "
+_STATUS: Final = b"ottla status: "
 
 # The processes that this process has started, by pid: it has to wait for them when they end. The objects are
 # kept, since a `Popen` that is collected while its process runs warns of it.
@@ -111,6 +112,29 @@ class NodeProcess:
             os.kill(pid, number)
         except ProcessLookupError:
             raise ClusterError(f"node {self.plan.id} is down") from None
+
+    def ask_status(self) -> int | None:
+        """Have the process write its status to its log, by SIGUSR1; returns where in the log to look for it.
+        None if the node is not ready: the signal would end a process that has only begun.
+        """
+        if self.state() is not ProcessState.RUNNING or not self.said_ready():
+            return None
+        try:
+            position = self.plan.log_file.stat().st_size
+            self.signal(signal.SIGUSR1)
+        except (ClusterError, OSError):
+            return None
+        return position
+
+    def read_status(self, position: int) -> dict[str, Any] | None:
+        """The status that `ask_status` has asked for; None as long as it is not there."""
+        with self.plan.log_file.open("rb") as log:
+            log.seek(position)
+            for line in log.read().splitlines(keepends=True):
+                if line.startswith(_STATUS) and line.endswith(b"\n"):
+                    status: dict[str, Any] = json.loads(line[len(_STATUS) :])
+                    return status
+        return None
 
     def wait_until_down(self, timeout_s: float = STOP_SECONDS) -> None:
         deadline = time.monotonic() + timeout_s

@@ -192,9 +192,7 @@ async def test_a_process_that_does_not_answer_is_reported(
     assert problems(status) == ["node 1: its process does not answer"]
 
 
-def test_a_process_that_is_not_ready_gets_no_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_not_ready_gets_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = NodeProcess(ClusterPlan.make(tmp_path / "cluster", brokers=1).node(1))
     monkeypatch.setattr(NodeProcess, "state", lambda self: ProcessState.RUNNING)
     monkeypatch.setattr(NodeProcess, "signal", Mock(side_effect=AssertionError("it would end")))

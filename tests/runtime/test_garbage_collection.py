@@ -33,8 +33,11 @@ def visited() -> Iterator[list[int]]:
 
 
 def test_growth_does_not_make_collections_longer(visited: list[int]) -> None:
+    before = [[number] for number in range(2 * MANY)]  # a process that is large already
+    gc.collect()
     collections = GarbageCollection(freeze_after_ms=0)
     collections.start()
+    visited.clear()
     try:
         kept = [[number] for number in range(MANY)]
         assert visited
@@ -42,6 +45,7 @@ def test_growth_does_not_make_collections_longer(visited: list[int]) -> None:
         assert collections.full_collections == len(visited)
         assert collections.frozen > MANY / 2
         assert len(kept) == MANY
+        assert before
     finally:
         collections.stop()
 

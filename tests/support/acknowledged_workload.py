@@ -12,7 +12,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 DEADLINE_SECONDS = 120
 
@@ -145,10 +145,18 @@ def read_all(bootstrap: str, topic: str, partition: int) -> dict[int, bytes]:
         {"bootstrap.servers": bootstrap, "group.id": "none", "enable.auto.commit": False, "log_level": 0}
     )
     place = TopicPartition(topic, partition, 0)
-    _, end = consumer.get_watermark_offsets(place, DEADLINE_SECONDS)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        try:
+            _, end = consumer.get_watermark_offsets(place, DEADLINE_SECONDS)
+            break
+        except KafkaException as error:
+            # A new leader does not know its high watermark before a follower has fetched from it.
+            if error.args[0].code() != KafkaError.OFFSET_NOT_AVAILABLE or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
     consumer.assign([place])
     found: dict[int, bytes] = {}
-    deadline = time.monotonic() + DEADLINE_SECONDS
     try:
         while end and (not found or max(found) + 1 < end):
             assert time.monotonic() < deadline, f"{len(found)} of {end} records of {partition} came"

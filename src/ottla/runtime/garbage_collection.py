@@ -47,6 +47,9 @@ class GarbageCollection:
         """Freeze what there is, such as modules and classes, and take the collector over."""
         assert self._before is None, "started twice"
         gc.freeze()
+        # CPython puts full collections off until the new survivors are a quarter of the old ones, which are
+        # frozen and no longer count; a collection, of nothing, makes it count again from here.
+        gc.collect()
         self._before = gc.get_threshold()
         gc.set_threshold(*_THRESHOLDS)
         gc.callbacks.append(self._on_collection)

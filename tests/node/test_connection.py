@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import struct
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +19,7 @@ from ottla.node.config.node_config import NodeConfig
 from ottla.node.network import connection as connections
 from ottla.node.network import server as server_module
 from ottla.node.network.connection import ClientConnection, Parts, PendingRequest, ProtocolViolation
+from ottla.node.network.memory_budget import MemoryBudget
 from ottla.node.network.server import SocketServer
 from ottla.runtime.loop import run
 from ottla.runtime.network import RealNetwork
@@ -586,3 +589,39 @@ def test_a_flood_of_faulty_clients_does_not_flood_the_log(caplog: pytest.LogCapt
     # A burst, and then a few a second, each with a word about those in between.
     later = 1 + (time.monotonic() - began) * connections._FAULTS_PER_SECOND
     assert 50 <= len(caplog.records) <= connections._FAULTS_BURST + 2 * later
+
+
+def test_a_connection_that_is_lost_leaves_no_request_unawaited(recwarn: pytest.WarningsRecorder) -> None:
+    """The response awaits another coroutine, and neither has begun when the client is gone."""
+
+    class Nested:
+        def start(self, pending: PendingRequest, data: memoryview) -> Awaitable[Parts | None]:
+            return self._outer(self._inner())
+
+        async def _outer(self, inner: Awaitable[Parts]) -> Parts | None:
+            return await inner
+
+        async def _inner(self) -> Parts:
+            raise AssertionError("it is not to begin")
+
+    @scenario
+    async def lose() -> None:
+        connection = ClientConnection(
+            Nested(),
+            connections.ConnectionLimits(),
+            MemoryBudget(),
+            memoryview(bytearray(connections.RECEIVE_BYTES)),
+            lambda _: True,
+            lambda _: None,
+            connections.ClientFaultLog(),
+        )
+        connection.connection_made(Mock(get_extra_info=Mock(return_value=("127.0.0.1", 1))))
+        data = frame(b"request")
+        connection.get_buffer(-1)[: len(data)] = data
+        connection.buffer_updated(len(data))
+        connection.connection_lost(None)
+        await asyncio.sleep(0)
+
+    lose()
+    gc.collect()
+    assert [each for each in recwarn if "never awaited" in str(each.message)] == []

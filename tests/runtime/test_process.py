@@ -169,3 +169,21 @@ def test_what_was_started_with_nohup_outlives_its_terminal() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_status_request_calls_back_and_is_ignored_at_the_end() -> None:
+    async def main() -> None:
+        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        undo = process.on_status_request(lambda: arrived.set_result(None))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.wait_for(arrived, DEADLINE_S)
+        undo()
+        # Without a handler it would end the process.
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        loop.run(main())
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -67,6 +67,57 @@ async def test_new_logs_are_closed_with_two_syncs_each() -> None:
     assert disk.contents() == disk.durable_contents()
 
 
+async def touched_by_shutdown(disk: SimDisk, manager: LogManager) -> list[DiskOperation]:
+    """The operations of a shutdown in the directories of logs."""
+    touched: list[DiskOperation] = []
+
+    def note(operation: DiskOperation) -> None:
+        if operation.path.startswith("/data/many"):
+            touched.append(operation)
+
+    disk.hook = note
+    await manager.shutdown()
+    disk.hook = None
+    return touched
+
+
+async def test_idle_logs_that_got_another_leader_are_closed_without_a_touch() -> None:
+    disk = SimDisk()
+    manager = await started(disk, "/data")
+    create(manager, 20)
+    for log in manager.logs()[::2]:
+        batch = build_batch([(0, None, b"a record")])
+        log.append_as_leader(bytearray(batch), 0, now_ms=0)
+    await manager.shutdown()
+    for epoch in (1, 2):
+        manager = await started(disk, "/data")
+        for log in manager.logs():
+            log.assign_epoch_start_offset(epoch, log.log_end_offset)
+        assert not await touched_by_shutdown(disk, manager)
+    disk.crash()
+    manager = await started(disk, "/data")
+    assert manager.clean_shutdown_epoch == -1
+    for log in manager.logs():
+        log.assign_epoch_start_offset(3, log.log_end_offset)
+        entries = [(0, 0), (3, 1)] if log.log_end_offset else [(3, 0)]
+        assert list(log.leader_epoch_cache.entries) == entries
+
+
+async def test_empty_logs_are_closed_after_a_crash_without_a_write() -> None:
+    disk = SimDisk()
+    manager = await started(disk, "/data")
+    create(manager, 20)
+    await manager.shutdown()
+    disk.unlink(f"/data/{checkpoints.CLEAN_SHUTDOWN}")
+    manager = await started(disk, "/data")
+    for log in manager.logs():
+        log.assign_epoch_start_offset(1, 0)
+    touched = await touched_by_shutdown(disk, manager)
+    # What the process that ended has left unsynced is unknown. The indexes are not even opened.
+    assert not [each for each in touched if not each.path.endswith((".log", ".txnindex"))]
+    assert {each.op for each in touched} <= {Op.OPEN, Op.SYNC}
+
+
 async def test_the_names_of_logs_are_synced_once_for_all() -> None:
     disk = SimDisk()
     manager = await started(disk, "/data")

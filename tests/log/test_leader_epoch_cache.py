@@ -100,12 +100,36 @@ def test_an_epoch_that_wrote_nothing_gives_way_to_the_next() -> None:
 
 
 def test_a_known_epoch_keeps_its_start() -> None:
-    cache = LeaderEpochCache()
-    cache.assign(1, 10)
-    cache.dirty = False
+    cache = LeaderEpochCache([(1, 10)])
     cache.assign(1, 20)
     assert cache.entries == (EpochEntry(1, 10),)
-    assert not cache.dirty
+    assert cache.is_written(10, 100)
+
+
+def test_epochs_without_records_need_no_write() -> None:
+    cache = LeaderEpochCache([(1, 10)])
+    cache.assign(2, 50)
+    assert cache.is_written(10, 50)
+    cache.assign(3, 50)
+    assert cache.is_written(10, 50)
+    assert not cache.is_written(10, 51)  # a record of epoch 3
+    write = cache.prepare_write()
+    assert not cache.is_written(10, 50)  # whether the file has its name yet is unknown
+    assert cache.complete_write(write)
+    assert cache.is_written(10, 51)
+    cache.truncate_from_end(50)
+    assert cache.is_written(10, 50)
+    assert not cache.is_written(10, 60)  # records of epoch 1, where the file has epoch 3
+
+
+def test_the_epoch_of_records_that_are_gone_is_written_once() -> None:
+    cache = LeaderEpochCache()
+    cache.assign(1, 0)
+    cache.truncate_from_start(50)
+    assert not cache.is_written(50, 50)
+    assert cache.complete_write(cache.prepare_write())
+    cache.assign(2, 50)
+    assert cache.is_written(50, 50)
 
 
 def test_an_empty_log_remembers_the_epoch_of_its_last_records() -> None:

@@ -18,7 +18,7 @@ from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.entities import DIRECTORY_DAMAGED, NO_LEADER
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
-from ottla.runtime.disk import remove_tree
+from ottla.runtime.disk import read_file, remove_tree, write_file
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.sim_nodes import SimNodes
 from ottla.sim.disk import SimDisk
@@ -317,6 +317,27 @@ def test_a_follower_whose_file_is_shorter_than_at_its_clean_shutdown_is_fetched_
 
 
 # Damage anywhere
+
+
+def test_a_follower_with_an_epoch_that_no_leader_knows_reads_its_batches() -> None:
+    async def life(world: World) -> None:
+        leader = world.leader(by=1)
+        follower = next(id for id in (1, 2, 3) if id != leader)
+        await world.nodes.stop(follower)
+        write_file(world.disk(follower), f"{DIR}/leader-epoch-checkpoint", b"0\n1\n8 0\n")
+        world.nodes.boot(follower)
+        await world.nodes.ready(follower)
+        await world.produce(leader, 5)
+        await world.all_in_sync(by=leader)
+        entries = world.log(leader).leader_epoch_cache.entries
+        assert world.log(follower).leader_epoch_cache.entries == entries
+        assert not world.aside(follower)
+        await world.nodes.stop(follower)
+        data = read_file(world.disk(follower), f"{DIR}/leader-epoch-checkpoint")
+        assert data.startswith(f"0\n1\n{entries[0].epoch} 0\n".encode())
+
+    World().run(life)
+
 
 SEED = os.environ.get("OTTLA_DAMAGE_SEED", "0")
 

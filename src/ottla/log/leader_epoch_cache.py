@@ -7,8 +7,10 @@ first needed; where the file is damaged, empty or lost, from the batches.
 
 Writing the file with every new epoch would cost a sync for each partition of a failed leader. A flush writes
 it instead, before the recovery point passes the start of an epoch that the file does not have; recovery finds
-epochs that a crash has lost in the batches above the recovery point. Invariant: the file, corrected by those
-batches, is the cache. Flushes may overlap: each write has a number, and the last one to be planned wins.
+epochs that a crash has lost in the batches above the recovery point. An epoch that starts at the end of the
+log has no record, and the next leader or batch replaces its entry: so an idle log costs no write, however
+often it gets another leader. Invariant: the file, corrected by those batches, is the cache below the log end.
+Flushes may overlap: each write has a number, and the last one to be planned wins.
 """
 
 from __future__ import annotations
@@ -47,9 +49,10 @@ class EpochWrite(NamedTuple):
 
 
 class LeaderEpochCache:
-    __slots__ = ("_entries", "_planned_writes", "dirty", "latest_epoch")
+    __slots__ = ("_entries", "_planned_writes", "_written", "is_of_batches", "latest_epoch")
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
+        """Take the entries of the file."""
         # Epochs and start offsets ascend strictly.
         self._entries: list[EpochEntry] = []
         # The epoch of the last entry; a plain value, since every append reads it.
@@ -57,8 +60,10 @@ class LeaderEpochCache:
         self._planned_writes = 0
         for epoch, start_offset in entries:
             self.assign(epoch, start_offset)
-        # True while the file does not have what the cache has.
-        self.dirty = False
+        # What the file has; None if that is unknown.
+        self._written: tuple[EpochEntry, ...] | None = self.entries
+        # True if the entries are those of the batches, whatever the file said.
+        self.is_of_batches = False
 
     @property
     def entries(self) -> tuple[EpochEntry, ...]:
@@ -155,7 +160,6 @@ class LeaderEpochCache:
             self._on_changed()
 
     def _on_changed(self) -> None:
-        self.dirty = True
         self.latest_epoch = self._entries[-1].epoch if self._entries else None
         if invariants.thorough:
             for before, after in pairwise(self._entries):
@@ -164,9 +168,23 @@ class LeaderEpochCache:
 
     # The checkpoint file
 
+    def is_written(self, log_start_offset: int, log_end_offset: int) -> bool:
+        """True if the file has every entry below the end of the log, and no other below it; where all records
+        are gone, also an epoch of theirs.
+        """
+        written = self._written
+        if written is None or (self._entries and not written and 0 < log_end_offset == log_start_offset):
+            return False
+        return _below(written, log_end_offset) == _below(self._entries, log_end_offset)
+
+    def forget_file(self) -> None:
+        """Let the next flush replace the file."""
+        self._written = None
+
     def prepare_write(self) -> EpochWrite:
         """Plan a write of the entries as they are now."""
         self._planned_writes += 1
+        self._written = None
         return EpochWrite(self.entries, self._planned_writes)
 
     def write(self, disk: Disk, dir: str, write: EpochWrite) -> None:
@@ -182,11 +200,14 @@ class LeaderEpochCache:
         """Note that the write is durable; False if a later one may have overtaken it."""
         if write.number != self._planned_writes:
             # Which of the two came last to the file is unknown.
-            self.dirty = True
+            self._written = None
             return False
-        if self.entries == write.entries:
-            self.dirty = False
+        self._written = write.entries
         return True
+
+
+def _below(entries: Sequence[EpochEntry], end_offset: int) -> list[EpochEntry]:
+    return [entry for entry in entries if entry.start_offset < end_offset]
 
 
 def _epoch(entry: EpochEntry) -> int:
@@ -203,12 +224,23 @@ def read_leader_epochs(disk: Disk, dir: str, segments: Sequence[LogSegment]) -> 
         entries = read_epochs(disk, posixpath.join(dir, LEADER_EPOCH_CHECKPOINT))
     except CorruptCheckpoint as error:
         _log.error("the leader epochs are read from the log, as their file is damaged: %s", error)
-        entries = []
-    epochs = LeaderEpochCache(entries)
-    if not entries:
-        for segment in segments:
-            for _, header in segment.headers():
-                epochs.reconcile(header.leader_epoch, header.base_offset)
+        return leader_epochs_of_batches(segments, is_file_known=False)
+    return LeaderEpochCache(entries) if entries else leader_epochs_of_batches(segments)
+
+
+def leader_epochs_of_batches(
+    segments: Iterable[LogSegment], *, is_file_known: bool = True
+) -> LeaderEpochCache:
+    """Read the leader epochs of all batches. The next flush replaces the file, unless it `is_file_known` to
+    be empty, and rightly so.
+    """
+    epochs = LeaderEpochCache()
+    for segment in segments:
+        for _, header in segment.headers():
+            epochs.reconcile(header.leader_epoch, header.base_offset)
+    epochs.is_of_batches = True
+    if not is_file_known:
+        epochs.forget_file()
     return epochs
 
 

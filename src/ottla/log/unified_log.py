@@ -42,7 +42,12 @@ from ottla.log.directory.checkpoints import PARTITION_METADATA
 from ottla.log.directory.dir_names import DirKind
 from ottla.log.directory.directory import IoGuard, LogDirectory
 from ottla.log.directory.log_creation import LogCreation
-from ottla.log.leader_epoch_cache import LeaderEpochCache, read_leader_epochs
+from ottla.log.leader_epoch_cache import (
+    LEADER_EPOCH_CHECKPOINT,
+    LeaderEpochCache,
+    leader_epochs_of_batches,
+    read_leader_epochs,
+)
 from ottla.log.local_log import FlushPlan, LocalLog, SyncFailed
 from ottla.log.producers.snapshot import CorruptSnapshotError, ProducerSnapshots
 from ottla.log.producers.state_entry import SENTINEL_GUARD, BatchMetadata, VerificationGuard
@@ -401,10 +406,34 @@ class UnifiedLog:
     def _load_leader_epochs(self) -> LeaderEpochCache:
         local = self.local_log
         with self._guard("reading the leader epochs"):
-            cache = read_leader_epochs(self.directory.disk, local.dir, local.segments)
+            cache = read_leader_epochs(
+                self.directory.disk, local.dir, () if self.has_no_records else local.segments
+            )
             cache.fit(self.log_start_offset, local.log_end_offset)
         self._leader_epochs = cache
         return cache
+
+    def check_leader_epochs(self, leader_epoch: int) -> None:
+        """Read the leader epochs from the batches if the last of the file is above `leader_epoch`, that of
+        the present leader: such an epoch is not known to any leader, and this replica could not follow one.
+        """
+        cache = self.leader_epoch_cache
+        latest = cache.latest_epoch
+        if latest is None or latest <= leader_epoch or cache.is_of_batches:
+            return
+        _log.error(
+            "%s: the leader epochs are read from the log, as %s names the epoch %d, but the leader has %d",
+            self.topic_partition,
+            LEADER_EPOCH_CHECKPOINT,
+            latest,
+            leader_epoch,
+        )
+        self.finish_truncation()
+        local = self.local_log
+        with self._guard("reading the leader epochs"):
+            cache = leader_epochs_of_batches(local.segments, is_file_known=False)
+            cache.fit(self.log_start_offset, local.log_end_offset)
+        self._leader_epochs = cache
 
     @property
     def latest_epoch(self) -> int | None:
@@ -947,7 +976,9 @@ class UnifiedLog:
         if self._truncation is not None:
             return None
         epochs = self._leader_epochs
-        write_epochs = epochs is not None and epochs.dirty
+        write_epochs = epochs is not None and not epochs.is_written(
+            self.log_start_offset, self.log_end_offset
+        )
         plan = self.local_log.prepare_flush(upto, closing=closing, force=write_epochs)
         if plan is None:
             return None

@@ -357,6 +357,7 @@ class Partition:
         self._update_assignment_and_isr(registration.replicas, registration.isr, leader=True)
         end = self.log.log_end_offset
         if new_epoch:
+            self.log.check_leader_epochs(registration.leader_epoch)
             # Followers may hold records of epochs that this log never had; an entry for the new epoch lets
             # them find out where to truncate.
             self.log.assign_epoch_start_offset(registration.leader_epoch, end)

@@ -141,6 +141,7 @@ class PartitionFetchState:
         log = self.partition.log
         if log.committable_offset < log.log_end_offset:
             log.flush()
+        log.check_leader_epochs(self.leader_epoch)
         epoch = log.latest_epoch
         return FetchPartition(
             partition=self.partition.topic_partition.partition,

@@ -28,7 +28,7 @@ class CorruptIndex(Exception):
 class SparseIndex:
     """The entries of one index file, with those that are not written yet."""
 
-    __slots__ = ("_file", "_last", "_state", "_struct", "_synced", "base_offset", "max_bytes")
+    __slots__ = ("_file", "_is_exact", "_last", "_state", "_struct", "_synced", "base_offset", "max_bytes")
 
     def __init__(
         self, handles: FileHandles, path: str, base_offset: int, max_bytes: int, layout: Struct, *, new: bool
@@ -43,6 +43,8 @@ class SparseIndex:
         self._last: tuple[Any, ...] | None = None
         # True if the disk has all that the file has.
         self._synced = False
+        # True if it is known that the file ends with its last written entry.
+        self._is_exact = new
         if new:
             self._file.create()
             self._synced = self._file.is_new
@@ -68,7 +70,9 @@ class SparseIndex:
         """Write the entries that wait in memory."""
         written, pending = self._state
         if pending:
+            is_exact, self._is_exact = self._is_exact, False  # a write that fails may leave a part
             self._for_write().pwrite(pending, written * self._struct.size)
+            self._is_exact = is_exact
             self._state = (written + len(pending) // self._struct.size, bytearray())
 
     def _for_write(self) -> File:
@@ -88,9 +92,10 @@ class SparseIndex:
     def trim(self) -> None:
         """Truncate the file behind the last entry."""
         self.flush()
-        file = self._file.get()
-        if file.size() != self.entries * self._struct.size:
-            self._for_write().truncate(self.entries * self._struct.size)
+        if not self._is_exact:
+            if self._file.get().size() != self.entries * self._struct.size:
+                self._for_write().truncate(self.entries * self._struct.size)
+            self._is_exact = True
 
     def reset(self) -> None:
         """Remove all entries."""

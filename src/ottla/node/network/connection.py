@@ -320,13 +320,15 @@ class ClientConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.last_active = self._loop.time()
         if self._frame is not None:
-            self._filled += nbytes
-            if self._filled == self._frame_size:
-                frame, self._frame = self._frame, None
-                self.pool.on_complete(self)
-                self._start_frames(_NOTHING, frame)
-            elif self._filled == self._frame_bytes:
+            self._filled = filled = self._filled + nbytes
+            if filled < self._frame_bytes:
+                return
+            if filled < self._frame_size:
                 self._grow()
+                return
+            frame, self._frame = self._frame, None
+            self.pool.on_complete(self)
+            self._start_frames(_NOTHING, frame)
             return
         self._start_frames(self._receive[:nbytes], None)
 

@@ -28,6 +28,7 @@ from ottla.cli.pipeline_options import (
     log_file,
     project_of,
 )
+from ottla.cli.pipeline_test import play_tests
 from ottla.cli.session import with_admin
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _FULL_REFRESH_HINT: Final = (
     "(records that were written to topics stay there, and are written again)."
 )
 app = group("pipeline", HELP)
+command(app, "test")(play_tests)
 
 
 @command(app, "init")

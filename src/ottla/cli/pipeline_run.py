@@ -188,13 +188,33 @@ def _table(progress: PipelineProgress, seconds: float) -> Table:
     )
     for name in ("flow", "state", "rows", "rows/s", "lag"):
         table.add_column(name, justify="left" if name in ("flow", "state") else "right")
-    for flow in list(progress.flows.values()):
-        table.add_row(flow.name, _state(flow), *_figures(flow), style=_STYLES.get(flow.state, ""))
+    flows = list(progress.flows.values())
+    if any(flow.expectations for flow in flows):
+        table.add_column("expectations")
+    for flow in flows:
+        expectations = [", ".join(expectation_texts(flow))] if flow.expectations else []
+        cells = [flow.name, _state(flow), *_figures(flow), *expectations]
+        table.add_row(*cells, style=_STYLES.get(flow.state, ""))
     return table
 
 
 def _figures(flow: Flow) -> tuple[str, str, str]:
     return _count(flow.rows), _rate(flow.rows_per_second), _count(flow.lag)
+
+
+def expectation_texts(flow: Flow) -> list[str]:
+    """The expectations of a flow that rows have not met.
+
+    >>> flow = Flow("orders")
+    >>> flow.expectations["costs something", ExpectationAction.DROP] = (5, 2)
+    >>> expectation_texts(flow)
+    ["'costs something': 2 of 5 dropped"]
+    """
+    return [
+        f"{name!r}: {failed:,} of {rows:,} {action}"
+        for (name, action), (rows, failed) in sorted(flow.expectations.items())
+        if failed
+    ]
 
 
 def _rate(value: float | None) -> str:
@@ -236,6 +256,7 @@ class _Lines:
         facts = [f"{rows} row{'s' * (flow.rows != 1)}"] if rows else []
         facts += [f"{rate} rows/s"] if rate else []
         facts += [f"lag {lag}"] if lag else []
+        facts += expectation_texts(flow)
         return ", ".join([f"{flow.name}: {state}", *facts])
 
 

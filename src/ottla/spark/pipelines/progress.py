@@ -15,6 +15,8 @@ from enum import StrEnum
 from threading import Lock
 from typing import Any, Final
 
+from ottla.spark.expectations import ExpectationAction, expectation_counts
+
 _DEFAULT: Final = ("spark_catalog.default.", "spark_catalog.")
 _STATE: Final = re.compile(
     r"Flow '?(?P<name>[^'\n]+?)'? (?:is|has|has been)? ?"
@@ -51,6 +53,8 @@ class Flow:
     rows_per_second: float | None = None
     lag: int | None = None
     error: str | None = None
+    expectations: dict[tuple[str, ExpectationAction], tuple[int, int]] = field(default_factory=dict)
+    """The rows that were checked, and those that broke the rule, by expectation."""
     attempts: int = 0
     alive: bool = False
     """Whether a query of this flow is running."""
@@ -114,6 +118,9 @@ class PipelineProgress:
             if report.get("numInputRows"):
                 flow.batches += 1
                 flow.rows_per_second = _number(report.get("processedRowsPerSecond"))
+            for name, (rows, failed) in expectation_counts(report.get("observedMetrics") or {}).items():
+                before = flow.expectations.get(name, (0, 0))
+                flow.expectations[name] = before[0] + rows, before[1] + failed
             lags = [lag_of(source) for source in report.get("sources") or ()]
             known = [lag for lag in lags if lag is not None]
             flow.lag = sum(known) if known else flow.lag

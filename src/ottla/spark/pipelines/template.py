@@ -91,6 +91,8 @@ A pipeline of Spark over topics of Ottla, or of any Kafka.
     ottla pipeline run --embedded            # with its own node, whose data stays in .ottla/
     ottla pipeline run -b localhost:9092     # with brokers that are running
     ottla pipeline status
+    ottla pipeline test                      # plays the cases in tests/
+    ottla pipeline test --kill               # and kills the pipeline at each point of its writes
 
 The first run finds an empty topic, and its node stops with it. Orders are lines of JSON in `{source}`.
 To send some, start the same node in another terminal; the project expects it at localhost:9092:
@@ -103,6 +105,35 @@ To send some, start the same node in another terminal; the project expects it at
 
 `transformations/` has the flows: `orders.py` reads the topic into a table, `turnover.sql` sums it up,
 `large_orders.py` writes a topic. Spark's own `spark-pipelines run` runs the same project.
+"""
+_TEST: Final = """\
+# A case for `ottla pipeline test`: records in, rows out. Each case has its own node, topics and tables.
+steps:
+  - send:
+      {source}:
+        - value: {{number: 1, customer: ada, item: tea, cents: 7250}}
+        - value: {{number: 2, customer: bob, item: tea, cents: 350}}
+        - value: no order
+    expect:
+      tables:
+        orders:  # columns that no row here names are not compared
+          - {{number: 1, item: tea}}
+          - {{number: 2, item: tea}}
+        turnover:
+          - {{item: tea, orders: 2, amount: 76.0}}
+      topics:
+        {sink}: large_orders.jsonl
+  - send:
+      {source}:
+        - {{value: {{number: 3, customer: eve, item: pot, cents: 5000}}, timestamp: 2026-01-31T12:00:00Z}}
+    expect:
+      tables:
+        turnover:
+          - {{item: tea, orders: 2, amount: 76.0}}
+          - {{item: pot, orders: 1, amount: 50.0}}
+"""
+_TEST_ROWS: Final = """\
+{{"key": "ada", "value": {{"number": 1, "item": "tea", "cents": 7250}}}}
 """
 _IGNORED: Final = ".ottla/\npipeline-storage/\nspark-warehouse/\nmetastore_db/\n__pycache__/\n"
 
@@ -123,10 +154,13 @@ def write_project(directory: Path) -> list[Path]:
         "transformations/orders.py": _ORDERS.format(**topics),
         "transformations/turnover.sql": _TURNOVER,
         "transformations/large_orders.py": _LARGE.format(**topics),
+        "tests/large_orders.yml": _TEST.format(**topics),
+        "tests/large_orders.jsonl": _TEST_ROWS.format(),
         "README.md": _README.format(name=name, **topics),
         ".gitignore": _IGNORED,
     }
-    (directory / "transformations").mkdir(parents=True)
+    for part in ("transformations", "tests"):
+        (directory / part).mkdir(parents=True)
     for relative, text in files.items():
         (directory / relative).write_text(text)
     return [directory / relative for relative in files]

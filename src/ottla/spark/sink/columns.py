@@ -1,7 +1,8 @@
 """The columns that are written, with the names, types and errors of Spark's own Kafka sink.
 
 `value` is required; `key`, `headers`, `partition` and `timestamp` are optional; `topic` is optional if the
-option of that name is set, which then applies to all rows. Other columns are ignored, as in Spark.
+option of that name is set, which then applies to all rows. Other columns are ignored, as in Spark, except
+those of dead letters (`ottla.spark.expectations`): such a letter is written in place of its row.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["check_schema", "columns_to_write", "largest_field", "rows_by_topic"]
 
+DEAD_LETTER = "_dead_letter"
+"""The beginning of the names of columns with dead letters: structs of a topic and the fields of a record,
+null in rows that are written themselves.
+"""
+_LETTER_COLUMNS = ["key", "value", "headers"]
 _RECORD_COLUMNS = ("key", "value", "headers", "partition", "timestamp")
 _TEXT_OR_BYTES = ("string", "binary")
 _HEADERS = "array<struct<key:string,value:binary>>"
@@ -67,6 +73,35 @@ def rows_by_topic(
     batch: pa.RecordBatch, columns: tuple[str, ...], topic: str | None
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield (topic, its rows with the columns of a record); rows of one topic keep their order."""
+    for name in batch.schema.names:
+        if name.startswith(DEAD_LETTER):
+            batch, letters = _take_letters(batch, name)
+            yield from letters
+    if batch.num_rows:
+        yield from _plain_rows_by_topic(batch, columns, topic)
+
+
+def _take_letters(
+    batch: pa.RecordBatch, name: str
+) -> tuple[pa.RecordBatch, list[tuple[str, pa.RecordBatch]]]:
+    """Take the rows with a letter out of the batch; the rows that are left, and the letters by topic."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = batch.column(name)
+    if found.null_count == len(found):
+        return batch, []
+    letters = found.drop_null()
+    topics = pc.struct_field(letters, "topic")
+    fields = [pc.struct_field(letters, each) for each in _LETTER_COLUMNS]
+    records = pa.RecordBatch.from_arrays(fields, names=_LETTER_COLUMNS)
+    by_topic = [(each.as_py(), records.filter(pc.equal(topics, each))) for each in pc.unique(topics)]
+    return batch.filter(pc.is_null(found)), by_topic
+
+
+def _plain_rows_by_topic(
+    batch: pa.RecordBatch, columns: tuple[str, ...], topic: str | None
+) -> Iterator[tuple[str, pa.RecordBatch]]:
     import pyarrow.compute as pc
 
     records = batch.select(list(columns))

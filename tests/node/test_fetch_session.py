@@ -70,7 +70,8 @@ def quiet(*indexes: int, high_watermark: int = 5) -> dict[FetchKey, PartitionDat
 def to_read(fetch: FetchContext) -> dict[int, FetchPartition]:
     """The partitions that a fetch reads, in their order."""
     assert not isinstance(fetch, SessionErrorContext)
-    return {cached.key[1]: cached.requested for cached in fetch.session.dirty}
+    dirty = sorted(fetch.session.dirty, key=lambda cached: cached.order)
+    return {cached.key[1]: cached.requested for cached in dirty}
 
 
 def included(fetch: FetchContext, results: dict[FetchKey, PartitionData]) -> list[int]:
@@ -231,3 +232,16 @@ def test_epochs_wrap_around_to_one() -> None:
     assert next_epoch(INITIAL_EPOCH) == 1
     assert next_epoch(2**31 - 1) == 1
     assert next_epoch(FINAL_EPOCH) == FINAL_EPOCH
+
+
+def test_a_partition_that_was_idle_keeps_its_place_before_those_that_had_records() -> None:
+    fetcher = Fetcher()
+    session = fetcher.new_session(0, 1, 2)
+    fetch = fetcher.begin(session, 1)
+    assert isinstance(fetch, IncrementalFetchContext)
+    results = quiet(0, 1, 2)
+    results[key(1)].records = b"some"
+    included(fetch, results)
+    idle = fetch.session.partitions[key(0)]
+    del fetch.session.dirty[idle]  # it is clean, and then named again
+    assert list(to_read(fetcher.begin(session, 2, 0))) == [0, 2, 1]

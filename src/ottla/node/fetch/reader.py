@@ -18,6 +18,7 @@ Invariant: what was read and not sent is dirty when the request ends.
 from __future__ import annotations
 
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ottla.node.fetch.cold_reads import Missing
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from ottla.runtime.runtime import Runtime
 
 _READ_COMMITTED: Final = 1
+_BY_ORDER: Final = attrgetter("order")
 # More partitions than these are read in turns that are bounded by time.
 _READ_AT_ONCE: Final = 64
 _UNKNOWN: Final = frozenset(
@@ -291,7 +293,10 @@ class FetchReader:
         self._enough = min(self._min_bytes, self._limit)
         self._grown = 0
         self._moved.clear()
-        self._start(list(self._session.dirty))
+        dirty = list(self._session.dirty)
+        if len(dirty) > 1:
+            dirty.sort(key=_BY_ORDER)
+        self._start(dirty)
 
     def _start(self, partitions: list[CachedPartition]) -> None:
         self._to_read = iter(partitions)

@@ -90,6 +90,7 @@ class CachedPartition:
         "is_watching",
         "key",
         "log_start_offset",
+        "order",
         "partition",
         "read_end",
         "read_high_watermark",
@@ -105,6 +106,8 @@ class CachedPartition:
         self.session = session
         self.key = key
         self.requested = requested
+        # Its place among the partitions of the session: one whose records were sent goes to the end.
+        self.order = session.next_order()
         # As the last response said; -1 makes the next response say it again.
         self.high_watermark = -1
         self.log_start_offset = -1
@@ -194,6 +197,7 @@ class FetchSession:
         "id",
         "is_cached",
         "last_fetch_ms",
+        "last_order",
         "on_moved",
         "partitions",
         "privileged",
@@ -214,8 +218,9 @@ class FetchSession:
         self.privileged = privileged
         # Whether its requests name topics by id; a session may not mix both ways.
         self.by_id = by_id
+        self.last_order = 0
         self.partitions = {key: CachedPartition(self, key, each) for key, each in requested.items()}
-        # In the order in which the next fetch reads them.
+        # A fetch reads them in the order of their places.
         self.dirty: dict[CachedPartition, None] = dict.fromkeys(self.partitions.values())
         self.created_ms = 0
         self.used_ms = 0
@@ -227,6 +232,10 @@ class FetchSession:
         self.readers = 0
         # Called for each partition that becomes dirty while a request reads the session.
         self.on_moved: Callable[[CachedPartition], None] | None = None
+
+    def next_order(self) -> int:
+        self.last_order += 1
+        return self.last_order
 
     @property
     def replica_id(self) -> int:
@@ -352,10 +361,9 @@ class IncrementalFetchContext:
             if cached is None or not cached.maybe_update_response_data(data):
                 continue
             included[key] = data
-            if data.records and cached in session.dirty:
+            if data.records:
                 # The next fetch reads the other partitions first.
-                del session.dirty[cached]
-                session.dirty[cached] = None
+                cached.order = session.next_order()
         return ErrorCode.NONE, session.id, included
 
 
@@ -435,13 +443,11 @@ class KeptFetchContext:
 
     def update_and_generate_response_data(self, results: FetchResults) -> tuple[ErrorCode, int, FetchResults]:
         included = dict(results)
-        dirty = self.session.dirty
-        for cached in list(dirty):
+        for cached in self.session.dirty:
             data = results.pop(cached.key, None)
             if data is not None and data.records:
                 # The next fetch reads the other partitions first.
-                del dirty[cached]
-                dirty[cached] = None
+                cached.order = self.session.next_order()
         return ErrorCode.NONE, NO_SESSION, included
 
 

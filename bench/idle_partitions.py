@@ -54,7 +54,7 @@ SETTLE_S = 180.0
 REQUEST_S = 120.0
 LATENCY_S, LATENCY_RECORDS = 10.0, 1_000
 IDLE_S = 10.0
-REST_S = 3.0
+REST_S = 20.0
 # One kind of cluster; what is left then is not measured.
 BUDGET_S = 12 * 60.0
 

@@ -104,3 +104,14 @@ def test_two_pieces_of_work_interleave_in_the_simulator() -> None:
     loop.run_until_complete(main())
     loop.close()
     assert order == ["a"] * 16 + ["b"] * 16 + ["a"] * 16 + ["b"] * 16
+
+
+async def test_work_that_is_ready_at_the_same_time_shares_a_round_of_the_loop() -> None:
+    clock = _Clock(1_000_000)
+    first = Turns(clock, budget_ms=5)
+    assert _items_until_due(first) == 5
+    second = Turns(clock, budget_ms=5)
+    assert _items_until_due(second) == 1
+    await asyncio.gather(first.pause(), second.pause())
+    assert _items_until_due(first) + _items_until_due(second) <= 6
+    assert _items_until_due(Turns(_Clock(1_000_000), budget_ms=5)) == 5  # another clock

@@ -62,6 +62,7 @@ async def _main(
     config: NodeConfig, ready: Callable[[str, list[str]], None], report: Callable[[ProcessStatus], None]
 ) -> None:
     process.raise_open_file_limit()
+    process.let_threads_switch_quickly()
     runtime = Runtime.real(pool_workers=config.number("background.threads"))
     node = Node(runtime, config)
     stop = asyncio.Event()

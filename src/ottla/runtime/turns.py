@@ -14,6 +14,9 @@ so state that was read before it has to be read again, and a collection that oth
 a copy. Work that must not be left half done (an append, a choice of the controller) is not for turns: keep it
 small, or decide first and carry out in turns. What blocks (fsync, a cold read) belongs to the pool instead.
 
+Pieces of work that are in turns at the same time share them: the loop runs all that is ready before it looks
+at sockets and timers again, so their time in one round of the loop counts together.
+
 Under a simulated clock, which stands still while code runs, turns end after a number of items, so that the
 interleavings are exercised there and replay exactly.
 """
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from ottla.runtime.clock import Clock
 
@@ -33,11 +37,30 @@ BUDGET_MS: Final = 5.0
 _ITEMS_WITHOUT_TIME: Final = 16
 
 
+class _Round:
+    """The present round of an event loop, from the first turn in it."""
+
+    __slots__ = ("clock", "is_open", "start_ns")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.start_ns = 0
+        # By which it started: simulated nodes share a loop, and each has a clock of its own.
+        self.clock: Clock | None = None
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+_rounds: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Round]] = WeakKeyDictionary()
+
+
 class Turns:
     """The turns of one piece of work: `is_due` after each item, `pause` to end the turn.
 
     `check_every` items share one reading of the clock, for items that take much less than a microsecond.
-    Invariant: a turn ends within the budget and the time of `check_every` items.
+    Invariant: the turns of one round of the loop end within the budget and the time of `check_every` items
+    of each.
     """
 
     __slots__ = ("_budget_ns", "_check_every", "_clock", "_items", "_start_ns", "_unchecked", "taken")
@@ -56,6 +79,18 @@ class Turns:
         """Start a turn. Only for work that has waited for something else since it last ended one."""
         self._start_ns = self._clock.monotonic_ns()
         self._items = self._unchecked = 0
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # made before the loop runs
+        found = _rounds.get(loop)
+        if found is None:
+            found = _rounds[loop] = _Round()
+        if not found.is_open:
+            found.is_open, found.start_ns, found.clock = True, self._start_ns, self._clock
+            loop.call_soon(found.close)  # in the next round
+        if found.clock is self._clock:
+            self._start_ns = found.start_ns
 
     def is_due(self) -> bool:
         """Count one item; true if the work should give way before the next."""

@@ -13,6 +13,7 @@ from ottla.client.blocking import Admin
 from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.spark.sink.client import SinkClient
+from ottla.spark.sink.commit_coordinator import CommitCoordinator
 from ottla.spark.sink.commit_messages import PreparedCommitMessage
 from ottla.spark.sink.decision_state import GENERATIONS, GENERATIONS_PER_RUN
 from ottla.spark.sink.task_writer import RunEnded, TransactionalTask
@@ -104,13 +105,7 @@ def test_an_attempt_that_has_not_written_yet_can_no_more_once_the_batch_is_done(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = query.task("r1", 1, 0, ["a"])
-    look = TransactionalTask._recheck_decision_log
-
-    async def sleep_over_the_commit(task: TransactionalTask) -> None:
-        await look(task)
-        await asyncio.to_thread(elsewhere(query).commit, [chosen], 1)
-
-    monkeypatch.setattr(TransactionalTask, "_recheck_decision_log", sleep_over_the_commit)
+    after_the_last_look(monkeypatch, lambda: elsewhere(query).commit([chosen], 1))
     with pytest.raises(KafkaError):
         query.task("r1", 1, 0, ["a"], attempt=1)
     assert query.open_transactions() == []
@@ -129,18 +124,18 @@ def before_the_id_is_taken_over(monkeypatch: pytest.MonkeyPatch, then: Callable[
     monkeypatch.setattr(SinkClient, "transactional_producer", late)
 
 
-def after_the_id_is_taken_over(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
-    """Pause the next task after it has initialised its id and before it writes, and run `then` meanwhile."""
-    take_over = SinkClient.transactional_producer
+def after_the_last_look(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
+    """Pause the next task when it has read the log for the last time and not written yet, and run `then`
+    meanwhile.
+    """
+    look = TransactionalTask._recheck_decision_log
 
-    async def slow(client: SinkClient, transactional_id: str) -> Producer:
-        monkeypatch.setattr(SinkClient, "transactional_producer", take_over)
-        monkeypatch.setattr("ottla.spark.sink.task_writer.RECHECK_SECONDS", 60.0)
-        producer = await take_over(client, transactional_id)
+    async def look_and_sleep(task: TransactionalTask) -> None:
+        monkeypatch.setattr(TransactionalTask, "_recheck_decision_log", look)
+        await look(task)
         await asyncio.to_thread(then)
-        return producer
 
-    monkeypatch.setattr(SinkClient, "transactional_producer", slow)
+    monkeypatch.setattr(TransactionalTask, "_recheck_decision_log", look_and_sleep)
 
 
 def test_an_attempt_that_comes_after_the_batch_finds_it_decided(
@@ -157,9 +152,9 @@ def test_an_attempt_that_comes_after_the_batch_finds_it_decided(
     assert committed(query) == ["a", "b", "first"]
 
 
-def test_a_first_attempt_that_took_long_looks_again(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ottla.spark.sink.task_writer.RECHECK_SECONDS", 0.0)
-
+def test_a_first_attempt_that_a_later_one_has_overtaken_writes_nothing(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def replaced_meanwhile() -> None:
         driver = elsewhere(query)
         driver.commit([driver.task("r1", 1, 0, ["a"], attempt=1)], 1)
@@ -172,6 +167,16 @@ def test_a_first_attempt_that_took_long_looks_again(query: Query, monkeypatch: p
     assert committed(query) == ["a", "first"]
 
 
+def test_a_task_of_a_replaced_run_that_has_not_written_yet_can_no_more(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_the_last_look(monkeypatch, lambda: elsewhere(query).batch("r2", 1, [["a"]]))
+    with pytest.raises(KafkaError):
+        query.task("r1", 1, 0, ["a"])
+    assert query.open_transactions() == []
+    assert committed(query) == ["a", "first"]
+
+
 def test_the_next_batch_is_not_touched_by_what_the_one_before_has_left(query: Query) -> None:
     chosen = query.task("r1", 1, 0, ["a"], attempt=1)
     query.commit([chosen], 1)
@@ -179,6 +184,53 @@ def test_the_next_batch_is_not_touched_by_what_the_one_before_has_left(query: Qu
         again = query.task("r1", batch, 0, [f"{batch}"], attempt=1)
         query.commit([again], batch)
     assert committed(query) == ["101", "2", "a", "first"]
+
+
+class Died(BaseException):
+    """Instead of SIGKILL: nothing is cleaned up."""
+
+
+async def die(*_: object, **__: object) -> None:
+    raise Died
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_what_a_dead_attempt_left_is_ended_by_the_run_that_finds_the_batch_decided(
+    query: Query, monkeypatch: pytest.MonkeyPatch, deaths: int
+) -> None:
+    query.task("r1", 1, 0, ["a"])  # its worker is killed, and a second attempt is chosen
+    chosen = query.task("r1", 1, 0, ["a"], attempt=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(CommitCoordinator, "_clean_up", die)
+        with pytest.raises(Died):
+            query.commit([chosen], 1)
+    if deaths == 2:  # the next run dies as well, before it has ended what is open
+        with monkeypatch.context() as patch:
+            patch.setattr("ottla.spark.sink.task_writer.take_over_scope", die)
+            with pytest.raises(Died):
+                query.task("r2", 1, 0, ["a"])
+    query.batch("r3", 1, [["a"]])
+    assert query.open_transactions() == []
+    assert committed(query) == ["a", "first"]
+
+
+def test_what_a_task_could_not_end_is_ended_by_the_driver_that_finds_the_batch_decided(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: object, **__: object) -> None:
+        pass
+
+    query.task("r1", 1, 0, ["a"])
+    chosen = query.task("r1", 1, 0, ["a"], attempt=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(CommitCoordinator, "_clean_up", die)
+        with pytest.raises(Died):
+            query.commit([chosen], 1)
+        patch.setattr("ottla.spark.sink.task_writer.take_over_scope", nothing)
+        message = query.task("r2", 1, 0, ["a"])
+    assert len(query.open_transactions()) == 1
+    query.commit([message], 1)
+    assert query.open_transactions() == []
 
 
 def test_a_clean_up_that_fails_is_done_by_the_next_batch(
@@ -214,7 +266,7 @@ def test_an_abort_shuts_out_a_task_that_has_not_written_yet(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = query.task("r1", 1, 0, ["a"])
-    after_the_id_is_taken_over(monkeypatch, lambda: elsewhere(query).abort([message, None], 1))
+    after_the_last_look(monkeypatch, lambda: elsewhere(query).abort([message, None], 1))
     with pytest.raises(KafkaError):
         query.task("r1", 1, 1, ["b"])
     assert query.open_transactions() == []
@@ -264,11 +316,28 @@ def test_an_attempt_that_comes_after_a_batch_write_finds_it_over(
     assert committed(query) == ["a"] * tasks + ["first"]
 
 
+def test_a_first_attempt_that_starts_after_a_batch_write_finds_it_over(query: Query) -> None:
+    query.commit_write([query.write_task("w", 0, ["a"], attempt=1), query.write_task("w", 1, ["b"])])
+    with pytest.raises(RunEnded):
+        query.write_task("w", 0, ["a"])
+    assert query.open_transactions("w") == []
+    assert committed(query) == ["a", "b", "first"]
+
+
+def test_an_aborted_batch_write_leaves_no_record(query: Query) -> None:
+    message = query.write_task("w", 0, ["a"])
+    query.client.call(query.coordinator.abort([message], 0))
+    state = query.client.call(query.client.decision_log.read(f"{query.scope}-w"))
+    assert not state.is_fenced("w")
+    assert state.has_ended
+    assert committed(query) == ["first"]
+
+
 def test_a_batch_write_shuts_out_an_attempt_that_has_not_written_yet(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = query.write_task("w", 0, ["a"], attempt=1)
-    after_the_id_is_taken_over(monkeypatch, lambda: elsewhere(query).commit_write([chosen]))
+    after_the_last_look(monkeypatch, lambda: elsewhere(query).commit_write([chosen]))
     with pytest.raises(KafkaError):
         query.write_task("w", 0, ["a"])
     assert query.open_transactions("w") == []

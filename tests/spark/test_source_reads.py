@@ -11,9 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ottla.client.admin.offsets import OffsetsAdmin
 from ottla.client.blocking import Admin, Producer
-from ottla.protocol.errors import KafkaError
+from ottla.client.cluster_metadata import ClusterMetadata
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
+from ottla.spark.sink.options import DEFAULT_DECISION_TOPIC
 from ottla.spark.source import micro_batch_stream, range_reader
 from ottla.spark.source.client import SourceClient, source_client
 from ottla.spark.source.columns import arrow_schema
@@ -21,7 +24,7 @@ from ottla.spark.source.data_loss import DataLoss
 from ottla.spark.source.micro_batch_stream import MicroBatchStream
 from ottla.spark.source.offset_ranges import OffsetRange, split
 from ottla.spark.source.offset_reader import OffsetReader
-from ottla.spark.source.offsets import StreamOffset
+from ottla.spark.source.offsets import LATEST, StreamOffset
 from ottla.spark.source.options import SourceOptions, source_options
 from tests.spark.conftest import SparkNode
 
@@ -352,3 +355,58 @@ def test_a_stream_offset_is_what_spark_will_compare(
     stream = MicroBatchStream(options(new_topic(3), streaming=True))
     found = stream.initial_offset()
     assert StreamOffset.from_json(found.to_json()) == found
+
+
+def test_a_leader_that_does_not_know_its_partition_for_a_moment_loses_nothing(
+    producer: Producer,
+    new_topic: Callable[..., str],
+    options: Callable[..., SourceOptions],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = new_topic()
+    producer.send_many(topic, [b"1", b"2"])
+    partition = TopicPartition(topic, 0)
+    ask = OffsetsAdmin.list
+    answers = 0
+
+    async def unknown_at_first(admin: OffsetsAdmin, wanted: Any, **more: Any) -> Any:
+        nonlocal answers
+        answers += 1
+        if answers <= 3:
+            return {partition: KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "on purpose")}
+        return await ask(admin, wanted, **more)
+
+    monkeypatch.setattr(OffsetsAdmin, "list", unknown_at_first)
+    assert OffsetReader(options(topic)).offsets({partition: LATEST}) == {partition: 2}
+
+
+def test_brokers_that_do_not_know_a_topic_for_a_moment_lose_nothing(
+    new_topic: Callable[..., str], options: Callable[..., SourceOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic()
+    refresh = OffsetReader._refresh
+    answers = 0
+
+    async def empty_at_first(offset_reader: OffsetReader) -> ClusterMetadata:
+        nonlocal answers
+        answers += 1
+        view = await refresh(offset_reader)
+        return replace(view, topics={}) if answers <= 3 else view
+
+    monkeypatch.setattr(OffsetReader, "_refresh", empty_at_first)
+    found = OffsetReader(options(topic)).partitions(known=[topic])
+    assert found.all == (TopicPartition(topic, 0),)
+
+
+def test_a_pattern_leaves_the_sinks_decision_log_out(
+    admin: Admin, node: SparkNode, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic()
+    names = {each.name for each in admin.topics.list()}
+    if DEFAULT_DECISION_TOPIC not in names:
+        admin.topics.create(DEFAULT_DECISION_TOPIC, configs={"cleanup.policy": "compact"})
+    given = {"kafka.bootstrap.servers": node.bootstrap_servers, "subscribePattern": ".*"}
+    found = OffsetReader(source_options(given, streaming=False)).partitions()
+    topics = {partition.topic for partition in found.all}
+    assert topic in topics
+    assert DEFAULT_DECISION_TOPIC not in topics

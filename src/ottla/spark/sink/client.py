@@ -74,7 +74,12 @@ class SinkClient:
     async def _open(self) -> None:
         timeout_ms = self._config.max_block_ms
         self.cluster = NetworkClient(self._runtime, connection_config(self._config))
-        self.decision_log = DecisionLog(self.cluster, self.options.decision_topic, timeout_ms=timeout_ms)
+        self.decision_log = DecisionLog(
+            self.cluster,
+            self.options.decision_topic,
+            timeout_ms=timeout_ms,
+            data_topic=self.options.topic,
+        )
         self.transactions = TransactionEnder(self.cluster, timeout_ms=timeout_ms)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.spark.sink.client import SinkClient
-from ottla.spark.sink.commit_messages import PreparedCommitMessage
+from ottla.spark.sink.commit_messages import PreparedCommitMessage, TaskCommitMessage
 from ottla.spark.sink.decision_state import (
     CommitDecision,
     DecisionRecord,
@@ -31,7 +31,7 @@ from ottla.spark.sink.recovery import complete_abandoned_writes, end_open_transa
 from ottla.spark.sink.task_writer import RunFenced
 from ottla.spark.sink.transaction_end import EndResult, OngoingTransaction, run_concurrently, transactional_id
 
-__all__ = ["CommitCoordinator", "LostTransactions"]
+__all__ = ["CommitCoordinator", "LostTransactions", "UnexpectedBatch"]
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,20 @@ class LostTransactions(KafkaError):
         )
 
 
+class UnexpectedBatch(KafkaError):
+    """Spark repeats a batch that is committed, but with other rows, or for another topic."""
+
+    def __init__(self, scope: str, batch: int, difference: str) -> None:
+        super().__init__(
+            ErrorCode.INVALID_TXN_STATE,
+            f"{scope}: batch {batch} is not the one that this query has committed under that number: "
+            f"{difference}. Nothing of it was written. Has an older checkpoint been restored, or a "
+            "checkpoint been copied? Restore the newest checkpoint, or start with a new one whose "
+            "startingOffsets follow on what is in the topic. If the query is not deterministic, and the "
+            "repeated batch may be left out, set onUnsafeRestart=continue",
+        )
+
+
 class CommitCoordinator:
     """Commits and aborts batches with the transactions that their tasks have prepared."""
 
@@ -70,12 +84,18 @@ class CommitCoordinator:
 
     async def commit(self, messages: Iterable[object], batch: int, *, streaming: bool) -> None:
         """Commit what the tasks have prepared, all or nothing. Safe to repeat, and to die in anywhere."""
+        messages = list(messages)
         prepared = [message for message in messages if isinstance(message, PreparedCommitMessage)]
         transactions = [each.transaction for each in prepared if each.transaction is not None]
         decided = [each for each in prepared if each.decision_offset is not None]
         if decided:
-            await self._complete_decided_batch(decided[0], batch)
+            decision = await self._complete_decided_batch(decided[0], batch)
             await self._transactions.end_all(transactions, commit=False)
+            if any(each.claim_offset >= 0 for each in prepared):  # otherwise the owner cleans up
+                state = await self._decision_log.read(prepared[0].scope)
+                await self._clean_up(prepared, batch, state)
+            rows = sum(each.rows for each in messages if isinstance(each, TaskCommitMessage))
+            self._check_same_batch(prepared[0].scope, batch, rows, decision)
             return
         if not transactions:
             return
@@ -116,6 +136,10 @@ class CommitCoordinator:
         if state.owner in (run, None):  # otherwise the owner ends what is left open
             generation = max(each.generation for each in prepared)
             await fence_writers(self._transactions, scope, generation=generation)
+        if state.owner is None:
+            # A batch write is alone in its scope, and has ended: its records are not needed any more. Every
+            # transaction that a decision in flight could name is ended.
+            await self._decision_log.append_tombstones(scope, [f"{scope}/{run}", f"{scope}/{run}!"])
 
     async def abort_batch_write(self, scope: str, run: str) -> None:
         """Abort a batch write of which no task has sent a message, so that it cannot be committed.
@@ -159,6 +183,7 @@ class CommitCoordinator:
         self, prepared: Sequence[PreparedCommitMessage], decision: CommitDecision
     ) -> DecisionState:
         """Write the decision and commit its transactions; the state of the log with the decision."""
+        await self._decision_log.check_replication(decision.topics)
         scope, run = prepared[0].scope, prepared[0].run
         claim_offset = max(each.claim_offset for each in prepared)
         generation = max(each.generation for each in prepared)
@@ -181,7 +206,7 @@ class CommitCoordinator:
         await self._commit_transactions(scope, decision)
         return state
 
-    async def _complete_decided_batch(self, message: PreparedCommitMessage, batch: int) -> None:
+    async def _complete_decided_batch(self, message: PreparedCommitMessage, batch: int) -> CommitDecision:
         """Commit what an earlier run has decided and not finished."""
         assert message.decision_offset is not None
         offset = message.decision_offset
@@ -195,14 +220,25 @@ class CommitCoordinator:
         if decision.batch == batch:
             log.info("%s: batch %d is decided already; its rows are not written again", message.scope, batch)
             await self._commit_transactions(message.scope, decision)
+        return decision
+
+    def _check_same_batch(self, scope: str, batch: int, rows: int, decision: CommitDecision) -> None:
+        """Check that a batch that was not written is the one that the decision is about, as far as that can
+        be known: otherwise its rows would be lost silently.
+        """
+        options = self._client.options
+        if decision.batch != batch:
+            difference = f"batch {decision.batch} is committed already"
+        elif decision.rows != rows:
+            difference = f"it had {decision.rows} rows then and has {rows} now"
+        elif options.topic is not None and decision.topics and options.topic not in decision.topics:
+            difference = f"it went to {', '.join(sorted(decision.topics))}, not to {options.topic}"
         else:
-            log.warning(
-                "%s: Spark repeats batch %d, but batch %d is decided: the checkpoint is older than the "
-                "topics; no row is written again",
-                message.scope,
-                batch,
-                decision.batch,
-            )
+            return
+        error = UnexpectedBatch(scope, batch, difference)
+        if options.fail_on_unsafe_restart:
+            raise error
+        log.warning("%s", error)
 
     async def _commit_transactions(self, scope: str, decision: CommitDecision) -> None:
         """Commit every transaction of a decision, including those that are committed already."""
@@ -210,7 +246,7 @@ class CommitCoordinator:
         await self._transactions.find_coordinators([each.id for each in transactions])
         results = await run_concurrently(transactions, self._commit_transaction)
         gone = [each for each, result in zip(transactions, results) if result is EndResult.GONE]
-        lost = [each for each in gone if not await self._transactions.was_committed(each)]
+        lost = [each for each in gone if await self._transactions.is_missing(each)]
         if lost:
             error = LostTransactions(scope, decision.batch, lost)
             if self._client.options.fail_on_lost:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ottla.client.admin.configs import ConfigsAdmin, ResourceType
 from ottla.client.admin.requests import AdminRequests
@@ -24,11 +24,13 @@ from ottla.records.batch import iter_batches, read_records
 from ottla.spark.sink.decision_state import CommitDecision, DecisionRecord, DecisionState
 from ottla.spark.sink.fetch import fetch
 
-__all__ = ["DecisionLog", "DecisionLogTruncated"]
+__all__ = ["DecisionLog", "DecisionLogTruncated", "check_replication"]
 
 log = logging.getLogger(__name__)
 
 PARTITIONS = 16
+# Of a new decision log, where there are as many brokers. More if the data have more.
+MIN_REPLICAS = 3
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 CONFIGS = {
     "cleanup.policy": "compact",
@@ -67,10 +69,18 @@ class DecisionLogTruncated(KafkaError):
 
 
 class DecisionLog:
-    """The decision log of one process and event loop. `timeout_ms` bounds every call."""
+    """The decision log of one process and event loop. `timeout_ms` bounds every call.
 
-    def __init__(self, cluster: NetworkClient, topic: str, *, timeout_ms: int) -> None:
+    `data_topic` is the topic that all rows go to, if there is one: a new decision log is at least as
+    replicated.
+    """
+
+    def __init__(
+        self, cluster: NetworkClient, topic: str, *, timeout_ms: int, data_topic: str | None = None
+    ) -> None:
         self.topic = topic
+        self._data_topic = data_topic
+        self._checked: set[str] = set()  # topics that are not replicated better than the decision log
         self._cluster = cluster
         self._timeout_ms = timeout_ms
         self._producer: Producer | None = None
@@ -93,9 +103,15 @@ class DecisionLog:
         if await self._exists():
             await self._check_compacted(caller)
             return
+        replicas, min_isr = await self._replication_of_data(caller)
+        view = self._cluster.metadata if self._cluster.metadata.brokers else await self._cluster.refresh()
+        replicas = max(replicas, min(MIN_REPLICAS, len(view.brokers)))
+        configs = {**CONFIGS, "min.insync.replicas": str(max(min_isr, replicas - 1, 1))}
         try:
-            await TopicsAdmin(caller).create(self.topic, partitions=PARTITIONS, configs=CONFIGS)
-            log.info("created %r, the sink's decision log", self.topic)
+            await TopicsAdmin(caller).create(
+                self.topic, partitions=PARTITIONS, replication_factor=replicas, configs=configs
+            )
+            log.info("created %r, the sink's decision log, with %d replicas", self.topic, replicas)
         except KafkaError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise KafkaError(
@@ -103,6 +119,33 @@ class DecisionLog:
                     f"cannot create the topic of the sink's decision log ({error.message}); create "
                     f"{self.topic!r} with cleanup.policy=compact, or name another with decisionTopic",
                 ) from None
+
+    async def _replication_of_data(self, caller: AdminRequests) -> tuple[int, int]:
+        """The number of replicas and `min.insync.replicas` of the data; (0, 0) where they are not known."""
+        if self._data_topic is None:
+            return 0, 0
+        name = "min.insync.replicas"
+        try:
+            replicas = max(await self._replica_counts(self._data_topic))
+            configs = await ConfigsAdmin(caller).describe(ResourceType.TOPIC, self._data_topic, keys=[name])
+            return replicas, int(configs[name].value or "0")
+        except (KafkaError, KeyError, ValueError) as error:
+            log.info("cannot read how %r is replicated: %s", self._data_topic, error)
+            return 0, 0
+
+    async def _replica_counts(self, topic: str) -> list[int]:
+        info = await self._cluster.topic(topic, timeout_ms=self._timeout_ms)
+        return [len(each.replicas) for each in info.partitions]
+
+    async def check_replication(self, topics: Iterable[str]) -> None:
+        """Check that the loss of a disk that the data survive does not lose decisions about them."""
+        unchecked = sorted(set(topics) - self._checked)
+        if not unchecked:
+            return
+        own = min(await self._replica_counts(self.topic))
+        data = {each: max(await self._replica_counts(each)) for each in unchecked}
+        check_replication(self.topic, own, data)
+        self._checked.update(unchecked)
 
     async def _check_compacted(self, caller: AdminRequests) -> None:
         """Refuse a topic that deletes by age: it would lose decisions, and a batch could be written twice."""
@@ -270,6 +313,23 @@ class DecisionLog:
                 records += [each for each in read_records(raw, at) if each.offset >= position]
             position = max(position, header.next_offset)
         return records, position, data.high_watermark
+
+
+def check_replication(topic: str, replicas: int, data: Mapping[str, int]) -> None:
+    """Refuse a decision log with fewer replicas than the topics that are written."""
+    for name, count in data.items():
+        if replicas < count:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"the topic of the sink's decision log, {topic!r}, has {_replicas(replicas)}, but {name!r} "
+                f"has {count}: if the decisions were lost, batches would be written twice. Raise the number "
+                f"of replicas of {topic!r} by a reassignment (and its min.insync.replicas), or name another "
+                "topic with decisionTopic when the query is started with a new checkpoint",
+            )
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 def _apply(state: DecisionState, records: Iterable[Record]) -> None:

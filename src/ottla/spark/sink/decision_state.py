@@ -25,10 +25,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 __all__ = [
     "CommitDecision",
@@ -74,12 +75,55 @@ class TaskTransaction:
         return self.id, self.producer_id, self.epoch
 
 
-@dataclass(frozen=True, slots=True)
 class CommitDecision:
-    """`batch` is Spark's id of a micro-batch; 0 for a batch write, which is alone in its scope."""
+    """`batch` is Spark's id of a micro-batch; 0 for a batch write, which is alone in its scope.
 
-    batch: int
-    transactions: tuple[TaskTransaction, ...] = ()
+    The transactions of a record that was read are parsed when they are used first: a long log has thousands
+    of decisions with hundreds of transactions each, and only the last one counts.
+    """
+
+    __slots__ = ("_encoded", "_transactions", "batch")
+
+    def __init__(self, batch: int, transactions: Sequence[TaskTransaction] = ()) -> None:
+        self.batch = batch
+        self._transactions: tuple[TaskTransaction, ...] | None = tuple(transactions)
+        self._encoded = b""
+
+    @classmethod
+    def encoded(cls, batch: int, transactions: bytes) -> CommitDecision:
+        """A decision whose transactions are a JSON array that is parsed later."""
+        found = cls(batch)
+        found._transactions, found._encoded = None, transactions
+        return found
+
+    @property
+    def transactions(self) -> tuple[TaskTransaction, ...]:
+        """Raises ValueError if the record's bytes are not transactions."""
+        if self._transactions is None:
+            with _malformed_as_value_error():
+                self._transactions = _transactions_from_json(json.loads(self._encoded))
+            self._encoded = b""
+        return self._transactions
+
+    @property
+    def rows(self) -> int:
+        return sum(each.rows for each in self.transactions)
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics that it wrote to, as far as its record names them."""
+        return frozenset(topic for each in self.transactions for topic, *_ in each.written_ranges)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CommitDecision):
+            return NotImplemented
+        return (self.batch, self.transactions) == (other.batch, other.transactions)
+
+    def __hash__(self) -> int:
+        return hash(self.batch)
+
+    def __repr__(self) -> str:
+        return f"CommitDecision(batch={self.batch}, transactions={self.transactions})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +168,15 @@ class DecisionRecord:
 
     @classmethod
     def decode(cls, data: bytes) -> DecisionRecord:
-        """Parse a record. Raises ValueError if the bytes are not a record, or have a later version."""
-        try:
+        """Parse a record, but not the transactions of its decision. Raises ValueError if the bytes are not a
+        record, or have a later version.
+        """
+        # Quotes within strings are escaped, so this can only be the name of the field.
+        head, name, transactions = data.partition(_TRANSACTIONS)
+        with _malformed_as_value_error():
+            if name and transactions.endswith(b"]}}"):
+                return _from_json(json.loads(head + b"}}"), transactions[:-2])
             return _from_json(json.loads(data))
-        except (KeyError, TypeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"not a record of the sink's decision log: {error!r}") from None
 
 
 @dataclass(slots=True)
@@ -241,6 +289,10 @@ class DecisionState:
         known = self._runs.get(run)
         return known.generation if known is not None else 0
 
+    def generations_of_other_runs(self, run: str) -> list[int]:
+        """The generations of the runs other than this one that still have records."""
+        return [known.generation for name, known in self._runs.items() if name != run]
+
     def is_fenced(self, run: str) -> bool:
         """Whether the run has aborted, so that no later decision of it is valid."""
         known = self._runs.get(run)
@@ -314,13 +366,26 @@ def belongs_to_run(generation: int, slot: int) -> bool:
 
 
 def trim_ranges(transactions: Sequence[TaskTransaction]) -> tuple[TaskTransaction, ...]:
-    """Drop the written ranges if there are too many for one record."""
+    """Keep one written range of each transaction if there are too many for one record. A transaction is
+    atomic, so one range is enough to find out whether it was committed.
+    """
     if sum(len(each.written_ranges) for each in transactions) <= MAX_RANGES:
         return tuple(transactions)
-    return tuple(replace(each, written_ranges=()) for each in transactions)
+    return tuple(replace(each, written_ranges=each.written_ranges[:1]) for each in transactions)
 
 
-# The bytes of a record. The names of the fields are those of version 1 and do not change.
+# The bytes of a record. The names of the fields are those of version 1 and do not change; the transactions
+# are the last of them.
+
+_TRANSACTIONS: Final = b',"transactions":'
+
+
+@contextmanager
+def _malformed_as_value_error() -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"not a record of the sink's decision log: {error!r}") from None
 
 
 def _to_json(record: DecisionRecord) -> dict[str, Any]:
@@ -345,7 +410,8 @@ def _to_json(record: DecisionRecord) -> dict[str, Any]:
     return found
 
 
-def _from_json(data: Any) -> DecisionRecord:
+def _from_json(data: Any, transactions: bytes | None = None) -> DecisionRecord:
+    """`transactions` is the part of the JSON that was left out of `data`."""
     version = data["v"]
     if version != VERSION:
         raise ValueError(
@@ -353,19 +419,11 @@ def _from_json(data: Any) -> DecisionRecord:
         )
     decision = None
     if (found := data.get("decision")) is not None:
-        decision = CommitDecision(
-            int(found["batch"]),
-            tuple(
-                TaskTransaction(
-                    str(name),
-                    int(producer_id),
-                    int(epoch),
-                    int(rows),
-                    tuple((str(t), int(p), int(first), int(last)) for t, p, first, last in ranges),
-                )
-                for name, producer_id, epoch, rows, ranges in found["transactions"]
-            ),
-        )
+        batch = int(found["batch"])
+        if transactions is not None:
+            decision = CommitDecision.encoded(batch, transactions)
+        else:
+            decision = CommitDecision(batch, _transactions_from_json(found["transactions"]))
     return DecisionRecord(
         DecisionRecordKind(data["kind"]),
         str(data["scope"]),
@@ -375,4 +433,17 @@ def _from_json(data: Any) -> DecisionRecord:
         tuple(str(each) for each in data["former"]),
         decision,
         str(data["token"]),
+    )
+
+
+def _transactions_from_json(data: Any) -> tuple[TaskTransaction, ...]:
+    return tuple(
+        TaskTransaction(
+            str(name),
+            int(producer_id),
+            int(epoch),
+            int(rows),
+            tuple((str(t), int(p), int(first), int(last)) for t, p, first, last in ranges),
+        )
+        for name, producer_id, epoch, rows, ranges in data
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import Enum
 
-__all__ = ["DeliveryGuarantee", "SinkOptions", "TwoPhaseCommitMode", "sink_options"]
+__all__ = ["DEFAULT_DECISION_TOPIC", "DeliveryGuarantee", "SinkOptions", "TwoPhaseCommitMode", "sink_options"]
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ _KNOWN = (
     "decisionTopic",
     "twoPhaseCommit",
     "onLostTransactions",
+    "onUnsafeRestart",
     # Of Spark's own sink: a column `headers` is written with or without it.
     "includeHeaders",
 )
@@ -81,6 +82,7 @@ class SinkOptions:
     decision_topic: str
     two_phase: TwoPhaseCommitMode
     fail_on_lost: bool
+    fail_on_unsafe_restart: bool
 
     @property
     def settings(self) -> dict[str, str]:
@@ -130,6 +132,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         decision_topic=given.get("decisiontopic", DEFAULT_DECISION_TOPIC).strip() or DEFAULT_DECISION_TOPIC,
         two_phase=TwoPhaseCommitMode.OFF if timeout_is_set else two_phase,
         fail_on_lost=_one_of(given, "onLostTransactions", ["fail", "report"], "fail") == "fail",
+        fail_on_unsafe_restart=_one_of(given, "onUnsafeRestart", ["fail", "continue"], "fail") == "fail",
     )
     if found.transaction_timeout_ms is not None and found.transaction_timeout_ms < 1:
         raise ValueError(

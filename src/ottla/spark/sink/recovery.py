@@ -16,7 +16,7 @@ from ottla.spark.sink.decision_log import DecisionLog
 from ottla.spark.sink.decision_state import TaskTransaction, belongs_to_run
 from ottla.spark.sink.transaction_end import EndResult, OngoingTransaction, TransactionEnder, slot_of
 
-__all__ = ["complete_abandoned_writes", "end_open_transactions", "fence_writers"]
+__all__ = ["complete_abandoned_writes", "end_open_transactions", "fence_writers", "take_over_scope"]
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,28 @@ async def end_open_transactions(
             await _end_each(transactions, found, commit=decided)
     except KafkaError as error:
         log.warning("could not end the open transactions of %r: %s", scope, error)
+
+
+async def take_over_scope(
+    decision_log: DecisionLog, transactions: TransactionEnder, scope: str, run: str, generation: int
+) -> None:
+    """End what earlier runs have left open, after the claim of a run that has this generation, and fence
+    their tasks that have initialised an id and not written yet: those would open a transaction later.
+
+    A failure is logged and not raised, as above.
+    """
+    await end_open_transactions(decision_log, transactions, scope, run, except_generation=generation)
+    try:
+        ids = await transactions.find_ids_in_use(scope)
+        state = await decision_log.read(scope)
+        if state.owner == run:
+            # Records of runs whose tasks were fenced before are deleted, so that none is fenced in each run.
+            former = state.generations_of_other_runs(run)
+            await transactions.fence(
+                [id for id in ids if any(belongs_to_run(each, slot_of(id)) for each in former)]
+            )
+    except KafkaError as error:
+        log.warning("could not fence the tasks of earlier runs of %r: %s", scope, error)
 
 
 async def fence_writers(transactions: TransactionEnder, scope: str, *, generation: int | None = None) -> None:

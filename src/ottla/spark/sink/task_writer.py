@@ -2,19 +2,19 @@
 
 A transaction is opened late: when many rows are there, or all of them. A task without rows costs nothing, and
 one whose few rows take long to compute does not hold readers back meanwhile. Before a task of a streaming
-query opens one, it reads the decision log. If its batch is decided, it writes nothing. If its run does not
-own the scope yet, it claims it; from then on no driver of an earlier run can decide, and the transactions
-that earlier runs have left open are ended.
+query opens one, it reads the decision log. If its run does not own the scope yet, it claims it; from then on
+no driver of an earlier run can decide, and the transactions that earlier runs have left open are ended. If
+its batch is decided, it writes nothing, and counts the rows: the driver compares them with the decision.
 
 No two tasks that can be alive at once share a transactional id: the id contains the partition, the attempt,
 and a *generation* that changes with each run, and within a run after each batch in which a task was retried.
 So a superseded task that is still alive never disturbs the one that has replaced it.
 
 The driver ends what a superseded attempt leaves open right after the batch, so it has to know of the attempt.
-A later attempt appends a record to the log before it initialises its id, and reads the log again afterwards:
-either it finds the batch decided, or the driver that decides finds the attempt. The driver always knows of a
-first attempt; that one reads the log again only if initialising its id took so long that another attempt may
-have replaced it meanwhile.
+It always knows of a first attempt; a later one appends a record to the log before it initialises its id. Each
+attempt reads the log again after it has initialised its id: either it finds the batch decided and writes
+nothing, or the driver that decides later fences the id. That holds in whichever order attempts start, pause
+and end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -34,7 +34,7 @@ from ottla.spark.sink.columns import largest_field, rows_by_topic
 from ottla.spark.sink.commit_messages import PreparedCommitMessage, TaskCommitMessage
 from ottla.spark.sink.decision_state import DecisionRecord, DecisionRecordKind, TaskTransaction
 from ottla.spark.sink.listener import SinkListener
-from ottla.spark.sink.recovery import end_open_transactions
+from ottla.spark.sink.recovery import take_over_scope
 from ottla.spark.sink.transaction_end import transactional_id
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ __all__ = [
     "RunFenced",
     "TaskIdentity",
     "TransactionalTask",
+    "UnknownHistory",
     "write_at_least_once",
     "write_transaction",
 ]
@@ -57,8 +58,6 @@ MAX_IN_FLIGHT = 64
 HELD_BYTES = 4 * 1024 * 1024
 MAX_CLAIMS = 20
 ABORT_SECONDS = 10
-# Spark starts a second attempt, which has to write all its rows before the batch can be decided.
-RECHECK_SECONDS = 0.25
 
 
 class RunFenced(KafkaError):
@@ -78,6 +77,21 @@ class RunEnded(KafkaError):
     def __init__(self, scope: str, run: str) -> None:
         super().__init__(
             ErrorCode.PRODUCER_FENCED, f"{scope}: run {run} has ended while this task was about to write"
+        )
+
+
+class UnknownHistory(KafkaError):
+    """The query has written before, and the decision log has no record of it."""
+
+    def __init__(self, query: str, ids: Sequence[str], prefix: str, topic: str) -> None:
+        super().__init__(
+            ErrorCode.INVALID_TXN_STATE,
+            f"query {query} has written before ({len(ids)} transactional ids, as {ids[0]!r}), but the "
+            f"decision log {topic!r} has no record of it under transactionalIdPrefix={prefix!r}, so a "
+            "repeated batch would be written twice. Has transactionalIdPrefix or decisionTopic been changed, "
+            "has the decision topic been deleted, or have partitions been added to it? Set the options as "
+            "they were, or start the query with a new checkpoint. If the last batch is known to be complete, "
+            "onUnsafeRestart=continue starts all the same",
         )
 
 
@@ -126,7 +140,8 @@ def write_transaction(
                 client.call(task.open())
                 listener.on_transaction_opened()
             if task.decision_offset is not None:
-                continue  # the remaining rows are read, so that Spark can reuse this worker
+                task.rows_not_written += sum(batch.num_rows for batch in held)
+                continue
             for batch in held:
                 for topic, data in rows_by_topic(batch, columns, options.topic):
                     client.call(task.rows.send(topic, data))
@@ -220,13 +235,12 @@ class TransactionalTask:
         self._claimed = False
         self.is_new = True
         self.decision_offset: int | None = None
+        self.rows_not_written = 0  # as the batch is decided
 
     async def open(self) -> None:
         """Open a transaction, or set `decision_offset` if the batch is decided."""
         identity = self._identity
         self.is_new = False
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         if identity.batch is not None:
             await self._claim_scope(identity.batch)
             if self.decision_offset is not None:
@@ -241,8 +255,7 @@ class TransactionalTask:
             )
         producer = await self._client.transactional_producer(self._transactional_id)
         try:
-            if identity.attempt or loop.time() - began > RECHECK_SECONDS:
-                await self._recheck_decision_log()
+            await self._recheck_decision_log()
         except BaseException:
             await producer.close(timeout_ms=0)
             raise
@@ -270,7 +283,11 @@ class TransactionalTask:
             raise RunEnded(identity.scope, identity.run)
 
     async def _claim_scope(self, batch: int) -> None:
-        """Make this run the owner of the scope, or find the batch decided."""
+        """Make this run the owner of the scope, and see whether the batch is decided.
+
+        A run that finds its batch decided claims the scope as well, as the run that has decided it may have
+        died before it ended what superseded attempts had left open.
+        """
         scope, run = self._identity.scope, self._identity.run
         decision_log = self._decision_log
         state = await decision_log.read(scope)
@@ -278,23 +295,20 @@ class TransactionalTask:
             latest = state.latest_decision()
             if latest is not None and latest[1].batch >= batch:
                 self.decision_offset = latest[0]
-                return
-            if state.is_fenced(run):
+            if state.is_replaced(run):
+                break
+            if state.is_fenced(run) and self.decision_offset is None:
                 raise RunEnded(scope, run)
             if state.owner == run:
                 self._claim_offset = state.claim_offset(run)
                 self._generation, self._former_runs = state.generation_of(run), state.former_runs
                 if self._claimed:
-                    await end_open_transactions(
-                        decision_log,
-                        self._client.transactions,
-                        scope,
-                        run,
-                        except_generation=self._generation,
+                    await take_over_scope(
+                        decision_log, self._client.transactions, scope, run, self._generation
                     )
                 return
-            if state.is_replaced(run):
-                break
+            if not self._claimed and state.owner is None:
+                await self._check_history()
             self._claimed = True
             claim = state.new_claim(run, _new_token())
             state = await decision_log.read(scope, through=await decision_log.append(claim))
@@ -303,7 +317,22 @@ class TransactionalTask:
                 # Decided between the read and the claim: a claim has to carry the latest decision.
                 claim = state.new_claim(run, _new_token())
                 state = await decision_log.read(scope, through=await decision_log.append(claim))
-        raise RunFenced(scope, run, state.owner)
+        if self.decision_offset is None:
+            raise RunFenced(scope, run, state.owner)
+
+    async def _check_history(self) -> None:
+        """Refuse to begin a scope without records whose query has written before: its decisions are elsewhere
+        or lost, so a repeated batch could not be recognised.
+        """
+        options = self._client.options
+        query = self._identity.scope.removeprefix(f"{options.prefix}-")
+        known = await self._client.transactions.find_ids_of_query(query)
+        if not known:
+            return
+        error = UnknownHistory(query, known, options.prefix, options.decision_topic)
+        if options.fail_on_unsafe_restart:
+            raise error
+        log.warning("%s", error)
 
     def message_without_rows(self) -> TaskCommitMessage:
         """The message of a task without rows. A retry names itself: the attempt before may have had rows."""
@@ -333,7 +362,7 @@ class TransactionalTask:
                 self._client.transactions.forget_coordinators([self._transactional_id])
         return PreparedCommitMessage(
             identity.partition,
-            self.rows.count if transaction is not None else 0,
+            self.rows.count if transaction is not None else self.rows_not_written,
             scope=identity.scope,
             run=identity.run,
             claim_offset=self._claim_offset,

@@ -215,6 +215,12 @@ class TransactionEnder:
         """
         return await self._list_ids(scope, [ONGOING, EMPTY])
 
+    async def find_ids_of_query(self, query: str) -> list[str]:
+        """The ids that tasks of this streaming query have used under any prefix, sorted."""
+        listed = await self._retrying(self._admin.list)
+        wanted = re.compile(".+-" + re.escape(query) + _ID.pattern)
+        return sorted(each.transactional_id for each in listed if wanted.fullmatch(each.transactional_id))
+
     async def _list_ids(self, scope: str, states: list[str]) -> list[str]:
         listed = await self._retrying(lambda: self._admin.list(states=states))
         wanted = re.compile(re.escape(scope) + _ID.pattern)
@@ -225,12 +231,14 @@ class TransactionEnder:
         await self.find_coordinators(ids)
         await run_concurrently(ids, self._admin.fence)
 
-    async def was_committed(self, transaction: TaskTransaction) -> bool | None:
-        """Find the outcome in the partitions, where the coordinator no longer knows it.
+    async def is_missing(self, transaction: TaskTransaction) -> bool:
+        """Whether the records of a transaction whose outcome its coordinator no longer knows were aborted, or
+        may have been. The partitions tell: a read_committed fetch lists the aborted transactions of its
+        range.
 
-        A read_committed fetch lists the aborted transactions of its range. None if the records are deleted,
-        or it is not known where they are.
+        Records that the topic has deleted meanwhile, as by its retention, are not missing.
         """
+        deleted = 0
         for topic, index, first, last in transaction.written_ranges:
             partition = TopicPartition(topic, index)
 
@@ -239,13 +247,15 @@ class TransactionEnder:
                 return await fetch(self._cluster, partition, first, max_bytes=1, read_committed=True)
 
             data = await self._retrying(look)
-            if data.error_code or data.log_start_offset > first or data.last_stable_offset <= last:
-                continue
-            aborted = data.aborted_transactions or ()
-            return not any(
-                each.producer_id == transaction.producer_id and each.first_offset <= last for each in aborted
-            )
-        return None
+            if data.log_start_offset > first:
+                deleted += 1
+            elif not data.error_code and data.last_stable_offset > last:
+                aborted = data.aborted_transactions or ()
+                return any(
+                    each.producer_id == transaction.producer_id and each.first_offset <= last
+                    for each in aborted
+                )
+        return deleted == 0
 
     async def _retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
         return await self._cluster.retrying(

@@ -26,6 +26,7 @@ from ottla.protocol.messages.describe_log_dirs import (
     DescribeLogDirsResponse,
 )
 from ottla.protocol.names import TopicPartition
+from ottla.spark.sink.options import DEFAULT_DECISION_TOPIC
 from ottla.spark.source.client import SourceClient, source_client
 from ottla.spark.source.offsets import EARLIEST, LATEST, OffsetLimit, OffsetLimitKind
 from ottla.spark.source.options import SourceOptions
@@ -127,8 +128,9 @@ class OffsetReader:
             )
             found = self._pick(view)
             missing = sorted(name for name, info in found.items() if info is None and name not in known)
-            # Not every broker may know a new topic yet.
-            if not missing or asyncio.get_running_loop().time() >= deadline:
+            gone = [name for name in known if found.get(name) is None and self._may_name(name)]
+            # Not every broker may know a new topic yet, and one that has just started may know no topic.
+            if not (missing or gone) or asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(NEW_TOPIC_POLL_S)
         if missing:
@@ -149,6 +151,13 @@ class OffsetReader:
         names = options.topics or {partition.topic for partition in options.assigned}
         return await self._client.cluster.refresh(topics=names)
 
+    def _may_name(self, topic: str) -> bool:
+        """Whether the options name this topic, if it exists."""
+        options = self._options
+        if options.pattern is not None:
+            return re.fullmatch(options.pattern, topic) is not None
+        return topic in options.topics or any(each.topic == topic for each in options.assigned)
+
     def _pick(self, view: ClusterMetadata) -> dict[str, TopicInfo | None]:
         options = self._options
         if options.pattern is not None:
@@ -156,7 +165,8 @@ class OffsetReader:
             return {
                 name: info
                 for name, info in view.topics.items()
-                if not info.is_internal and not info.error and pattern.fullmatch(name)
+                if not (info.is_internal or info.error or name == DEFAULT_DECISION_TOPIC)
+                and pattern.fullmatch(name)
             }
         found: dict[str, TopicInfo | None] = {}
         for name in options.topics or sorted({partition.topic for partition in options.assigned}):
@@ -237,14 +247,26 @@ class OffsetReader:
         if not wanted:
             return {}
         options = self._options
+        loop = asyncio.get_running_loop()
+        unknown_since: dict[TopicPartition, float] = {}
 
         async def ask() -> dict[TopicPartition, FoundOffset | KafkaError]:
             found = await OffsetsAdmin(self._client.caller(0)).list(
                 wanted, read_committed=options.read_committed
             )
-            for result in found.values():
-                if isinstance(result, KafkaError) and result.retriable and result.code not in _UNKNOWN:
-                    raise result
+            errors = {p: result for p, result in found.items() if isinstance(result, KafkaError)}
+            for error in errors.values():
+                if error.retriable and error.code not in _UNKNOWN:
+                    raise error
+            errors = {p: error for p, error in errors.items() if error.retriable}
+            if errors:
+                # A leader that has just started, or lost its leadership, may not know its partition. Only one
+                # that no broker knows for a while is deleted.
+                view = await self._client.cluster.refresh(topics={partition.topic for partition in errors})
+                for partition, error in errors.items():
+                    first = unknown_since.setdefault(partition, loop.time())
+                    if _exists(view, partition) or loop.time() - first < NEW_TOPIC_WAIT_S:
+                        raise error
             return found
 
         found = await self._client.retrying(
@@ -319,6 +341,11 @@ class OffsetReader:
             for entry in result.configs
             if entry.name == _TIMESTAMP_TYPE and entry.value == "LogAppendTime"
         }
+
+
+def _exists(view: ClusterMetadata, partition: TopicPartition) -> bool:
+    topic = view.topics.get(partition.topic)
+    return topic is not None and any(each.partition == partition.partition for each in topic.partitions)
 
 
 def _list_some(partitions: list[TopicPartition]) -> str:

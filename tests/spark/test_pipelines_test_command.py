@@ -1,13 +1,19 @@
-"""`ottla pipeline test` as a user runs it: a new project, a case with windows, a case that fails, a kill."""
+"""`ottla pipeline test`, expectations, `ottla trace` and `ottla pipeline replay` as a user runs them."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from tests.spark.test_pipelines import Pipeline
+from ottla.client.blocking import Producer
+from ottla.testing.local_node import LocalNode
+from tests.spark.test_pipelines import Pipeline, order, values
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -78,3 +84,80 @@ def test_cases_pass_fail_and_survive_a_kill(tmp_path: Path) -> None:
     assert "first: 4 passed, 1 failed, 2 skipped" in ended.stderr
     assert not (pipeline.directory / "spark-warehouse").exists()
     assert not (pipeline.directory / "pipeline-storage").exists()
+
+
+VALIDATE = """
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from ottla.spark.expectations import expect_or_dead_letter, expect_or_drop, source_record
+
+spark = SparkSession.active()
+BROKERS = spark.conf.get("ottla.bootstrap.servers")
+OPTIONS = {"kafka.bootstrap.servers": BROKERS, "topic": "valid", "lineageTopic": "lineage"}
+dp.create_sink("valid", "ottla", OPTIONS)
+
+
+@dp.append_flow(target="valid")
+@expect_or_dead_letter("is an order", "order.number is not null", topic="dead")
+@expect_or_drop("costs something", "order.number is null or order.cents > 0")
+def validate():
+    records = (
+        spark.readStream.format("ottla")
+        .option("kafka.bootstrap.servers", BROKERS)
+        .option("subscribe", "third.orders")
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+    order = F.from_json(F.col("value").cast("string"), "number long, cents long")
+    rows = records.select(source_record(), order.alias("order"))
+    return rows.select("*", F.to_json("order").alias("value"))
+"""
+
+
+def test_a_batch_is_traced_and_replayed_and_its_bad_rows_are_set_aside(
+    node: LocalNode, producer: Producer, tmp_path: Path
+) -> None:
+    brokers = node.bootstrap_servers
+    Pipeline(tmp_path, brokers).ok("init", "third")
+    pipeline = Pipeline(tmp_path / "third", brokers)
+    for unused in ("orders.py", "turnover.sql", "large_orders.py"):
+        (pipeline.directory / "transformations" / unused).unlink()
+    definition = pipeline.directory / "transformations" / "validate.py"
+    definition.write_text(VALIDATE)
+    spec = pipeline.directory / "spark-pipeline.yml"
+    spec.write_text(spec.read_text().replace("third.large-orders:2", "valid:2, dead:2"))
+    pipeline.ok("run", "-b", brokers)
+    for batch in range(2):
+        for value in (order(batch * 10 + 1, 100), b"rubbish", order(batch * 10 + 2, -5)):
+            producer.send("third.orders", value, partition=0)
+        said = pipeline.ok("run", "-b", brokers)
+        assert "'costs something': 1 of 3 dropped" in said
+        assert "'is an order': 1 of 2 dead letters" in said
+    assert sorted(record["number"] for record in values(brokers, "valid", 2)) == [1, 11]
+
+    traced = [trace(brokers, "valid", partition, offset) for partition in (0, 1) for offset in range(4)]
+    found = [each for each in traced if each is not None]
+    assert sorted(each["inputs"][0]["start"] for each in found) in ([-1, 3], [0, 3])
+    last = next(each for each in found if each["inputs"][0]["start"] == 3)
+    assert last["inputs"] == [{"topic": "third.orders", "partition": 0, "start": 3, "end": 6}]
+    assert last["flow"] == "validate"
+    assert last["code_version"]
+
+    definition.write_text(VALIDATE.replace("order.cents > 0", "order.cents < 0"))
+    place = [str(last[name]) for name in ("topic", "partition", "offset")]
+    said = pipeline.ok("replay", *place, "--into", "side", "--lineage-topic", "lineage", "-b", brokers)
+    assert "3 records of third.orders-0" in said
+    assert [record["number"] for record in values(brokers, "side", 1)] == [12]
+    assert sorted(record["number"] for record in values(brokers, "valid", 2)) == [1, 11]
+
+
+def trace(brokers: str, topic: str, partition: int, offset: int) -> dict[str, Any] | None:
+    """What `ottla trace` finds; None for the end of a transaction, or no record."""
+    command = [sys.executable, "-m", "ottla", "trace", topic, str(partition), str(offset)]
+    command += ["--lineage-topic", "lineage", "-b", brokers, "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode in (0, 1), ended.stderr
+    found: dict[str, Any] | None = json.loads(ended.stdout) if ended.returncode == 0 else None
+    return found

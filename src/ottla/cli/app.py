@@ -43,6 +43,7 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "log": CommandEntry("log_files", "Read the files of partitions; needs no node."),
     "storage": CommandEntry("storage", "Show and format data directories; needs no node."),
     "pipeline": CommandEntry("pipeline", "Create, run and watch Spark pipelines over topics."),
+    "trace": CommandEntry("trace", "Show the batch of Spark that wrote a record, and its inputs."),
     "sim": CommandEntry("sim", "Run a simulated cluster under faults."),
     "perf": CommandEntry("perf", "Measure throughput and latency."),
     "completion": CommandEntry("app", "Print the completion script of a shell."),

@@ -7,8 +7,8 @@ configuration says where its topics are, and is what `-b` and `--embedded` set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -27,7 +27,9 @@ from ottla.cli.pipeline_options import (
     Verbose,
     log_file,
     project_of,
+    terminable,
 )
+from ottla.cli.pipeline_replay import replay
 from ottla.cli.pipeline_test import play_tests
 from ottla.cli.session import with_admin
 
@@ -43,6 +45,7 @@ _FULL_REFRESH_HINT: Final = (
 )
 app = group("pipeline", HELP)
 command(app, "test")(play_tests)
+command(app, "replay")(replay)
 
 
 @command(app, "init")
@@ -154,7 +157,7 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
     state.mkdir(exist_ok=True)
     configuration = dict(project.configuration)
     with ExitStack() as stack:
-        stack.enter_context(_terminable())
+        stack.enter_context(terminable())
         locks: Sequence[int] = ()
         if not dry:
             places = [state, *([project.storage_path] if project.storage_path is not None else [])]
@@ -181,21 +184,6 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
             hint = _FULL_REFRESH_HINT if "DataLoss: " in str(failure) else ""
             more = "" if log is None else f"\nWhat Spark logged is in {state / 'spark.log'}."
             raise CliError(f"{failure}{hint}{more}") from None
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Make SIGTERM end a run as Ctrl-C does: with Spark and the node stopped cleanly."""
-    import signal
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _from_environment(bootstrap: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -65,3 +67,18 @@ def log_file(path: Path) -> Any:
     """The log of Spark, which later runs append to until it is too large."""
     too_long = path.exists() and path.stat().st_size > MAX_LOG_BYTES
     return path.open("w" if too_long else "a", buffering=1)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Make SIGTERM end a run as Ctrl-C does: with Spark and the node stopped cleanly."""
+    import signal
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

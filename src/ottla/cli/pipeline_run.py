@@ -23,12 +23,14 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from ottla.cli.errors import CliError
 from ottla.cli.output import note
+from ottla.spark.pipelines.code_version import code_version
 from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress
 from ottla.spark.pipelines.project import Project
 from ottla.spark.pipelines.query_listener import listen_to_queries
 from ottla.spark.pipelines.runner import Selection, run_once
 from ottla.spark.pipelines.tables import PipelineTables, TableListener, has_own_catalog
 from ottla.spark.session import connect_session
+from ottla.spark.sink.lineage import CODE_VERSION
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,6 +63,7 @@ def run_all(request: PipelineRequest, log: IO[str] | None) -> None:
     warehouse = Path(request.conf.get(_WAREHOUSE, project.directory / "spark-warehouse")).resolve()
     settings = {_WAREHOUSE: str(warehouse), **request.conf}
     once = request.runs == 1
+    os.environ.setdefault(CODE_VERSION, code_version(project))  # the sink keeps it with each batch
     with connect_session(
         request.master, name=project.name, conf=settings, log=log, short=once, keep_open=request.locks
     ) as (spark, context):
@@ -205,6 +208,7 @@ def _figures(flow: Flow) -> tuple[str, str, str]:
 def expectation_texts(flow: Flow) -> list[str]:
     """The expectations of a flow that rows have not met.
 
+    >>> from ottla.spark.expectations import ExpectationAction
     >>> flow = Flow("orders")
     >>> flow.expectations["costs something", ExpectationAction.DROP] = (5, 2)
     >>> expectation_texts(flow)

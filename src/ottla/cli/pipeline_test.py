@@ -27,6 +27,7 @@ from ottla.cli.pipeline_options import (
     Verbose,
     log_file,
     project_of,
+    terminable,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +69,6 @@ def play_tests(
     """
     from ottla.spark.java import NoJava
     from ottla.spark.pipelines.project import ProjectError
-    from ottla.spark.pipelines.tables import has_own_catalog
     from ottla.spark.pipelines.testing.cases import DIRECTORY, choose_cases, find_cases
     from ottla.spark.pipelines.testing.report import CaseOutcome, summary, write_junit
     from ottla.spark.session import NoSpark
@@ -83,13 +83,11 @@ def play_tests(
             for case in cases:
                 print(case.name)
             return
-        local = replace(found, storage=str(found.directory))
-        if has_own_catalog(local, {**conf, **found.configuration}):
-            raise ProjectError(f"{found.spec}: the project has its own catalog, which a test would change")
+        refuse_own_catalog(found, conf)
         if not cases:
             raise CliError(f"{found.directory / DIRECTORY} has no cases: *.yml, or test_*.py")
         results = []
-        with _log(found, verbose=verbose) as log:
+        with terminable(), test_log(found, verbose=verbose) as log:
             for result in _play(found, cases, points, master, conf, log):
                 results.append(result)
                 _show(result)
@@ -101,6 +99,16 @@ def play_tests(
     if any(result.outcome is CaseOutcome.FAILED for result in results):
         raise CliError(f"{found.name}: {summary(results)}, {seconds:.1f} s")
     note(f"{found.name}: {summary(results)}, {seconds:.1f} s")
+
+
+def refuse_own_catalog(project: Project, conf: dict[str, str]) -> None:
+    """Raise ProjectError if the project has a catalog that is not of this process only."""
+    from ottla.spark.pipelines.project import ProjectError
+    from ottla.spark.pipelines.tables import has_own_catalog
+
+    local = replace(project, storage=str(project.directory))
+    if has_own_catalog(local, {**conf, **project.configuration}):
+        raise ProjectError(f"{project.spec}: the project has its own catalog, which would be changed")
 
 
 def _points(kill: bool, names: list[str]) -> list[StopPoint]:
@@ -133,20 +141,22 @@ def _play(
             spark, context = started
             note(f"Spark {context.version} on {master} is ready, {monotonic() - began:.1f} s")
             session = WarmSession(spark, context, log)
-            runner = CaseRunner(project, session, _new_node, master, settings, log)
+            runner = CaseRunner(project, session, new_node, master, settings, log)
             for case in cases:
                 yield from runner.play(case, points)
 
 
 @contextmanager
-def _new_node() -> Iterator[str]:
+def new_node() -> Iterator[str]:
+    """An empty node during the block, which accepts records of any time; its bootstrap servers."""
     from ottla.testing.local_node import LocalNode
 
     with LocalNode(_NODE_SETTINGS) as node:
         yield node.bootstrap_servers
 
 
-def _log(project: Project, *, verbose: bool) -> AbstractContextManager[IO[str] | None]:
+def test_log(project: Project, *, verbose: bool) -> AbstractContextManager[IO[str] | None]:
+    """The file for what Spark logs in a test; None to show it."""
     if verbose:
         return nullcontext()
     state = project.directory / STATE_DIR

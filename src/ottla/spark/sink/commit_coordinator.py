@@ -26,6 +26,7 @@ from ottla.spark.sink.decision_state import (
     next_generation,
     trim_ranges,
 )
+from ottla.spark.sink.lineage import LineageSource
 from ottla.spark.sink.listener import SinkListener
 from ottla.spark.sink.recovery import complete_abandoned_writes, end_open_transactions, fence_writers
 from ottla.spark.sink.task_writer import RunFenced
@@ -76,8 +77,11 @@ class UnexpectedBatch(KafkaError):
 class CommitCoordinator:
     """Commits and aborts batches with the transactions that their tasks have prepared."""
 
-    def __init__(self, client: SinkClient, listener: SinkListener) -> None:
+    def __init__(
+        self, client: SinkClient, listener: SinkListener, lineage: LineageSource | None = None
+    ) -> None:
         self._client = client
+        self._lineage = lineage
         self._decision_log = client.decision_log
         self._transactions = client.transactions
         self._listener = listener
@@ -103,7 +107,9 @@ class CommitCoordinator:
         await self._listener.on_commit_started()
         scope, run = prepared[0].scope, prepared[0].run
         if streaming:
-            state = await self._decide(prepared, CommitDecision(batch, trim_ranges(transactions)))
+            lineage = None if self._lineage is None else self._lineage.of_batch(batch)
+            decision = CommitDecision(batch, trim_ranges(transactions), lineage)
+            state = await self._decide(prepared, decision)
             await self._listener.on_batch_committed()
             await self._clean_up(prepared, batch, state)
             return
@@ -203,6 +209,7 @@ class CommitCoordinator:
         if not state.is_valid(offset, record):
             raise RunFenced(scope, run, state.owner)
         await self._listener.on_batch_decided()
+        await self._keep_lineage(record)
         await self._commit_transactions(scope, decision)
         return state
 
@@ -219,6 +226,7 @@ class CommitCoordinator:
             )
         if decision.batch == batch:
             log.info("%s: batch %d is decided already; its rows are not written again", message.scope, batch)
+            await self._keep_lineage(records[0][1])
             await self._commit_transactions(message.scope, decision)
         return decision
 
@@ -231,14 +239,33 @@ class CommitCoordinator:
             difference = f"batch {decision.batch} is committed already"
         elif decision.rows != rows:
             difference = f"it had {decision.rows} rows then and has {rows} now"
-        elif options.topic is not None and decision.topics and options.topic not in decision.topics:
-            difference = f"it went to {', '.join(sorted(decision.topics))}, not to {options.topic}"
         else:
-            return
+            found = self._difference(batch, decision)
+            if found is None:
+                return
+            difference = found
         error = UnexpectedBatch(scope, batch, difference)
         if options.fail_on_unsafe_restart:
             raise error
         log.warning("%s", error)
+
+    def _difference(self, batch: int, decision: CommitDecision) -> str | None:
+        """How the inputs or the topic of a repeated batch differ from those of its decision."""
+        if decision.lineage is not None and self._lineage is not None:
+            return decision.lineage.difference_to(self._lineage.of_batch(batch))
+        topic = self._client.options.topic
+        if topic is not None and decision.topics and topic not in decision.topics:
+            return f"it went to {', '.join(sorted(decision.topics))}, not to {topic}"
+        return None
+
+    async def _keep_lineage(self, record: DecisionRecord) -> None:
+        """Keep a copy of the decision in the topic for lineage, if there is one. It comes before the commits:
+        a batch that was committed can be traced, also if the driver dies in between and another run
+        completes it, which appends the copy again.
+        """
+        if self._lineage is not None and self._lineage.topic and record.decision is not None:
+            key = f"{record.scope}/{record.decision.batch}"
+            await self._decision_log.append_copy(self._lineage.topic, key, record)
 
     async def _commit_transactions(self, scope: str, decision: CommitDecision) -> None:
         """Commit every transaction of a decision, including those that are committed already."""

@@ -42,6 +42,7 @@ CONFIGS = {
     "min.compaction.lag.ms": str(10 * 60 * 1000),
     "max.message.bytes": str(MAX_RECORD_BYTES),
 }
+LINEAGE_CONFIGS = {"retention.ms": str(30 * 24 * 3600 * 1000), "max.message.bytes": str(MAX_RECORD_BYTES)}
 MAX_STATES = 64
 FETCH_BYTES = 8 * 1024 * 1024
 _STALE_METADATA = frozenset(
@@ -85,6 +86,7 @@ class DecisionLog:
         self._timeout_ms = timeout_ms
         self._producer: Producer | None = None
         self._states: dict[str, DecisionState] = {}
+        self._known_topics: set[str] = set()
 
     async def close(self) -> None:
         if self._producer is not None:
@@ -192,8 +194,26 @@ class DecisionLog:
         """Delete records that are not needed any more."""
         await asyncio.gather(*(self._send(scope, key, None) for key in keys))
 
+    async def append_copy(self, topic: str, key: str, record: DecisionRecord) -> None:
+        """Append a record to another topic, which deletes by age; it is created if it does not exist."""
+        if topic not in self._known_topics:
+            caller = AdminRequests(self._cluster, self._timeout_ms)
+            try:
+                await TopicsAdmin(caller).create(topic, partitions=1, configs=LINEAGE_CONFIGS)
+            except KafkaError as error:
+                if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                    raise
+            self._known_topics.add(topic)
+        producer = await self._started_producer()
+        await producer.send(topic, record.encode(), key=key.encode())
+
     async def _send(self, scope: str, key: str, value: bytes | None) -> int:
         partition = await self.partition(scope)
+        producer = await self._started_producer()
+        sent = await producer.send(self.topic, value, key=key.encode(), partition=partition.partition)
+        return sent.offset
+
+    async def _started_producer(self) -> Producer:
         if self._producer is None:
             producer = Producer(
                 cluster=self._cluster,
@@ -209,8 +229,7 @@ class DecisionLog:
             )
             await producer.start()
             self._producer = producer
-        sent = await self._producer.send(self.topic, value, key=key.encode(), partition=partition.partition)
-        return sent.offset
+        return self._producer
 
     # Reading.
 

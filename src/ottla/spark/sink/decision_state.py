@@ -31,6 +31,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
+from ottla.spark.sink.lineage import BatchLineage
+
 __all__ = [
     "CommitDecision",
     "DecisionRecord",
@@ -79,20 +81,27 @@ class CommitDecision:
     """`batch` is Spark's id of a micro-batch; 0 for a batch write, which is alone in its scope.
 
     The transactions of a record that was read are parsed when they are used first: a long log has thousands
-    of decisions with hundreds of transactions each, and only the last one counts.
+    of decisions with hundreds of transactions each, and only the last one counts. `lineage` is what the batch
+    was made of; None in records of earlier releases, and of batch writes.
     """
 
-    __slots__ = ("_encoded", "_transactions", "batch")
+    __slots__ = ("_encoded", "_transactions", "batch", "lineage")
 
-    def __init__(self, batch: int, transactions: Sequence[TaskTransaction] = ()) -> None:
+    def __init__(
+        self,
+        batch: int,
+        transactions: Sequence[TaskTransaction] = (),
+        lineage: BatchLineage | None = None,
+    ) -> None:
         self.batch = batch
+        self.lineage = lineage
         self._transactions: tuple[TaskTransaction, ...] | None = tuple(transactions)
         self._encoded = b""
 
     @classmethod
-    def encoded(cls, batch: int, transactions: bytes) -> CommitDecision:
+    def encoded(cls, batch: int, transactions: bytes, lineage: BatchLineage | None) -> CommitDecision:
         """A decision whose transactions are a JSON array that is parsed later."""
-        found = cls(batch)
+        found = cls(batch, lineage=lineage)
         found._transactions, found._encoded = None, transactions
         return found
 
@@ -117,7 +126,8 @@ class CommitDecision:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CommitDecision):
             return NotImplemented
-        return (self.batch, self.transactions) == (other.batch, other.transactions)
+        mine, others = (self.batch, self.lineage), (other.batch, other.lineage)
+        return mine == others and self.transactions == other.transactions
 
     def __hash__(self) -> int:
         return hash(self.batch)
@@ -402,6 +412,7 @@ def _to_json(record: DecisionRecord) -> dict[str, Any]:
     if record.decision is not None:
         found["decision"] = {
             "batch": record.decision.batch,
+            **({} if record.decision.lineage is None else {"lineage": record.decision.lineage.to_json()}),
             "transactions": [
                 [each.id, each.producer_id, each.epoch, each.rows, each.written_ranges]
                 for each in record.decision.transactions
@@ -420,10 +431,11 @@ def _from_json(data: Any, transactions: bytes | None = None) -> DecisionRecord:
     decision = None
     if (found := data.get("decision")) is not None:
         batch = int(found["batch"])
+        lineage = BatchLineage.from_json(found["lineage"]) if "lineage" in found else None
         if transactions is not None:
-            decision = CommitDecision.encoded(batch, transactions)
+            decision = CommitDecision.encoded(batch, transactions, lineage)
         else:
-            decision = CommitDecision(batch, _transactions_from_json(found["transactions"]))
+            decision = CommitDecision(batch, _transactions_from_json(found["transactions"]), lineage)
     return DecisionRecord(
         DecisionRecordKind(data["kind"]),
         str(data["scope"]),

@@ -26,6 +26,9 @@ _KNOWN = (
     "twoPhaseCommit",
     "onLostTransactions",
     "onUnsafeRestart",
+    # Read by `lineage`: a topic for the lineage of all batches, and the version of the code.
+    "lineageTopic",
+    "codeVersion",
     # Of Spark's own sink: a column `headers` is written with or without it.
     "includeHeaders",
 )

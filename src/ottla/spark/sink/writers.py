@@ -14,6 +14,7 @@ from pyspark.sql.datasource import (
 )
 
 from ottla.spark.sink.columns import check_schema, columns_to_write
+from ottla.spark.sink.lineage import LineageSource
 from ottla.spark.sink.options import DeliveryGuarantee, SinkOptions, sink_options
 from ottla.spark.worker.garbage_collection import begin_task
 
@@ -47,7 +48,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, listener: Sink
     """
     parsed = sink_options(options)
     check_schema(schema, parsed.topic)
-    return StreamWriter(parsed, columns_to_write(schema), listener)
+    return StreamWriter(parsed, columns_to_write(schema), listener, LineageSource.of(options))
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -84,10 +85,17 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes each micro-batch exactly once, whatever process dies and however often Spark repeats it."""
 
-    def __init__(self, options: SinkOptions, columns: tuple[str, ...], listener: SinkListener) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        columns: tuple[str, ...],
+        listener: SinkListener,
+        lineage: LineageSource | None = None,
+    ) -> None:
         self._options = options
         self._columns = columns
         self._listener = listener
+        self._lineage = lineage
         self._fallback_run = str(uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -114,7 +122,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return write_transaction(self._options, self._columns, identity, iterator, self._listener)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        _commit(self._options, self._listener, messages, batchId, streaming=True)
+        _commit(self._options, self._listener, messages, batchId, streaming=True, lineage=self._lineage)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         _abort(self._options, self._listener, messages, batchId)
@@ -134,6 +142,7 @@ def _commit(
     batch: int,
     *,
     streaming: bool,
+    lineage: LineageSource | None = None,
 ) -> None:
     if not _has_prepared(messages):
         return
@@ -141,7 +150,8 @@ def _commit(
     from ottla.spark.sink.commit_coordinator import CommitCoordinator
 
     client = sink_client(options)
-    client.call(CommitCoordinator(client, listener).commit(messages, batch, streaming=streaming))
+    coordinator = CommitCoordinator(client, listener, lineage)
+    client.call(coordinator.commit(messages, batch, streaming=streaming))
 
 
 def _abort(

@@ -68,7 +68,7 @@ class PipelineUnderTest:
                 "partition": record.partition,
                 "timestamp": record.timestamp,
             }
-            for record in self._read_topic(name)
+            for record in self.read_topic(name)
         ]
 
     def expect_table(self, name: str, rows: Rows) -> None:
@@ -84,7 +84,8 @@ class PipelineUnderTest:
         if difference := compare(found, [_comparable(record) for record in records]):
             raise UnexpectedRows(f"topic {name}: {difference.text()}")
 
-    def _read_topic(self, name: str) -> list[Any]:
+    def read_topic(self, name: str) -> list[Any]:
+        """The committed records of a topic as the consumer returns them."""
         with Admin(self.bootstrap_servers) as admin:
             known = {info.name: len(info.partitions) for info in admin.topics.list()}
         if name not in known:

@@ -1,0 +1,175 @@
+"""What a micro-batch was made of: the offsets that it read, and the version of the code that read them.
+
+Spark writes the offsets of a batch into its checkpoint before it runs the batch: `offsets/N` says where batch
+N ends, and `offsets/N-1` where it begins. The driver reads both when it commits, and the decision keeps them.
+That needs a checkpoint in a directory of the driver's machine; of one elsewhere the inputs are not known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+__all__ = ["CODE_VERSION", "BatchLineage", "InputRange", "LineageSource"]
+
+CODE_VERSION: Final = "OTTLA_CODE_VERSION"
+"""The environment variable with the version of the code; the option `codeVersion` takes precedence."""
+MAX_INPUTS: Final = 4_000
+MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+MAX_TEXT: Final = 200
+MAX_SHOWN: Final = 8
+NAMED_BY_ROWS: Final = "the topics that its rows name"
+# A name of a topic: our source keeps more beside the topics, under names that no topic can have.
+_NOT_A_TOPIC: Final = "$"
+
+
+@dataclass(frozen=True, slots=True)
+class InputRange:
+    """Records of one partition that a batch has read, `start` to `end` without `end`. `start` is -1 where the
+    query began with these, at the position that its option `startingOffsets` gave.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLineage:
+    """Where the rows of a batch come from. `inputs` is None if that is not known, and `remark` says why;
+    `others` counts sources that are no topics, as tables. `target` is the topic that the query writes to,
+    None if its rows name their topics.
+    """
+
+    flow: str = ""
+    code_version: str = ""
+    inputs: tuple[InputRange, ...] | None = None
+    others: int = 0
+    remark: str = ""
+    target: str | None = None
+
+    def difference_to(self, now: BatchLineage) -> str | None:
+        """How the same batch differs when it is repeated; None if it does not, as far as that is known."""
+        if self.target != now.target:
+            return f"it went to {self.target or NAMED_BY_ROWS}, not to {now.target or NAMED_BY_ROWS}"
+        if self.inputs is not None and now.inputs is not None and self.inputs != now.inputs:
+            return f"it was made of {_inputs_text(self.inputs)} then and is of {_inputs_text(now.inputs)} now"
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = {"flow": self.flow, "code": self.code_version}
+        if self.inputs is not None:
+            document["inputs"] = [[each.topic, each.partition, each.start, each.end] for each in self.inputs]
+        return {**document, "others": self.others, "remark": self.remark, "target": self.target}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> BatchLineage:
+        ranges: tuple[InputRange, ...] | None = None
+        if (inputs := document.get("inputs")) is not None:
+            ranges = tuple(InputRange(str(t), int(p), int(s), int(e)) for t, p, s, e in inputs)
+        return cls(
+            str(document.get("flow", "")),
+            str(document.get("code", "")),
+            ranges,
+            int(document.get("others", 0)),
+            str(document.get("remark", "")),
+            document.get("target"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LineageSource:
+    """What the driver knows of a query: its name, its checkpoint, the version of its code, the topic in which
+    the lineage of all batches is kept, and the one that it writes to, if its option names one.
+    """
+
+    flow: str = ""
+    checkpoint: str = ""
+    code_version: str = ""
+    topic: str = ""
+    target: str | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> LineageSource:
+        given = {name.lower(): str(value).strip() for name, value in options.items()}
+        version = given.get("codeversion") or os.environ.get(CODE_VERSION, "")
+        return cls(
+            given.get("queryname", "")[:MAX_TEXT],
+            given.get("checkpointlocation", ""),
+            version[:MAX_TEXT],
+            given.get("lineagetopic", ""),
+            given.get("topic") or None,
+        )
+
+    def of_batch(self, batch: int) -> BatchLineage:
+        """Find what the batch has read. A checkpoint that cannot be read is no error."""
+        directory = _local_directory(self.checkpoint)
+        if directory is None:
+            where = self.checkpoint or "an unknown place"
+            return self._unknown(f"the checkpoint is in {where}, not in a directory of the driver")
+        try:
+            ends = _positions(directory / "offsets" / str(batch))
+            starts = _positions(directory / "offsets" / str(batch - 1)) if batch else [{} for _ in ends]
+        except (OSError, ValueError) as error:
+            return self._unknown(f"its checkpoint cannot be read: {error}")
+        inputs: list[InputRange] = []
+        for number, end in enumerate(ends):
+            start = starts[number] if number < len(starts) else None
+            for (topic, partition), offset in sorted((end or {}).items()):
+                begin = (start or {}).get((topic, partition), -1)
+                if begin != offset and offset > 0:
+                    inputs.append(InputRange(topic, partition, begin, offset))
+        others = sum(end is None for end in ends)
+        if len(inputs) > MAX_INPUTS:
+            return self._unknown(f"the batch has read {len(inputs)} partitions")
+        return BatchLineage(self.flow, self.code_version, tuple(inputs), others, target=self.target)
+
+    def _unknown(self, remark: str) -> BatchLineage:
+        return BatchLineage(self.flow, self.code_version, remark=remark[:MAX_TEXT], target=self.target)
+
+
+def _inputs_text(inputs: tuple[InputRange, ...]) -> str:
+    shown = [f"{each.topic}-{each.partition} {each.start}..{each.end}" for each in inputs[:MAX_SHOWN]]
+    return ", ".join(shown + ["..."] * (len(inputs) > MAX_SHOWN)) or "no records"
+
+
+def _local_directory(location: str) -> Path | None:
+    """The directory on this machine; None for another location, or none."""
+    parts = urlsplit(location)
+    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost") or not parts.path:
+        return None
+    return Path(unquote(parts.path) if parts.scheme else location)
+
+
+def _positions(file: Path) -> list[dict[tuple[str, int], int] | None]:
+    """The offsets of each source in a file of Spark's offset log, None for a source that reads no topics."""
+    if file.stat().st_size > MAX_FILE_BYTES:
+        raise ValueError(f"{file} is too large")
+    # The first line is the version of the format, the second is about the batch.
+    return [_offsets(line) for line in file.read_text().splitlines()[2:]]
+
+
+def _offsets(line: str) -> dict[tuple[str, int], int] | None:
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return {} if line == "-" else None  # a source without offsets yet
+    if not isinstance(document, dict):
+        return None
+    found: dict[tuple[str, int], int] = {}
+    for topic, partitions in document.items():
+        if topic.startswith(_NOT_A_TOPIC):
+            continue
+        if not isinstance(partitions, dict):
+            return None
+        for partition, offset in partitions.items():
+            if not partition.isdecimal() or not isinstance(offset, int):
+                return None
+            found[topic, int(partition)] = offset
+    return found

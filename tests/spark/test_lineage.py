@@ -1,0 +1,265 @@
+"""Where rows come from: the inputs of a batch in its decision, and how a record is traced back to them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ottla.cli.app import run as run_command
+from ottla.client.blocking import Admin, Producer
+from ottla.protocol.names import TopicPartition
+from ottla.spark.pipelines.code_version import code_version
+from ottla.spark.pipelines.project import load_project
+from ottla.spark.pipelines.template import write_project
+from ottla.spark.sink.commit_coordinator import CommitCoordinator, UnexpectedBatch
+from ottla.spark.sink.decision_state import (
+    CommitDecision,
+    DecisionRecord,
+    DecisionRecordKind,
+    TaskTransaction,
+)
+from ottla.spark.sink.lineage import BatchLineage, InputRange, LineageSource
+from ottla.spark.sink.listener import SinkListener
+from ottla.spark.sink.task_writer import TaskIdentity, write_transaction
+from ottla.spark.sink.trace import NotTraced, trace
+from ottla.testing.local_node import LocalNode
+from tests.support.spark_sink_harness import Query, committed_values
+
+WITHOUT_SPARK = True
+
+
+def write_offsets(checkpoint: Path, batch: int, *sources: str) -> None:
+    file = checkpoint / "offsets" / str(batch)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(["v1", '{"batchWatermarkMs":0,"batchTimestampMs":5}', *sources]))
+
+
+def offsets(**partitions: int) -> str:
+    """Offsets of our source: those of topic `t`, with what it keeps beside them."""
+    return json.dumps({"t": {name[1:]: value for name, value in partitions.items()}, "$ids": {"t": "abc"}})
+
+
+class TestInputs:
+    def test_a_batch_reads_from_the_end_of_the_last_to_its_own(self, tmp_path: Path) -> None:
+        write_offsets(tmp_path, 4, offsets(p0=10, p1=7))
+        write_offsets(tmp_path, 5, offsets(p0=15, p1=7, p2=3))
+        source = LineageSource("flow", str(tmp_path), "v1")
+        assert source.of_batch(5) == BatchLineage(
+            "flow", "v1", (InputRange("t", 0, 10, 15), InputRange("t", 2, -1, 3))
+        )
+
+    def test_the_first_batch_reads_from_where_the_query_began(self, tmp_path: Path) -> None:
+        write_offsets(tmp_path, 0, offsets(p0=10, p1=0))
+        lineage = LineageSource("", tmp_path.as_uri()).of_batch(0)
+        assert lineage.inputs == (InputRange("t", 0, -1, 10),)
+
+    def test_a_source_that_reads_a_table_is_counted(self, tmp_path: Path) -> None:
+        write_offsets(tmp_path, 0, '{"logOffset":0}', offsets(p0=1))
+        write_offsets(tmp_path, 1, '{"logOffset":1}', offsets(p0=1))
+        lineage = LineageSource("", str(tmp_path)).of_batch(1)
+        assert (lineage.inputs, lineage.others) == ((), 1)
+
+    @pytest.mark.parametrize("location", ["s3a://bucket/checkpoint", "", "hdfs://host/checkpoint"])
+    def test_a_checkpoint_elsewhere_is_not_known(self, location: str) -> None:
+        lineage = LineageSource("", location).of_batch(1)
+        assert lineage.inputs is None
+        assert "not in a directory of the driver" in lineage.remark
+
+    def test_a_checkpoint_that_is_gone_is_no_error(self, tmp_path: Path) -> None:
+        lineage = LineageSource("", str(tmp_path / "gone")).of_batch(1)
+        assert lineage.inputs is None
+        assert "cannot be read" in lineage.remark
+
+    def test_options_name_the_query_and_the_code(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OTTLA_CODE_VERSION", "git:1")
+        given = {"queryname": "f", "checkpointLocation": "/c", "lineageTopic": "lineage", "topic": "out"}
+        assert LineageSource.of(given) == LineageSource("f", "/c", "git:1", "lineage", "out")
+        assert LineageSource.of({"codeVersion": "2.0"}).code_version == "2.0"
+
+
+class TestRecords:
+    RECORD = DecisionRecord(
+        DecisionRecordKind.DECISION,
+        "s",
+        "r",
+        3,
+        decision=CommitDecision(
+            7,
+            (TaskTransaction("id", 1, 2, 3, (("t", 0, 4, 5),)),),
+            BatchLineage("flow", "git:1", (InputRange("in", 0, 1, 9),), 1, ""),
+        ),
+    )
+
+    def test_lineage_survives_the_log(self) -> None:
+        assert DecisionRecord.decode(self.RECORD.encode()) == self.RECORD
+
+    def test_transactions_stay_the_last_field(self) -> None:
+        document = json.loads(self.RECORD.encode())
+        assert list(document)[-1] == "decision"
+        assert list(document["decision"])[-1] == "transactions"
+
+    def test_records_of_earlier_releases_have_none(self) -> None:
+        document = json.loads(self.RECORD.encode())
+        del document["decision"]["lineage"]
+        found = DecisionRecord.decode(json.dumps(document).encode())
+        assert found.decision is not None
+        assert found.decision.lineage is None
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    with LocalNode() as node:
+        yield node.bootstrap_servers
+
+
+class LineageQuery(Query):
+    """A query whose batches know their inputs."""
+
+    def __init__(self, bootstrap: str, topic: str, lineage: LineageSource) -> None:
+        super().__init__(bootstrap, topic, name=topic)
+        self._lineage = lineage
+
+    @property
+    def coordinator(self) -> CommitCoordinator:
+        return CommitCoordinator(self.client, SinkListener(), self._lineage)
+
+
+def new_query(bootstrap: str, topic: str, checkpoint: Path, *, keep_in: str = "") -> LineageQuery:
+    with Admin(bootstrap) as admin:
+        admin.topics.create(topic, partitions=1)
+    for batch in range(4):
+        write_offsets(checkpoint, batch, offsets(p0=10 * (batch + 1)))
+    return LineageQuery(bootstrap, topic, LineageSource("flow", str(checkpoint), "v1", keep_in, topic))
+
+
+class TestTrace:
+    def test_each_record_leads_to_its_batch(self, bootstrap: str, tmp_path: Path) -> None:
+        query = new_query(bootstrap, "traced", tmp_path)
+        for batch in range(3):
+            query.batch("r1", batch, [[f"{batch}a"], [f"{batch}b"]])
+        committed_values(bootstrap, "traced")
+        found = set()
+        ends = []  # of the transactions
+        for offset in range(12):
+            try:
+                record = trace(
+                    query.client, TopicPartition("traced", 0), offset, [query.options.decision_topic]
+                )
+            except NotTraced:
+                ends.append(offset)
+                continue
+            assert record.decision.lineage is not None
+            found.add((record.decision.batch, record.decision.lineage.inputs))
+        assert len(ends) == 6
+        starts = [-1, 10, 20]
+        assert found == {(n, (InputRange("t", 0, starts[n], 10 * (n + 1)),)) for n in range(3)}
+
+    def test_a_topic_for_lineage_has_all_batches_also_those_of_a_dead_driver(
+        self, bootstrap: str, tmp_path: Path
+    ) -> None:
+        query = new_query(bootstrap, "kept", tmp_path, keep_in="lineage")
+        messages = [query.task("r1", 0, 0, ["a"])]
+
+        class Dies(SinkListener):
+            async def on_batch_decided(self) -> None:
+                raise RuntimeError("killed")
+
+        dying = CommitCoordinator(query.client, Dies(), query._lineage)
+        with pytest.raises(RuntimeError, match="killed"):
+            query.client.call(dying.commit(messages, 0, streaming=True))
+        query.batch("r2", 0, [["a"]])
+        query.batch("r2", 1, [["b"]])
+        committed_values(bootstrap, "kept")
+        for offset, batch in ((0, 0), (2, 1)):
+            record = trace(query.client, TopicPartition("kept", 0), offset, ["lineage"])
+            assert record.decision.batch == batch
+
+    def test_a_record_of_another_writer_is_not_traced(self, bootstrap: str, tmp_path: Path) -> None:
+        query = new_query(bootstrap, "plain", tmp_path)
+        with Producer(bootstrap) as producer:
+            producer.send("plain", b"x")
+        with Producer(bootstrap, transactional_id="other") as producer, producer.transaction():
+            producer.send("plain", b"y")
+        for offset, reason in ((0, "without a transaction"), (1, "no decision names"), (9, "no offset 9")):
+            with pytest.raises(NotTraced, match=reason):
+                trace(query.client, TopicPartition("plain", 0), offset, [query.options.decision_topic])
+
+    def test_the_command_prints_the_batch(
+        self, bootstrap: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        query = new_query(bootstrap, "shown", tmp_path)
+        query.batch("r1", 0, [["a"]])
+        query.batch("r1", 1, [["b"]])
+        committed_values(bootstrap, "shown")
+        assert run_command(["trace", "shown", "0", "2", "-b", bootstrap]) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert (lines["batch"], lines["code"], lines["inputs"]) == ("1", "v1", "t-0  10 to 19")
+        assert run_command(["trace", "shown", "0", "2", "--json", "-b", bootstrap]) == 0
+        assert json.loads(capsys.readouterr().out)["inputs"] == [
+            {"topic": "t", "partition": 0, "start": 10, "end": 20}
+        ]
+        assert run_command(["trace", "shown", "0", "3", "-b", bootstrap]) == 1
+
+
+class TestRepeatedBatches:
+    def test_other_inputs_with_as_many_rows_fail(self, bootstrap: str, tmp_path: Path) -> None:
+        query = new_query(bootstrap, "restored", tmp_path)
+        query.batch("r1", 0, [["a"]])
+        query.batch("r2", 0, [["a"]])
+        write_offsets(tmp_path, 0, offsets(p0=11))
+        with pytest.raises(UnexpectedBatch, match=r"made of t-0 -1\.\.10 then and is of t-0 -1\.\.11 now"):
+            query.batch("r3", 0, [["x"]])
+        assert committed_values(bootstrap, "restored") == {b"a": 1}
+
+    def test_another_topic_fails(self, bootstrap: str, tmp_path: Path) -> None:
+        query = new_query(bootstrap, "first-topic", tmp_path)
+        query.batch("r1", 0, [["a"]])
+        query._lineage = replace(query._lineage, target="second-topic")
+        with pytest.raises(UnexpectedBatch, match="it went to first-topic, not to second-topic"):
+            query.batch("r2", 0, [["a"]])
+
+    def test_a_batch_of_dead_letters_only_is_recognised(self, bootstrap: str, tmp_path: Path) -> None:
+        query = new_query(bootstrap, "all-dead", tmp_path)
+        letter = {"topic": "dead", "key": b"k", "value": b"v", "headers": [{"key": "h", "value": b"x"}]}
+        rows = pa.RecordBatch.from_pylist([{"value": "a", "_dead_letter_1": letter}])
+        for run in ("r1", "r2"):
+            identity = TaskIdentity(query.scope, run, 0, 0, 0)
+            message = write_transaction(query.options, ("value",), identity, [rows], SinkListener())
+            query.commit([message], 0)
+        assert committed_values(bootstrap, "dead") == {b"v": 1}
+
+
+class TestCodeVersion:
+    def test_without_git_it_is_a_digest_of_the_definitions(self, tmp_path: Path) -> None:
+        write_project(tmp_path / "shop")
+        project = load_project(tmp_path / "shop" / "spark-pipeline.yml")
+        before = code_version(project)
+        assert before.startswith("files:")
+        assert code_version(project) == before
+        (tmp_path / "shop" / "transformations" / "turnover.sql").write_text("-- other\n")
+        assert code_version(project) != before
+
+    def test_with_git_it_is_the_commit_and_changes_show(self, tmp_path: Path) -> None:
+        write_project(tmp_path / "shop")
+        project = load_project(tmp_path / "shop" / "spark-pipeline.yml")
+
+        def git(*arguments: str) -> None:
+            identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+            subprocess.run(
+                ["git", "-C", str(tmp_path / "shop"), *identity, *arguments], check=True, capture_output=True
+            )
+
+        git("init")
+        git("add", ".")
+        git("commit", "-m", "first")
+        committed = code_version(project)
+        assert committed.startswith("git:")
+        assert "+" not in committed
+        (tmp_path / "shop" / "transformations" / "turnover.sql").write_text("-- other\n")
+        assert code_version(project).startswith(f"{committed}+files:")

@@ -17,6 +17,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.spark.pipelines.code_version import code_version
 from ottla.spark.pipelines.project import load_project
 from ottla.spark.pipelines.template import write_project
+from ottla.spark.sink import lineage
 from ottla.spark.sink.commit_coordinator import CommitCoordinator, UnexpectedBatch
 from ottla.spark.sink.decision_state import (
     CommitDecision,
@@ -28,6 +29,7 @@ from ottla.spark.sink.lineage import BatchLineage, InputRange, LineageSource
 from ottla.spark.sink.listener import SinkListener
 from ottla.spark.sink.task_writer import TaskIdentity, write_transaction
 from ottla.spark.sink.trace import NotTraced, trace
+from ottla.spark.source.offsets import BEGINS_KEY, IDS_KEY
 from ottla.testing.local_node import LocalNode
 from tests.support.spark_sink_harness import Query, committed_values
 
@@ -42,7 +44,7 @@ def write_offsets(checkpoint: Path, batch: int, *sources: str) -> None:
 
 def offsets(**partitions: int) -> str:
     """Offsets of our source: those of topic `t`, with what it keeps beside them."""
-    return json.dumps({"t": {name[1:]: value for name, value in partitions.items()}, "$ids": {"t": "abc"}})
+    return json.dumps({"t": {name[1:]: value for name, value in partitions.items()}, "@ids": {"t": "abc"}})
 
 
 class TestInputs:
@@ -56,25 +58,31 @@ class TestInputs:
 
     def test_the_first_batch_reads_from_where_the_query_began(self, tmp_path: Path) -> None:
         write_offsets(tmp_path, 0, offsets(p0=10, p1=0))
-        lineage = LineageSource("", tmp_path.as_uri()).of_batch(0)
-        assert lineage.inputs == (InputRange("t", 0, -1, 10),)
+        found = LineageSource("", tmp_path.as_uri()).of_batch(0)
+        assert found.inputs == (InputRange("t", 0, -1, 10),)
+
+    def test_our_source_says_where_it_began(self, tmp_path: Path) -> None:
+        assert lineage.BEGAN_AT == BEGINS_KEY
+        document = {"t": {"0": 10, "1": 4}, IDS_KEY: {"t": "abc"}, BEGINS_KEY: {"t": {"0": 7, "1": 4}}}
+        write_offsets(tmp_path, 0, json.dumps(document))
+        assert LineageSource("", str(tmp_path)).of_batch(0).inputs == (InputRange("t", 0, 7, 10),)
 
     def test_a_source_that_reads_a_table_is_counted(self, tmp_path: Path) -> None:
         write_offsets(tmp_path, 0, '{"logOffset":0}', offsets(p0=1))
         write_offsets(tmp_path, 1, '{"logOffset":1}', offsets(p0=1))
-        lineage = LineageSource("", str(tmp_path)).of_batch(1)
-        assert (lineage.inputs, lineage.others) == ((), 1)
+        found = LineageSource("", str(tmp_path)).of_batch(1)
+        assert (found.inputs, found.others) == ((), 1)
 
     @pytest.mark.parametrize("location", ["s3a://bucket/checkpoint", "", "hdfs://host/checkpoint"])
     def test_a_checkpoint_elsewhere_is_not_known(self, location: str) -> None:
-        lineage = LineageSource("", location).of_batch(1)
-        assert lineage.inputs is None
-        assert "not in a directory of the driver" in lineage.remark
+        found = LineageSource("", location).of_batch(1)
+        assert found.inputs is None
+        assert "not in a directory of the driver" in found.remark
 
     def test_a_checkpoint_that_is_gone_is_no_error(self, tmp_path: Path) -> None:
-        lineage = LineageSource("", str(tmp_path / "gone")).of_batch(1)
-        assert lineage.inputs is None
-        assert "cannot be read" in lineage.remark
+        found = LineageSource("", str(tmp_path / "gone")).of_batch(1)
+        assert found.inputs is None
+        assert "cannot be read" in found.remark
 
     def test_options_name_the_query_and_the_code(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OTTLA_CODE_VERSION", "git:1")

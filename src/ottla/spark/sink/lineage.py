@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +25,16 @@ MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 MAX_TEXT: Final = 200
 MAX_SHOWN: Final = 8
 NAMED_BY_ROWS: Final = "the topics that its rows name"
-# A name of a topic: our source keeps more beside the topics, under names that no topic can have.
-_NOT_A_TOPIC: Final = "$"
+BEGAN_AT: Final = "@from"
+"""The name under which our source keeps where it began to read partitions that are new in a batch."""
+# It keeps more beside the topics, all under names that no topic can have.
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class InputRange:
     """Records of one partition that a batch has read, `start` to `end` without `end`. `start` is -1 where the
-    query began with these, at the position that its option `startingOffsets` gave.
+    checkpoint does not say it: with Spark's own source, for a partition's first batch.
     """
 
     topic: str
@@ -115,14 +118,17 @@ class LineageSource:
             return self._unknown(f"the checkpoint is in {where}, not in a directory of the driver")
         try:
             ends = _positions(directory / "offsets" / str(batch))
-            starts = _positions(directory / "offsets" / str(batch - 1)) if batch else [{} for _ in ends]
+            starts = _positions(directory / "offsets" / str(batch - 1)) if batch else []
         except (OSError, ValueError) as error:
             return self._unknown(f"its checkpoint cannot be read: {error}")
         inputs: list[InputRange] = []
         for number, end in enumerate(ends):
-            start = starts[number] if number < len(starts) else None
-            for (topic, partition), offset in sorted((end or {}).items()):
-                begin = (start or {}).get((topic, partition), -1)
+            if end is None:
+                continue
+            before = starts[number] if number < len(starts) else None
+            known = {**end.began_at, **(before.ends if before is not None else {})}
+            for (topic, partition), offset in sorted(end.ends.items()):
+                begin = known.get((topic, partition), -1)
                 if begin != offset and offset > 0:
                     inputs.append(InputRange(topic, partition, begin, offset))
         others = sum(end is None for end in ends)
@@ -147,7 +153,15 @@ def _local_directory(location: str) -> Path | None:
     return Path(unquote(parts.path) if parts.scheme else location)
 
 
-def _positions(file: Path) -> list[dict[tuple[str, int], int] | None]:
+@dataclass(frozen=True, slots=True)
+class _SourceOffsets:
+    """Where a source ends in a batch, and where it began to read partitions that it had not read before."""
+
+    ends: dict[tuple[str, int], int]
+    began_at: dict[tuple[str, int], int]
+
+
+def _positions(file: Path) -> list[_SourceOffsets | None]:
     """The offsets of each source in a file of Spark's offset log, None for a source that reads no topics."""
     if file.stat().st_size > MAX_FILE_BYTES:
         raise ValueError(f"{file} is too large")
@@ -155,17 +169,23 @@ def _positions(file: Path) -> list[dict[tuple[str, int], int] | None]:
     return [_offsets(line) for line in file.read_text().splitlines()[2:]]
 
 
-def _offsets(line: str) -> dict[tuple[str, int], int] | None:
+def _offsets(line: str) -> _SourceOffsets | None:
     try:
         document = json.loads(line)
     except ValueError:
-        return {} if line == "-" else None  # a source without offsets yet
+        return _SourceOffsets({}, {}) if line == "-" else None  # a source without offsets yet
+    if not isinstance(document, dict):
+        return None
+    ends = _by_partition({name: each for name, each in document.items() if _TOPIC.fullmatch(name)})
+    return None if ends is None else _SourceOffsets(ends, _by_partition(document.get(BEGAN_AT)) or {})
+
+
+def _by_partition(document: Any) -> dict[tuple[str, int], int] | None:
+    """Offsets by topic and partition; None if the document is something else, as the position in a table."""
     if not isinstance(document, dict):
         return None
     found: dict[tuple[str, int], int] = {}
     for topic, partitions in document.items():
-        if topic.startswith(_NOT_A_TOPIC):
-            continue
         if not isinstance(partitions, dict):
             return None
         for partition, offset in partitions.items():

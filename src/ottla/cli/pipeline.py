@@ -72,14 +72,22 @@ def run(
     embedded: Embedded = False,
     master: Master = DEFAULT_MASTER,
     continuous: Annotated[
-        bool, Option("--continuous", help="Repeat the run, on a warm session, until Ctrl-C.")
+        bool,
+        Option("--continuous", help="After the run, keep a query open for each flow, until Ctrl-C."),
     ] = False,
     interval: Annotated[
         float,
-        Option("--interval", metavar="SECONDS", min=0, help="With --continuous: the pause between runs."),
-    ] = 1.0,
+        Option(
+            "--interval",
+            metavar="SECONDS",
+            min=0,
+            help="With --continuous: how often flows look for data, if the project has no setting for it; "
+            "with --runs: the pause between runs.",
+        ),
+    ] = 0.5,
     runs: Annotated[
-        int | None, Option("--runs", metavar="N", min=1, help="With --continuous: end after this many runs.")
+        int | None,
+        Option("--runs", metavar="N", min=1, help="With --continuous: repeat the whole run N times."),
     ] = None,
     refresh: Annotated[
         list[str] | None,
@@ -97,7 +105,7 @@ def run(
     settings: Settings = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run a pipeline once over the data that exists; or repeatedly, with --continuous.
+    """Run a pipeline once over the data that exists; with --continuous, also over what comes after it.
 
     Exits with 1 if a flow fails, and says which one and why.
     """
@@ -109,7 +117,8 @@ def run(
         raise WrongUsage("--runs goes with --continuous")
     selection = Selection(refresh or (), full_refresh or (), full_refresh_all)
     started = _Start(project, bootstrap, embedded, master, settings, verbose)
-    _start(started, selection, dry=False, runs=runs if continuous else 1, interval_s=interval)
+    lasting = continuous and runs is None
+    _start(started, selection, runs=runs if continuous else 1, interval_s=interval, continuous=lasting)
 
 
 @command(app, "dry-run")
@@ -125,7 +134,7 @@ def dry_run(
     from ottla.spark.pipelines.runner import Selection
 
     started = _Start(project, bootstrap, embedded, master, settings, verbose)
-    _start(started, Selection(), dry=True, runs=1, interval_s=0)
+    _start(started, Selection(), runs=1, dry=True)
 
 
 class _Start(NamedTuple):
@@ -139,7 +148,15 @@ class _Start(NamedTuple):
     verbose: bool
 
 
-def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, interval_s: float) -> None:
+def _start(
+    given: _Start,
+    selection: Selection,
+    *,
+    runs: int | None,
+    interval_s: float = 0,
+    dry: bool = False,
+    continuous: bool = False,
+) -> None:
     """Start what a run needs, run, and stop it again."""
     from ottla.cli.pipeline_run import PipelineRequest, embedded_node, run_all
     from ottla.spark.java import NoJava
@@ -174,7 +191,17 @@ def _start(given: _Start, selection: Selection, *, dry: bool, runs: int | None, 
             _create_topics(configuration[BOOTSTRAP], wanted)
         log = None if given.verbose else stack.enter_context(log_file(state / "spark.log"))
         request = PipelineRequest(
-            project, configuration, conf, given.master, state, selection, dry, runs, interval_s, locks
+            project,
+            configuration,
+            conf,
+            given.master,
+            state,
+            selection,
+            dry,
+            runs,
+            interval_s,
+            continuous,
+            locks,
         )
         try:
             run_all(request, log)
@@ -209,6 +236,65 @@ def _create_topics(bootstrap: str, wanted: str) -> None:
                 note(f"topic {name}: created with {partitions} partition{'s' * (partitions > 1)}")
 
     with_admin(bootstrap, DEFAULT_TIMEOUT_S, work)
+
+
+@command(app, "show")
+def show(
+    table: Annotated[str, Argument(metavar="TABLE", help="A table of the project: NAME or DATABASE.NAME.")],
+    project: ProjectPath = ".",
+    limit: Annotated[int, Option("--limit", "-n", metavar="N", min=1, help="How many rows.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show rows of a table, as the last complete result has them. Spark is not started."""
+    from ottla.cli.pipeline_results import show_table
+    from ottla.spark.pipelines.project import ProjectError
+
+    try:
+        show_table(project_of(project), table, limit, as_json=as_json)
+    except ProjectError as error:
+        raise CliError(str(error)) from None
+
+
+@command(app, "sql")
+def sql(
+    query: Annotated[str, Argument(metavar="QUERY", help="As 'SELECT item, amount FROM turnover'.")],
+    project: ProjectPath = ".",
+    limit: Annotated[int, Option("--limit", "-n", metavar="N", min=1, help="How many rows.")] = 100,
+    master: Master = DEFAULT_MASTER,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Run a query over the tables of the project, on a Spark that is started for it."""
+    from ottla.cli.pipeline_results import check_query, run_query
+    from ottla.spark.java import NoJava
+    from ottla.spark.session import NoSpark
+
+    check_query(query)
+    found = project_of(project)
+    conf = named_values("--conf", settings or ())
+    state = found.directory / STATE_DIR
+    state.mkdir(exist_ok=True)
+    try:
+        with log_file(state / "sql.log") as log:
+            run_query(found, query, limit, master=master, conf=conf, as_json=as_json, log=log)
+    except (NoJava, NoSpark) as error:
+        raise CliError(str(error)) from None
+
+
+@command(app, "graph")
+def graph(
+    project: ProjectPath = ".",
+    dot: Annotated[bool, Option("--dot", help="For Graphviz.")] = False,
+    mermaid: Annotated[bool, Option("--mermaid", help="For Mermaid, as in Markdown files.")] = False,
+    svg: Annotated[bool, Option("--svg", help="As a picture.")] = False,
+) -> None:
+    """Show the flows of a pipeline and what they read, as the last run or dry-run has found them."""
+    from ottla.cli.pipeline_results import print_graph
+
+    forms = [form for form, chosen in (("dot", dot), ("mermaid", mermaid), ("svg", svg)) if chosen]
+    if len(forms) > 1:
+        raise WrongUsage("choose one of --dot, --mermaid and --svg")
+    print_graph(project_of(project).directory / STATE_DIR, forms[0] if forms else "text")
 
 
 @command(app, "status")

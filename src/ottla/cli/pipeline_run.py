@@ -8,6 +8,7 @@ project, and stops with the command.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -17,23 +18,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock, Thread
 from time import monotonic, sleep
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from ottla.cli.errors import CliError
 from ottla.cli.output import note
 from ottla.spark.pipelines.code_version import code_version
-from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress
-from ottla.spark.pipelines.project import Project
+from ottla.spark.pipelines.continuous import ContinuousFlows, Triggers
+from ottla.spark.pipelines.flow_graph import save_graph
+from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress, readable_error
+from ottla.spark.pipelines.project import Project, ProjectError
 from ottla.spark.pipelines.query_listener import listen_to_queries
-from ottla.spark.pipelines.runner import Selection, run_once
+from ottla.spark.pipelines.runner import RunFailed, RunListener, Selection, run_once
+from ottla.spark.pipelines.spark_flows import FlowNotSupported, SparkFlows
 from ottla.spark.pipelines.tables import PipelineTables, TableListener, has_own_catalog
 from ottla.spark.session import connect_session
 from ottla.spark.sink.lineage import CODE_VERSION
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,8 @@ class PipelineRequest:
     dry: bool
     runs: int | None
     interval_s: float
+    continuous: bool = False
+    """Whether the queries stay open after the first run."""
     locks: Sequence[int] = ()
     """File descriptors that the JVM holds open as long as it lives."""
 
@@ -60,6 +68,7 @@ def run_all(request: PipelineRequest, log: IO[str] | None) -> None:
     """Run the project as often as requested. The output of Spark and of the definitions goes to `log`."""
     began = monotonic()
     project = request.project
+    triggers = Triggers(request.configuration, request.interval_s)
     warehouse = Path(request.conf.get(_WAREHOUSE, project.directory / "spark-warehouse")).resolve()
     settings = {_WAREHOUSE: str(warehouse), **request.conf}
     once = request.runs == 1
@@ -74,7 +83,11 @@ def run_all(request: PipelineRequest, log: IO[str] | None) -> None:
             if unfinished := session.tables.unfinished_refresh:
                 note(f"finishing the full refresh that an earlier run began: {', '.join(unfinished)}")
                 session.run(Selection(full_refresh=unfinished), number=1)
-        number = 1
+        if request.continuous:
+            session.run_first()
+            if session.run_continuously(triggers):
+                return
+        number = 1 + request.continuous
         while request.runs is None or number <= request.runs:
             if number > 1:
                 sleep(request.interval_s)
@@ -91,12 +104,15 @@ class _Session:
         self._request = request
         self._log = log
         self.tables: PipelineTables | None = None
+        self._flows: SparkFlows | None = None
+        self._progress = PipelineProgress()
 
     def run(self, selection: Selection, *, number: int) -> None:
         """Run once, and say how it went."""
         began = monotonic()
         request, tables = self._request, self.tables
-        progress = PipelineProgress()
+        self._flows = None
+        progress = self._progress = PipelineProgress()
         if tables is not None:
             tables.begin_run(self._spark, selection)
         try:
@@ -112,12 +128,124 @@ class _Session:
                     selection=selection,
                     dry=request.dry,
                     output=self._log,
-                    listener=None if tables is None else TableListener(tables, self._spark, self._context),
+                    listener=_SessionListener(tables, self._spark, self._context, self._keep_flows),
                 )
         finally:
             if tables is not None:
                 tables.end_run(self._context, progress)
         self._report(progress, number, monotonic() - began)
+
+    def _keep_flows(self, graph: str) -> None:
+        """Keep what Spark knows of the flows, and a copy for `ottla pipeline graph`."""
+        try:
+            self._flows = SparkFlows(self._spark, self._context, graph, dry=self._request.dry)
+            save_graph(self._flows.nodes(), self._request.state)
+        except FlowNotSupported as error:
+            log.debug("the graph of the flows cannot be read: %s", error)
+
+    def run_first(self) -> None:
+        """Run once before the queries stay open. A flow that fails then is one that starts again later."""
+        try:
+            self.run(self._request.selection, number=1)
+        except RunFailed as failure:
+            if self._flows is None or failure.flow is None:
+                raise
+            note(f"{failure}; the others go on")
+
+    def run_continuously(self, triggers: Triggers) -> bool:
+        """Keep the flows running until Ctrl-C; False if this Spark cannot."""
+        flows = self._flows
+        if flows is None:
+            note("this version of Spark keeps no queries open: the whole pipeline runs again and again")
+            return False
+        if _RETRIES not in self._request.configuration:
+            self._spark.conf.set(_RETRIES, "0")  # of views; the supervision starts them again
+        progress = PipelineProgress()
+        done = {name for name, flow in self._progress.flows.items() if flow.state is FlowState.COMPLETED}
+        nodes = flows.nodes()
+        supervised = ContinuousFlows(
+            nodes,
+            flows,
+            lambda tables: self._refresh(tables, progress),
+            progress,
+            triggers,
+            note,
+            stale={node.name for node in nodes} - done,
+        )
+        stop = Event()
+        failures: list[Exception] = []
+
+        def supervise() -> None:  # in a thread: Ctrl-C would break off a call of the JVM in the middle
+            try:
+                supervised.start(monotonic())
+                alive_until = 0.0
+                while not stop.wait(_SUPERVISION_SECONDS):
+                    supervised.step(monotonic())
+                    if monotonic() >= alive_until:  # Spark ends sessions that are not used for an hour
+                        self._spark.conf.get(_RETRIES)
+                        alive_until = monotonic() + _KEEP_ALIVE_SECONDS
+            except Exception as error:
+                failures.append(error)
+            finally:
+                supervised.stop()
+
+        thread = Thread(target=supervise, name="continuous flows", daemon=True)
+        with (
+            show_progress(progress, lines_every_s=_SECONDS_BETWEEN_LONG_LINES),
+            listen_to_queries(self._context, progress),
+        ):
+            thread.start()
+            try:
+                while thread.is_alive():
+                    thread.join(_JOIN_SECONDS)
+            except KeyboardInterrupt:
+                note("stopping")
+                stop.set()
+                thread.join(_END_SECONDS)
+                raise
+        if failures:
+            if isinstance(failures[0], ProjectError):
+                raise failures[0]
+            raise RunFailed(f"the flows had to be stopped: {failures[0]}") from failures[0]
+        return True
+
+    def _refresh(self, tables: Sequence[str], shown: PipelineProgress) -> dict[str, str]:
+        """Compute some tables once; returns the flows that failed, with the reason."""
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        assert self._flows is not None
+        names = [node.name for node in self._flows.nodes() if node.target in tables]
+        try:
+            progress, failure = self._refresh_once(self._flows, tables)
+        except (PySparkException, Py4JJavaError) as error:
+            return dict.fromkeys(names, readable_error(str(error)))
+        failed: dict[str, str] = {}
+        for name in names:
+            flow = progress.flows.get(name)
+            if flow is not None and flow.state is FlowState.COMPLETED:
+                shown.on_computed(name)
+            else:
+                reason = None if flow is None else flow.error
+                failed[name] = reason or failure or "Spark gives no reason; see its log"
+        return failed
+
+    def _refresh_once(self, flows: SparkFlows, tables: Sequence[str]) -> tuple[PipelineProgress, str | None]:
+        progress = PipelineProgress()
+        selection = Selection(refresh=tables)
+        kept = self.tables
+        if kept is not None:
+            kept.begin_run(self._spark, selection)
+        try:
+            failure = flows.refresh(
+                tables, progress, lambda: None if kept is None else kept.on_flow_started(self._context)
+            )
+        finally:
+            for name in [name for name, flow in progress.flows.items() if flow.state is FlowState.EXCLUDED]:
+                del progress.flows[name]
+            if kept is not None:
+                kept.end_run(self._context, progress)
+        return progress, failure
 
     def _report(self, progress: PipelineProgress, number: int, seconds: float) -> None:
         took = f"{seconds:.1f} s"
@@ -132,6 +260,28 @@ class _Session:
             note(f"{name}: run complete{again}, {_count_text(done, 'flow')}, {rows}{took}")
 
 
+class _SessionListener(RunListener):
+    """Passes the events of a run to its tables, if they are kept here, and the id of its graph to `keep`."""
+
+    def __init__(
+        self, tables: PipelineTables | None, spark: Any, context: Any, keep: Callable[[str], None]
+    ) -> None:
+        self._inner = RunListener() if tables is None else TableListener(tables, spark, context)
+        self._keep = keep
+
+    def on_table_defined(self, name: str, *, streaming: bool) -> None:
+        self._inner.on_table_defined(name, streaming=streaming)
+
+    def on_definitions_loaded(self) -> None:
+        self._inner.on_definitions_loaded()
+
+    def on_flow_started(self) -> None:
+        self._inner.on_flow_started()
+
+    def on_run_ended(self, graph: str) -> None:
+        self._keep(graph)
+
+
 def _count_text(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
@@ -142,13 +292,23 @@ _STYLES: Final = {
     FlowState.RUNNING: "cyan",
     FlowState.FAILED: "bold red",
     FlowState.SKIPPED: "yellow",
+    FlowState.RESTARTING: "bold yellow",
 }
+_RIGHT: Final = ("rows", "rows/s", "lag", "restarts")
 _REFRESHES_PER_SECOND: Final = 4
 _SECONDS_BETWEEN_LINES: Final = 2.0
+_SECONDS_BETWEEN_LONG_LINES: Final = 10.0
+_RETRIES: Final = "spark.sql.pipelines.maxFlowRetryAttempts"
+_SUPERVISION_SECONDS: Final = 0.2
+_KEEP_ALIVE_SECONDS: Final = 300.0
+_JOIN_SECONDS: Final = 0.5
+_END_SECONDS: Final = 60.0
 
 
 @contextmanager
-def show_progress(progress: PipelineProgress, *, quiet: bool = False) -> Iterator[None]:
+def show_progress(
+    progress: PipelineProgress, *, quiet: bool = False, lines_every_s: float | None = None
+) -> Iterator[None]:
     """Show the progress of a run during the block."""
     if quiet:
         yield
@@ -156,7 +316,7 @@ def show_progress(progress: PipelineProgress, *, quiet: bool = False) -> Iterato
         with _live(progress):
             yield
     else:
-        lines = _Lines(progress)
+        lines = _Lines(progress, _SECONDS_BETWEEN_LINES if lines_every_s is None else lines_every_s)
         progress.observer = lines.update
         try:
             yield
@@ -189,14 +349,17 @@ def _table(progress: PipelineProgress, seconds: float) -> Table:
         caption=f"{seconds:.0f} s",
         caption_justify="left",
     )
-    for name in ("flow", "state", "rows", "rows/s", "lag"):
-        table.add_column(name, justify="left" if name in ("flow", "state") else "right")
     flows = list(progress.flows.values())
-    if any(flow.expectations for flow in flows):
-        table.add_column("expectations")
+    columns = ["flow", "state", "rows", "rows/s", "lag"]
+    expects, failed = any(flow.expectations for flow in flows), any(flow.restarts for flow in flows)
+    columns += ["expectations"] * expects
+    columns += ["restarts", "last error"] * failed
+    for name in columns:
+        table.add_column(name, justify="right" if name in _RIGHT else "left")
     for flow in flows:
-        expectations = [", ".join(expectation_texts(flow))] if flow.expectations else []
-        cells = [flow.name, _state(flow), *_figures(flow), *expectations]
+        cells = [flow.name, _state(flow), *_figures(flow)]
+        cells += [", ".join(expectation_texts(flow))] * expects
+        cells += [str(flow.restarts), flow.error or ""] * failed
         table.add_row(*cells, style=_STYLES.get(flow.state, ""))
     return table
 
@@ -238,14 +401,16 @@ def _state(flow: Flow) -> str:
 class _Lines:
     """Prints a line when the state of a flow changes, and at intervals when its rows do."""
 
-    def __init__(self, progress: PipelineProgress) -> None:
+    def __init__(self, progress: PipelineProgress, interval_s: float) -> None:
         self._progress = progress
+        self._interval_s = interval_s
         self._printed: dict[str, tuple[str, int | None]] = {}
         self._at: dict[str, float] = {}
         self._lock = Lock()
 
-    def update(self, *, interval_s: float = _SECONDS_BETWEEN_LINES) -> None:
+    def update(self, *, interval_s: float | None = None) -> None:
         now = monotonic()
+        interval_s = self._interval_s if interval_s is None else interval_s
         with self._lock:
             for flow in list(self._progress.flows.values()):
                 state, rows = _state(flow), flow.rows
@@ -261,6 +426,7 @@ class _Lines:
         facts += [f"{rate} rows/s"] if rate else []
         facts += [f"lag {lag}"] if lag else []
         facts += expectation_texts(flow)
+        facts += [f"{flow.restarts} restart{'s' * (flow.restarts != 1)}"] if flow.restarts else []
         return ", ".join([f"{flow.name}: {state}", *facts])
 
 

@@ -18,6 +18,7 @@ What is set, and why:
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import signal
@@ -263,6 +264,9 @@ def _remote_mode() -> Iterator[None]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the JVM, and make PySpark forget it."""
     from pyspark import SparkContext
+
+    # Objects that are collected later try to release theirs in the JVM, and would log that it is gone.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
     if SparkContext._gateway is not None:
         SparkContext._gateway.shutdown()

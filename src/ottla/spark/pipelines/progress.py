@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ class FlowState(StrEnum):
     SKIPPED = "skipped"
     EXCLUDED = "excluded"
     IDLE = "idle"
+    RESTARTING = "restarting"
 
 
 @dataclass(slots=True)
@@ -60,6 +62,10 @@ class Flow:
     """Whether a query of this flow is running."""
     broken: bool = False
     """Whether the query of the current attempt has ended with an error."""
+    executed: int = 0
+    """How many batches were run, including those that only move a watermark on."""
+    restarts: int = 0
+    """How often the flow was started again after a failure, in a continuous run."""
     reported_completed: bool = False
     """Whether Spark has reported the flow as completed while its query was alive: it may still fail."""
 
@@ -115,6 +121,7 @@ class PipelineProgress:
         with self._lock:
             flow = self._flow(report["name"])
             flow.rows = (flow.rows or 0) + int(report.get("numInputRows") or 0)
+            flow.executed += "addBatch" in (report.get("durationMs") or ())
             if report.get("numInputRows"):
                 flow.batches += 1
                 flow.rows_per_second = _number(report.get("processedRowsPerSecond"))
@@ -128,7 +135,40 @@ class PipelineProgress:
 
     def on_query_started(self, name: str) -> None:
         with self._lock:
-            self._flow(name).alive = True
+            flow = self._flow(name)
+            flow.alive = True
+            if flow.state is FlowState.QUEUED:
+                flow.state = FlowState.STARTING
+
+    def on_flow_running(self, name: str) -> None:
+        """A flow of a continuous run has started."""
+        with self._lock:
+            self._flow(name).state = FlowState.RUNNING
+        self.observer()
+
+    def on_flow_restarting(self, name: str, error: str) -> None:
+        """A flow of a continuous run has failed, and will be started again."""
+        with self._lock:
+            flow = self._flow(name)
+            flow.state, flow.error = FlowState.RESTARTING, error
+            flow.restarts += 1
+        self.observer()
+
+    def on_flow_stopped(self, name: str) -> None:
+        with self._lock:
+            self._flow(name).state = FlowState.STOPPED
+        self.observer()
+
+    def on_computed(self, name: str) -> None:
+        """A view of a continuous run has been computed again."""
+        with self._lock:
+            self._flow(name).executed += 1
+        self.observer()
+
+    def executed(self, name: str) -> int:
+        """How many batches a flow has run so far."""
+        with self._lock:
+            return self._flow(name).executed
 
     def on_query_ended(self, name: str, error: str | None = None) -> None:
         with self._lock:
@@ -217,6 +257,20 @@ _CODE: Final = re.compile(r"[A-Z][A-Z_]+: ")
 _NOISE: Final = ("at ", "...", "File ", "Traceback", "During handling", "The above exception", "~", "^")
 
 
+_FRAME: Final = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_THIS_PACKAGE: Final = f"{Path(__file__).resolve().parents[2]}/"
+_NOT_THE_USERS: Final = ("site-packages", "/pyspark", "/lib/python", "<", _THIS_PACKAGE)
+
+
+def _user_line(traceback: str) -> str:
+    """The innermost line of a traceback that belongs to the project, as `transformations/a.py, line 3: `."""
+    for match in reversed(list(_FRAME.finditer(traceback))):
+        file = match["file"]
+        if not any(part in file for part in _NOT_THE_USERS):
+            return f"{'/'.join(file.split('/')[-2:])}, line {match['line']}: "
+    return ""
+
+
 def readable_error(text: str) -> str:
     """The part of Spark's error that users need: the last exception of Python, else the first sentence.
 
@@ -227,7 +281,8 @@ def readable_error(text: str) -> str:
     ours = [match for match in raised if not match[1].startswith(_WRAPPERS)]
     if ours:
         name, said = ours[-1].groups()
-        return (said if _CODE.match(said) else f"{name}: {said}")[:_MAX_ERROR]
+        where = "" if _CODE.match(said) else _user_line(traceback)
+        return (said if _CODE.match(said) else f"{where}{name}: {said}")[:_MAX_ERROR]
     lines = [line.strip() for line in (before if marker else text).splitlines()]
     kept = [line for line in lines if line and not line.startswith(_NOISE)]
     return " ".join(kept[:3])[:_MAX_ERROR] or text.strip()[:_MAX_ERROR]

@@ -10,11 +10,12 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import extract_tb
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from ottla.spark.pipelines.lazy_plans import EagerRead, eager_reads, make_lazy
 from ottla.spark.pipelines.progress import Flow, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import Project, ProjectError
 
@@ -67,6 +68,11 @@ class RunListener:
     def on_flow_started(self) -> None:
         """Spark has created the tables, and a flow starts; called for each flow."""
 
+    def on_run_ended(self, graph: str) -> None:
+        """The flows have run, or were checked, and some may have failed. Spark still has their graph, with
+        this id.
+        """
+
 
 def run_once(
     spark: SparkSession,
@@ -113,11 +119,12 @@ def _run(
         _set(spark, project, name, value)
     graph = create_dataflow_graph(spark, spec.catalog, spec.database, configuration)
     try:
-        registry = _registry(spark, graph, listener)
+        registry = _registry(spark, graph, project, listener)
         try:
             with redirect_stdout(output or sys.stderr):
                 register_definitions(project.spec, registry, spec, spark, graph)
-        except PySparkException:
+            registry.check()
+        except (PySparkException, RunFailed):
             raise
         except Exception as error:
             raise definition_error(project, error) from None
@@ -131,33 +138,103 @@ def _run(
             dry=dry,
             storage=storage_for_spark(project),
         )
-        for result in results:
-            if "pipeline_event_result" in result:
-                message = result["pipeline_event_result"].event.message
-                if _STARTS.search(message):
-                    listener.on_flow_started()
-                progress.on_message(message)
+        try:
+            for result in results:
+                if "pipeline_event_result" in result:
+                    message = result["pipeline_event_result"].event.message
+                    if _STARTS.search(message):
+                        listener.on_flow_started()
+                    progress.on_message(message)
+        except PySparkException:
+            if not dry:
+                listener.on_run_ended(graph)
+            raise
+        listener.on_run_ended(graph)
     finally:
         _drop(spark, graph)
 
 
-def _registry(spark: Any, graph: str, listener: RunListener) -> Any:
-    """Spark's registry of definitions, which also tells the listener of the tables."""
+def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -> Any:
+    """Spark's registry of definitions, which also tells the listener of the tables, registers plans that are
+    resolved with the graph, and says which flow an error is in.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.pipelines.flow import Flow as DefinedFlow
     from pyspark.pipelines.output import MaterializedView, Output, StreamingTable
     from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
 
     class Registry(SparkConnectGraphElementRegistry):
+        def __init__(self) -> None:
+            super().__init__(spark, graph)
+            self._datasets: set[str] = set()
+            self._eager: list[tuple[str, str, EagerRead]] = []
+
         def register_output(self, output: Output) -> None:
             super().register_output(output)
+            self._datasets.add(output.name.rpartition(".")[2].lower())
             if isinstance(output, MaterializedView | StreamingTable):
                 listener.on_table_defined(output.name, streaming=isinstance(output, StreamingTable))
 
         def register_sql(self, sql_text: str, file_path: Path) -> None:
             super().register_sql(sql_text, file_path)
             for name, streaming in tables_in_sql(sql_text):
+                self._datasets.add(name.rpartition(".")[2].lower())
                 listener.on_table_defined(name, streaming=streaming)
 
-    return Registry(spark, graph)
+        def register_flow(self, flow: DefinedFlow) -> None:
+            eager: list[EagerRead] = []
+            where = _source(project, flow.source_code_location)
+
+            def resolved_late() -> Any:
+                return _ResolvedLate(flow.func(), eager)
+
+            try:
+                super().register_flow(replace(flow, func=resolved_late))
+            except PySparkException as error:
+                where = _project_line(project, error) or where
+                missing = "TABLE_OR_VIEW_NOT_FOUND" in str(error)
+                hint = eager_hint(eager[0]) if eager and missing else readable_error(str(error))
+                raise RunFailed(f"{where}: flow {flow.name}: {hint}") from None
+            self._eager += [(where, flow.name, each) for each in eager]
+
+        def check(self) -> None:
+            """Refuse what Spark has resolved without the graph: the order of the flows would be wrong."""
+            for where, name, each in self._eager:
+                if each.tables & self._datasets:
+                    raise RunFailed(f"{where}: flow {name}: {eager_hint(each)}")
+
+    return Registry()
+
+
+class _ResolvedLate:
+    """The frame of a flow, with a plan that is resolved with the graph. `eager` gets what is not."""
+
+    def __init__(self, frame: Any, eager: list[EagerRead]) -> None:
+        if not hasattr(frame, "_plan"):
+            raise TypeError(f"the function of a flow returns a DataFrame, not {type(frame).__name__}")
+        self._frame = frame
+        self._eager = eager
+        self._plan = self
+
+    def plan(self, client: Any) -> Any:
+        relation = make_lazy(self._frame._plan.plan(client))
+        self._eager += eager_reads(relation)
+        return relation
+
+
+def eager_hint(read: EagerRead) -> str:
+    """What to do about an operation that Spark resolves before the tables of the pipeline are known."""
+    return (
+        f"`{read.operation}` on {', '.join(sorted(read.tables))}: Spark resolves it while the pipeline is "
+        f"defined, when its tables are not known yet. What works: {read.instead}"
+    )
+
+
+def _source(project: Project, location: Any) -> str:
+    """Where the decorator of a flow is."""
+    file = Path(location.filename).resolve()
+    inside = file.is_relative_to(project.directory)
+    return f"{file.relative_to(project.directory) if inside else file}, line {location.line_number}"
 
 
 def tables_in_sql(text: str) -> list[tuple[str, bool]]:
@@ -180,15 +257,20 @@ def storage_for_spark(project: Project) -> str:
 
 def definition_error(project: Project, error: Exception) -> RunFailed:
     """The error in the project's own Python, with the innermost line that belongs to the project."""
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    where = _project_line(project, error)
+    return RunFailed(f"{f'{where}: ' if where else ''}{type(error).__name__}: {said}")
+
+
+def _project_line(project: Project, error: Exception) -> str | None:
+    """The innermost line of an error's traceback that belongs to the project."""
     locations = [(frame.filename, frame.lineno) for frame in extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename is not None:
         locations.append((error.filename, error.lineno))
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
     for name, line in reversed(locations):
         if (file := Path(name).resolve()).is_relative_to(project.directory):
-            where = f"{file.relative_to(project.directory)}, line {line}"
-            return RunFailed(f"{where}: {type(error).__name__}: {said}")
-    return RunFailed(f"{type(error).__name__}: {said}")
+            return f"{file.relative_to(project.directory)}, line {line}"
+    return None
 
 
 def _set(spark: Any, project: Project, name: str, value: str) -> None:

@@ -42,7 +42,14 @@ from ottla.spark.pipelines.progress import FlowState, PipelineProgress
 from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError
 from ottla.spark.pipelines.runner import RunListener, Selection
 
-__all__ = ["PipelineTables", "TableEntry", "TableListener", "has_own_catalog"]
+__all__ = [
+    "PipelineTables",
+    "TableEntry",
+    "TableListener",
+    "committed_files",
+    "has_own_catalog",
+    "table_directories",
+]
 
 FILE: Final = "catalog.json"
 VERSIONS: Final = ".versions"
@@ -145,13 +152,13 @@ class PipelineTables:
     def _adopt_unrecorded_tables(self, selection: Selection) -> None:
         """Find streaming tables that a run has created, and written to, right before it was killed."""
         for root in (self._base, *sorted((self._base / VERSIONS).iterdir())):
-            for database, directory in _table_directories(root):
+            for database, directory in table_directories(root):
                 key = database, directory.name
                 if key in self._entries or directory.is_symlink():
                     continue
                 if directory.name in self._pending or selection.recomputes(directory.name):
                     continue
-                if _committed_files(directory) is not None:
+                if committed_files(directory) is not None:
                     found = TableEntry(*key, str(directory), _format_of(directory), streaming=True)
                     self._entries[key] = found
 
@@ -160,11 +167,11 @@ class PipelineTables:
         stay for a while: a reader may have found them through the link.
         """
         used = {Path(entry.location) for entry in self._entries.values()}
-        used |= {_target(link) for _, link in _table_directories(self._base) if link.is_symlink()}
+        used |= {_target(link) for _, link in table_directories(self._base) if link.is_symlink()}
         for version in (self._base / VERSIONS).iterdir():
             if time.time() - version.stat().st_mtime < UNUSED_SECONDS:
                 continue
-            for _, directory in list(_table_directories(version)):
+            for _, directory in list(table_directories(version)):
                 if directory not in used:
                     shutil.rmtree(directory, ignore_errors=True)
             for empty in [*version.glob("*.db"), version]:
@@ -342,7 +349,7 @@ def _is_done(table: str, flows: Mapping[str, bool]) -> bool:
 # Directories.
 
 
-def _table_directories(root: Path) -> Iterator[tuple[str, Path]]:
+def table_directories(root: Path) -> Iterator[tuple[str, Path]]:
     """(database, directory or link) of each table in a warehouse: `TABLE`, or `DATABASE.db/TABLE`."""
     if not root.is_dir():
         return
@@ -395,7 +402,7 @@ def _has_stream(project: Project, entry: TableEntry) -> bool:
     return has_checkpoint or (Path(entry.location) / _FILE_SINK_LOG).exists()
 
 
-def _committed_files(directory: Path) -> set[str] | None:
+def committed_files(directory: Path) -> set[str] | None:
     """The names of the files that batches of a stream have committed; None if no batch has."""
     log = directory / _FILE_SINK_LOG
     if not log.is_dir():
@@ -413,7 +420,7 @@ def _set_strays_aside(directory: Path) -> None:
     """Hide files that a killed batch has written and not committed from programs that read the directory.
     They are removed by the run after this one.
     """
-    committed = _committed_files(directory)
+    committed = committed_files(directory)
     if committed is None:
         return
     for file in directory.rglob("*"):

@@ -90,7 +90,10 @@ A pipeline of Spark over topics of Ottla, or of any Kafka.
 
     ottla pipeline run --embedded            # with its own node, whose data stays in .ottla/
     ottla pipeline run -b localhost:9092     # with brokers that are running
+    ottla pipeline run --continuous          # and on with what arrives, until Ctrl-C
     ottla pipeline status
+    ottla pipeline show turnover             # rows of a table
+    ottla pipeline graph                     # what reads what
     ottla pipeline test                      # plays the cases in tests/
     ottla pipeline test --kill               # and kills the pipeline at each point of its writes
 

@@ -1,0 +1,133 @@
+"""Show what a pipeline has computed: rows of its tables, answers to queries, the graph of its flows.
+
+Rows are read from files, which takes no Spark; queries start one. Neither takes the lock of the project: they
+read what the last complete results are, also while a run is computing the next.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import IO, Any, Final
+
+from ottla.cli.errors import CliError, WrongUsage
+from ottla.cli.formats import readable
+from ottla.cli.output import Cell, note, print_json_line, print_table
+from ottla.spark.pipelines.flow_graph import load_graph
+from ottla.spark.pipelines.graph_picture import as_dot, as_mermaid, as_svg, as_text
+from ottla.spark.pipelines.progress import readable_error
+from ottla.spark.pipelines.project import Project
+from ottla.spark.pipelines.table_files import format_of, list_tables, read_rows
+
+WAREHOUSE: Final = "spark-warehouse"
+PICTURES: Final = {"text": as_text, "dot": as_dot, "mermaid": as_mermaid, "svg": as_svg}
+_QUERY: Final = re.compile(
+    r"\s*(?:SELECT|WITH|FROM|VALUES|TABLE|SHOW|DESC|DESCRIBE|EXPLAIN)\b", re.IGNORECASE
+)
+_NOT_CODE: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_WRITES: Final = re.compile(r"\bINSERT\s+(?:INTO|OVERWRITE)\b", re.I)
+
+
+def show_table(project: Project, table: str, limit: int, *, as_json: bool) -> None:
+    """Print the first rows of a table."""
+    found = read_rows(project.directory / WAREHOUSE, table, limit)
+    if not found.columns:
+        note(f"{table} has no rows")
+        return
+    print_rows(found.columns, found.rows, as_json=as_json)
+    if found.total > len(found.rows):
+        note(f"{len(found.rows)} of {found.total:,} rows; --limit shows more")
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        for row in rows:
+            print_json_line({name: _plain(row[name]) for name in columns})
+        return
+    print_table(columns, [[_cell(row[name]) for name in columns] for row in rows])
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, bytes | bytearray):
+        return readable(bytes(value))
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+def _cell(value: Any) -> Cell:
+    plain = _plain(value)
+    if isinstance(plain, dict | list):
+        return json.dumps(plain, ensure_ascii=False)
+    return plain if plain is None or isinstance(plain, str | int | float | bool) else str(plain)
+
+
+def check_query(query: str) -> None:
+    """Refuse statements that change something: results are written by runs alone."""
+    code = _NOT_CODE.sub(" ", query)
+    if not _QUERY.match(code) or _WRITES.search(code):
+        raise WrongUsage("only queries are run here: SELECT, WITH, VALUES, TABLE, SHOW, DESCRIBE, EXPLAIN")
+
+
+def run_query(
+    project: Project,
+    query: str,
+    limit: int,
+    *,
+    master: str,
+    conf: Mapping[str, str],
+    as_json: bool,
+    log: IO[str] | None,
+) -> None:
+    """Run a query over the tables of the project, and print its rows."""
+    from ottla.spark.session import connect_session
+
+    tables = list_tables(project.directory / WAREHOUSE)
+    with connect_session(master, name=f"{project.name}: sql", conf=conf, log=log, short=True) as (spark, _):
+        from pyspark.errors import PySparkException
+
+        try:
+            for name, directory in tables.items():
+                _define(spark, name, directory.resolve())
+            answer = spark.sql(query)
+            columns = list(answer.columns)
+            rows = [row.asDict(recursive=True) for row in answer.limit(limit + 1).collect()]
+        except PySparkException as error:
+            raise CliError(readable_error(str(error))) from None
+    print_rows(columns, rows[:limit], as_json=as_json)
+    if len(rows) > limit:
+        note(f"the first {limit} rows; --limit shows more")
+
+
+def _define(spark: Any, name: str, directory: Path) -> None:
+    """Make a table known under its name, with the columns of its files; one without files is left out."""
+    kind = format_of(directory)
+    if kind is None:
+        return
+    database, _, table = name.rpartition(".")
+    if database:
+        spark.sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
+        spark.sql(f"CREATE TABLE `{database}`.`{table}` USING {kind} LOCATION '{directory.as_uri()}'")
+    else:
+        spark.read.format(kind).load(str(directory)).createOrReplaceTempView(table)
+
+
+def print_graph(state: Path, form: str) -> None:
+    """Print the graph that the last run has left."""
+    nodes = load_graph(state)
+    if nodes is None:
+        raise CliError(
+            "the flows are not known yet; `ottla pipeline run` or `ottla pipeline dry-run` finds them"
+        )
+    print(PICTURES[form](nodes))

@@ -1,0 +1,174 @@
+"""Plans that Spark resolves inside the graph of a pipeline, and not while it is still being defined.
+
+Spark Connect sends plans unresolved, and resolves most operations only when the graph is complete, where the
+name of another table of the pipeline means its flow. Some it resolves at once, on receipt: `withWatermark`
+and `drop` among them. At that time the tables of a first run are not in the catalog, so it fails with
+TABLE_OR_VIEW_NOT_FOUND; in a later run it finds the table behind the graph's back, and the flow does not wait
+for the one that fills it. Here the two are written in another form, with the same meaning, that Spark
+resolves late. For others the form that works is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["EagerRead", "eager_reads", "make_lazy"]
+
+_RELATION: Final = "spark.connect.Relation"
+_NAME: Final = re.compile(r"\w+(\.\w+)*")
+_QUANTITY: Final = re.compile(
+    r"\s*(?P<count>\d+)\s+(?P<unit>week|day|hour|minute|second|millisecond|microsecond)s?", re.IGNORECASE
+)
+_WATERMARKED: Final = re.compile(r"SELECT \* FROM (?:STREAM\((?P<stream>.+)\)|(?P<table>\S+)) WATERMARK .+")
+_PANDAS: Final = "a pandas_udf in select, or the same call in the flow that fills the table, on its source"
+# What Spark resolves at once, by the names in its protocol: how users call it, and what works.
+_EAGER: Final = {
+    "drop": ("drop", 'drop("a", "b"), with names of columns'),
+    "with_watermark": ("withWatermark", 'withWatermark("a", "10 minutes"), with the name of a column'),
+    "fill_na": ("fillna", 'withColumn("a", F.coalesce("a", F.lit(0)))'),
+    "drop_na": ("dropna", 'where("a is not null")'),
+    "replace": ("replace", 'withColumn("a", F.when(F.col("a") == 1, 2).otherwise(F.col("a")))'),
+    "to_schema": ("to", 'select(F.col("a").cast("long"))'),
+    "describe": ("describe", "select with functions as F.min and F.avg"),
+    "summary": ("summary", "select with functions as F.min and F.avg"),
+    "map_partitions": ("mapInPandas or mapInArrow", _PANDAS),
+    "group_map": ("applyInPandas or a function with state", _PANDAS),
+    "co_group_map": ("cogroup", "join"),
+    "apply_in_pandas_with_state": ("applyInPandasWithState", _PANDAS),
+    "pivot": ("pivot without values", 'pivot("item", ["tea", "coffee"])'),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EagerRead:
+    """An operation that Spark resolves at once, on tables with these names."""
+
+    operation: str
+    instead: str
+    tables: frozenset[str]
+
+
+def make_lazy(relation: Any) -> Any:
+    """A copy of the plan in which `drop` and `withWatermark` on tables are resolved with the graph."""
+    copy = type(relation)()
+    copy.CopyFrom(relation)
+    for each in list(_relations(copy)):  # those inside of others first
+        kind = each.WhichOneof("rel_type")
+        if kind not in ("drop", "with_watermark") or not _tables(each):
+            continue
+        rewritten = _drop(each) if kind == "drop" else _watermark(each)
+        if rewritten is not None:
+            each.CopyFrom(rewritten)
+    return copy
+
+
+def eager_reads(relation: Any) -> list[EagerRead]:
+    """What in a plan Spark resolves at once although it reads tables by their names."""
+    found = []
+    for each in _relations(relation):
+        kind = each.WhichOneof("rel_type")
+        if kind == "aggregate" and each.aggregate.HasField("pivot") and not each.aggregate.pivot.values:
+            kind = "pivot"
+        if kind in _EAGER and (tables := frozenset(_tables(each))):
+            found.append(EagerRead(*_EAGER[kind], tables))
+    return found
+
+
+def _relations(message: Any) -> Iterator[Any]:
+    """All relations of a message, those inside of others first."""
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        repeated = hasattr(value, "__len__") and not hasattr(value, "ListFields")
+        for each in value if repeated else (value,):
+            yield from _relations(each)
+    if message.DESCRIPTOR.full_name == _RELATION:
+        yield message
+
+
+def _tables(relation: Any) -> set[str]:
+    """The names of the tables that a plan reads, without their databases."""
+    names = []
+    for each in _relations(relation):
+        kind = each.WhichOneof("rel_type")
+        if kind == "read" and each.read.HasField("named_table"):
+            names.append(each.read.named_table.unparsed_identifier)
+        elif kind == "sql" and (ours := _WATERMARKED.fullmatch(each.sql.query)):
+            names.append(ours["stream"] or ours["table"])
+    return {name.replace("`", "").rpartition(".")[2].lower() for name in names}
+
+
+def _drop(relation: Any) -> Any | None:
+    """As `select("* EXCEPT (a, b)")`."""
+    names = [_quoted(name) for name in relation.drop.column_names]
+    has_join = any(each.WhichOneof("rel_type") == "join" for each in _relations(relation))
+    for column in relation.drop.columns:
+        attribute = column.unresolved_attribute
+        if column.WhichOneof("expr_type") != "unresolved_attribute" or (
+            attribute.HasField("plan_id") and has_join
+        ):
+            return None
+        if not re.fullmatch(r"\w+|`[^`]+`", attribute.unparsed_identifier):
+            return None
+        names.append(attribute.unparsed_identifier)
+    if not names:
+        return None
+    lazy = type(relation)()
+    lazy.common.CopyFrom(relation.common)
+    lazy.project.input.CopyFrom(relation.drop.input)
+    lazy.project.expressions.add().expression_string.expression = f"* EXCEPT ({', '.join(names)})"
+    return lazy
+
+
+def _quoted(name: str) -> str:
+    quote = "`"
+    return f"{quote}{name.replace(quote, 2 * quote)}{quote}"
+
+
+def _watermark(relation: Any) -> Any | None:
+    """As SQL's WATERMARK clause, which is the only form that is resolved late."""
+    given = relation.with_watermark
+    delay = sql_interval(given.delay_threshold)
+    if delay is None or not _NAME.fullmatch(given.event_time):
+        return None
+    column = ".".join(f"`{part}`" for part in given.event_time.split("."))
+    clause = f"WATERMARK {column} DELAY OF INTERVAL {delay}"
+    late = type(relation)()
+    # Columns that were taken from the frame before the watermark are found by its id.
+    late.common.CopyFrom(given.input.common)
+    read = given.input.read
+    if given.input.WhichOneof("rel_type") == "read" and not read.named_table.options:
+        name = read.named_table.unparsed_identifier
+        table = f"STREAM({name})" if read.is_streaming else name
+        late.sql.query = f"SELECT * FROM {table} {clause}"
+    else:
+        name = f"__before_watermark_{relation.common.plan_id}"
+        late.with_relations.root.sql.query = f"SELECT * FROM {name} {clause}"
+        before = late.with_relations.references.add().subquery_alias
+        before.alias = name
+        before.input.CopyFrom(given.input)
+    lazy = type(relation)()
+    lazy.common.CopyFrom(relation.common)
+    lazy.project.input.CopyFrom(late)
+    lazy.project.expressions.add().unresolved_star.SetInParent()
+    return lazy
+
+
+def sql_interval(text: str) -> str | None:
+    """A delay as SQL's INTERVAL takes it; None if it is written in another way.
+
+    >>> sql_interval("10 minutes"), sql_interval("1 hour 30 minutes"), sql_interval("soon")
+    ('10 MINUTE', '1 HOUR 30 MINUTE', None)
+    """
+    parts, at = [], 0
+    text = re.sub(r"^\s*interval\s+", "", text, flags=re.IGNORECASE).rstrip()
+    while at < len(text):
+        match = _QUANTITY.match(text, at)
+        if match is None:
+            return None
+        parts.append(f"{match['count']} {match['unit'].upper()}")
+        at = match.end()
+    return " ".join(parts) or None

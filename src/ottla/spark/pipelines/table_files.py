@@ -1,0 +1,79 @@
+"""Read the tables of a project from their files, without Spark.
+
+Readers open a table through its link in the warehouse; see `ottla.spark.pipelines.tables`. The link is
+followed once: the version that it leads to stays for a while after another has replaced it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ottla.spark.pipelines.project import ProjectError
+from ottla.spark.pipelines.tables import committed_files, table_directories
+
+__all__ = ["TableRows", "format_of", "list_tables", "read_rows"]
+
+_FORMATS: Final = {".parquet": "parquet", ".orc": "orc", ".csv": "csv", ".json": "json"}
+_HIDDEN: Final = (".", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Some rows of a table, and how many it has."""
+
+    columns: list[str]
+    rows: list[dict[str, Any]]
+    total: int
+
+
+def list_tables(warehouse: Path) -> dict[str, Path]:
+    """The directories of the tables by their names; those of other databases have a prefix."""
+    return {
+        directory.name if database == "default" else f"{database}.{directory.name}": directory
+        for database, directory in table_directories(warehouse)
+    }
+
+
+def read_rows(warehouse: Path, table: str, limit: int) -> TableRows:
+    """The first rows of a table, of files that were committed."""
+    found = list_tables(warehouse)
+    directory = found.get(table.removeprefix("default."))
+    if directory is None:
+        known = f"there are {', '.join(sorted(found))}" if found else "no run has completed yet"
+        raise ProjectError(f"there is no table {table}; {known}")
+    directory = directory.resolve()
+    files = sorted(_data_files(directory))
+    if not files:
+        return TableRows([], [], 0)
+    kind = _FORMATS.get(files[0].suffix)
+    if kind is None:
+        raise ProjectError(f"files as {files[0].name} are read by Spark: ottla pipeline sql 'TABLE {table}'")
+    from pyarrow import dataset
+
+    data = dataset.dataset(
+        [str(file) for file in files],
+        format=kind,
+        partitioning="hive",
+        partition_base_dir=str(directory),
+    )
+    rows = data.head(limit).to_pylist()
+    return TableRows(list(data.schema.names), rows, data.count_rows())
+
+
+def format_of(directory: Path) -> str | None:
+    """How the files of a table are written, as Spark names it; None without files."""
+    first = next(_data_files(directory), None)
+    return None if first is None else first.suffix.removeprefix(".") or "text"
+
+
+def _data_files(directory: Path) -> Iterator[Path]:
+    committed = committed_files(directory)
+    for file in directory.rglob("*"):
+        parts = file.relative_to(directory).parts
+        if any(part.startswith(_HIDDEN) for part in parts) or not file.is_file() or not file.stat().st_size:
+            continue
+        if committed is None or file.name in committed:
+            yield file

@@ -172,7 +172,7 @@ class _Session:
             note,
             stale={node.name for node in nodes} - done,
         )
-        stop = Event()
+        stop, ended = Event(), Event()
         failures: list[Exception] = []
 
         def supervise() -> None:  # in a thread: Ctrl-C would break off a call of the JVM in the middle
@@ -188,6 +188,7 @@ class _Session:
                 failures.append(error)
             finally:
                 supervised.stop()
+                ended.set()
 
         thread = Thread(target=supervise, name="continuous flows", daemon=True)
         with (
@@ -196,12 +197,12 @@ class _Session:
         ):
             thread.start()
             try:
-                while thread.is_alive():
-                    thread.join(_JOIN_SECONDS)
+                while not ended.wait(_WAIT_SECONDS):  # a join that is interrupted takes the thread for ended
+                    pass
             except KeyboardInterrupt:
                 note("stopping")
                 stop.set()
-                thread.join(_END_SECONDS)
+                ended.wait(_END_SECONDS)
                 raise
         if failures:
             if isinstance(failures[0], ProjectError):
@@ -301,7 +302,7 @@ _SECONDS_BETWEEN_LONG_LINES: Final = 10.0
 _RETRIES: Final = "spark.sql.pipelines.maxFlowRetryAttempts"
 _SUPERVISION_SECONDS: Final = 0.2
 _KEEP_ALIVE_SECONDS: Final = 300.0
-_JOIN_SECONDS: Final = 0.5
+_WAIT_SECONDS: Final = 0.5
 _END_SECONDS: Final = 60.0
 
 

@@ -411,6 +411,25 @@ async def test_a_client_that_does_not_read_stops_being_served() -> None:
 
 
 @scenario
+async def test_a_large_request_that_paused_on_its_way_goes_on() -> None:
+    async with serving() as bench:
+        bench.server._limits.max_in_flight_bytes = 2 * 1024 * 1024
+        client = await bench.client()
+        body = b"echo " + bytes(6 * 1024 * 1024)
+        data = frame(body)
+        client.writer.write(data[: len(data) // 2])
+        await until(lambda: bench.server.memory.used > 3 * 1024 * 1024)
+        (connection,) = bench.server._connections
+        # As when the client has not read its former responses, or memory was short.
+        connection.pause_writing()
+        client.writer.write(data[len(data) // 2 :])
+        await bench.settle()
+        connection.resume_writing()
+        async with asyncio.timeout(5):
+            assert await client.receive() == body
+
+
+@scenario
 async def test_a_client_that_asks_for_much_at_once_does_not_keep_others_waiting() -> None:
     async with serving() as bench:
         greedy, modest = await bench.client(), await bench.client()

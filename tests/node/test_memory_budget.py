@@ -302,6 +302,25 @@ def test_a_thousand_requests_of_which_only_the_beginning_comes(caplog: pytest.Lo
     assert "sent nothing more of its request" in caplog.text
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_sender_that_stalls_while_it_goes_before_others_is_closed() -> None:
+    async def main() -> None:
+        async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
+            pool = bench.pool
+            bench.script.gate.set()
+            stalled = [await bench.client() for _ in range(pool.plenty // MB)]
+            for client in stalled[1:]:
+                await client.write(struct.pack(">i", 50 * MB) + bytes(1000))
+            await until(lambda: pool.use().incomplete_requests == len(stalled) - 1)
+            # The only one that may grow beyond what is plenty, and then it does not go on.
+            await stalled[0].write(struct.pack(">i", 50 * MB) + bytes(2 * MB + 1000))
+            await until(lambda: pool._express is not None)
+            good = await bench.client()
+            assert await good.ask(b"\0\0" + bytes(3 * MB)) == b"appended"
+
+    run(main())
+
+
 @pytest.mark.usefixtures("patient")
 def test_large_requests_in_progress_over_many_connections_are_bounded() -> None:
     async def main() -> None:

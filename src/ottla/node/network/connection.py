@@ -660,12 +660,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._out_bytes >= _WRITE_HIGH_BYTES:
             # The transport calls `pause_writing` at once when it holds too much.
             self._flush()
+        # The request that is being received can only be started once all of it is here.
+        started = self._request_bytes if self._frame is None else self._request_bytes - self._frame_bytes
         return (
             self._write_paused
             or self._waiting_for_memory
             or self._yielding
             or len(self._pending) >= self.limits.requests_at_once()
-            or self._request_bytes >= self.limits.max_in_flight_bytes
+            or started >= self.limits.max_in_flight_bytes
         )
 
     def _yield(self) -> None:

@@ -345,7 +345,7 @@ class MemoryPool:
 
     def _close_stalled(self, now: float) -> None:
         """Close connections that hold memory while nothing moves, the longest stalled first, until there is
-        enough.
+        enough; in any case the one that may grow, if it does not and others wait for that.
         """
         is_full = self.used >= self.limit or self.waiting > 0
         stall_seconds = _STALL_WHEN_FULL_SECONDS if is_full else _STALL_SECONDS
@@ -360,9 +360,10 @@ class MemoryPool:
         closed: set[MemoryHolder] = set()
         left = self.used
         for at, is_sender, connection in stalled:
-            if left <= self.plenty or len(closed) >= _LOOKS_PER_TURN:
+            if len(closed) >= _LOOKS_PER_TURN:
                 break
-            if connection in closed:
+            holds_others_up = connection is self._express and bool(self._growing)
+            if connection in closed or (left <= self.plenty and not holds_others_up):
                 continue
             closed.add(connection)
             held = connection.held_bytes

@@ -115,3 +115,20 @@ async def test_work_that_is_ready_at_the_same_time_shares_a_round_of_the_loop() 
     await asyncio.gather(first.pause(), second.pause())
     assert _items_until_due(first) + _items_until_due(second) <= 6
     assert _items_until_due(Turns(_Clock(1_000_000), budget_ms=5)) == 5  # another clock
+
+
+def test_work_that_comes_first_in_each_round_leaves_time_for_the_others() -> None:
+    clock = _Clock(0)
+    done = {"first": 0, "second": 0}
+
+    async def work(name: str, turns: Turns) -> None:
+        while done["second"] < 1000:
+            clock.now_ns += 100_000
+            done[name] += 1
+            await turns.pause_if_due()
+
+    async def main() -> None:
+        await asyncio.gather(work("first", Turns(clock)), work("second", Turns(clock, budget_ms=2.5)))
+
+    asyncio.run(main())
+    assert done["first"] < 3 * done["second"]

@@ -15,7 +15,8 @@ a copy. Work that must not be left half done (an append, a choice of the control
 small, or decide first and carry out in turns. What blocks (fsync, a cold read) belongs to the pool instead.
 
 Pieces of work that are in turns at the same time share them: the loop runs all that is ready before it looks
-at sockets and timers again, so their time in one round of the loop counts together.
+at sockets and timers again, so their time in one round of the loop counts together. Each gets its part of
+it, or the one that comes first would use it up in every round.
 
 Under a simulated clock, which stands still while code runs, turns end after a number of items, so that the
 interleavings are exercised there and replay exactly.
@@ -40,13 +41,16 @@ _ITEMS_WITHOUT_TIME: Final = 16
 class _Round:
     """The present round of an event loop, from the first turn in it."""
 
-    __slots__ = ("clock", "is_open", "start_ns")
+    __slots__ = ("clock", "is_open", "pauses", "sharers", "start_ns")
 
     def __init__(self) -> None:
         self.is_open = False
         self.start_ns = 0
         # By which it started: simulated nodes share a loop, and each has a clock of its own.
         self.clock: Clock | None = None
+        # Pieces of work that have paused in this round, and those that go on in it since the one before.
+        self.pauses = 0
+        self.sharers = 1
 
     def close(self) -> None:
         self.is_open = False
@@ -63,13 +67,27 @@ class Turns:
     of each.
     """
 
-    __slots__ = ("_budget_ns", "_check_every", "_clock", "_items", "_start_ns", "_unchecked", "taken")
+    __slots__ = (
+        "_budget_ns",
+        "_check_every",
+        "_clock",
+        "_items",
+        "_round",
+        "_round_budget_ns",
+        "_round_start_ns",
+        "_share_ns",
+        "_start_ns",
+        "_unchecked",
+        "taken",
+    )
 
     def __init__(self, clock: Clock, *, budget_ms: float = BUDGET_MS, check_every: int = 1) -> None:
         if budget_ms <= 0 or check_every < 1:
             raise ValueError(f"a turn needs time and items, got {budget_ms=} {check_every=}")
         self._clock = clock
         self._budget_ns = int(budget_ms * 1e6)
+        self._round_budget_ns = int(max(budget_ms, BUDGET_MS) * 1e6)
+        self._round: _Round | None = None
         self._check_every = check_every
         # Pauses so far.
         self.taken = 0
@@ -77,7 +95,8 @@ class Turns:
 
     def begin(self) -> None:
         """Start a turn. Only for work that has waited for something else since it last ended one."""
-        self._start_ns = self._clock.monotonic_ns()
+        self._start_ns = self._round_start_ns = self._clock.monotonic_ns()
+        self._share_ns = self._budget_ns
         self._items = self._unchecked = 0
         try:
             loop = asyncio.get_running_loop()
@@ -88,9 +107,12 @@ class Turns:
             found = _rounds[loop] = _Round()
         if not found.is_open:
             found.is_open, found.start_ns, found.clock = True, self._start_ns, self._clock
+            found.sharers, found.pauses = max(found.pauses, 1), 0
             loop.call_soon(found.close)  # in the next round
+        self._round = found
         if found.clock is self._clock:
-            self._start_ns = found.start_ns
+            self._round_start_ns = found.start_ns
+            self._share_ns = self._budget_ns // found.sharers
 
     def is_due(self) -> bool:
         """Count one item; true if the work should give way before the next."""
@@ -99,12 +121,19 @@ class Turns:
             return False
         self._items += self._unchecked
         self._unchecked = 0
-        elapsed_ns = self._clock.monotonic_ns() - self._start_ns
-        return elapsed_ns >= self._budget_ns or (elapsed_ns == 0 and self._items >= _ITEMS_WITHOUT_TIME)
+        now_ns = self._clock.monotonic_ns()
+        in_round_ns = now_ns - self._round_start_ns
+        return (
+            now_ns - self._start_ns >= self._share_ns
+            or in_round_ns >= self._round_budget_ns
+            or (in_round_ns == 0 and self._items >= _ITEMS_WITHOUT_TIME)
+        )
 
     async def pause(self) -> None:
         """Let everything else that is ready run, I/O and timers included, and start the next turn."""
         self.taken += 1
+        if self._round is not None:
+            self._round.pauses += 1
         await asyncio.sleep(0)
         self.begin()
 

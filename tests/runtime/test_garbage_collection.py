@@ -93,3 +93,17 @@ def test_stopping_puts_the_collector_back() -> None:
     collections.stop()
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
+
+
+def test_objects_that_come_and_go_make_no_complete_collection_due() -> None:
+    collections = GarbageCollection(freeze_after_ms=0, max_frozen=10_000)
+    collections.start()
+    try:
+        for _ in range(4):
+            kept = [[number] for number in range(20_000)]
+            assert kept
+            del kept
+        assert collections.frozen > 10_000
+        assert not collections.needs_complete
+    finally:
+        collections.stop()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ottla.client.blocking import Consumer, Producer
+from ottla.spark.pipelines.tables import committed_files
 from ottla.testing.local_node import LocalNode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -49,13 +50,16 @@ class Pipeline:
         return file.read_text()[-4000:] if file.exists() else ""
 
     def table(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a table; of one that a stream writes, those of batches that are committed."""
         import pyarrow.dataset
 
-        rows: list[dict[str, Any]] = (
-            pyarrow.dataset.dataset(self.directory / "spark-warehouse" / name, format="parquet")
-            .to_table()
-            .to_pylist()
-        )
+        directory = self.directory / "spark-warehouse" / name
+        committed = committed_files(directory)
+        files = [file for file in directory.rglob("*.parquet") if not file.name.startswith((".", "_"))]
+        chosen = [str(file) for file in files if committed is None or file.name in committed]
+        rows: list[dict[str, Any]] = []
+        if chosen:
+            rows = pyarrow.dataset.dataset(chosen, format="parquet").to_table().to_pylist()
         return rows
 
 

@@ -36,8 +36,11 @@ class GarbageCollection:
         self._max_frozen: Final = max_frozen
         self._before: tuple[int, int, int] | None = None
         self._start_ns = 0
-        # Objects that were frozen since the last complete collection.
+        # Objects that were frozen since the last complete collection; those that have gone since are counted
+        # until that many are reached.
         self.frozen = 0
+        # Objects that were frozen right after it.
+        self._kept = 0
         self.full_collections = 0
         self.longest_ms = 0.0
         # The time of all collections so far.
@@ -50,6 +53,7 @@ class GarbageCollection:
         # CPython puts full collections off until the new survivors are a quarter of the old ones, which are
         # frozen and no longer count; a collection, of nothing, makes it count again from here.
         gc.collect()
+        self._kept = gc.get_freeze_count()
         self._before = gc.get_threshold()
         gc.set_threshold(*_THRESHOLDS)
         gc.callbacks.append(self._on_collection)
@@ -64,6 +68,9 @@ class GarbageCollection:
     @property
     def needs_complete(self) -> bool:
         """So much is frozen that cycles among it could matter: `collect_all` is due at a quiet moment."""
+        if self.frozen >= self._max_frozen:
+            # Objects go from among the frozen ones with their last reference.
+            self.frozen = max(gc.get_freeze_count() - self._kept, 0)
         return self.frozen >= self._max_frozen
 
     def collect_all(self) -> None:
@@ -75,6 +82,7 @@ class GarbageCollection:
         took_ms = (time.monotonic_ns() - began_ns) / 1e6
         _log.warning("a complete garbage collection found %d objects and took %.0f ms", found, took_ms)
         self.frozen = 0
+        self._kept = gc.get_freeze_count()
 
     def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":

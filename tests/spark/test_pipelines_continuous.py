@@ -205,7 +205,4 @@ def test_watermarks_and_dropped_columns_on_tables_of_the_pipeline(
     ended = pipeline("run", "-b", pipeline.bootstrap)
     assert ended.returncode == 1
     line = 1 + FILLED.splitlines().index("@dp.table")
-    assert (
-        f"transformations/windowed.py, line {line}: flow mapped: `mapInPandas or mapInArrow` on orders"
-        in (ended.stderr)
-    )
+    assert f"transformations/windowed.py, line {line}: flow filled: `fillna` on orders" in (ended.stderr)

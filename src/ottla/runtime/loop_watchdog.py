@@ -248,7 +248,9 @@ class LoopWatchdog:
             self._logged.clear()
         self._logged[place] = (now, 0)
         also = f" (and {unlogged} times since it was last logged)" if unlogged else ""
-        _log.warning(
+        # Without a stack there is no culprit to look for: most often the machine was busy with other work.
+        _log.log(
+            logging.WARNING if culprit else logging.INFO,
             "the event loop was held for %.0f ms, %.0f ms of it on the CPU, where %g ms are allowed%s: %s",
             held_ns / 1e6,
             held_cpu_ns / 1e6,

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 from tests.support.wire import WireClient
 
-from ottla.node.api import forwarding
 from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import RequestHeader, read_response, request_header_version
@@ -15,6 +14,7 @@ from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRe
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from ottla.protocol.messages.produce import ProduceRequest
 from ottla.protocol.schema import Request
+from ottla.security import principal
 from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 
@@ -54,7 +54,11 @@ def put(controller: WireClient, data: bytes, principal: bytes | None, host: byte
 
 
 def test_the_principal_is_encoded_as_kafka_does() -> None:
-    assert forwarding._PRINCIPAL == ANONYMOUS
+    assert principal.ANONYMOUS.encode() == ANONYMOUS
+    token = principal.KafkaPrincipal("User", "alice", token_authenticated=True)
+    assert token.encode() == b"\0\0\x05User\x06alice\1\0"
+    read = principal.KafkaPrincipal.decode(token.encode())
+    assert (read, read.token_authenticated) == (token, True)
 
 
 @pytest.mark.parametrize("host", [LOOPBACK, bytes(15) + b"\1"])

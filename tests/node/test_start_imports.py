@@ -27,7 +27,8 @@ sys.exit(main(["start", "--data-dir", sys.argv[1], "--listen", "127.0.0.1:0"]))
 LATER = {
     *("click", "rich", "pyarrow", "numpy", "pyspark", "crc32c", "re2"),
     *("argparse", "email", "http", "importlib.metadata", "pathlib", "tempfile", "unittest"),
-    *("ottla.client", "ottla.console", "ottla.coordinator", "ottla.security", "ottla.sim", "ottla.spark"),
+    *("ottla.client", "ottla.console", "ottla.coordinator", "ottla.sim", "ottla.spark"),
+    *("cryptography", "ottla.security.authorizer", "ottla.security.sasl", "ottla.security.tls"),
     *(
         "ottla.node.api.group_requests",
         "ottla.node.coordinators.add_partitions_to_txn",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ottla.node.config.node_config import NodeConfig
     from ottla.node.network.connection import ClientConnection, PendingRequest
     from ottla.protocol.api import Api, ListenerType
+    from ottla.security.principal import KafkaPrincipal
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ class ApiRequestContext(ABC):
     @abstractmethod
     def client_host(self) -> str:
         """The address of the client, without its port."""
+
+    @property
+    @abstractmethod
+    def principal(self) -> KafkaPrincipal:
+        """The client as its listener has authenticated it; of a forwarded request, as the envelope says."""
 
     @property
     def config(self) -> NodeConfig:
@@ -110,6 +116,10 @@ class RequestContext(ApiRequestContext):
         return self.pending.connection.peer[0]
 
     @property
+    def principal(self) -> KafkaPrincipal:
+        return self.pending.connection.principal
+
+    @property
     def local_address(self) -> tuple[str, int]:
         """The address of this node that the client connected to."""
         return self.pending.connection.local
@@ -120,7 +130,12 @@ class ForwardedRequestContext(ApiRequestContext):
     """A request that a broker forwarded to the active controller on this node, on behalf of a client."""
 
     forwarded_host: str
+    forwarded_principal: KafkaPrincipal
 
     @property
     def client_host(self) -> str:
         return self.forwarded_host
+
+    @property
+    def principal(self) -> KafkaPrincipal:
+        return self.forwarded_principal

@@ -22,9 +22,8 @@ from ottla.protocol.api import ListenerType, api_name
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
 from ottla.protocol.headers import SIZE, RequestHeader, read_response, request_header_version
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
-from ottla.protocol.prefixed import decode_prefixed, encode_prefixed
-from ottla.protocol.principal import DefaultPrincipalData
 from ottla.protocol.schema import Buffer, Request, Response
+from ottla.security.principal import KafkaPrincipal
 
 if TYPE_CHECKING:
     from ottla.metadata.controller.controller import Controller
@@ -35,8 +34,6 @@ R = TypeVar("R", bound=Response)
 
 _ENVELOPE_VERSION: Final = 0
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
-# The principal of clients that did not authenticate; listeners with authentication are not served yet.
-_PRINCIPAL: Final = encode_prefixed(DefaultPrincipalData(type="User", name="ANONYMOUS"), 0)
 
 
 async def forward(context: ApiRequestContext, frame: Buffer) -> Parts:
@@ -73,7 +70,7 @@ async def at_controller(
 async def _send_envelope(context: ApiRequestContext, frame: Buffer) -> bytes:
     envelope = EnvelopeRequest(
         request_data=frame,
-        request_principal=_PRINCIPAL,
+        request_principal=context.principal.encode(),
         client_host_address=_pack_address(context.client_host),
     )
     try:
@@ -98,7 +95,7 @@ async def answer_forwarded(services: ApiServices, envelope: EnvelopeRequest) -> 
     without its size. KafkaError where the envelope cannot be opened, and NOT_CONTROLLER if the active
     controller is not on this node.
     """
-    client_host = _client_host(envelope)
+    principal, client_host = _client(envelope)
     frame = envelope.request_data
     if len(frame) < _KEY_AND_VERSION.size:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the envelope is empty")
@@ -121,7 +118,7 @@ async def answer_forwarded(services: ApiServices, envelope: EnvelopeRequest) -> 
     except MalformedMessage as error:
         raise KafkaError(ErrorCode.INVALID_REQUEST, error.message) from None
     context = ForwardedRequestContext(
-        services, listener, api, version, header.correlation_id, header.client_id, client_host
+        services, listener, api, version, header.correlation_id, header.client_id, client_host, principal
     )
     try:
         reply = route.load_handler(ListenerType.CONTROLLER)(context, request)
@@ -135,20 +132,19 @@ async def answer_forwarded(services: ApiServices, envelope: EnvelopeRequest) -> 
     return b"".join(encode(context, response))[SIZE.size :]
 
 
-def _client_host(envelope: EnvelopeRequest) -> str:
-    """The address of the client on whose behalf a broker forwards a request.
+def _client(envelope: EnvelopeRequest) -> tuple[KafkaPrincipal, str]:
+    """The principal and the address of the client on whose behalf a broker forwards a request.
     PRINCIPAL_DESERIALIZATION_FAILURE if its principal cannot be read, INVALID_REQUEST if its address cannot.
     """
     try:
-        # Listeners without authentication know one principal, which it must be; it need not be passed on.
-        decode_prefixed(DefaultPrincipalData, envelope.request_principal or b"")
+        principal = KafkaPrincipal.decode(envelope.request_principal or b"")
     except (MalformedMessage, UnsupportedVersion) as error:
         raise KafkaError(
             ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE,
             f"Failed to deserialize client principal from envelope: {error.message}",
         ) from None
     try:
-        return str(ipaddress.ip_address(envelope.client_host_address))
+        return principal, str(ipaddress.ip_address(envelope.client_host_address))
     except ValueError:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,

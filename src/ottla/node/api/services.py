@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ottla.replication.log_flush_scheduler import LogFlushScheduler
     from ottla.replication.replica_manager import ReplicaManager
     from ottla.runtime.runtime import Runtime
+    from ottla.security.principal import KafkaPrincipal
 
 T = TypeVar("T")
 
@@ -42,6 +43,9 @@ class Requester(Protocol):
 
     @property
     def client_host(self) -> str: ...
+
+    @property
+    def principal(self) -> KafkaPrincipal: ...
 
 
 class Authorizer(Protocol):

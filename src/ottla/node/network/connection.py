@@ -28,6 +28,7 @@ from ottla.runtime.address import Address
 from ottla.runtime.disk import Buffer
 from ottla.runtime.network import unacknowledged_bytes
 from ottla.runtime.tasks import cancel
+from ottla.security.principal import ANONYMOUS, KafkaPrincipal
 
 _log = logging.getLogger(__name__)
 
@@ -223,6 +224,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "local",
         "peer",
         "pool",
+        "principal",
         "transport",
     )
 
@@ -245,6 +247,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._memory = memory
         self.pool = memory.nodes if is_inter_broker else memory.clients
         self.listener = listener
+        # Replaced once the client has authenticated.
+        self.principal: KafkaPrincipal = ANONYMOUS
         self._receive = receive
         self._on_open = on_open
         self._on_close = on_close

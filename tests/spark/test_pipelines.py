@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ottla.client.blocking import Consumer, Producer
@@ -31,9 +34,28 @@ class Pipeline:
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "ottla", "pipeline", *arguments]
-        return subprocess.run(
-            command, cwd=self.directory, capture_output=True, text=True, timeout=SECONDS, check=False
+        process = subprocess.Popen(
+            command, cwd=self.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+        try:
+            said, told = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            self._dump_threads(process.pid)
+            process.kill()
+            said, told = process.communicate()
+            pytest.fail(f"{arguments} did not end in {SECONDS} s:\n{said}{told}\n{self.log(200_000)}")
+        return subprocess.CompletedProcess(command, process.returncode, said, told)
+
+    def _dump_threads(self, pid: int) -> None:
+        """Let the JVMs of a run that hangs write the stacks of their threads to the log."""
+        virtual_machines = [
+            each for each in psutil.Process(pid).children(recursive=True) if each.name() == "java"
+        ]
+        for each in virtual_machines:
+            each.send_signal(signal.SIGQUIT)
+        time.sleep(5 if virtual_machines else 0)
+        for each in virtual_machines:
+            each.kill()
 
     def ok(self, *arguments: str) -> str:
         ended = self(*arguments)
@@ -45,9 +67,9 @@ class Pipeline:
         assert ended.returncode == 0, ended.stderr
         return {row["flow"]: row for row in json.loads(ended.stdout)}
 
-    def log(self) -> str:
+    def log(self, size: int = 4000) -> str:
         file = self.directory / ".ottla" / "spark.log"
-        return file.read_text()[-4000:] if file.exists() else ""
+        return file.read_text()[-size:] if file.exists() else ""
 
     def table(self, name: str) -> list[dict[str, Any]]:
         """The rows of a table; of one that a stream writes, those of batches that are committed."""

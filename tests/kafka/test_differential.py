@@ -38,13 +38,14 @@ def transcript(apache_kafka: ApacheKafka) -> Transcript:
 # A node finds its listeners by itself; all other settings of the two are the same.
 OWN_SETTINGS = {"process.roles", "controller.listener.names", "listener.security.protocol.map"}
 
-# APIs that Ottla does not announce yet: share and streams groups, security, quotas, telemetry, more voters.
+# APIs that Ottla does not announce yet: share and streams groups, security, telemetry, more voters.
 LATER_APIS = (
     17,
     *range(29, 32),
     36,
     *range(38, 42),
-    *range(48, 52),
+    50,
+    51,
     *range(70, 73),
     *range(76, 82),
     *range(83, 93),

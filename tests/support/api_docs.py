@@ -20,6 +20,7 @@ from ottla.client.admin.groups import GroupsAdmin
 from ottla.client.admin.log_dirs import LogDirsAdmin
 from ottla.client.admin.offsets import OffsetsAdmin
 from ottla.client.admin.partitions import PartitionsAdmin
+from ottla.client.admin.quotas import QuotasAdmin
 from ottla.client.admin.topics import TopicsAdmin
 from ottla.client.admin.transactions import TransactionsAdmin
 from ottla.client.consumer import Consumer, ConsumerConfig, ConsumerRecord, RebalanceListener, Stalled
@@ -42,6 +43,7 @@ ADMIN_GROUPS = {
     "offsets": OffsetsAdmin,
     "groups": GroupsAdmin,
     "transactions": TransactionsAdmin,
+    "quotas": QuotasAdmin,
     "log_dirs": LogDirsAdmin,
     "cluster": ClusterAdmin,
 }

@@ -35,6 +35,7 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "groups": CommandEntry("groups", "Show groups and their lag, reset or delete their offsets."),
     "transactions": CommandEntry("transactions", "List transactions, find and abort hanging ones."),
     "configs": CommandEntry("configs", "Describe and change settings of topics, brokers and groups."),
+    "quotas": CommandEntry("quotas", "Limit users, client ids and addresses."),
     "offsets": CommandEntry("offsets", "Show offsets of partitions: first, end, or at a time."),
     "delete-records": CommandEntry("delete_records", "Delete the records of partitions up to an offset."),
     "log-dirs": CommandEntry("log_dirs", "Show the data directories of brokers and their replicas."),

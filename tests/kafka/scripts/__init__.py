@@ -17,6 +17,7 @@ for _family in (
     "metadata",
     "topics",
     "configs",
+    "quotas",
     "produce",
     "fetch",
     "offsets",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ottla.client.admin.log_dirs import LogDirsAdmin
     from ottla.client.admin.offsets import OffsetsAdmin
     from ottla.client.admin.partitions import PartitionsAdmin
+    from ottla.client.admin.quotas import QuotasAdmin
     from ottla.client.admin.topics import TopicsAdmin
     from ottla.client.admin.transactions import TransactionsAdmin
 
@@ -121,6 +122,12 @@ class Admin:
         from ottla.client.admin.transactions import TransactionsAdmin
 
         return TransactionsAdmin(self._requests, self.partitions)
+
+    @cached_property
+    def quotas(self) -> QuotasAdmin:
+        from ottla.client.admin.quotas import QuotasAdmin
+
+        return QuotasAdmin(self._requests)
 
     async def __aenter__(self) -> Self:
         try:

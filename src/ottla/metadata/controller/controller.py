@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ottla.metadata.controller import brokers as control_brokers
+from ottla.metadata.controller import client_quotas as control_client_quotas
 from ottla.metadata.controller import configs as control_configs
 from ottla.metadata.controller import features as control_features
 from ottla.metadata.controller import partitions as control_partitions
@@ -37,6 +38,7 @@ from ottla.protocol.messages.allocate_producer_ids import (
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
 )
+from ottla.protocol.messages.alter_client_quotas import AlterClientQuotasRequest, AlterClientQuotasResponse
 from ottla.protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from ottla.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
 from ottla.protocol.messages.alter_partition_reassignments import (
@@ -233,7 +235,7 @@ class Controller:
     ) -> ListPartitionReassignmentsResponse:
         return control_reassignment.list_partition_reassignments(self._state, request)
 
-    # Configs, features, producer ids
+    # Configs, quotas, features, producer ids
 
     def alter_configs(
         self, request: AlterConfigsRequest, context: ControllerRequestContext = ANY_CALLER
@@ -244,6 +246,9 @@ class Controller:
         self, request: IncrementalAlterConfigsRequest, context: ControllerRequestContext = ANY_CALLER
     ) -> Result[IncrementalAlterConfigsResponse]:
         return control_configs.incremental_alter_configs(self._state, request, context)
+
+    def alter_client_quotas(self, request: AlterClientQuotasRequest) -> Result[AlterClientQuotasResponse]:
+        return control_client_quotas.alter_client_quotas(self._state, request)
 
     def update_features(
         self, request: UpdateFeaturesRequest, *, version: int = 2

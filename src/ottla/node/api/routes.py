@@ -208,6 +208,8 @@ ROUTES: Final[dict[int, ApiRoute]] = {
             on_failure=_HANDLER,
         ),
         ApiRoute("ListConfigResources", "list_config_resources", BROKER_ONLY),
+        ApiRoute("DescribeClientQuotas", "describe_client_quotas", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("AlterClientQuotas", "alter_client_quotas", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
         ApiRoute("UpdateFeatures", "update_features", BOTH, forwarding=_WHOLE),
         # Log directories
         ApiRoute("DescribeLogDirs", "describe_log_dirs", BROKER_ONLY),

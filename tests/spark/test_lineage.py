@@ -213,6 +213,17 @@ class TestTrace:
             {"topic": "t", "partition": 0, "start": 10, "end": 20}
         ]
         assert run_command(["trace", "shown", "0", "3", "-b", bootstrap]) == 1
+        assert run_command(["trace", "shown", "7", "0", "-b", bootstrap]) == 1
+        assert "topic shown has no partition 7" in capsys.readouterr().err
+
+    def test_a_topic_that_is_not_there_is_not_created(
+        self, bootstrap: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for arguments in (["not-there", "0", "0"], ["not-there", "0", "0", "--lineage-topic", "no-lineage"]):
+            assert run_command(["trace", *arguments, "-b", bootstrap]) == 1
+            assert "does not exist" in capsys.readouterr().err
+        with Admin(bootstrap) as admin:
+            assert not {"not-there", "no-lineage"} & {topic.name for topic in admin.topics.list()}
 
 
 class TestRepeatedBatches:

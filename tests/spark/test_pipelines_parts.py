@@ -7,20 +7,25 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from ottla.cli.app import run as run_command
+from ottla.cli.pipeline_results import query_error
 from ottla.cli.pipeline_run import show_progress
 from ottla.spark import cache, java
 from ottla.spark.java import NoJava, find_java
 from ottla.spark.pipelines import progress as progress_module
-from ottla.spark.pipelines import runner
+from ottla.spark.pipelines import run_lock as run_lock_module
+from ottla.spark.pipelines import runner, table_files
+from ottla.spark.pipelines import tables as tables_module
 from ottla.spark.pipelines.checkpoints import read_checkpoints
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import Project, ProjectError, find_project
@@ -200,7 +205,7 @@ class TestProject:
         for file in (tmp_path / "shop" / "transformations").glob("*.py"):
             compile(file.read_text(), str(file), "exec")
 
-    @pytest.mark.parametrize("name", ["", "..", "-x", "a b", "x" * 101])
+    @pytest.mark.parametrize("name", ["..", "-x", "a b", "x" * 101])
     def test_a_name_that_is_none_is_refused(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(ProjectError):
             write_project(tmp_path / name)
@@ -209,6 +214,12 @@ class TestProject:
         write_project(tmp_path / "shop")
         with pytest.raises(ProjectError, match="already exists"):
             write_project(tmp_path / "shop")
+
+    def test_an_empty_directory_is_used(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "shop").mkdir()
+        monkeypatch.chdir(tmp_path / "shop")
+        write_project(Path.cwd() / ".")
+        assert find_project(Path.cwd()).name == "shop"
 
     def test_a_selection_goes_by_the_name_of_the_table(self) -> None:
         assert Selection().includes("a")
@@ -400,6 +411,39 @@ class TestTables:
         assert not (base / ".versions" / "1").exists()
         assert (base / "view").is_dir()
 
+    def test_a_version_counts_as_unused_from_when_its_link_has_left_it(self, project: Project) -> None:
+        """A reader may have followed the link right before."""
+        base = project.directory / "spark-warehouse"
+        for version in ("1", "2"):
+            (base / ".versions" / version / "view").mkdir(parents=True)
+        (base / "view").symlink_to(".versions/1/view")
+        long_ago = (base / ".versions" / "1").stat().st_mtime - 10 * tables_module.UNUSED_SECONDS
+        os.utime(base / ".versions" / "1", (long_ago, long_ago))
+        tables_module._publish(base / "view", base / ".versions" / "2" / "view", base / ".versions")
+        self.tables(project).begin_run(self.Sql(), Selection())
+        assert (base / ".versions" / "1" / "view").is_dir()
+
+    def test_rows_are_found_where_a_full_refresh_has_moved_them(
+        self, project: Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base = project.directory / "spark-warehouse"
+        for version in ("1", "1-former"):
+            (base / ".versions" / version / "stream").mkdir(parents=True)
+            (base / ".versions" / version / "stream" / "part-0.json").write_text('{"a": 1}\n')
+        (base / "stream").symlink_to(".versions/1/stream")
+        files = table_files._data_files
+
+        def moved(directory: Path) -> Iterator[Path]:
+            if directory.parent.name == "1":
+                (base / "stream").unlink()
+                (base / "stream").symlink_to(".versions/1-former/stream")
+                shutil.rmtree(directory)
+                yield directory / "part-0.json"
+            yield from files(directory)
+
+        monkeypatch.setattr(table_files, "_data_files", moved)
+        assert table_files.read_rows(base, "stream", 10).rows == [{"a": 1}]
+
     def test_a_damaged_file_is_reported(self, project: Project) -> None:
         (project.directory / ".ottla").mkdir()
         (project.directory / ".ottla" / "catalog.json").write_text("{")
@@ -453,15 +497,85 @@ class TestRunLock:
     def test_a_run_on_another_machine_counts_while_it_shows_signs_of_life(self, tmp_path: Path) -> None:
         file = tmp_path / "run.lock"
         file.write_text(json.dumps({"host": "elsewhere", "pid": 1, "user": "ada", "since": "today"}))
+        old = file.stat().st_mtime - 5
+        os.utime(file, (old, old))
         refused = pytest.raises(
             AlreadyRunning, match=r"process 1 of ada on elsewhere, since today \(its last"
         )
-        with refused, run_lock([tmp_path], print):
+        with refused, run_lock([tmp_path], lambda _: os.utime(file)):  # while this one waits, it lives
             pass
-        old = file.stat().st_mtime - 60
-        os.utime(file, (old, old))
-        with run_lock([tmp_path], print):
-            pass
+
+    def test_a_run_that_was_killed_on_another_machine_is_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run_lock_module, "STALE_SECONDS", 2.0)
+        file = tmp_path / "run.lock"
+        file.write_text(json.dumps({"host": "elsewhere", "pid": 1, "user": "ada", "since": "today"}))
+        reasons: list[str] = []
+        for _ in range(2):  # the second finds that the first has ended
+            with run_lock([tmp_path], reasons.append):
+                pass
+        (reason,) = reasons
+        assert reason.startswith("a run on elsewhere has shown a sign of life 0 s ago; if it was killed")
+
+
+class TestCommandsWithoutSpark:
+    """What a clumsy user types first, and second."""
+
+    @pytest.fixture
+    def shop(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        write_project(tmp_path / "shop")
+        monkeypatch.chdir(tmp_path / "shop")
+        return tmp_path / "shop"
+
+    def said(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+        """The message of a command that fails."""
+        assert run_command(list(arguments)) != 0
+        return capsys.readouterr().err
+
+    def test_a_dry_run_does_not_end_the_node_of_a_run(
+        self, shop: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with (
+            run_lock([shop / ".ottla"], print),
+            subprocess.Popen(
+                [sys.executable, "-c", "input()", str(shop / ".ottla" / "node")], stdin=subprocess.PIPE
+            ) as node,
+        ):
+            (shop / ".ottla" / "node.pid").write_text(str(node.pid))
+            said = self.said(capsys, "pipeline", "dry-run", "--embedded")
+            assert "this pipeline is running already: process " in said
+            assert node.poll() is None
+            node.kill()
+
+    @pytest.mark.parametrize("arguments", [("show", "orders"), ("sql", "SELECT * FROM orders")])
+    def test_results_before_the_first_run(
+        self, shop: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+    ) -> None:
+        assert "no run has completed" in self.said(capsys, "pipeline", *arguments)
+
+    def test_a_query_of_an_unknown_table_names_those_that_are_there(self) -> None:
+        text = "[TABLE_OR_VIEW_NOT_FOUND] The table or view `a`.`ordres` cannot be found. Verify the spelling"
+        assert query_error(text, ["turnover", "orders"]) == (
+            "there is no table a.ordres; there are orders, turnover"
+        )
+
+    def test_cases_that_are_not_there(self, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        shutil.rmtree(shop / "tests")
+        assert "tests has no cases: *.yml, or test_*.py" in self.said(capsys, "pipeline", "test")
+
+    @pytest.mark.parametrize("arguments", [("trace",), ("pipeline", "replay", "--into", "x")])
+    def test_without_brokers_a_record_is_not_found(
+        self, shop: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+        said = self.said(capsys, *arguments, "shop.large-orders", "0", "0", "-b", address)
+        assert said.startswith("ottla: no broker can be reached")
+
+    @pytest.mark.parametrize("name", ["", "  "])
+    def test_a_project_without_a_name(self, capsys: pytest.CaptureFixture[str], name: str) -> None:
+        assert "`.` is the current directory" in self.said(capsys, "pipeline", "init", name)
 
 
 class TestProgress:

@@ -50,19 +50,27 @@ command(app, "replay")(replay)
 
 @command(app, "init")
 def init(
-    name: Annotated[str, Argument(metavar="NAME", help="The project; a directory of this name is created.")],
+    name: Annotated[
+        str,
+        Argument(metavar="NAME", help="The project; a directory of this name, which is new or empty."),
+    ],
 ) -> None:
     """Write a small project that runs: a topic, a streaming table, a view and an output topic."""
+    import os
+
     from ottla.spark.pipelines.project import ProjectError
     from ottla.spark.pipelines.template import write_project
 
+    if not name.strip():
+        raise WrongUsage("NAME is empty; `.` is the current directory")
     try:
         files = write_project(Path.cwd() / name)
     except ProjectError as error:
         raise CliError(str(error)) from None
     for file in files:
-        print(file.relative_to(Path.cwd()))
-    note(f"Now: cd {name} && ottla pipeline run --embedded")
+        print(os.path.relpath(file))
+    there = "" if files[0].parent == Path.cwd() else f"cd {name} && "
+    note(f"Now: {there}ottla pipeline run --embedded")
 
 
 @command(app, "run")
@@ -176,13 +184,15 @@ def _start(
     with ExitStack() as stack:
         stack.enter_context(terminable())
         locks: Sequence[int] = ()
-        if not dry:
+        starts_node = given.embedded or (bootstrap is None and project.bootstrap_servers is None)
+        if not dry or starts_node:
             places = [state, *([project.storage_path] if project.storage_path is not None else [])]
             try:
                 locks = stack.enter_context(run_lock(places, lambda why: note(f"waiting: {why}")))
             except AlreadyRunning as error:
-                raise CliError(str(error)) from None
-        if given.embedded or (bootstrap is None and project.bootstrap_servers is None):
+                hint = ". A dry-run needs no node: name any address with -b" if dry else ""
+                raise CliError(f"{error}{hint}") from None
+        if starts_node:
             bootstrap = stack.enter_context(embedded_node(state / "node", state / "node.log"))
             note(f"node: {bootstrap}, data in {state / 'node'}")
         if bootstrap is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from ottla.cli.commands import Argument, Option
 from ottla.cli.errors import CliError, WrongUsage
@@ -27,9 +27,11 @@ from ottla.cli.pipeline_options import (
     terminable,
 )
 from ottla.cli.pipeline_test import new_node, refuse_own_catalog, test_log
+from ottla.cli.session import cli_error
 from ottla.cli.trace import DecisionTopic, LineageTopic, find_record
 
 if TYPE_CHECKING:
+    from ottla.spark.pipelines.project import Project
     from ottla.spark.sink.lineage import InputRange
     from ottla.spark.sink.trace import TracedRecord
 
@@ -52,12 +54,12 @@ def replay(
     It runs the definitions as they are now, on a node of its own and with empty tables, so that a fix can be
     tried on the very records that went wrong.
     """
+    from ottla.protocol.errors import KafkaError
     from ottla.spark.java import NoJava
-    from ottla.spark.pipelines.project import BOOTSTRAP, CREATE_TOPICS, ProjectError, topics_to_create
+    from ottla.spark.pipelines.project import ProjectError
     from ottla.spark.pipelines.runner import RunFailed
-    from ottla.spark.pipelines.testing.pipeline_under_test import PipelineUnderTest, UnexpectedRows
-    from ottla.spark.pipelines.testing.warm_run import CaseDirectories, WarmSession
-    from ottla.spark.session import NoSpark, connect_session
+    from ottla.spark.pipelines.testing.pipeline_under_test import UnexpectedRows
+    from ottla.spark.session import NoSpark
 
     if into == topic:
         raise WrongUsage("--into must be another topic than the one of the record")
@@ -65,37 +67,61 @@ def replay(
     conf = named_values("--conf", settings or ())
     servers = bootstrap or found.bootstrap_servers or DEFAULT_BOOTSTRAP_SERVERS
     traced = find_record(servers, topic, partition, offset, lineage_topic, decision_topic)
-    inputs = _inputs(traced)
     try:
         refuse_own_catalog(found, conf)
-    except ProjectError as error:
+        with terminable(), TemporaryDirectory(prefix="ottla-replay-") as root:
+            made = _Replay(found, servers, traced, Path(root), master, conf).run(verbose=verbose)
+            _create(servers, {into: made.partitions})
+            had_records = _send(servers, into, made.records)
+    except (ProjectError, NoJava, NoSpark, RunFailed, UnexpectedRows) as error:
         raise CliError(str(error)) from None
-    with terminable(), TemporaryDirectory(prefix="ottla-replay-") as root, new_node() as local:
-        wanted = topics_to_create(found.configuration.get(CREATE_TOPICS, ""))
-        counts = {**wanted, **_partition_counts(servers, {topic, *(each.topic for each in inputs)})}
-        _create(local, counts)
-        copied = _copy_inputs(servers, local, inputs)
-        note(f"batch {traced.decision.batch}: {copied} records of {_names(inputs)}")
-        try:
+    except KafkaError as error:
+        raise cli_error(error) from None
+    note(f"{len(made.records)} records into {into}{', which had records before' * had_records}")
+
+
+class _Results(NamedTuple):
+    """What a replay has made, and how many partitions its topic has."""
+
+    records: Sequence[Any]
+    partitions: int
+
+
+class _Replay(NamedTuple):
+    """The run of a project over the inputs of one batch, in a directory of its own."""
+
+    project: Project
+    servers: str
+    traced: TracedRecord
+    root: Path
+    master: str
+    conf: dict[str, str]
+
+    def run(self, *, verbose: bool) -> _Results:
+        from ottla.spark.pipelines.project import BOOTSTRAP, CREATE_TOPICS, topics_to_create
+        from ottla.spark.pipelines.testing.pipeline_under_test import PipelineUnderTest
+        from ottla.spark.pipelines.testing.warm_run import CaseDirectories, WarmSession
+        from ottla.spark.session import connect_session
+
+        inputs, topic = _inputs(self.traced), self.traced.partition.topic
+        settings = {"spark.sql.warehouse.dir": str(self.root / "spark-warehouse"), **self.conf}
+        name = self.project.name
+        with new_node() as local:
+            wanted = topics_to_create(self.project.configuration.get(CREATE_TOPICS, ""))
+            existing = _partition_counts(self.servers, {topic, *(each.topic for each in inputs)})
+            _create(local, {**wanted, **existing})
+            copied = _copy_inputs(self.servers, local, inputs)
+            note(f"batch {self.traced.decision.batch}: {copied} records of {_names(inputs)}")
             with (
-                test_log(found, verbose=verbose) as log,
-                connect_session(
-                    master,
-                    name=found.name,
-                    conf={"spark.sql.warehouse.dir": str(Path(root) / "spark-warehouse"), **conf},
-                    log=log,
-                    short=True,
-                ) as (spark, context),
+                test_log(self.project, verbose=verbose) as log,
+                connect_session(self.master, name=name, conf=settings, log=log, short=True) as started,
             ):
+                spark, context = started
                 session = WarmSession(spark, context, log)
-                configuration = {**found.configuration, BOOTSTRAP: local}
-                session.run(found, CaseDirectories(Path(root)), configuration)
-                results = PipelineUnderTest(local, lambda: None, session.rows).read_topic(topic)
-        except (ProjectError, NoJava, NoSpark, RunFailed, UnexpectedRows) as error:
-            raise CliError(str(error)) from None
-    _create(servers, {into: counts[topic]})
-    _send(servers, into, results)
-    note(f"{len(results)} records into {into}")
+                configuration = {**self.project.configuration, BOOTSTRAP: local}
+                session.run(self.project, CaseDirectories(self.root), configuration)
+                pipeline = PipelineUnderTest(local, lambda: None, session.rows)
+                return _Results(pipeline.read_topic(topic), existing[topic])
 
 
 def _inputs(traced: TracedRecord) -> Sequence[InputRange]:
@@ -107,7 +133,10 @@ def _inputs(traced: TracedRecord) -> Sequence[InputRange]:
     if lineage.inputs is None:
         raise CliError(f"the inputs of {where} are not known: {lineage.remark}")
     if lineage.others:
-        raise CliError(f"{where} of {lineage.flow or 'this query'} reads a table, which has no offsets")
+        raise CliError(
+            f"{where} of {lineage.flow or 'this query'} reads a table, which has no offsets; "
+            "records of flows that read topics can be run again"
+        )
     if not lineage.inputs:
         raise CliError(f"{where} has read no records")
     return lineage.inputs
@@ -149,7 +178,14 @@ def _copy_inputs(source: str, target: str, inputs: Sequence[InputRange]) -> int:
     with reader as consumer, Producer(target) as producer:
         ends = {TopicPartition(each.topic, each.partition): each.end for each in inputs}
         consumer.assign(ends)
-        starts = consumer.beginning_offsets(ends)
+        starts, committed = consumer.beginning_offsets(ends), consumer.end_offsets(ends)
+        for place, end in ends.items():
+            if committed[place] < end:
+                raise CliError(
+                    f"{place} can be read up to {committed[place]}, and the batch ends at {end}: a "
+                    "transaction is still open there (`ottla transactions list` shows it), or the topic was "
+                    "created again"
+                )
         for each in inputs:
             place = TopicPartition(each.topic, each.partition)
             if 0 <= each.start < starts[place]:
@@ -167,13 +203,20 @@ def _copy_inputs(source: str, target: str, inputs: Sequence[InputRange]) -> int:
     return copied
 
 
-def _send(servers: str, topic: str, records: Iterable[Any]) -> None:
-    from ottla.client.blocking import Producer
+def _send(servers: str, topic: str, records: Iterable[Any]) -> bool:
+    """Write the records, all or none; whether the topic had some before. A replay into the same topic at
+    the same time ends the transaction of this one, and then only that one writes.
+    """
+    from ottla.client.blocking import Consumer, Producer
 
-    with Producer(servers) as producer:
+    reader: Consumer[bytes, bytes] = Consumer(servers)
+    with reader as consumer:
+        had_records = any(consumer.end_offsets(consumer.partitions_for(topic)).values())
+    with Producer(servers, transactional_id=f"ottla-replay-{topic}") as producer, producer.transaction():
         sent = [producer.send_nowait(topic, record.value, **_fields(record)) for record in records]
         for delivery in sent:
             delivery.result()
+    return had_records
 
 
 def _fields(record: Any) -> dict[str, Any]:

@@ -7,11 +7,13 @@ read what the last complete results are, also while a run is computing the next.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, Final
 
 from ottla.cli.errors import CliError, WrongUsage
@@ -24,6 +26,10 @@ from ottla.spark.pipelines.project import Project
 from ottla.spark.pipelines.table_files import format_of, list_tables, read_rows
 
 WAREHOUSE: Final = "spark-warehouse"
+NO_TABLES: Final = "there are no tables yet: no run has completed; start one with `ottla pipeline run`"
+_WAREHOUSE: Final = "spark.sql.warehouse.dir"
+_NO_TABLE: Final = re.compile(r"\[TABLE_OR_VIEW_NOT_FOUND\] The table or view (\S+) cannot be found")
+_FILES_GONE: Final = ("FAILED_READ_FILE.FILE_NOT_EXIST", "FileNotFoundException")
 PICTURES: Final = {"text": as_text, "dot": as_dot, "mermaid": as_mermaid, "svg": as_svg}
 _QUERY: Final = re.compile(
     r"\s*(?:SELECT|WITH|FROM|VALUES|TABLE|SHOW|DESC|DESCRIBE|EXPLAIN)\b", re.IGNORECASE
@@ -94,9 +100,17 @@ def run_query(
     from ottla.spark.session import connect_session
 
     tables = list_tables(project.directory / WAREHOUSE)
-    with connect_session(master, name=f"{project.name}: sql", conf=conf, log=log, short=True) as (spark, _):
+    if not tables:
+        raise CliError(NO_TABLES)
+    with (
+        TemporaryDirectory(prefix="ottla-sql-") as own,
+        connect_session(
+            master, name=f"{project.name}: sql", conf={_WAREHOUSE: own, **conf}, log=log, short=True
+        ) as (spark, _),
+    ):
         from pyspark.errors import PySparkException
 
+        logging.getLogger("SQLQueryContextLogger").disabled = True  # it prints what is raised as well
         try:
             for name, directory in tables.items():
                 _define(spark, name, directory.resolve())
@@ -104,10 +118,19 @@ def run_query(
             columns = list(answer.columns)
             rows = [row.asDict(recursive=True) for row in answer.limit(limit + 1).collect()]
         except PySparkException as error:
-            raise CliError(readable_error(str(error))) from None
+            raise CliError(query_error(str(error), tables)) from None
     print_rows(columns, rows[:limit], as_json=as_json)
     if len(rows) > limit:
         note(f"the first {limit} rows; --limit shows more")
+
+
+def query_error(text: str, tables: Iterable[str]) -> str:
+    """What is wrong with a query, in a line."""
+    if missing := _NO_TABLE.search(text):
+        return f"there is no table {missing[1].replace('`', '')}; there are {', '.join(sorted(tables))}"
+    if any(sign in text for sign in _FILES_GONE):
+        return "a full refresh has replaced the files of a table while they were read; run the query again"
+    return readable_error(text)
 
 
 def _define(spark: Any, name: str, directory: Path) -> None:

@@ -45,7 +45,7 @@ def run(work: Coroutine[Any, Any, T], *, fast_loop: bool = False) -> T:
             return run_fast(work)
         return asyncio.run(work)
     except KafkaError as error:
-        raise _cli_error(error) from None
+        raise cli_error(error) from None
 
 
 def with_admin(bootstrap: str, timeout_s: float, work: Callable[[Admin], Awaitable[T]]) -> T:
@@ -73,7 +73,7 @@ def open_admin(bootstrap: str, timeout_s: float) -> Admin:
         raise WrongUsage(str(error).replace("bootstrap.servers", "--bootstrap-server", 1)) from None
 
 
-def _cli_error(error: KafkaError) -> CliError:
+def cli_error(error: KafkaError) -> CliError:
     from ottla.client.errors import BootstrapFailed, ConnectionFailed, NotKafka, RequestTimedOut
 
     if isinstance(error, BootstrapFailed | ConnectionFailed | NotKafka):

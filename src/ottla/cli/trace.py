@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import CliError
-from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, Bootstrap, Json
+from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, Json
 from ottla.cli.output import print_json, print_pairs, time_text
+from ottla.cli.session import cli_error, topic_or_fail, with_admin
 
 if TYPE_CHECKING:
+    from ottla.client.admin import Admin
     from ottla.spark.sink.trace import TracedRecord
 
 LineageTopic = Annotated[
@@ -72,11 +74,13 @@ def find_record(
     decision_topic: str | None,
 ) -> TracedRecord:
     """Find the batch of a record, or end the command with the reason."""
+    from ottla.protocol.errors import KafkaError
     from ottla.protocol.names import TopicPartition
     from ottla.spark.sink.client import sink_client
     from ottla.spark.sink.options import sink_options
     from ottla.spark.sink.trace import NotTraced, trace
 
+    _check_topics(bootstrap, topic, partition, lineage_topic)
     options = sink_options(
         {
             "kafka.bootstrap.servers": bootstrap,
@@ -89,8 +93,23 @@ def find_record(
         return trace(client, TopicPartition(topic, partition), offset, topics)
     except NotTraced as error:
         raise CliError(str(error)) from None
+    except KafkaError as error:
+        raise cli_error(error) from None
     finally:
         client.close()
+
+
+def _check_topics(bootstrap: str, topic: str, partition: int, lineage_topic: str | None) -> None:
+    """Refuse a topic that does not exist: to ask for one by name would create it."""
+
+    async def work(admin: Admin) -> int:
+        if lineage_topic is not None:
+            await topic_or_fail(admin, lineage_topic)
+        return len((await topic_or_fail(admin, topic)).partitions)
+
+    count = with_admin(bootstrap, DEFAULT_TIMEOUT_S, work)
+    if not 0 <= partition < count:
+        raise CliError(f"topic {topic} has no partition {partition}; it has {count}, from 0 on")
 
 
 def _inputs_text(found: TracedRecord) -> list[str]:

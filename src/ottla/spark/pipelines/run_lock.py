@@ -2,8 +2,9 @@
 
 A run holds a file lock for as long as it lives, and with it its JVM, which may outlive a killed run for a
 moment and still write. The file names the run: the host, the process, the user and when it began. Some shared
-file systems have no locks between machines; so the run also touches the file every few seconds, and a run on
-another machine that sees a fresh touch steps back.
+file systems have no locks between machines; so the run also touches the file every few seconds. A run on
+another machine that finds a fresh touch waits: for the next one, and steps back, or until the touch is so old
+that the other run must have been killed.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def _locked(directory: Path, waiting: Callable[[str], None]) -> Iterator[IO[str]
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / FILE
     with path.open("a+") as file:
-        if _lock(file, path, waiting):
-            _check_other_hosts(file, path)
+        _lock(file, path, waiting)
+        _check_other_hosts(file, path, waiting)
         file.seek(0)
         file.truncate(0)
         file.write(json.dumps(_this_run()))
@@ -82,35 +83,47 @@ def _locked(directory: Path, waiting: Callable[[str], None]) -> Iterator[IO[str]
         yield file
 
 
-def _lock(file: IO[str], path: Path, waiting: Callable[[str], None]) -> bool:
-    """Take the lock. False if the file system has none; then only the touches tell."""
+def _lock(file: IO[str], path: Path, waiting: Callable[[str], None]) -> None:
+    """Take the lock. If the file system has none, only the touches tell."""
     deadline = time.monotonic() + ENDING_SECONDS
     waits = False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
+            return
         except BlockingIOError:
             run = _read(file)
-            if not _is_dead_here(run) or time.monotonic() > deadline:
+            if not _is_dead_here(run):
                 raise AlreadyRunning(path, run) from None
+            if time.monotonic() > deadline:
+                remark = " (it was killed, but its Spark, a process of Java, is still there; end that)"
+                raise AlreadyRunning(path, run, remark) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            _check_other_hosts(file, path)
-            return False
+            return
         if not waits:
             waits = True
             waiting("the Spark of a run that was killed is still ending")
         time.sleep(_POLL_SECONDS)
 
 
-def _check_other_hosts(file: IO[str], path: Path) -> None:
+def _check_other_hosts(file: IO[str], path: Path, waiting: Callable[[str], None]) -> None:
     run = _read(file)
-    if run and run.get("host") != socket.gethostname():
-        age = _age(path)
-        if age < STALE_SECONDS:
+    if not run or run.get("host") == socket.gethostname():
+        return
+    seen: float | None = None
+    while (age := _age(path)) < STALE_SECONDS:
+        touched = path.stat().st_mtime
+        if seen is None:
+            seen = touched
+            waiting(
+                f"a run on {run.get('host')} has shown a sign of life {age:.0f} s ago; if it was killed, "
+                f"this one goes on in {STALE_SECONDS - age:.0f} s"
+            )
+        elif touched != seen:
             raise AlreadyRunning(path, run, f" (its last sign of life was {age:.0f} s ago)")
+        time.sleep(_POLL_SECONDS)
 
 
 def _age(path: Path) -> float:

@@ -17,6 +17,7 @@ from ottla.spark.pipelines.tables import committed_files, table_directories
 __all__ = ["TableRows", "format_of", "list_tables", "read_rows"]
 
 _FORMATS: Final = {".parquet": "parquet", ".orc": "orc", ".csv": "csv", ".json": "json"}
+_ATTEMPTS: Final = 5
 _HIDDEN: Final = (".", "_")
 
 
@@ -38,13 +39,27 @@ def list_tables(warehouse: Path) -> dict[str, Path]:
 
 
 def read_rows(warehouse: Path, table: str, limit: int) -> TableRows:
-    """The first rows of a table, of files that were committed."""
-    found = list_tables(warehouse)
-    directory = found.get(table.removeprefix("default."))
-    if directory is None:
-        known = f"there are {', '.join(sorted(found))}" if found else "no run has completed yet"
-        raise ProjectError(f"there is no table {table}; {known}")
-    directory = directory.resolve()
+    """The first rows of a table, of files that were committed. A full refresh at the same time moves them;
+    then they are found in their new place.
+    """
+    for _ in range(_ATTEMPTS):
+        found = list_tables(warehouse)
+        directory = found.get(table.removeprefix("default."))
+        if directory is None:
+            known = (
+                f"there are {', '.join(sorted(found))}"
+                if found
+                else "no run has completed yet; start one with `ottla pipeline run`"
+            )
+            raise ProjectError(f"there is no table {table}; {known}")
+        try:
+            return _read_directory(directory.resolve(), table, limit)
+        except FileNotFoundError:
+            continue
+    raise ProjectError(f"the files of table {table} change while they are read; try again")
+
+
+def _read_directory(directory: Path, table: str, limit: int) -> TableRows:
     files = sorted(_data_files(directory))
     if not files:
         return TableRows([], [], 0)

@@ -170,7 +170,7 @@ class PipelineTables:
         used |= {_target(link) for _, link in table_directories(self._base) if link.is_symlink()}
         for version in (self._base / VERSIONS).iterdir():
             if time.time() - version.stat().st_mtime < UNUSED_SECONDS:
-                continue
+                continue  # `_publish` touches a version when a link leaves it
             for _, directory in list(table_directories(version)):
                 if directory not in used:
                     shutil.rmtree(directory, ignore_errors=True)
@@ -385,7 +385,11 @@ def _publish(public: Path, location: Path, versions: Path) -> None:
     link = public.with_name(f".{public.name}.link")
     link.unlink(missing_ok=True)
     link.symlink_to(os.path.relpath(location, public.parent))
+    former = _target(public) if public.is_symlink() else None
     link.replace(public)
+    if former is not None and former.is_relative_to(versions):
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(versions / former.relative_to(versions).parts[0])  # its time as unused begins now
 
 
 def _hidden(_: str, names: list[str]) -> list[str]:

@@ -142,14 +142,15 @@ _IGNORED: Final = ".ottla/\npipeline-storage/\nspark-warehouse/\nmetastore_db/\n
 
 
 def write_project(directory: Path) -> list[Path]:
-    """Write the project into a new directory; returns its files."""
+    """Write the project into a new or empty directory; returns its files."""
+    directory = directory.resolve()
     name = directory.name
     if not _NAME.fullmatch(name):
         raise ProjectError(
             f"{name!r} is not a name for a project: letters, digits, dots, dashes, at most 100"
         )
-    if directory.exists():
-        raise ProjectError(f"{directory} already exists; choose another name or remove it")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ProjectError(f"{directory} already exists, and is not an empty directory; choose another name")
     topics = {"source": f"{name}.orders", "sink": f"{name}.large-orders"}
     storage = (directory / "pipeline-storage").resolve().as_uri()
     files = {

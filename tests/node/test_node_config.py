@@ -2,11 +2,12 @@
 
 import pytest
 
-from ottla.node.config.listeners import Endpoint, SecurityProtocol
+from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import BROKER, NodeConfig, broker_synonyms, unknown_names
 from ottla.node.config.tables.config_def import ConfigError, ConfigType, UpdateMode, java_double
 from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
 from ottla.node.config.tables.topic import TOPIC
+from ottla.protocol.security_protocol import SecurityProtocol
 
 
 def test_defaults_pass_their_own_checks() -> None:

@@ -203,7 +203,7 @@ def test_tls_is_spoken_where_a_context_is_given(run: Run) -> None:
     client = ssl.create_default_context(cafile=str(CERTIFICATE))
 
     async def main() -> None:
-        listener = await RealNetwork().listen(Echo, "127.0.0.1", 0, tls=server)
+        listener = await RealNetwork().listen(Echo, "127.0.0.1", 0, tls=lambda: server)
         assert await echo("127.0.0.1", listener.port, b"secret", tls=client) == b"secret"
         with pytest.raises(
             TlsHandshakeFailed, match=f"with 127.0.0.1:{listener.port} failed: .*mismatch"

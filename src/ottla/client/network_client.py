@@ -29,6 +29,7 @@ from ottla.rpc.connection import BrokerConnection
 from ottla.runtime.address import Address
 from ottla.runtime.network import SocketOptions
 from ottla.runtime.runtime import Runtime
+from ottla.security.client_security import client_security
 
 __all__ = ["NetworkClient", "ConnectionConfig", "CoordinatorType", "MetadataUpdater", "parse_addresses"]
 
@@ -75,6 +76,7 @@ class NetworkClient:
                 send_buffer_bytes=config.send_buffer_bytes,
                 receive_buffer_bytes=config.receive_buffer_bytes,
             ),
+            security=client_security(runtime.disk, config.security),
         )
         self._topics: set[str] = set()
         self._all_topics = False

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ottla.runtime.address import Address
+from ottla.security.settings import PLAINTEXT_SETTINGS, SecuritySettings, is_security_setting
 
 __all__ = ["Servers", "connection_config", "dotted", "is_about_security", "settings_of"]
 
@@ -36,6 +37,7 @@ class ConnectionConfig:
     receive_buffer_bytes: int = -1
     metadata_max_age_ms: int = 300_000
     allow_auto_create_topics: bool = True
+    security: SecuritySettings = PLAINTEXT_SETTINGS
 
 
 def parse_addresses(servers: str | Iterable[str]) -> list[Address]:
@@ -67,8 +69,6 @@ def parse_addresses(servers: str | Iterable[str]) -> list[Address]:
 
 T = TypeVar("T")
 
-_SECURITY = ("security_", "ssl_", "sasl_")
-
 Servers = str | Iterable[str] | Mapping[str, Any] | None
 """The bootstrap servers, or all settings as a mapping with Kafka's names."""
 
@@ -90,34 +90,27 @@ def settings_of(kind: type[T], servers: Servers, keywords: Mapping[str, Any]) ->
         given["bootstrap_servers"] = servers
     given.update(keywords)
     types_of = get_type_hints(kind)
-    known = {field.name for field in fields(kind) if field.init}  # type: ignore[arg-type]
+    known = {field.name for field in fields(kind) if field.init} - {"security"}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
+    security: dict[str, Any] = {}
     for name, value in given.items():
         plain = name.replace(".", "_")
         if is_about_security(plain):
-            _refuse_security(dotted(plain), value)
+            security[dotted(plain)] = value
             continue
         if plain not in known:
             near = get_close_matches(plain, sorted(known), n=1)
             hint = f"; did you mean {dotted(near[0])}?" if near else ""
             raise ValueError(f"there is no setting {name!r} for {_subject(kind)}{hint}")
         values[plain] = _value(name, value, types_of[plain])
+    if security:
+        values["security"] = SecuritySettings.of(security)
     return kind(**values)
 
 
 def is_about_security(name: str) -> bool:
     """Whether a setting, by either spelling of its name, is about TLS or SASL."""
-    return name.replace(".", "_").startswith(_SECURITY)
-
-
-def _refuse_security(name: str, value: Any) -> None:
-    """Refuse settings of TLS and SASL: a client that ignored them would only look secure."""
-    if name != "security.protocol" or str(value).upper() != "PLAINTEXT":
-        shown = f"{name}={value!r}" if name in ("security.protocol", "sasl.mechanism") else name
-        raise ValueError(
-            f"{shown}: TLS and SASL are not there yet, these clients speak PLAINTEXT only; "
-            "use a listener of that kind, on a network that you trust"
-        )
+    return is_security_setting(name.replace("_", "."))
 
 
 def connection_config(config: Any) -> ConnectionConfig:

@@ -41,6 +41,7 @@ from ottla.node.coordinators.producer_id_manager import ProducerIdManager
 from ottla.node.fetch.session import FetchSessionCache
 from ottla.node.metadata_publisher import BrokerMetadataPublisher
 from ottla.node.network.endpoints import NodeEndpoints
+from ottla.node.network.node_security import NodeSecurity
 from ottla.node.network.server import SocketServer
 from ottla.node.process_status import StorageStatus
 from ottla.node.storage import NodeStorage, clean_shutdown_epoch, open_storage
@@ -77,11 +78,16 @@ class Node:
         self.authorizer: Authorizer | None = None
         # Set once clients are served.
         self.ready: Final = asyncio.Event()
+        self.security: Final = NodeSecurity(runtime, self.dynamic_config)
         self.quorum: Final = QuorumMember(
-            runtime, self.dynamic_config, self._dispatcher_for, self._decide_locally
+            runtime, self.dynamic_config, self._dispatcher_for, self._decide_locally, self.security
         )
         self.server: Final = SocketServer(
-            runtime.network, config, self._dispatcher_for, memory=self.quorum.server.memory
+            runtime.network,
+            config,
+            self._dispatcher_for,
+            memory=self.quorum.server.memory,
+            tls_for=self.security.listener_tls,
         )
         self.dynamic_config.add_reconfigurable(self.server.configure)
         self.endpoints: Final = NodeEndpoints(runtime.network, self.dynamic_config)
@@ -173,6 +179,7 @@ class Node:
             raise NodeFailed(f"{error.filename or 'the disk'}: {error.strerror or error}") from error
 
     async def _start(self) -> None:
+        await self.security.load()
         await self.endpoints.check(self.server)
         storage = await self._open_storage()
         await self._join_quorum(storage)
@@ -261,7 +268,13 @@ class Node:
         self._on_stop(self._close_logs)
         self.producer_ids = ProducerIdManager(config.node_id, self._broker_epoch, self.quorum.controllers)
         self.replication = BrokerReplication(
-            self.tasks, runtime, self.dynamic_config, metadata, self.quorum.controllers, self._broker_epoch
+            self.tasks,
+            runtime,
+            self.dynamic_config,
+            metadata,
+            self.quorum.controllers,
+            self._broker_epoch,
+            self.security.inter_broker,
         )
         self.replicas = ReplicaManager(
             config.node_id,

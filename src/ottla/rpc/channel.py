@@ -22,7 +22,14 @@ from ottla.protocol.errors import KafkaError, MalformedMessage
 from ottla.protocol.messages.api_versions import ApiVersionsResponse
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.backoff import ExponentialBackoff
-from ottla.rpc.connection import BUFFER_BYTES, MAX_RESPONSE_BYTES, NEVER, BrokerConnection
+from ottla.rpc.connection import (
+    BUFFER_BYTES,
+    MAX_RESPONSE_BYTES,
+    NEVER,
+    PLAINTEXT,
+    BrokerConnection,
+    ConnectionSecurity,
+)
 from ottla.rpc.errors import ClientFailure, RequestTimedOut, os_error
 from ottla.runtime.address import Address
 from ottla.runtime.network import DEFAULT_OPTIONS, Network, SocketOptions
@@ -58,6 +65,7 @@ class ChannelConfig:
     # Whether memory of large responses is kept for the next ones: faster for consumers, dearer for a node.
     recycles_frames: bool = True
     options: SocketOptions = DEFAULT_OPTIONS
+    security: ConnectionSecurity = PLAINTEXT
 
 
 class _LaneState:
@@ -134,6 +142,7 @@ class BrokerChannel:
                 buffer_bytes=config.buffer_bytes,
                 recycles_frames=config.recycles_frames,
                 options=config.options,
+                security=config.security,
             )
             if state.backoff is not None:
                 state.backoff.reset()
@@ -170,13 +179,19 @@ class InterNodeClient:
     not hold up another that has channels of its own.
     """
 
-    def __init__(self, network: Network, client_id: str = "ottla-quorum") -> None:
+    def __init__(
+        self,
+        network: Network,
+        client_id: str = "ottla-quorum",
+        security: ConnectionSecurity = PLAINTEXT,
+    ) -> None:
         self._network: Final = network
         self._config: Final = ChannelConfig(
             client_id,
             max_response_bytes=_PEER_MAX_RESPONSE_BYTES,
             buffer_bytes=_PEER_BUFFER_BYTES,
             recycles_frames=False,
+            security=security,
         )
         self._channels: dict[Address, BrokerChannel] = {}
         self._closed = False

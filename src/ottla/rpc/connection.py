@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from typing import NamedTuple, TypeVar, cast
+from typing import Final, NamedTuple, Protocol, TypeVar, cast
 
 from ottla.protocol.api import API, API_VERSIONS, Api
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
@@ -24,9 +24,9 @@ from ottla.protocol.schema import Buffer, Request, Response
 from ottla.records._kernel import Block
 from ottla.rpc.errors import ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut
 from ottla.runtime.address import Address
-from ottla.runtime.network import DEFAULT_OPTIONS, Network, SocketOptions
+from ottla.runtime.network import DEFAULT_OPTIONS, Network, SocketOptions, TlsContext
 
-__all__ = ["BrokerConnection", "BrokerVersions"]
+__all__ = ["PLAINTEXT", "BrokerConnection", "BrokerVersions", "ConnectionSecurity"]
 
 R = TypeVar("R", bound=Response)
 
@@ -37,6 +37,35 @@ _SIZE = struct.Struct(">i")
 _CORRELATION_AND_ERROR = struct.Struct(">ih")
 _API_VERSIONS_FIRST_TRY = 4
 _TLS_ALERT = 0x15
+
+
+class ConnectionSecurity(Protocol):
+    """How a client or a node protects its connections to others, and logs in on them. One object serves any
+    number of connections, also at the same time.
+    """
+
+    def tls(self) -> TlsContext | None:
+        """The TLS context for the next connection, which also decides whether the host name is checked; None
+        for plain text. ConnectionFailed if there is none that could be used.
+        """
+        ...
+
+    async def authenticate(self, connection: BrokerConnection, *, timeout_ms: int) -> None:
+        """Log in on a connection whose versions are known, before it is used. An error ends it."""
+        ...
+
+
+class _Plaintext:
+    __slots__ = ()
+
+    def tls(self) -> None:
+        return None
+
+    async def authenticate(self, connection: BrokerConnection, *, timeout_ms: int) -> None:
+        return None
+
+
+PLAINTEXT: Final[ConnectionSecurity] = _Plaintext()
 
 
 class _Pending(NamedTuple):
@@ -127,8 +156,12 @@ class BrokerConnection(asyncio.BufferedProtocol):
         buffer_bytes: int = BUFFER_BYTES,
         recycles_frames: bool = True,
         options: SocketOptions = DEFAULT_OPTIONS,
+        security: ConnectionSecurity = PLAINTEXT,
     ) -> BrokerConnection:
-        """Connect and negotiate versions. ConnectionFailed and NotKafka name the address and the cause."""
+        """Connect, negotiate versions and log in. ConnectionFailed and NotKafka name the address and the
+        cause.
+        """
+        tls = security.tls()
         try:
             _, connection = await network.connect(
                 lambda: cls(
@@ -143,6 +176,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 address.port,
                 timeout_ms=timeout_ms,
                 options=options,
+                tls=tls,
             )
         except TimeoutError as error:
             raise ConnectionFailed(
@@ -153,6 +187,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             raise ConnectionFailed(f"{address}: {_explain(error)}") from error
         try:
             await connection._negotiate(timeout_ms)
+            await security.authenticate(connection, timeout_ms=timeout_ms)
         except BaseException:
             await connection.close()
             raise

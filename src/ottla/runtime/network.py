@@ -15,7 +15,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from ottla.runtime.address import Address
 
@@ -33,12 +33,16 @@ __all__ = [
     "Network",
     "RealNetwork",
     "SocketOptions",
+    "TlsContext",
     "TlsHandshakeFailed",
     "peer_is_done",
     "unacknowledged_bytes",
 ]
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+TlsContext: TypeAlias = ssl.SSLContext
+"""Keys, trusted certificates and versions of TLS connections; `ottla.security` makes them."""
 
 # Attempts at one port for several addresses: the one chosen for the first may be taken on the next.
 _PORT_ATTEMPTS = 16
@@ -140,11 +144,12 @@ class Network(Protocol):
         port: int,
         *,
         backlog: int = 50,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], TlsContext] | None = None,
         options: SocketOptions = ...,
         gate: AcceptGate | None = None,
     ) -> NetworkListener:
-        """Accept connections, each with a protocol from `factory`, as the gate allows.
+        """Accept connections, each with a protocol from `factory`, as the gate allows. `tls` gives each its
+        TLS context.
 
         OSError names the address that could not be bound.
         """
@@ -161,7 +166,7 @@ class Network(Protocol):
         port: int,
         *,
         timeout_ms: int | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         server_hostname: str | None = None,
         options: SocketOptions = ...,
     ) -> tuple[asyncio.Transport, P]:
@@ -204,7 +209,7 @@ class _RealListener:
         sockets: list[socket.socket],
         factory: Callable[[], asyncio.BaseProtocol],
         backlog: int,
-        tls: ssl.SSLContext | None,
+        tls: Callable[[], TlsContext] | None,
         gate: AcceptGate | None,
     ) -> None:
         self._sockets = sockets
@@ -263,7 +268,9 @@ class _RealListener:
             return protocol
 
         try:
-            await self._loop.connect_accepted_socket(make, sock, ssl=self._tls)
+            await self._loop.connect_accepted_socket(
+                make, sock, ssl=None if self._tls is None else self._tls()
+            )
         except OSError:  # over TLS also a handshake that failed
             sock.close()
             if self._gate is not None:
@@ -311,7 +318,7 @@ class RealNetwork:
         port: int,
         *,
         backlog: int = 50,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], TlsContext] | None = None,
         options: SocketOptions = DEFAULT_OPTIONS,
         gate: AcceptGate | None = None,
     ) -> NetworkListener:
@@ -329,7 +336,7 @@ class RealNetwork:
         port: int,
         *,
         timeout_ms: int | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         server_hostname: str | None = None,
         options: SocketOptions = DEFAULT_OPTIONS,
     ) -> tuple[asyncio.Transport, P]:

@@ -359,7 +359,7 @@ class SimNetwork:
         port: int,
         *,
         backlog: int = 50,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         options: SocketOptions = DEFAULT_OPTIONS,
         gate: AcceptGate | None = None,
     ) -> NetworkListener:

@@ -12,6 +12,7 @@ from ottla.client.admin.requests import AdminRequests
 from ottla.client.network_client import NetworkClient
 from ottla.client.settings import Servers, connection_config, settings_of
 from ottla.runtime.runtime import Runtime
+from ottla.security.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
 if TYPE_CHECKING:
     from ottla.client.admin.cluster import ClusterAdmin
@@ -44,6 +45,7 @@ class AdminConfig:
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
     metadata_max_age_ms: int = 300_000
+    security: SecuritySettings = PLAINTEXT_SETTINGS
 
 
 class Admin:

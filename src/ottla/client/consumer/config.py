@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from ottla.security.settings import PLAINTEXT_SETTINGS, SecuritySettings
+
 __all__ = ["ConsumerConfig", "Reset", "ResetPolicy", "parse_reset"]
 
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
@@ -92,6 +94,7 @@ class ConsumerConfig:
     metadata_max_age_ms: int = 300_000
     allow_auto_create_topics: bool = True
     exclude_internal_topics: bool = True
+    security: SecuritySettings = PLAINTEXT_SETTINGS
 
     def __post_init__(self) -> None:
         parse_reset(self.auto_offset_reset)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ottla.records.types import Codec
+from ottla.security.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
 __all__ = ["ProducerConfig"]
 
@@ -48,6 +49,7 @@ class ProducerConfig:
     transactional_id: str | None = None
     transaction_timeout_ms: int = 60_000
     transaction_two_phase_commit_enable: bool = False
+    security: SecuritySettings = PLAINTEXT_SETTINGS
 
     def __post_init__(self) -> None:
         if self.acks not in ACKS:

@@ -46,6 +46,8 @@ from ottla.raft.snapshot import SnapshotId
 from ottla.raft.states import ElectionState
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet, VoterSetHistory
 from ottla.records.builder import build_batch
+from ottla.rpc.channel import InterNodeClient
+from ottla.rpc.connection import PLAINTEXT, ConnectionSecurity
 from ottla.runtime import invariants
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
@@ -222,6 +224,7 @@ class MetadataLog:
         listener: str = "CONTROLLER",
         config: MetadataLogConfig = DEFAULT_CONFIG,
         quorum: QuorumConfig | None = None,
+        security: ConnectionSecurity = PLAINTEXT,
     ) -> MetadataLog:
         """Load the metadata log of a formatted log directory; call `start` next.
 
@@ -249,6 +252,7 @@ class MetadataLog:
                 config=quorum,
                 listener_name=listener,
                 bootstrap=bootstrap,
+                channel=InterNodeClient(runtime.network, security=security),
             )
         except BaseException:
             self._log.release()

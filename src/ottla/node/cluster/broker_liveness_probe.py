@@ -26,10 +26,11 @@ from ottla.metadata.controller.quorum_controller import ActiveController
 from ottla.metadata.image.cache import MetadataCache
 from ottla.metadata.image.entities import ListenerEndpoint
 from ottla.node.config.dynamic import DynamicBrokerConfig
-from ottla.node.config.listeners import SecurityProtocol
 from ottla.node.network.connection import ClientConnection
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.security_protocol import SecurityProtocol
 from ottla.rpc.channel import InterNodeClient
+from ottla.rpc.connection import PLAINTEXT, ConnectionSecurity
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
 
@@ -63,12 +64,15 @@ class BrokerLivenessProbe:
         config: DynamicBrokerConfig,
         metadata: MetadataCache,
         active_controller: ActiveController,
+        security: ConnectionSecurity = PLAINTEXT,
     ) -> None:
+        """`security` is that of the inter-broker listener."""
         self._runtime: Final = runtime
         self._config: Final = config
         self._metadata: Final = metadata
         self._active_controller: Final = active_controller
         self._channel: Final = InterNodeClient(runtime.network, "ottla-watch")
+        self._inter_broker: Final = InterNodeClient(runtime.network, "ottla-watch", security)
         self._probing: dict[int, asyncio.Task[None]] = {}
 
     # When to probe
@@ -156,18 +160,27 @@ class BrokerLivenessProbe:
         if registration is None or registration.epoch != epoch:
             return ProbeResult.ALIVE
         signs = await asyncio.gather(
-            *(self._probe_listener(endpoint, timeout_ms) for endpoint in registration.listeners.values())
+            *(
+                self._probe_listener(name, endpoint, timeout_ms)
+                for name, endpoint in registration.listeners.items()
+            )
         )
         for sign in (ProbeResult.ALIVE, ProbeResult.SILENT, ProbeResult.NONE):
             if sign in signs:
                 return sign
         return ProbeResult.GONE if signs else ProbeResult.NONE
 
-    async def _probe_listener(self, endpoint: ListenerEndpoint, timeout_ms: int) -> ProbeResult:
+    async def _probe_listener(self, name: str, endpoint: ListenerEndpoint, timeout_ms: int) -> ProbeResult:
         address = Address(endpoint.host, endpoint.port)
+        config = self._config.current
+        is_inter_broker = (
+            name == config.inter_broker_listener
+            and config.security_protocols.get(name) == endpoint.security_protocol
+        )
+        channel = self._inter_broker if is_inter_broker else self._channel
         try:
-            if endpoint.security_protocol == SecurityProtocol.PLAINTEXT:
-                await self._channel.api_versions(address, timeout_ms=timeout_ms)
+            if is_inter_broker or endpoint.security_protocol == SecurityProtocol.PLAINTEXT:
+                await channel.api_versions(address, timeout_ms=timeout_ms)
                 return ProbeResult.ALIVE
             transport, _ = await self._runtime.network.connect(
                 asyncio.Protocol, endpoint.host, endpoint.port, timeout_ms=timeout_ms
@@ -181,7 +194,7 @@ class BrokerLivenessProbe:
         except (OSError, KafkaError):
             return ProbeResult.NONE
         finally:
-            self._channel.drop(address)
+            channel.drop(address)
 
     async def _fence(self, broker: int, epoch: int, reason: str) -> None:
         active = self._active_controller.current
@@ -200,3 +213,4 @@ class BrokerLivenessProbe:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._channel.close()
+        self._inter_broker.close()

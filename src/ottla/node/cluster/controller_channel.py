@@ -22,6 +22,7 @@ from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.channel import InterNodeClient
+from ottla.rpc.connection import PLAINTEXT, ConnectionSecurity
 from ottla.runtime.network import Network
 
 _log = logging.getLogger(__name__)
@@ -52,12 +53,13 @@ class ControllerChannel:
         local_controller: LocalController,
         *,
         is_patient: bool = False,
+        security: ConnectionSecurity = PLAINTEXT,
     ) -> None:
         """One that `is_patient` does not send a request again because its response takes long: the first one
         may have had its effect, and the response to the second one would be that the topic exists.
         """
         self._is_patient: Final = is_patient
-        self._channel: Final = InterNodeClient(network, client_id)
+        self._channel: Final = InterNodeClient(network, client_id, security)
         self._config: Final = config
         self._metadata: Final = metadata
         self._active_controller: Final = active_controller

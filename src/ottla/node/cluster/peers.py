@@ -12,13 +12,21 @@ from ottla.metadata.image.cache import MetadataCache
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.channel import InterNodeClient
+from ottla.rpc.connection import PLAINTEXT, ConnectionSecurity
 from ottla.runtime.address import Address
 from ottla.runtime.network import Network
 
 
 class PeerBrokers:
-    def __init__(self, network: Network, config: DynamicBrokerConfig, metadata: MetadataCache) -> None:
+    def __init__(
+        self,
+        network: Network,
+        config: DynamicBrokerConfig,
+        metadata: MetadataCache,
+        security: ConnectionSecurity = PLAINTEXT,
+    ) -> None:
         self._network: Final = network
+        self._security: Final = security
         self._config: Final = config
         self._metadata: Final = metadata
 
@@ -32,7 +40,8 @@ class PeerBrokers:
 
     def channel(self, purpose: str) -> InterNodeClient:
         """Make connections for one part of the node; `purpose` is part of their client id."""
-        return InterNodeClient(self._network, f"broker-{self._config.current.node_id}-{purpose}")
+        client_id = f"broker-{self._config.current.node_id}-{purpose}"
+        return InterNodeClient(self._network, client_id, self._security)
 
     def peer_channel(self, purpose: str) -> PeerChannel:
         return PeerChannel(self, self.channel(purpose))

@@ -30,6 +30,7 @@ from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.listeners import Endpoint, registration_listeners
 from ottla.node.config.schema import TableSchema
 from ottla.node.network.connection import ClientConnection, RequestDispatcher
+from ottla.node.network.node_security import NodeSecurity
 from ottla.node.network.server import SocketServer
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.controller_registration import (
@@ -70,15 +71,21 @@ class QuorumMember:
         config: DynamicBrokerConfig,
         dispatcher_for: Callable[[Endpoint], RequestDispatcher],
         local_controller: LocalController,
+        security: NodeSecurity,
     ) -> None:
         self._runtime: Final = runtime
         self._config: Final = config
         self._local_controller: Final = local_controller
+        self._security: Final = security
         self._registration: asyncio.Task[None] | None = None
         # Set once requests of the quorum are answered.
         self.opened: Final = asyncio.Event()
         self.server: Final = SocketServer(
-            runtime.network, config.current, dispatcher_for, self._on_connection_closed
+            runtime.network,
+            config.current,
+            dispatcher_for,
+            self._on_connection_closed,
+            tls_for=security.listener_tls,
         )
         config.add_reconfigurable(self.server.configure)
         self.metadata: MetadataLog
@@ -113,6 +120,7 @@ class QuorumMember:
             listener=config.controller_listener_names[0],
             config=metadata_log_config(config),
             quorum=quorum_config(config),
+            security=self._security.controller,
         )
         loop = asyncio.get_running_loop()
 
@@ -127,7 +135,9 @@ class QuorumMember:
             )
 
         self.active_controller = ActiveController(metadata, activate)
-        self.liveness = BrokerLivenessProbe(runtime, self._config, metadata, self.active_controller)
+        self.liveness = BrokerLivenessProbe(
+            runtime, self._config, metadata, self.active_controller, self._security.inter_broker
+        )
         metadata.subscribe(on_metadata)
         self.controllers = self.controller_channel("ottla-broker")
         self.forwards = self.controller_channel("ottla-forwarding", is_patient=True)
@@ -152,6 +162,7 @@ class QuorumMember:
             self.active_controller,
             self._local_controller,
             is_patient=is_patient,
+            security=self._security.controller,
         )
 
     async def wait_for_leader(self) -> None:

@@ -28,6 +28,7 @@ from ottla.replication.replica_fetcher import (
 from ottla.replication.replica_fetcher_manager import ReplicaFetcherManager
 from ottla.replication.replica_manager import ReplicaChanges
 from ottla.replication.replication_quota_manager import ReplicationQuotaManager, is_throttled
+from ottla.rpc.connection import PLAINTEXT, ConnectionSecurity
 from ottla.runtime.clock import Clock
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
@@ -62,6 +63,7 @@ class BrokerReplication:
         metadata: MetadataCache,
         controller: ControllerChannel,
         broker_epoch: Callable[[], int],
+        security: ConnectionSecurity = PLAINTEXT,
     ) -> None:
         self._tasks: Final = tasks
         self._clock: Final = runtime.clock
@@ -70,7 +72,7 @@ class BrokerReplication:
         self._controller: Final = controller
         self._broker_epoch: Final = broker_epoch
         broker_id = config.current.node_id
-        self.peers: Final = PeerBrokers(runtime.network, config, metadata)
+        self.peers: Final = PeerBrokers(runtime.network, config, metadata, security)
         self.leader_quota: Final = _quota(runtime.clock, config.current, *_WINDOWS)
         self.follower_quota: Final = _quota(runtime.clock, config.current, *_WINDOWS)
         self.move_quota: Final = _quota(runtime.clock, config.current, *_WINDOWS_OF_MOVES)

@@ -5,29 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final, TypeVar
 
 from ottla.node.config.tables.config_def import ConfigError
+from ottla.protocol.security_protocol import SecurityProtocol
 
 L = TypeVar("L")
-
-
-class SecurityProtocol(IntEnum):
-    """The security protocols, by their numbers in the registration of a broker."""
-
-    PLAINTEXT = 0
-    SSL = 1
-    SASL_PLAINTEXT = 2
-    SASL_SSL = 3
-
-    @property
-    def tls(self) -> bool:
-        return self in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
-
-    @property
-    def sasl(self) -> bool:
-        return self in (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ottla.node.config.listeners import Endpoint, SecurityProtocol, parse_endpoints, parse_protocol_map
+from ottla.node.config.listeners import Endpoint, parse_endpoints, parse_protocol_map
 from ottla.node.config.rules import check_rules
 from ottla.node.config.tables.config_def import ConfigError, ConfigKey, UpdateMode, Value
 from ottla.node.config.tables.coordinators import COORDINATORS
@@ -22,6 +22,7 @@ from ottla.node.config.tables.remote import REMOTE
 from ottla.node.config.tables.replication import REPLICATION
 from ottla.node.config.tables.security import SECURITY
 from ottla.node.config.tables.topic import TOPIC
+from ottla.protocol.security_protocol import SecurityProtocol
 
 BROKER: Final[Mapping[str, ConfigKey]] = {
     **NETWORK,
@@ -88,6 +89,7 @@ class NodeConfig:
         "dynamic_default",
         "given",
         "listeners",
+        "security_protocols",
     )
 
     given: Mapping[str, str]
@@ -101,6 +103,8 @@ class NodeConfig:
     """Where clients connect."""
     advertised_of_controller: tuple[Endpoint, ...]
     """Where other nodes reach the controller: as advertised, else as it listens."""
+    security_protocols: Mapping[str, SecurityProtocol]
+    """The protocol of each listener, by its name; also of listeners that only other nodes have."""
 
     def __init__(
         self,
@@ -122,6 +126,7 @@ class NodeConfig:
         for name in self.names("controller.listener.names"):
             if "listener.security.protocol.map" not in self.given:
                 protocols.setdefault(name.upper(), protocols["PLAINTEXT"])
+        self.security_protocols = protocols
         self.listeners = parse_endpoints("listeners", self.names("listeners"), protocols)
         advertised = (
             self.listeners
@@ -198,6 +203,15 @@ class NodeConfig:
         value = self._values.get(f"listener.name.{listener.lower()}.{name}", default)
         assert isinstance(value, int), (listener, name)
         return value
+
+    def with_listener_prefix(self, listener: str, name: str) -> Value:
+        """The value that a setting has for a listener: by its prefix, else in general."""
+        prefixed = self._values.get(f"listener.name.{listener.lower()}.{name}")
+        return self._values[name] if prefixed is None else prefixed
+
+    def is_set_for_listener(self, listener: str, name: str) -> bool:
+        """Whether the setting has the prefix of the listener."""
+        return f"listener.name.{listener.lower()}.{name}" in self._values
 
     @property
     def inter_broker_listener(self) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.errors import NodeFailed
-from ottla.node.config.listeners import Endpoint, SecurityProtocol
+from ottla.node.config.listeners import Endpoint
 from ottla.node.network.server import SocketServer
 from ottla.runtime.network import Network
 
@@ -35,7 +35,7 @@ class NodeEndpoints:
         """
         listeners = self._config.current.listeners
         for endpoint in listeners:
-            if endpoint.protocol is not SecurityProtocol.PLAINTEXT:
+            if endpoint.protocol.sasl:
                 raise NodeFailed(
                     f"listener {endpoint} asks for {endpoint.protocol.name}, which is not served yet"
                 )

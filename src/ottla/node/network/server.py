@@ -24,7 +24,7 @@ from ottla.node.network.connection import (
 )
 from ottla.node.network.connection_quotas import ConnectionQuotas, ListenerQuota
 from ottla.node.network.memory_budget import MemoryBudget
-from ottla.runtime.network import Network, NetworkListener, SocketOptions, peer_is_done
+from ottla.runtime.network import Network, NetworkListener, SocketOptions, TlsContext, peer_is_done
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +46,15 @@ class SocketServer:
         dispatcher_for: Callable[[Endpoint], RequestDispatcher],
         on_closed: Callable[[ClientConnection], None] | None = None,
         memory: MemoryBudget | None = None,
+        tls_for: Callable[[Endpoint], Callable[[], TlsContext] | None] = lambda _: None,
     ) -> None:
-        """`memory` is the budget of a node's other server, if there is one."""
+        """`memory` is the budget of a node's other server, if there is one; `tls_for` gives what has the TLS
+        context for each new connection of an endpoint, if that is not in plain text.
+        """
         self._network = network
         self._dispatcher_for = dispatcher_for
         self._on_closed = on_closed
+        self._tls_for = tls_for
         self._listeners: dict[str, NetworkListener] = {}
         self._connections: dict[ClientConnection, None] = {}
         self._inter_broker_listener = config.inter_broker_listener
@@ -106,6 +110,7 @@ class SocketServer:
                     backlog=self._backlog,
                     options=self._options,
                     gate=quota,
+                    tls=self._tls_for(endpoint),
                 )
                 self._listeners[endpoint.name] = listener
                 opened[endpoint.name] = Endpoint(

@@ -173,8 +173,6 @@ def _producer_settings(given: Mapping[str, str], delivery: DeliveryGuarantee) ->
     for name, why in _REFUSED.items():
         if name in kafka:
             raise ValueError(f"kafka.{name} is not supported: {why}")
-    if kafka.get("security.protocol", "").strip().upper() == "PLAINTEXT":
-        del kafka["security.protocol"]
     for name in [name for name in kafka if name in _IGNORED]:
         log.info("kafka.%s has no effect in this sink", name)
         del kafka[name]

@@ -349,8 +349,6 @@ def _kafka_settings(given: Mapping[str, str]) -> _KafkaSettings:
     for name, why in _REFUSED.items():
         if name in kafka:
             raise ValueError(f"kafka.{name} is not supported: {why}")
-    if kafka.get("security.protocol", "").strip().upper() == "PLAINTEXT":
-        del kafka["security.protocol"]
     known = {field.name.replace("_", ".") for field in fields(ConsumerConfig)}
     for name in [name for name in kafka if name in _IGNORED]:
         log.info("kafka.%s has no effect in this source", name)

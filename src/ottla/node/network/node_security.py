@@ -1,0 +1,104 @@
+"""What protects a node: the TLS of its listeners and of its connections to other nodes.
+
+Connections to other brokers use the settings of the inter-broker listener, those to controllers the settings
+of the first controller listener, also on a node that has no such listener itself. Nothing is loaded for a
+node whose listeners are all in plain text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from ottla.node.config.dynamic import DynamicBrokerConfig
+from ottla.node.config.errors import NodeFailed
+from ottla.node.config.listeners import Endpoint
+from ottla.node.config.node_config import NodeConfig
+from ottla.protocol.security_protocol import SecurityProtocol
+from ottla.rpc.connection import BrokerConnection
+from ottla.runtime.network import TlsContext
+from ottla.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from ottla.security.tls.settings import TlsSettings
+    from ottla.security.tls.ssl_factory import SslFactory
+
+
+class InterNodeSecurity:
+    """`ConnectionSecurity` of the connections of a node to one listener of others."""
+
+    __slots__ = ("factory",)
+
+    def __init__(self) -> None:
+        # None in plain text, and before the node has loaded its certificates.
+        self.factory: SslFactory | None = None
+
+    def tls(self) -> TlsContext | None:
+        return None if self.factory is None else self.factory.client
+
+    async def authenticate(self, connection: BrokerConnection, *, timeout_ms: int) -> None:
+        return None
+
+
+class NodeSecurity:
+    def __init__(self, runtime: Runtime, config: DynamicBrokerConfig) -> None:
+        self._runtime: Final = runtime
+        self._config: Final = config
+        self.inter_broker: Final = InterNodeSecurity()
+        self.controller: Final = InterNodeSecurity()
+        # By the names of listeners.
+        self._factories: dict[str, SslFactory] = {}
+
+    async def load(self) -> None:
+        """Read all key material. NodeFailed names the listener, the setting and the file."""
+        config = self._config.current
+        names = {each.name: each.protocol for each in config.listeners if each.protocol.tls}
+        for name, security in (
+            (config.inter_broker_listener, self.inter_broker),
+            (config.controller_listener_names[0], self.controller),
+        ):
+            protocol = config.security_protocols.get(name, SecurityProtocol.PLAINTEXT)
+            if protocol.tls:
+                names[name] = protocol
+                security.factory = await self._factory(name, protocol)
+        for name, protocol in names.items():
+            await self._factory(name, protocol)
+
+    async def _factory(self, listener: str, protocol: SecurityProtocol) -> SslFactory:
+        factory = self._factories.get(listener)
+        if factory is None:
+            from ottla.security.tls.errors import TlsError
+            from ottla.security.tls.ssl_factory import SslFactory
+
+            listens = any(each.name == listener for each in self._config.current.listeners)
+            try:
+                settings = listener_tls_settings(self._config.current, listener, protocol)
+                factory = await self._runtime.pool.run(
+                    SslFactory.load, self._runtime.disk, listener, settings, listens
+                )
+            except TlsError as error:
+                raise NodeFailed(f"listener {listener}: {error}") from None
+            self._factories[listener] = factory
+        return factory
+
+    def listener_tls(self, endpoint: Endpoint) -> Callable[[], TlsContext] | None:
+        """What gives the TLS context to the next connection of a listener; None in plain text."""
+        factory = self._factories.get(endpoint.name)
+        if factory is None or not endpoint.protocol.tls:
+            return None
+        return factory.server_context
+
+
+def listener_tls_settings(config: NodeConfig, listener: str, protocol: SecurityProtocol) -> TlsSettings:
+    """The settings of a listener's TLS, by its prefix or in general. TlsError if they cannot be used."""
+    from ottla.security.tls.settings import tls_settings
+
+    def get(name: str) -> object:
+        # As Kafka has it: for SASL_SSL, only the prefix of the listener asks for certificates of clients.
+        if name == "ssl.client.auth" and protocol.sasl and not config.is_set_for_listener(listener, name):
+            return "none"
+        return config.with_listener_prefix(listener, name)
+
+    return tls_settings(
+        get, is_set=lambda name: config.is_set(name) or config.is_set_for_listener(listener, name)
+    )

@@ -1,0 +1,76 @@
+"""How a client protects its connections and logs in on them: `ConnectionSecurity` of its settings.
+
+Certificates are read again for the next connection once their files have changed, so that a long-lived client
+needs no restart when they are renewed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from ottla.protocol.security_protocol import SecurityProtocol
+from ottla.rpc.connection import PLAINTEXT, BrokerConnection, ConnectionSecurity
+from ottla.runtime.disk import Disk
+from ottla.security.settings import SecuritySettings
+
+if TYPE_CHECKING:
+    from ottla.runtime.network import TlsContext
+
+_log = logging.getLogger(__name__)
+
+
+def client_security(disk: Disk, settings: SecuritySettings) -> ConnectionSecurity:
+    """Make the security of a client's connections. ValueError (TlsError) if its key material cannot be read;
+    it blocks while it is.
+    """
+    if settings.protocol is SecurityProtocol.PLAINTEXT:
+        return PLAINTEXT
+    return ClientSecurity(disk, settings)
+
+
+class ClientSecurity:
+    """TLS, if the protocol has it, for all connections of one client."""
+
+    def __init__(self, disk: Disk, settings: SecuritySettings) -> None:
+        self._disk: Final = disk
+        self._settings: Final = settings
+        self._context: TlsContext | None = None
+        # When the files of the key material were last changed.
+        self._times: tuple[int, ...] = ()
+        if settings.protocol.tls:
+            from ottla.security.tls.material import store_files
+            from ottla.security.tls.settings import client_tls_settings
+
+            self._tls: Final = client_tls_settings(dict(settings.values))
+            self._files: Final = store_files(self._tls.keystore, self._tls.truststore)
+            self._times = self._file_times()
+            self._load()
+
+    def tls(self) -> TlsContext | None:
+        if self._context is not None and self._files:
+            times = self._file_times()
+            if times != self._times:
+                self._times = times
+                try:
+                    self._load()
+                except ValueError as error:
+                    _log.warning("the changed certificates are not used: %s", error)
+        return self._context
+
+    async def authenticate(self, connection: BrokerConnection, *, timeout_ms: int) -> None:
+        return None
+
+    def _load(self) -> None:
+        from ottla.security.tls.context import TlsMaterial, client_context
+
+        self._context = client_context(self._tls, TlsMaterial.load(self._disk, self._tls))
+
+    def _file_times(self) -> tuple[int, ...]:
+        times = []
+        for path in self._files:
+            try:
+                times.append(self._disk.mtime_ms(path))
+            except OSError:
+                times.append(-1)
+        return tuple(times)

@@ -1,0 +1,58 @@
+"""The security settings of a client: `security.protocol`, `ssl.*` and `sasl.*`, as Kafka's Java client and
+librdkafka name them.
+
+They are plain data, so that Spark can send them to its executors; passwords are not part of their `repr`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Final
+
+from ottla.protocol.security_protocol import SecurityProtocol
+from ottla.security.tls.settings import JAVA_NAMES, LIBRDKAFKA_NAMES, client_tls_settings
+
+_PREFIXES: Final = ("security.", "ssl.", "sasl.")
+_OTHERS: Final = frozenset(("enable.ssl.certificate.verification",))
+_KNOWN: Final = frozenset(("security.protocol", "security.providers", *JAVA_NAMES, *LIBRDKAFKA_NAMES))
+
+
+def is_security_setting(name: str) -> bool:
+    """Whether a setting, by its dotted name, is about TLS or SASL."""
+    return name.startswith(_PREFIXES) or name in _OTHERS
+
+
+@dataclass(frozen=True, slots=True)
+class SecuritySettings:
+    """`values` are the settings that were given, by their dotted names."""
+
+    protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+    values: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, given: Mapping[str, object]) -> SecuritySettings:
+        """Check the settings of a client. ValueError names the one that is wrong, and shows no secret."""
+        values = {name: str(value) for name, value in given.items() if value is not None}
+        text = values.pop("security.protocol", "PLAINTEXT").strip().upper()
+        if text not in SecurityProtocol.__members__:
+            known = ", ".join(SecurityProtocol.__members__)
+            raise ValueError(f"security.protocol={text!r} is not known; use one of {known}")
+        for name in values:
+            if name not in _KNOWN and not name.startswith("sasl."):
+                near = get_close_matches(name, _KNOWN, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"{name} is not a setting that this client knows{hint}")
+        settings = cls(SecurityProtocol[text], tuple(sorted(values.items())))
+        if settings.protocol.sasl:
+            raise ValueError(f"security.protocol={text}: SASL is not there yet; use SSL or PLAINTEXT")
+        if settings.protocol.tls:
+            client_tls_settings(values)
+        return settings
+
+    def get(self, name: str) -> str | None:
+        return dict(self.values).get(name)
+
+
+PLAINTEXT_SETTINGS: Final = SecuritySettings()

@@ -1,0 +1,1 @@
+"""Encryption and certificates: settings, key material and the contexts that are made of them."""

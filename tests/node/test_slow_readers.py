@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,8 @@ from ottla.client.blocking import Producer
 
 DEADLINE_SECONDS = 60
 MB = 1024 * 1024
-CLIENTS = 100
+FEW = 10
+CLIENTS = 400
 
 
 def _resident_bytes(pid: int) -> int:
@@ -54,55 +55,88 @@ def _receive(sock: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_clients_that_do_not_read_do_not_fill_the_memory_of_a_node(tmp_path: Path) -> None:
+def _sockets(pid: int) -> int:
+    """How many sockets a process has open."""
+    found = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += str(descriptor.readlink()).startswith("socket:")
+    return found
+
+
+@contextlib.contextmanager
+def _node(folder: Path, **settings: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A node in a process of its own, with 24 MB in a topic `t`, and its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    settings = ["connections.memory.max.bytes=33554432", "socket.send.buffer.bytes=16384"]
-    log = tmp_path / "log"
-    output = log.open("wb")
-    node = subprocess.Popen(
-        [
-            *(sys.executable, "-c", "from ottla.cli.main import main; raise SystemExit(main())", "start"),
-            *("--data-dir", str(tmp_path / "data"), "--listen", f"127.0.0.1:{port}"),
-            *(word for setting in settings for word in ("--set", setting)),
-        ],
-        stdout=output,
-        stderr=subprocess.STDOUT,
-    )
-    sockets: list[socket.socket] = []
-    try:
+    given = {"socket.send.buffer.bytes": 16384, **{k.replace("_", "."): v for k, v in settings.items()}}
+    with (folder / "log").open("wb") as output:
+        node = subprocess.Popen(
+            [
+                *(sys.executable, "-c", "from ottla.cli.main import main; raise SystemExit(main())", "start"),
+                *("--data-dir", str(folder / "data"), "--listen", f"127.0.0.1:{port}"),
+                *(word for name, value in given.items() for word in ("--set", f"{name}={value}")),
+            ],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
 
-        def is_open() -> bool:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                return True
-            return False
+            def is_open() -> bool:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    return True
+                return False
 
-        _until(is_open)
-        with Producer(bootstrap_servers=f"127.0.0.1:{port}") as producer:
-            for _ in range(240):
-                producer.send("t", os.urandom(100_000))
-            producer.flush()
+            _until(is_open)
+            own = _sockets(node.pid)
+            with Producer(bootstrap_servers=f"127.0.0.1:{port}") as producer:
+                for _ in range(240):
+                    producer.send("t", os.urandom(100_000))
+                producer.flush()
+            _until(lambda: _sockets(node.pid) <= own)
+            yield node, port
+        finally:
+            node.terminate()
+            node.wait(DEADLINE_SECONDS)
+
+
+def _fetch(sock: socket.socket) -> None:
+    """Fetch a batch, and read it."""
+    sock.sendall(_fetch_request(1000))
+    (size,) = struct.unpack(">i", _receive(sock, 4))
+    assert len(_receive(sock, size)) > 1000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_clients_that_do_not_read_do_not_fill_the_memory_of_a_node(tmp_path: Path) -> None:
+    with (
+        contextlib.ExitStack() as sockets,
+        _node(tmp_path, connections_memory_max_bytes=32 * MB, connections_max_idle_ms=2_000) as (node, port),
+    ):
+        log = tmp_path / "log"
+        # While memory suffices only the idle limit ends them.
+        own = _sockets(node.pid)
+        for _ in range(FEW):
+            sockets.enter_context(_connect(port)).sendall(_fetch_request(MB))
+        _until(lambda: _sockets(node.pid) == own + FEW)
+        _until(lambda: _sockets(node.pid) == own)
+        assert "read nothing of its responses" not in log.read_text()
         before = _resident_bytes(node.pid)
-        good = _connect(port)
-        sockets.append(good)
+        good = sockets.enter_context(_connect(port))
         for number in range(CLIENTS):
-            slow = _connect(port)
-            sockets.append(slow)
-            slow.sendall(_fetch_request(10 * MB))
+            sockets.enter_context(_connect(port)).sendall(_fetch_request(10 * MB))
             if number % 20 == 0:
-                good.sendall(_fetch_request(1000))
-                (size,) = struct.unpack(">i", _receive(good, 4))
-                assert len(_receive(good, size)) > 1000
-        good.sendall(_fetch_request(1000))
-        (size,) = struct.unpack(">i", _receive(good, 4))
-        assert len(_receive(good, size)) > 1000
-        # Without a bound they would hold a gigabyte.
-        assert _resident_bytes(node.pid) - before < 200 * MB
-        _until(lambda: "read nothing of its responses" in log.read_text())
-    finally:
-        for sock in sockets:
-            sock.close()
-        node.terminate()
-        node.wait(DEADLINE_SECONDS)
-        output.close()
+                _fetch(good)
+        _fetch(good)
+        # Without a bound they would hold four gigabytes.
+        most = _resident_bytes(node.pid) - before
+        assert most < 200 * MB, f"{most // MB} MB"
+        ends = time.monotonic() + DEADLINE_SECONDS
+        while (left := _sockets(node.pid) - own - 1) > 0:
+            assert time.monotonic() < ends, f"{left} are still open"
+            _fetch(good)  # also, so that this one is not idle
+            most = max(most, _resident_bytes(node.pid) - before)
+            time.sleep(0.05)
+        assert most < 200 * MB, f"{most // MB} MB"
+        assert "read nothing of its responses" in log.read_text()
+        _fetch(good)

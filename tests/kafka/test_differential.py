@@ -41,7 +41,6 @@ OWN_SETTINGS = {"process.roles", "controller.listener.names", "listener.security
 # APIs that Ottla does not announce yet: share and streams groups, security, telemetry, more voters.
 LATER_APIS = (
     17,
-    *range(29, 32),
     36,
     *range(38, 42),
     50,

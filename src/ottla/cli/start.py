@@ -29,7 +29,6 @@ Options:
 """
 DEFAULT_DATA_DIR: Final = "ottla-data"
 _LOG_LEVELS: Final = ("debug", "info", "warning", "warn", "error")
-_AUTHORIZER: Final = "authorizer.class.name"
 
 
 class UsageError(Exception):
@@ -160,12 +159,6 @@ def start(arguments: Sequence[str]) -> int:
     log = logging.getLogger("ottla.node.config.node_config")
     for line in unknown_names(settings):
         log.warning(line)
-    if authorizer := settings.get(_AUTHORIZER):
-        log.warning(
-            "%s=%s is not supported yet: ACLs are not checked, and every client may do everything",
-            _AUTHORIZER,
-            authorizer,
-        )
     try:
         run_node(
             NodeConfig(settings),

@@ -56,7 +56,8 @@ from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
 
 if TYPE_CHECKING:
-    from ottla.node.api.services import Authorizer
+    from ottla.runtime.clock import Clock
+    from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Node:
         self.tasks: Final = TaskSupervisor(runtime.clock, self.fail)
         self.dynamic_config: Final = DynamicBrokerConfig(config)
         self.cluster_id = ""
-        self.authorizer: Authorizer | None = None
+        self.authorizer: Final = configured_authorizer(config, runtime.clock)
         # Set once clients are served.
         self.ready: Final = asyncio.Event()
         self.security: Final = NodeSecurity(runtime, self.dynamic_config)
@@ -218,6 +219,8 @@ class Node:
         self._on_stop(tasks.stop)
         await quorum.wait_for_leader()
         self.dynamic_config.reload(self.image)
+        if self.authorizer is not None:
+            self.authorizer.complete_initial_load(self.image)
         if endpoints:
             quorum.register(self._incarnation_id, endpoints)
 
@@ -384,6 +387,8 @@ class Node:
     # While it runs
 
     def _on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        if self.authorizer is not None:
+            self.authorizer.apply(delta, image)
         if self.dynamic_config.is_changed_by(delta):
             try:
                 self.dynamic_config.reload(image)
@@ -465,6 +470,16 @@ class Node:
     async def _close_logs(self) -> None:
         await self.log_flushes.close()
         await self.logs.shutdown(self._broker_epoch())
+
+
+def configured_authorizer(config: NodeConfig, clock: Clock) -> StandardAuthorizer | None:
+    """Make the authorizer of `authorizer.class.name`; none if that is empty."""
+    if not config.text("authorizer.class.name"):
+        return None
+    from ottla.security.authorizer.audit_log import AuditLog
+    from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
+
+    return StandardAuthorizer.configured(config.given, AuditLog(lambda: clock.monotonic_ns() / 1e9))
 
 
 async def _cancel_and_wait(task: asyncio.Task[None]) -> None:

@@ -1,4 +1,7 @@
-"""Operations and resource types of access control, with Kafka's numbers."""
+"""Operations, resource types, patterns and permissions of access control, with Kafka's numbers.
+
+A number that is not listed is unknown to Kafka as well; 0 stands for it.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,23 @@ class AclResourceType(IntEnum):
     USER = 7
 
 
+class PatternType(IntEnum):
+    ANY = 1
+    MATCH = 2
+    LITERAL = 3
+    PREFIXED = 4
+
+
+class AclPermissionType(IntEnum):
+    ANY = 1
+    DENY = 2
+    ALLOW = 3
+
+
+# The name of a literal pattern that matches every resource, and the host that matches every client.
+WILDCARD: Final = "*"
+# The principal of entries that are for every user.
+WILDCARD_PRINCIPAL: Final = "User:*"
 # The name of the only resource of type CLUSTER.
 CLUSTER_NAME: Final = "kafka-cluster"
 
@@ -65,6 +85,13 @@ SUPPORTED_OPERATIONS: Final[Mapping[int, tuple[AclOperation, ...]]] = {
         AclOperation.ALTER_CONFIGS,
         AclOperation.IDEMPOTENT_WRITE,
     ),
+    AclResourceType.TRANSACTIONAL_ID: (
+        AclOperation.DESCRIBE,
+        AclOperation.WRITE,
+        AclOperation.TWO_PHASE_COMMIT,
+    ),
+    AclResourceType.DELEGATION_TOKEN: (AclOperation.DESCRIBE,),
+    AclResourceType.USER: (AclOperation.CREATE_TOKENS, AclOperation.DESCRIBE_TOKENS),
 }
 
 
@@ -74,3 +101,8 @@ def operation_bits(operations: Iterable[int]) -> int:
     for operation in operations:
         bits |= 1 << operation
     return bits
+
+
+def enum_name(kind: type[IntEnum], number: int) -> str:
+    """The name of a number as Kafka writes it in messages; UNKNOWN if it has none."""
+    return kind(number).name if number in tuple(kind) else "UNKNOWN"

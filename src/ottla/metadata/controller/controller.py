@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ottla.metadata.controller import acls as control_acls
 from ottla.metadata.controller import brokers as control_brokers
 from ottla.metadata.controller import client_quotas as control_client_quotas
 from ottla.metadata.controller import configs as control_configs
@@ -29,7 +30,9 @@ from ottla.metadata.controller.state import (
     Decision,
     Result,
 )
+from ottla.metadata.image.acl_filter import AclFilter
 from ottla.metadata.image.delta import MetadataDelta
+from ottla.metadata.image.entities import AccessControlEntry
 from ottla.metadata.image.image import MetadataImage, Provenance
 from ottla.metadata.log.batch_loader import MetadataBatchLoader
 from ottla.metadata.records import MetadataRecord
@@ -52,8 +55,10 @@ from ottla.protocol.messages.assign_replicas_to_dirs import (
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest
 from ottla.protocol.messages.controller_registration import ControllerRegistrationRequest
+from ottla.protocol.messages.create_acls import CreateAclsResponse
 from ottla.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from ottla.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
+from ottla.protocol.messages.delete_acls import DeleteAclsResponse
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
 from ottla.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
 from ottla.protocol.messages.incremental_alter_configs import (
@@ -108,6 +113,7 @@ class Controller:
         # The offset of the last record about each broker's registration.
         self._broker_change_offsets: dict[int, int] = {}
         self._collisions: dict[str, set[str]] = {}
+        self._acls: set[AccessControlEntry] = set()  # those of the image
         for broker in image.cluster.brokers.values():
             self._registration_offsets[broker.id] = image.provenance.last_contained_offset
             self._heartbeats.register(broker.id, fenced=broker.fenced)
@@ -120,6 +126,9 @@ class Controller:
         """
         for name in self.image.topics.by_name:
             self._index_name(name)
+            yield
+        for acl in self.image.acls.values():
+            self._acls.add(acl)
             yield
         yield from self._state.index.load(self.image)
 
@@ -160,6 +169,7 @@ class Controller:
             else:
                 self._registration_offsets[broker] = at
         self._follow_brokers(delta, image)
+        self._follow_acls(delta, image)
         for topic in delta.deleted_topics.values():
             self._unindex_name(topic.name)
         for created in delta.created_topics():
@@ -174,6 +184,12 @@ class Controller:
                 self._heartbeats.register(id, fenced=after.fenced)
             self._broker_change_offsets[id] = image.provenance.last_contained_offset
 
+    def _follow_acls(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        for id in delta.changed_acls:
+            if (before := delta.base.acls.get(id)) is not None:
+                self._acls.discard(before)
+        self._acls.update(image.acls[id] for id in delta.changed_acls if id in image.acls)
+
     def _index_name(self, name: str) -> None:
         if has_collision_chars(name):
             self._collisions.setdefault(unify_collision_chars(name), set()).add(name)
@@ -184,6 +200,14 @@ class Controller:
             names.discard(name)
             if not names:
                 del self._collisions[unify_collision_chars(name)]
+
+    # ACLs
+
+    def create_acls(self, acls: Sequence[AccessControlEntry]) -> Result[CreateAclsResponse]:
+        return control_acls.create_acls(self._state, acls, self._acls)
+
+    def delete_acls(self, filters: Sequence[AclFilter]) -> Result[DeleteAclsResponse]:
+        return control_acls.delete_acls(self._state, filters)
 
     # Topics and partitions
 

@@ -73,10 +73,25 @@ class ApiRequestContext(ABC):
     def controller(self) -> ControllerServices:
         return self.services.controller
 
-    def allowed(self, operation: int, resource_type: int, name: str) -> bool:
-        """Whether the client may do this; without an authorizer every client may do everything."""
+    @property
+    def request_name(self) -> str:
+        return self.api.name
+
+    def allowed(
+        self, operation: int, resource_type: int, name: str, *, count: int = 1, log_denied: bool = True
+    ) -> bool:
+        """Whether the client may do this; without an authorizer every client may do everything. A denial is
+        logged unless it only leaves something out of the response.
+        """
         authorizer = self.services.node.authorizer
-        return authorizer is None or authorizer.allowed(self, operation, resource_type, name)
+        return authorizer is None or authorizer.allowed(
+            self, operation, resource_type, name, count=count, log_denied=log_denied
+        )
+
+    def allowed_by_resource_type(self, operation: int, resource_type: int) -> bool:
+        """Whether the client may do this to at least one resource of the type."""
+        authorizer = self.services.node.authorizer
+        return authorizer is None or authorizer.allowed_by_resource_type(self, operation, resource_type)
 
     def require_cluster_action(self) -> None:
         """Raise CLUSTER_AUTHORIZATION_FAILED unless the client may act as a node of the cluster."""
@@ -90,7 +105,9 @@ class ApiRequestContext(ABC):
     def authorized_operations(self, resource_type: int, name: str) -> int:
         """Return the operations that the client may do with a resource, one bit for each."""
         supported = SUPPORTED_OPERATIONS[resource_type]
-        return operation_bits(op for op in supported if self.allowed(op, resource_type, name))
+        return operation_bits(
+            op for op in supported if self.allowed(op, resource_type, name, log_denied=False)
+        )
 
     def for_controller(self) -> ControllerRequestContext:
         """This request as the controller sees it."""

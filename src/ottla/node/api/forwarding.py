@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 from ottla.node.api.context import ApiRequestContext, ForwardedRequestContext, RequestListener
 from ottla.node.api.responses import encode, make_failure_response
 from ottla.node.api.routes import ROUTES
-from ottla.node.network.connection import Parts
+from ottla.node.network.connection import Parts, ProtocolViolation
 from ottla.protocol.api import ListenerType, api_name
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
 from ottla.protocol.headers import SIZE, RequestHeader, read_response, request_header_version
@@ -127,6 +127,9 @@ async def answer_forwarded(services: ApiServices, envelope: EnvelopeRequest) -> 
     except Exception as error:
         if isinstance(error, KafkaError) and error.code is ErrorCode.NOT_CONTROLLER:
             raise
+        if isinstance(error, ProtocolViolation):
+            # The connection that a broker would lose by it is not the client's.
+            raise KafkaError(ErrorCode.INVALID_REQUEST, str(error)) from None
         failure_response = route.load_failure_response(ListenerType.CONTROLLER)
         response = make_failure_response(context, failure_response, request, error)
     return b"".join(encode(context, response))[SIZE.size :]

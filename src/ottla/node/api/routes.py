@@ -211,6 +211,10 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ApiRoute("DescribeClientQuotas", "describe_client_quotas", BROKER_ONLY, on_failure=_HANDLER),
         ApiRoute("AlterClientQuotas", "alter_client_quotas", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
         ApiRoute("UpdateFeatures", "update_features", BOTH, forwarding=_WHOLE),
+        # ACLs
+        ApiRoute("DescribeAcls", "describe_acls", BOTH),
+        ApiRoute("CreateAcls", "create_acls", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
+        ApiRoute("DeleteAcls", "delete_acls", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
         # Log directories
         ApiRoute("DescribeLogDirs", "describe_log_dirs", BROKER_ONLY),
         ApiRoute("AlterReplicaLogDirs", "alter_replica_log_dirs", BROKER_ONLY, on_failure=_CLOSE),

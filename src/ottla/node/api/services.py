@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ottla.replication.log_flush_scheduler import LogFlushScheduler
     from ottla.replication.replica_manager import ReplicaManager
     from ottla.runtime.runtime import Runtime
+    from ottla.security.authorizer.audit_log import AuditLog
     from ottla.security.principal import KafkaPrincipal
 
 T = TypeVar("T")
@@ -47,11 +48,37 @@ class Requester(Protocol):
     @property
     def principal(self) -> KafkaPrincipal: ...
 
+    @property
+    def request_name(self) -> str:
+        """The name of the request's API."""
+        ...
+
 
 class Authorizer(Protocol):
     """Decides what a client may do. A node without one (`authorizer.class.name` is empty) allows all."""
 
-    def allowed(self, requester: Requester, operation: int, resource_type: int, name: str) -> bool: ...
+    @property
+    def version(self) -> int:
+        """Changes whenever a decision may be another than before."""
+        ...
+
+    @property
+    def audit(self) -> AuditLog: ...
+
+    def allowed(
+        self,
+        requester: Requester,
+        operation: int,
+        resource_type: int,
+        name: str,
+        *,
+        count: int = 1,
+        log_denied: bool = True,
+    ) -> bool: ...
+
+    def allowed_by_resource_type(self, requester: Requester, operation: int, resource_type: int) -> bool:
+        """Decide whether a client may do this to at least one resource of the type."""
+        ...
 
 
 class NodeServices(Protocol):

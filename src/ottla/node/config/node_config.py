@@ -338,13 +338,15 @@ _REMOVED: Final = (
     "reserved.broker.max.id",
 )
 _PREFIXES: Final = ("listener.name.", "rsm.config.", "rlmm.config.", "confluent.")
+# Settings of the authorizer, which the broker's table does not have in Kafka either.
+_OF_PLUGINS: Final = frozenset(("super.users", "allow.everyone.if.no.acl.found"))
 
 
 def unknown_names(given: Iterable[str]) -> list[str]:
     """Return a line for each unknown name, with the nearest known one."""
     lines: list[str] = []
     for name in given:
-        if name in BROKER or name.startswith(_PREFIXES):
+        if name in BROKER or name in _OF_PLUGINS or name.startswith(_PREFIXES):
             continue
         if name.startswith(_REMOVED):
             lines.append(f"unknown setting {name}: Apache Kafka dropped it in 4.0; it is ignored")

@@ -62,6 +62,7 @@ def check_rules(config: NodeConfig) -> None:
     _check_limits(config)
     _check_identity(config)
     _check_listeners(config)
+    _check_authorizer(config)
 
 
 def _require(condition: bool, problem: str) -> None:
@@ -102,6 +103,30 @@ def _check_limits(config: NodeConfig) -> None:
         "max.connections.per.ip can be set to zero only if max.connections.per.ip.overrides property is set",
     )
     parse_ip_overrides(config.text("max.connections.per.ip.overrides"))
+
+
+def _check_authorizer(config: NodeConfig) -> None:
+    known = {each.name for each in config.listeners} | set(config.controller_listener_names)
+    for early in config.names("early.start.listeners"):
+        _require(
+            early in known,
+            f"early.start.listeners contains listener {early}, but this is not contained in listeners or "
+            "controller.listener.names",
+        )
+    name = config.text("authorizer.class.name")
+    if not name:
+        return
+    from ottla.security.authorizer.standard_authorizer import CLASS_NAME, SUPER_USERS, parse_super_users
+
+    _require(
+        name == CLASS_NAME,
+        f"Invalid value {name} for configuration authorizer.class.name: there is no such authorizer; "
+        f"{CLASS_NAME} is the one that there is",
+    )
+    try:
+        parse_super_users(config.given.get(SUPER_USERS, ""))
+    except ValueError as error:
+        raise ConfigError(f"Invalid value for configuration {SUPER_USERS}: {error}") from None
 
 
 def parse_ip_overrides(text: str) -> dict[str, int]:

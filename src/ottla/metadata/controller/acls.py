@@ -1,0 +1,104 @@
+"""AclControlManager: create and delete ACLs.
+
+An ACL that exists already is not written again, and its creation succeeds. The caller has checked that the
+client may alter the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Final
+
+from ottla.metadata.controller.state import (
+    MAX_RECORDS_PER_REQUEST,
+    ControllerState,
+    Result,
+    check_record_count,
+)
+from ottla.metadata.image.acl_filter import AclFilter
+from ottla.metadata.image.entities import AccessControlEntry
+from ottla.metadata.records import MetadataRecord
+from ottla.protocol.acl import AclOperation, AclPermissionType, AclResourceType, PatternType, enum_name
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.create_acls import AclCreationResult, CreateAclsResponse
+from ottla.protocol.messages.delete_acls import (
+    DeleteAclsFilterResult,
+    DeleteAclsMatchingAcl,
+    DeleteAclsResponse,
+)
+from ottla.protocol.metadata_records import RemoveAccessControlEntryRecord
+
+_RESOURCE_TYPES: Final = frozenset(AclResourceType) - {AclResourceType.ANY}
+_OPERATIONS: Final = frozenset(AclOperation) - {AclOperation.ANY}
+
+
+def create_acls(
+    state: ControllerState, acls: Sequence[AccessControlEntry], existing: Container[AccessControlEntry]
+) -> Result[CreateAclsResponse]:
+    """Create those of the ACLs that are valid and not among the existing ones."""
+    records: list[MetadataRecord] = []
+    results: list[AclCreationResult] = []
+    created: set[AccessControlEntry] = set()
+    for acl in acls:
+        try:
+            _validate(acl)
+        except KafkaError as error:
+            results.append(AclCreationResult(error_code=int(error.code), error_message=error.message))
+            continue
+        if acl not in existing and acl not in created:
+            created.add(acl)
+            records.append(acl.to_record(state.new_uuid()))
+        results.append(AclCreationResult())
+    check_record_count(records)
+    return Result(records, CreateAclsResponse(results=results))
+
+
+def _validate(acl: AccessControlEntry) -> None:
+    if acl.resource_type not in _RESOURCE_TYPES:
+        raise _invalid(f"Invalid resourceType {enum_name(AclResourceType, acl.resource_type)}")
+    if acl.pattern_type not in (PatternType.LITERAL, PatternType.PREFIXED):
+        raise _invalid(f"Invalid patternType {enum_name(PatternType, acl.pattern_type)}")
+    if acl.operation not in _OPERATIONS:
+        raise _invalid(f"Invalid operation {enum_name(AclOperation, acl.operation)}")
+    if acl.permission_type not in (AclPermissionType.DENY, AclPermissionType.ALLOW):
+        raise _invalid(f"Invalid permissionType {enum_name(AclPermissionType, acl.permission_type)}")
+    if not acl.resource_name:
+        raise _invalid("Resource name should not be empty")
+    if ":" not in acl.principal:
+        raise _invalid(
+            f"Could not parse principal from `{acl.principal}` (no colon is present separating the "
+            "principal type from the principal name)"
+        )
+
+
+def delete_acls(state: ControllerState, filters: Sequence[AclFilter]) -> Result[DeleteAclsResponse]:
+    """Delete all ACLs that match one of the filters; an ACL is in the result of each filter that matches."""
+    deleted: dict[bytes, None] = {}
+    results = []
+    for each in filters:
+        found = each.select(state.image.acls)
+        deleted.update(dict.fromkeys(id for id, _ in found))
+        if len(deleted) > MAX_RECORDS_PER_REQUEST:
+            raise KafkaError(
+                ErrorCode.POLICY_VIOLATION,
+                f"Cannot remove more than {MAX_RECORDS_PER_REQUEST} acls in a single delete operation.",
+            )
+        results.append(DeleteAclsFilterResult(matching_acls=[_matching(acl) for _, acl in found]))
+    records = [RemoveAccessControlEntryRecord(id=id) for id in deleted]
+    return Result(records, DeleteAclsResponse(filter_results=results))
+
+
+def _matching(acl: AccessControlEntry) -> DeleteAclsMatchingAcl:
+    return DeleteAclsMatchingAcl(
+        resource_type=acl.resource_type,
+        resource_name=acl.resource_name,
+        pattern_type=acl.pattern_type,
+        principal=acl.principal,
+        host=acl.host,
+        operation=acl.operation,
+        permission_type=acl.permission_type,
+    )
+
+
+def _invalid(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REQUEST, message)

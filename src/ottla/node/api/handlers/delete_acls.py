@@ -1,0 +1,43 @@
+"""DeleteAcls: the ACLs that match a filter are deleted, and each filter's result lists them."""
+
+from __future__ import annotations
+
+from ottla.metadata.image.acl_filter import AclFilter
+from ottla.node.api.context import ApiRequestContext
+from ottla.node.network.connection import ProtocolViolation
+from ottla.protocol.acl import AclOperation
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.delete_acls import (
+    DeleteAclsFilterResult,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+)
+
+
+async def handle(context: ApiRequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
+    filters = [
+        AclFilter(
+            each.resource_type_filter,
+            each.resource_name_filter,
+            each.pattern_type_filter,
+            each.principal_filter,
+            each.host_filter,
+            each.operation,
+            each.permission_type,
+        )
+        for each in request.filters
+    ]
+    if any(each.is_unknown for each in filters):
+        raise ProtocolViolation("its DeleteAcls request contains UNKNOWN elements")
+    context.require_of_cluster(AclOperation.ALTER)
+    if context.services.node.authorizer is None:
+        raise KafkaError(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured.")
+    return await context.controller.control(lambda controller: controller.delete_acls(filters))
+
+
+def failure_response(request: DeleteAclsRequest, code: int, message: str | None) -> DeleteAclsResponse:
+    return DeleteAclsResponse(
+        filter_results=[
+            DeleteAclsFilterResult(error_code=int(code), error_message=message) for _ in request.filters
+        ]
+    )

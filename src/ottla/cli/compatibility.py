@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[1]
 # These name settings without acting on them.
 # Modules of `node/config` that read settings; the others there declare, check or describe them.
-_READERS: Final = ("node_config.py", "component_settings.py", "coordinator_settings.py", "properties.py")
+_READERS: Final = (
+    "node_config.py",
+    "component_settings.py",
+    "coordinator_settings.py",
+    "properties.py",
+    "sasl.py",
+)
 HONOURED: Final = "honoured"
 ACCEPTED: Final = "accepted"
 

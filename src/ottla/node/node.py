@@ -56,6 +56,7 @@ from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
 
 if TYPE_CHECKING:
+    from ottla.node.network.login import SaslListener
     from ottla.runtime.clock import Clock
     from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
 
@@ -77,11 +78,18 @@ class Node:
         self.dynamic_config: Final = DynamicBrokerConfig(config)
         self.cluster_id = ""
         self.authorizer: Final = configured_authorizer(config, runtime.clock)
+        # By the names of listeners; those without SASL have none.
+        self._logins: dict[str, SaslListener] = {}
         # Set once clients are served.
         self.ready: Final = asyncio.Event()
         self.security: Final = NodeSecurity(runtime, self.dynamic_config)
         self.quorum: Final = QuorumMember(
-            runtime, self.dynamic_config, self._dispatcher_for, self._decide_locally, self.security
+            runtime,
+            self.dynamic_config,
+            self._dispatcher_for,
+            self._login_for,
+            self._decide_locally,
+            self.security,
         )
         self.server: Final = SocketServer(
             runtime.network,
@@ -89,6 +97,7 @@ class Node:
             self._dispatcher_for,
             memory=self.quorum.server.memory,
             tls_for=self.security.listener_tls,
+            login_for=self._login_for,
         )
         self.dynamic_config.add_reconfigurable(self.server.configure)
         self.endpoints: Final = NodeEndpoints(runtime.network, self.dynamic_config)
@@ -181,6 +190,7 @@ class Node:
 
     async def _start(self) -> None:
         await self.security.load()
+        self._logins = self._make_logins()
         await self.endpoints.check(self.server)
         storage = await self._open_storage()
         await self._join_quorum(storage)
@@ -380,6 +390,19 @@ class Node:
         if endpoint.name in self.config.controller_listener_names:
             return Dispatcher(self._services, endpoint.name, ListenerType.CONTROLLER, self.quorum.opened)
         return Dispatcher(self._services, endpoint.name, ListenerType.BROKER, self.ready)
+
+    def _make_logins(self) -> dict[str, SaslListener]:
+        """Make what SASL listeners ask of clients. NodeFailed names a setting that cannot be used."""
+        if not any(endpoint.protocol.sasl for endpoint in self.config.listeners):
+            return {}
+        from ottla.node.network.login import sasl_listeners
+
+        return sasl_listeners(
+            self.config, self.runtime, opened=self.ready, opened_to_nodes=self.quorum.opened
+        )
+
+    def _login_for(self, endpoint: Endpoint) -> SaslListener | None:
+        return self._logins.get(endpoint.name)
 
     def _decide_locally(self, request: Request, version: int) -> Awaitable[Response | None]:
         return decide_locally(self._services, request, version)

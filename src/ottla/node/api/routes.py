@@ -150,6 +150,9 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ApiRoute("DeleteRecords", "delete_records", BROKER_ONLY, on_failure=_CLOSE),
         # The cluster as clients see it
         ApiRoute("ApiVersions", "api_versions", BOTH),
+        # Before a client is known its listener answers these two; afterwards they are out of place.
+        ApiRoute("SaslHandshake", "sasl_handshake", BOTH),
+        ApiRoute("SaslAuthenticate", "sasl_authenticate", BOTH),
         ApiRoute("Metadata", "metadata", BROKER_ONLY, on_failure=_HANDLER, cached=True),
         ApiRoute("DescribeCluster", "describe_cluster", BOTH),
         ApiRoute("DescribeTopicPartitions", "describe_topic_partitions", BROKER_ONLY, on_failure=_HANDLER),

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ottla.metadata.controller.controller import Controller
     from ottla.metadata.controller.state import Decision, Result
     from ottla.metadata.log.loader import Subscriber
+    from ottla.node.network.login import SaslListener
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class QuorumMember:
         runtime: Runtime,
         config: DynamicBrokerConfig,
         dispatcher_for: Callable[[Endpoint], RequestDispatcher],
+        login_for: Callable[[Endpoint], SaslListener | None],
         local_controller: LocalController,
         security: NodeSecurity,
     ) -> None:
@@ -86,6 +88,7 @@ class QuorumMember:
             dispatcher_for,
             self._on_connection_closed,
             tls_for=security.listener_tls,
+            login_for=login_for,
         )
         config.add_reconfigurable(self.server.configure)
         self.metadata: MetadataLog

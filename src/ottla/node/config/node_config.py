@@ -213,6 +213,13 @@ class NodeConfig:
         """Whether the setting has the prefix of the listener."""
         return f"listener.name.{listener.lower()}.{name}" in self._values
 
+    def given_text(self, name: str) -> str | None:
+        """The text of a setting as it was given, also of one that is in no table; None if it was not."""
+        for layer in (self.dynamic_broker, self.dynamic_default, self.given):
+            if name in layer:
+                return layer[name]
+        return None
+
     @property
     def inter_broker_listener(self) -> str:
         """The name of the listener that brokers use among themselves."""

@@ -79,6 +79,13 @@ class KeptForClient(Protocol):
         """The connection is lost."""
 
 
+class FrameBounds(Protocol):
+    """Says how large a frame may be."""
+
+    @property
+    def max_frame_bytes(self) -> int: ...
+
+
 class ConnectionLimits:
     """Bounds that all connections of a server share and that may change while it runs, and their counters,
     which are never negative.
@@ -192,6 +199,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_fault_log",
         "_filled",
         "_frame",
+        "_frame_bounds",
         "_frame_bytes",
         "_frame_size",
         "_half_closed",
@@ -222,6 +230,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "limits",
         "listener",
         "local",
+        "login_deadline",
         "peer",
         "pool",
         "principal",
@@ -243,6 +252,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     ) -> None:
         self._dispatcher = dispatcher
         self.limits = limits
+        self._frame_bounds: FrameBounds = limits
         self._fault_log = fault_log
         self._memory = memory
         self.pool = memory.nodes if is_inter_broker else memory.clients
@@ -282,6 +292,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._half_closed = False
         self.closed = False
         self.last_active = 0.0
+        # When the client must have logged in, if it must and has not.
+        self.login_deadline: float | None = None
         self.peer: tuple[str, int] = ("", 0)
         self.local: tuple[str, int] = ("", 0)
         self.transport: asyncio.Transport
@@ -405,7 +417,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                     self._count_request(end - position)
                     break
                 (size,) = _LENGTH.unpack_from(data, position)
-                if not 0 <= size <= self.limits.max_frame_bytes:
+                if not 0 <= size <= self._frame_bounds.max_frame_bytes:
                     raise self._wrong_size(size, data[position:])
                 position += 4
                 pool = self.pool
@@ -439,9 +451,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         guess = looks_like(bytes(data[:64]))
         if guess is not None:
             return ProtocolViolation(f"it sent what looks like {guess}; this port speaks Kafka's protocol")
+        bounds = self._frame_bounds
+        setting = "socket.request.max.bytes" if bounds is self.limits else "sasl.server.max.receive.size"
         return ProtocolViolation(
-            f"it announced a request of {size} bytes, and socket.request.max.bytes is "
-            f"{self.limits.max_frame_bytes}"
+            f"it announced a request of {size} bytes, and {setting} is {bounds.max_frame_bytes}"
         )
 
     def _first_allocation(self, size: int, received: int) -> int:
@@ -722,6 +735,20 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._reading_paused = True
             self.transport.pause_reading()
 
+    # The login
+
+    def begin_login(self, bounds: FrameBounds, deadline: float) -> None:
+        """Bound the frames of a client that is not known yet, and the time until it is."""
+        self._frame_bounds = bounds
+        self.login_deadline = deadline
+
+    def on_login(self, principal: KafkaPrincipal, dispatcher: RequestDispatcher) -> None:
+        """Serve the client, which is known now."""
+        self.principal = principal
+        self._dispatcher = dispatcher
+        self._frame_bounds = self.limits
+        self.login_deadline = None
+
     # Closing
 
     @property
@@ -752,6 +779,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self.closed:
             self._fault_log.log_closed(self.peer, reason, self._loop.time())
             self.abort()
+
+    def close_with(self, parts: Parts, reason: str) -> None:
+        """Send a last response and close for a fault of the client, with one line in the log."""
+        if not self.closed:
+            self._out += parts
+            self._out_bytes += sum(map(len, parts))
+            self.close_because(reason)
 
     def close(self) -> None:
         """Send what is ready and close."""

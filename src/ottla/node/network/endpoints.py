@@ -34,11 +34,6 @@ class NodeEndpoints:
         yet when this returns: many clients take a port that answers for a node that serves.
         """
         listeners = self._config.current.listeners
-        for endpoint in listeners:
-            if endpoint.protocol.sasl:
-                raise NodeFailed(
-                    f"listener {endpoint} asks for {endpoint.protocol.name}, which is not served yet"
-                )
         with _port_errors():
             await server.check(listeners)
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from heapq import nsmallest
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
@@ -25,6 +25,9 @@ from ottla.node.network.connection import (
 from ottla.node.network.connection_quotas import ConnectionQuotas, ListenerQuota
 from ottla.node.network.memory_budget import MemoryBudget
 from ottla.runtime.network import Network, NetworkListener, SocketOptions, TlsContext, peer_is_done
+
+if TYPE_CHECKING:
+    from ottla.node.network.login import SaslListener
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +50,15 @@ class SocketServer:
         on_closed: Callable[[ClientConnection], None] | None = None,
         memory: MemoryBudget | None = None,
         tls_for: Callable[[Endpoint], Callable[[], TlsContext] | None] = lambda _: None,
+        login_for: Callable[[Endpoint], SaslListener | None] = lambda _: None,
     ) -> None:
         """`memory` is the budget of a node's other server, if there is one; `tls_for` gives what has the TLS
-        context for each new connection of an endpoint, if that is not in plain text.
+        context for each new connection of an endpoint, if that is not in plain text; `login_for` gives what
+        an endpoint asks of clients before it serves them.
         """
         self._network = network
         self._dispatcher_for = dispatcher_for
+        self._login_for = login_for
         self._on_closed = on_closed
         self._tls_for = tls_for
         self._listeners: dict[str, NetworkListener] = {}
@@ -104,7 +110,7 @@ class SocketServer:
             for endpoint in endpoints:
                 quota = self._quotas.listener(endpoint.name)
                 listener = await self._network.listen(
-                    self._factory(self._dispatcher_for(endpoint), quota),
+                    self._factory(self._dispatcher_for(endpoint), self._login_for(endpoint), quota),
                     endpoint.host,
                     endpoint.port,
                     backlog=self._backlog,
@@ -124,9 +130,9 @@ class SocketServer:
         return opened
 
     def _factory(
-        self, dispatcher: RequestDispatcher, listener: ListenerQuota
+        self, dispatcher: RequestDispatcher, login: SaslListener | None, listener: ListenerQuota
     ) -> Callable[[], ClientConnection]:
-        def connect() -> ClientConnection:
+        def connect(dispatcher: RequestDispatcher = dispatcher) -> ClientConnection:
             return ClientConnection(
                 dispatcher,
                 self._limits,
@@ -140,7 +146,14 @@ class SocketServer:
                 or self._quotas.is_protected(listener.name),
             )
 
-        return connect
+        def connect_to_log_in() -> ClientConnection:
+            assert login is not None
+            gate = login.gate(dispatcher)
+            connection = connect(gate)
+            gate.begin(connection)
+            return connection
+
+        return connect if login is None else connect_to_log_in
 
     @property
     def connections(self) -> int:
@@ -197,6 +210,8 @@ class SocketServer:
                 silent > _GONE_SECONDS and connection.is_reading_paused and peer_is_done(connection.transport)
             ):
                 connection.abort()
+            elif connection.login_deadline is not None and now > connection.login_deadline:
+                connection.abort_because("it did not log in in time")
             elif silent > self._idle_seconds and not connection.waits_for_node:
                 log.debug("closed the idle connection from %s:%d", *connection.peer)
                 if connection.transport.get_write_buffer_size():

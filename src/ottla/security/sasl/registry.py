@@ -1,0 +1,134 @@
+"""The mechanisms that there are: which login module each takes, and what makes its two sides.
+
+Settings name Java classes. Those of Kafka's own that Ottla replaces are known here; any other is refused by
+name when a node or client starts, as a listener without the check that its operator asked for would only look
+secure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ottla.runtime.clock import Clock
+from ottla.runtime.random import Random
+from ottla.security.jaas import JaasEntry
+from ottla.security.sasl.mechanism import SaslClientFactory, SaslServerFactory
+from ottla.security.sasl.plain import PLAIN, PlainClientFactory, PlainServerFactory, plain_users
+from ottla.security.secret import Secret
+
+
+class SaslConfigError(ValueError):
+    """Settings of SASL cannot be used; the message names the setting, and no secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class MechanismSettings:
+    """The settings of one mechanism of a listener, or of a client."""
+
+    mechanism: str
+    jaas: JaasEntry
+    # The name of the setting that has the login module, for messages.
+    source: str
+    # Reads another setting, with the prefixes of listener and mechanism applied; None if it is not set.
+    setting: Callable[[str], str | None]
+
+    def option(self, name: str) -> str:
+        """An option of the login module. SaslConfigError if it is missing."""
+        value = self.jaas.options.get(name)
+        if value is None:
+            raise SaslConfigError(f"{self.source}: the login module of {self.mechanism} has no {name!r}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class SaslEnvironment:
+    """What mechanisms use of the world."""
+
+    random: Random
+    clock: Clock
+
+
+class MakeServer(Protocol):
+    def __call__(self, settings: MechanismSettings, environment: SaslEnvironment, /) -> SaslServerFactory: ...
+
+
+class MakeClient(Protocol):
+    def __call__(self, settings: MechanismSettings, environment: SaslEnvironment, /) -> SaslClientFactory: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """A mechanism that Ottla speaks, and the Java classes whose work it does."""
+
+    name: str
+    login_module: str
+    make_server: MakeServer
+    make_client: MakeClient
+    # Classes that may stand in sasl.{server,client,login}.callback.handler.class and sasl.login.class.
+    classes: frozenset[str] = frozenset()
+
+
+def _plain_server(settings: MechanismSettings, environment: SaslEnvironment) -> SaslServerFactory:
+    return PlainServerFactory(plain_users(settings.jaas.options), environment.random)
+
+
+def _plain_client(settings: MechanismSettings, _environment: SaslEnvironment) -> SaslClientFactory:
+    return PlainClientFactory(settings.option("username"), Secret(settings.option("password")))
+
+
+_KAFKA: Final = "org.apache.kafka.common.security"
+_COMMON_CLASSES: Final = frozenset(
+    (
+        f"{_KAFKA}.authenticator.DefaultLogin",
+        f"{_KAFKA}.authenticator.AbstractLogin$DefaultLoginCallbackHandler",
+        f"{_KAFKA}.authenticator.SaslClientCallbackHandler",
+    )
+)
+_CLASS_SETTINGS: Final = (
+    "sasl.server.callback.handler.class",
+    "sasl.client.callback.handler.class",
+    "sasl.login.callback.handler.class",
+    "sasl.login.class",
+)
+
+MECHANISMS: Final[dict[str, Mechanism]] = {
+    each.name: each
+    for each in (
+        Mechanism(
+            PLAIN,
+            f"{_KAFKA}.plain.PlainLoginModule",
+            _plain_server,
+            _plain_client,
+            frozenset((f"{_KAFKA}.plain.internals.PlainServerCallbackHandler",)),
+        ),
+    )
+}
+
+
+def find_mechanism(name: str, setting: str) -> Mechanism:
+    """Find a mechanism by its name. SaslConfigError names the setting that asks for one that is not there."""
+    mechanism = MECHANISMS.get(name)
+    if mechanism is None:
+        raise SaslConfigError(f"{setting}: SASL mechanism {name} is not supported; {_supported()}")
+    return mechanism
+
+
+def check_classes(mechanism: Mechanism, settings: MechanismSettings) -> None:
+    """Raise SaslConfigError if the settings ask for a Java class whose work Ottla does not do."""
+    if settings.jaas.login_module != mechanism.login_module:
+        raise SaslConfigError(
+            f"{settings.source}: the login module {settings.jaas.login_module} is not supported for "
+            f"{mechanism.name}, which takes {mechanism.login_module}"
+        )
+    for name in _CLASS_SETTINGS:
+        value = settings.setting(name)
+        if value and value not in _COMMON_CLASSES and value not in mechanism.classes:
+            raise SaslConfigError(
+                f"{name}: the class {value} is not supported for {mechanism.name}: Ottla loads no Java"
+            )
+
+
+def _supported() -> str:
+    return f"these are: {', '.join(MECHANISMS)}"

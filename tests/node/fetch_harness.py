@@ -42,6 +42,7 @@ from ottla.replication.replication_quota_manager import ReplicationQuotaManager
 from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom
 from ottla.runtime.turns import Turns
+from ottla.security.principal import ANONYMOUS
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
 
@@ -79,7 +80,12 @@ class FetchHarness:
             leader_quota=ReplicationQuotaManager(self.clock),
             is_throttled=lambda partition, follower: False,
         )
-        self.connection = SimpleNamespace(kept_fetch=None, mark_inter_broker=lambda: None)
+        self.connection = SimpleNamespace(
+            kept_fetch=None,
+            mark_inter_broker=lambda: None,
+            principal=ANONYMOUS,
+            peer=("127.0.0.1", 1),
+        )
         # What may be sent at once, and how often a partition was read.
         self.response_bytes = MANY_BYTES
         self.reads: list[int] = []

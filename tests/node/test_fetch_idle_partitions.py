@@ -10,8 +10,10 @@ from tests.node.fetch_harness import MANY_BYTES, TOPIC, FetchHarness, SessionCli
 
 from ottla.log.config.log_config import LogConfig
 from ottla.node.fetch.session import CachedPartition
+from ottla.protocol.acl import AclResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.metadata_records import TopicRecord
+from ottla.security.principal import KafkaPrincipal
 
 MANY = 2_000
 FOLLOWER = 1
@@ -428,19 +430,50 @@ async def test_a_consumer_is_sent_to_a_replica_in_its_rack_once_there_is_one(
     assert {index: each.preferred_read_replica for index, each in (await client.fetch()).items()} == {1: 1}
 
 
-async def test_with_an_authorizer_every_partition_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_an_authorizer_partitions_are_read_again_when_permissions_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     broker, client = await idle_session(monkeypatch)
-    may_read = True
 
     class Authorizer:
-        def allowed(self, *asked: object) -> bool:
-            return may_read
+        version = 1
+        may_read = True
 
-    broker.authorizer = Authorizer()
+        def allowed(self, *asked: object, **options: object) -> bool:
+            return self.may_read
+
+    broker.authorizer = authorizer = Authorizer()
     assert await client.reads() == [0, 1, 2]
-    may_read = False
+    assert await client.reads() == []
+    # The session is continued by another client.
+    broker.connection.principal = KafkaPrincipal("User", "other")
+    assert await client.reads() == [0, 1, 2]
+    assert await client.reads() == []
+    authorizer.version, authorizer.may_read = 2, False
     refused = await client.fetch()
     assert {data.error_code for data in refused.values()} == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+    assert set(await client.fetch()) == {0, 1, 2}
+    authorizer.version, authorizer.may_read = 3, True
+    assert await client.reads() == [0, 1, 2]
+    assert await client.reads() == []
+
+
+async def test_a_client_that_may_not_act_as_a_broker_gets_nothing_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker, follower = await idle_follower(monkeypatch)
+
+    class Authorizer:
+        version = 1
+
+        def allowed(self, *asked: object, **options: object) -> bool:
+            return asked[2] == AclResourceType.TOPIC
+
+    broker.authorizer = Authorizer()
+    broker.produce(1)
+    refused = await follower.fetch()
+    assert {data.error_code for data in refused.values()} == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+    assert all(not data.records for data in refused.values())
 
 
 async def test_a_response_that_was_not_sent_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

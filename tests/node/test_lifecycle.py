@@ -26,6 +26,7 @@ from ottla.protocol.messages.metadata import MetadataRequest
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.network import RealNetwork
 from ottla.runtime.runtime import Runtime
+from ottla.security.authorizer.standard_authorizer import CLASS_NAME as AUTHORIZER
 from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 
@@ -208,15 +209,24 @@ def test_a_listener_on_every_interface_is_pointed_out(tmp_path: Path) -> None:
         assert "is open to every network of this machine" in node.stderr.read()
 
 
-def test_an_authorizer_that_is_not_there_is_pointed_out(tmp_path: Path) -> None:
-    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-    with NodeProcess(tmp_path, "--set", f"authorizer.class.name={authorizer}") as node:
-        assert (
-            f"authorizer.class.name={authorizer} is not supported yet: ACLs are not checked" in node.stderr()
-        )
-        node.terminate()
-    with NodeProcess(tmp_path) as node:
-        assert "authorizer" not in node.stderr()
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (["authorizer.class.name=com.example.Mine"], "com.example.Mine"),
+        ([f"authorizer.class.name={AUTHORIZER}", "super.users=alice"], "but got alice"),
+        (["early.start.listeners=OTHER"], "early.start.listeners contains listener OTHER"),
+    ],
+)
+def test_a_node_whose_authorizer_cannot_be_had_does_not_start(
+    tmp_path: Path, settings: list[str], problem: str
+) -> None:
+    command = [sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"]
+    for setting in settings:
+        command += ["--set", setting]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0
+    assert problem in done.stderr
+    assert "is ready" not in done.stdout
 
 
 def test_an_ipv6_address_is_served_and_told_in_brackets(tmp_path: Path) -> None:

@@ -108,13 +108,9 @@ class Dispatcher:
             return encode(context, unsupported_api_versions())
         assert served.request_class is not None
         cache_key: CacheKey | None = None
-        if (
-            served.cache is not None
-            and len(frame) <= MAX_REQUEST_BYTES
-            and self._services.node.authorizer is None
-            and self._opened.is_set()
-        ):
-            cache_key = (version, pending.connection.local, bytes(frame[position:]))
+        if served.cache is not None and len(frame) <= MAX_REQUEST_BYTES and self._opened.is_set():
+            permissions = _permission_key(context)
+            cache_key = (version, pending.connection.local, bytes(frame[position:]), permissions)
             cached = served.cache.get(self._services.node.image, cache_key)
             if cached is not None:
                 return encoded_response_parts(api, version, header.correlation_id, cached)
@@ -155,6 +151,8 @@ class Dispatcher:
         if served.forwarded and self._services.controller.active_controller.current is None:
             return self._forward(context, served, request, frame)
         image = None if cache_key is None else self._services.node.image
+        authorizer = self._services.node.authorizer
+        denials = 0 if authorizer is None else authorizer.audit.denials
         try:
             reply = handle(context, request)
         except Exception as error:
@@ -164,7 +162,13 @@ class Dispatcher:
         if reply is None:
             return None
         if isinstance(reply, Response):
-            if cache_key is None or image is None or served.cache is None:
+            if (
+                cache_key is None
+                or image is None
+                or served.cache is None
+                # Each denial is logged, also that of the next request.
+                or (authorizer is not None and authorizer.audit.denials != denials)
+            ):
                 try:
                     return response_parts(context.api, context.version, context.correlation_id, reply)
                 except Exception as error:
@@ -200,6 +204,14 @@ class Dispatcher:
             return await forward(context, frame)
         except Exception as error:
             return encode(context, make_failure_response(context, served.failure_response, request, error))
+
+
+def _permission_key(context: RequestContext) -> tuple[int, str, str, str] | None:
+    authorizer = context.services.node.authorizer
+    if authorizer is None:
+        return None
+    principal = context.principal
+    return authorizer.version, principal.type, principal.name, context.client_host
 
 
 def _unsupported_version_message(

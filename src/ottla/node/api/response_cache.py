@@ -1,9 +1,10 @@
 """Responses that are kept: the same request about the same metadata image has the same bytes as its answer.
 
 A hundred clients that come back together after a restart all ask for the same topics. Their responses follow
-from the metadata image, the version, the address that they connected to and the body of the request, and from
-nothing else. So a response is built and encoded once, and again only when the image has been replaced. The
-cache is bounded: the oldest responses make room, and a response that is too large by itself is not kept.
+from the metadata image, the version, the address that they connected to, the body of the request and what the
+client may do, and from nothing else. So a response is built and encoded once, and again only when the image
+has been replaced. The cache is bounded: the oldest responses make room, and a response that is too large by
+itself is not kept.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Final, TypeAlias
 
 from ottla.metadata.image.image import MetadataImage
 
-CacheKey: TypeAlias = tuple[int, tuple[str, int], bytes]
-"""Version, the address of this node that the client connected to, the body of the request."""
+CacheKey: TypeAlias = tuple[int, tuple[str, int], bytes, tuple[int, str, str, str] | None]
+"""Version, the address of this node that the client connected to, the body of the request; where an
+authorizer decides, its version and the principal and host of the client."""
 
 MAX_CACHE_BYTES: Final = 8 * 1024 * 1024
 MAX_REQUEST_BYTES: Final = MAX_CACHE_BYTES // 8

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ottla.node.network.connection import PendingRequest
     from ottla.replication.replica_manager import ReplicaManager
     from ottla.runtime.runtime import Runtime
+    from ottla.security.principal import KafkaPrincipal
 
 _READ_COMMITTED: Final = 1
 _BY_ORDER: Final = attrgetter("order")
@@ -79,7 +80,7 @@ class FetchServices(Protocol):
     def replication(self) -> BrokerReplication: ...
 
     @property
-    def authorizer(self) -> object | None:
+    def authorizer(self) -> VersionedAuthorizer | None:
         """None where every client may read everything."""
         ...
 
@@ -87,10 +88,23 @@ class FetchServices(Protocol):
     def runtime(self) -> Runtime: ...
 
 
-class Permissions(Protocol):
-    """The permissions of the client that sent a Fetch."""
+class VersionedAuthorizer(Protocol):
+    @property
+    def version(self) -> int:
+        """Changes whenever a decision may be another than before."""
+        ...
 
-    def allowed(self, operation: int, resource_type: int, name: str) -> bool: ...
+
+class Permissions(Protocol):
+    """The permissions of the client that sent a Fetch, and who it is."""
+
+    @property
+    def principal(self) -> KafkaPrincipal: ...
+
+    @property
+    def client_host(self) -> str: ...
+
+    def allowed(self, operation: int, resource_type: int, name: str, *, log_denied: bool = True) -> bool: ...
 
 
 def replica_id(request: FetchRequest, version: int) -> int:
@@ -107,10 +121,12 @@ class FetchReader:
         "_clock",
         "_closed",
         "_cold",
+        "_denied",
         "_enough",
         "_fetch",
         "_grown",
         "_high_watermarks",
+        "_is_refused",
         "_is_stale",
         "_isolation",
         "_left",
@@ -151,6 +167,7 @@ class FetchReader:
         self._clock = broker.runtime.clock
         # Whether no authorizer has to be asked.
         self._authorized = broker.authorizer is None
+        self._denied: set[str] = set()  # the topics for which that was logged
         self._permissions = permissions
         self._pending = pending
         self._listener = listener
@@ -158,11 +175,11 @@ class FetchReader:
         self._replica_id = replica_id(request, version)
         self._replica_epoch = request.replica_state.replica_epoch if version >= 15 else -1
         self.follower = self._replica_id >= 0
-        if self.follower and not permissions.allowed(
+        # Whether it says that it is a broker, and may not act as one.
+        self._is_refused = self.follower and not permissions.allowed(
             AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME
-        ):
-            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-        if self.follower:
+        )
+        if self.follower and not self._is_refused:
             pending.connection.mark_inter_broker()
         self._is_stale = self.follower and broker.replicas.is_stale(self._replica_id, self._replica_epoch)
         self._rack = (
@@ -218,15 +235,22 @@ class FetchReader:
             self._rack,
             self._listener if self._rack else "",
             self._broker.image.cluster.brokers if self._rack else None,
+            self._permission_terms(),
         )
         session.begin_fetch(terms, self._clock.wall_ms())
-        if not (self._authorized or self.follower):
-            # What the client may read can have changed; the authorizer has no version to compare.
-            session.mark_all_dirty()
         if invariants.thorough and session.readers == 0:
             for cached in session.partitions.values():
                 if cached not in session.dirty:
                     self._check_clean(cached)
+
+    def _permission_terms(self) -> tuple[int, KafkaPrincipal, str] | None:
+        """On what depends which topics may be read: a session may go on under other ACLs, or be continued by
+        another client.
+        """
+        authorizer = self._broker.authorizer
+        if authorizer is None:
+            return None
+        return authorizer.version, self._permissions.principal, self._permissions.client_host
 
     def _check_clean(self, cached: CachedPartition) -> None:
         """Assert that a read would find nothing that the fetcher does not know."""
@@ -467,6 +491,8 @@ class FetchReader:
 
     def _find(self, topic: bytes | str, index: int) -> Partition:
         broker = self._broker
+        if self._is_refused:
+            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if isinstance(topic, bytes):
             found = broker.image.topics.by_id.get(topic)
             if found is None:
@@ -475,8 +501,9 @@ class FetchReader:
         else:
             name = topic
         if not (self._authorized or self.follower) and not self._permissions.allowed(
-            AclOperation.READ, AclResourceType.TOPIC, name
+            AclOperation.READ, AclResourceType.TOPIC, name, log_denied=name not in self._denied
         ):
+            self._denied.add(name)
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if self._is_stale:
             raise KafkaError(

@@ -38,6 +38,7 @@ from ottla.protocol.messages.fetch import FetchPartition, PartitionData
 from ottla.replication.partition import FetchIsolation, Partition
 from ottla.runtime.clock import Clock
 from ottla.runtime.random import Random
+from ottla.security.principal import KafkaPrincipal
 
 INITIAL_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
@@ -77,6 +78,8 @@ class FetchTerms(NamedTuple):
     rack: str = ""
     listener: str = ""
     brokers: Mapping[int, BrokerRegistration] | None = None
+    # Set where an authorizer decides what a consumer may read.
+    permissions: tuple[int, KafkaPrincipal, str] | None = None
 
 
 class CachedPartition:

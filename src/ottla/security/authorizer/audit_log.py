@@ -47,10 +47,13 @@ class AuditLog:
         self._left = float(_BURST)
         self._refilled = now()
         self._suppressed = 0
+        # How many denials there were, whether they are in the log or were left out.
+        self.denials = 0
 
     def denied(
         self, requester: Auditable, operation: int, resource_type: int, name: str, count: int, rule: object
     ) -> None:
+        self.denials += 1
         now = self._now()
         self._left = min(_BURST, self._left + (now - self._refilled) * _PER_SECOND)
         self._refilled = now

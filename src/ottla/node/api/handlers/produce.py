@@ -52,6 +52,9 @@ ProduceReply: TypeAlias = ProduceResponse | Awaitable[ProduceResponse | None] | 
 
 _LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
+# The lower byte of a batch's attributes, and its bit of transactional batches.
+_ATTRIBUTES_AT: Final = 22
+_TRANSACTIONAL: Final = 0x10
 _ADMIN_CLIENT: Final = "__admin_client"
 # A request for more partitions than these appends in turns: the first records of a new partition may take
 # milliseconds, and other connections should not wait for all of them.
@@ -64,6 +67,8 @@ _ERRORS_BEFORE_THE_LOG: Final = frozenset((ErrorCode.CORRUPT_MESSAGE, ErrorCode.
 def handle(context: RequestContext, request: ProduceRequest) -> ProduceReply:
     if request.acks not in (-1, 0, 1):
         return failure_response(request, ErrorCode.INVALID_REQUIRED_ACKS, None)
+    if context.services.node.authorizer is not None and _has_transactional_records(request):
+        _check_transactional_id(context, request)
     produce = _Produce(context, request)
     connection = context.pending.connection
     predecessor = connection.last_produce
@@ -138,6 +143,7 @@ class _Produce:
         "_broker",
         "_by_id",
         "_clock",
+        "_decided",
         "_failure",
         "_moved",
         "_response",
@@ -153,6 +159,8 @@ class _Produce:
         self._clock = broker.runtime.clock
         # Whether no authorizer has to be asked.
         self._authorized = broker.authorizer is None
+        # Which topics the client may write, once that is known.
+        self._decided: dict[str, bool] = {}
         self._by_id = context.version >= 13
         self._response = ProduceResponse()
         self._verification: ProduceVerification | None = None
@@ -193,18 +201,11 @@ class _Produce:
                     partition = self._find_partition(topic, data.index)
                     header = _read_header(data.records, version)
                     if header.is_transactional:
-                        self._check_transactional_id()
+                        _check_transactional_id(self.context, self.request)
                         verification.add(partition, header)
                 except KafkaError:
                     continue  # the append finds the error again, and reports it
         return verification.start()
-
-    def _check_transactional_id(self) -> None:
-        transactional_id = self.request.transactional_id
-        if transactional_id is None or not self.context.allowed(
-            AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, transactional_id
-        ):
-            raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
     # The append
 
@@ -241,7 +242,7 @@ class _Produce:
             assert data.records is not None
             guard = SENTINEL_GUARD
             if header.is_transactional:
-                self._check_transactional_id()
+                _check_transactional_id(self.context, self.request)
                 assert self._verification is not None
                 guard = self._verification.guard(partition)
         except KafkaError as error:
@@ -279,7 +280,7 @@ class _Produce:
             if found is None:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
             name = found.name
-        if not self._authorized and not self.context.allowed(AclOperation.WRITE, AclResourceType.TOPIC, name):
+        if not self._authorized and not self._may_write(topic, name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if name in INTERNAL_TOPICS and self.context.client_id != _ADMIN_CLIENT:
             raise KafkaError(
@@ -289,6 +290,14 @@ class _Produce:
         partition = self._broker.replicas.partition(TopicPartition(name, index))
         partition.check_leader()
         return partition
+
+    def _may_write(self, topic: TopicProduceData, name: str) -> bool:
+        decided = self._decided.get(name)
+        if decided is None:
+            decided = self._decided[name] = self.context.allowed(
+                AclOperation.WRITE, AclResourceType.TOPIC, name, count=len(topic.partition_data)
+            )
+        return decided
 
     def _reject(self, topic: TopicProduceData, response: PartitionProduceResponse, error: KafkaError) -> None:
         response.error_code = int(error.code)
@@ -380,6 +389,27 @@ class _Produce:
                 for at in leaders.addresses.values()
             ]
         return response
+
+
+def _has_transactional_records(request: ProduceRequest) -> bool:
+    return any(
+        data.records is not None
+        and len(data.records) > _ATTRIBUTES_AT
+        and data.records[_MAGIC_AT] == MAGIC
+        and data.records[_ATTRIBUTES_AT] & _TRANSACTIONAL
+        for topic in request.topic_data
+        for data in topic.partition_data
+    )
+
+
+def _check_transactional_id(context: RequestContext, request: ProduceRequest) -> None:
+    transactional_id = request.transactional_id
+    if transactional_id is None or not context.allowed(
+        AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, transactional_id
+    ):
+        if request.acks == 0:
+            raise ProtocolViolation("its Produce with acks=0 failed: it may not use its transactional id")
+        raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
 
 def _read_header(records: Buffer | None, version: int) -> BatchHeader:

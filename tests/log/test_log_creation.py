@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 
 from ottla.log.config.log_config import LogConfig
-from ottla.log.log_manager import LogManager
+from ottla.log.directory.checkpoints import read_topic_id
+from ottla.log.log_manager import LogManager, NewLog
 from ottla.log.unified_log import UnifiedLog
-from ottla.protocol.errors import KafkaError
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import read_records
 from ottla.records.builder import build_batch
-from ottla.runtime.pool import InlinePool
+from ottla.runtime.pool import InlinePool, Pool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
@@ -26,14 +29,34 @@ METADATA = "/data/orders-0/partition.metadata"
 IDS = [bytes([number]) * 16 for number in range(1, 5)]
 
 
-def manager(disk: SimDisk) -> LogManager:
-    return LogManager(["/data"], disk=disk, clock=SimClock(), random=SeededRandom(1), pool=InlinePool())
+T = TypeVar("T")
 
 
-async def started(disk: SimDisk) -> LogManager:
-    logs = manager(disk)
+class WatchedPool(InlinePool):
+    """Knows whether one of its calls is running."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_running = False
+
+    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        self.is_running = True
+        try:
+            return await super().run(fn, *args)
+        finally:
+            self.is_running = False
+
+
+async def started(disk: SimDisk, dirs: tuple[str, ...] = ("/data",), pool: Pool | None = None) -> LogManager:
+    logs = LogManager(
+        dirs, disk=disk, clock=SimClock(), random=SeededRandom(1), pool=pool if pool else InlinePool()
+    )
     await logs.start(lambda topic: LogConfig())
     return logs
+
+
+def new_logs(count: int, *, topic: str = "many") -> list[NewLog]:
+    return [NewLog(TopicPartition(topic, n), LogConfig(), IDS[0], is_new=True) for n in range(count)]
 
 
 def put(log: UnifiedLog, value: bytes) -> None:
@@ -102,6 +125,8 @@ async def test_records_are_never_found_under_another_topic(seed: int) -> None:
     disk.crash_after(chance.randint(0, 60))
     try:
         for topic_id in IDS:
+            if chance.random() < 0.5:
+                await logs.create_logs([NewLog(PARTITION, LogConfig(), topic_id, is_new=True)])
             log = logs.get_or_create_log(PARTITION, LogConfig(), topic_id=topic_id)
             for _ in range(chance.randint(0, 4)):
                 match chance.randrange(4):
@@ -125,9 +150,7 @@ async def test_records_are_never_found_under_another_topic(seed: int) -> None:
 
 async def test_an_error_while_logs_are_made_durable_is_the_one_of_their_directory() -> None:
     disk = SimDisk()
-    dirs = ["/a", "/b"]
-    logs = LogManager(dirs, disk=disk, clock=SimClock(), random=SeededRandom(1), pool=InlinePool())
-    await logs.start(lambda topic: LogConfig())
+    logs = await started(disk, ("/a", "/b"))
     made = [
         logs.get_or_create_log(TopicPartition("many", number), LogConfig(), topic_id=IDS[0])
         for number in range(10)
@@ -140,3 +163,184 @@ async def test_an_error_while_logs_are_made_durable_is_the_one_of_their_director
     sound = [log.dir for log in made if log.directory.path == "/b"]
     assert sound
     assert all(disk.exists(f"{dir}/partition.metadata") for dir in sound)
+
+
+async def test_logs_become_durable_without_a_change_of_the_disk_on_the_event_loop() -> None:
+    disk, pool = SimDisk(), WatchedPool()
+    logs = await started(disk, pool=pool)
+    made = [
+        logs.get_or_create_log(TopicPartition("many", number), LogConfig(), topic_id=IDS[0])
+        for number in range(10)
+    ]
+    outside: list[DiskOperation] = []
+
+    def note(operation: DiskOperation) -> None:
+        if not pool.is_running:
+            outside.append(operation)
+
+    disk.hook = note
+    logs.complete_log_creations()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert outside == []
+    assert all(disk.exists(f"{log.dir}/partition.metadata") for log in made)
+
+
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_log_that_is_deleted_while_it_becomes_durable_leaves_the_next_one_alone(
+    written: bool,
+) -> None:
+    disk = SimDisk()
+    logs = await started(disk)
+    old = logs.get_or_create_log(PARTITION, LogConfig(), topic_id=IDS[0])
+    creation = old.begin_creation()
+    assert creation is not None
+    if written:
+        creation.write()
+    logs.delete_log(PARTITION)
+    new = logs.get_or_create_log(PARTITION, LogConfig(), topic_id=IDS[1])
+    put(new, b"first")
+    if not written:
+        creation.write()
+    creation.install()
+    creation.sync()
+    old.on_creation_synced(creation)
+    assert read_topic_id(disk, METADATA) == IDS[1]
+
+
+# Logs that are created in the pool
+
+
+async def test_the_event_loop_changes_nothing_on_the_disk_for_logs_that_the_pool_creates() -> None:
+    disk, pool = SimDisk(), WatchedPool()
+    logs = await started(disk, pool=pool)
+    outside: list[DiskOperation] = []
+
+    def note(operation: DiskOperation) -> None:
+        if not pool.is_running:
+            outside.append(operation)
+
+    disk.hook = note
+    await logs.create_logs(new_logs(10))
+    assert outside == []
+    assert len(logs.logs()) == 10
+    for new in new_logs(10):
+        assert logs.get_or_create_log(new.partition, new.config, topic_id=new.topic_id).topic_id == IDS[0]
+    assert outside == []
+    assert all(disk.exists(f"/data/many-{number}/00000000000000000000.log") for number in range(10))
+
+
+async def test_logs_that_are_there_already_are_not_created_by_the_pool() -> None:
+    disk = SimDisk()
+    logs = await started(disk)
+    log = logs.get_or_create_log(TopicPartition("many", 1), LogConfig(), topic_id=IDS[0])
+    put(log, b"first")
+    await logs.create_logs(new_logs(3))
+    assert logs.get_log(TopicPartition("many", 1)) is log
+    assert log.log_end_offset == 1
+    assert len(logs.logs()) == 3
+
+
+async def test_logs_that_the_pool_creates_are_spread_over_the_directories() -> None:
+    logs = await started(SimDisk(), ("/a", "/b", "/c"))
+    logs.get_or_create_log(PARTITION, LogConfig(), topic_id=IDS[0])
+    await logs.create_logs(new_logs(8))
+    assert [len(logs.logs_in(directory)) for directory in logs.directories] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("op", ["make_dir", "create"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EMFILE])
+async def test_an_error_while_the_pool_creates_logs_is_the_one_of_their_directory(
+    op: str, error: int
+) -> None:
+    disk = SimDisk()
+    logs = await started(disk, ("/a", "/b"))
+    disk.fail(error, prefix="/a/many", ops=[op], times=None)
+    await logs.create_logs(new_logs(10))
+    assert logs.logs()
+    assert {log.directory.path for log in logs.logs()} == {"/b"}
+    is_failure = error == errno.EIO
+    assert [directory.path for directory in logs.live_directories] == (["/b"] if is_failure else ["/a", "/b"])
+    # The others come next.
+    for new in new_logs(10):
+        log = logs.get_or_create_log(new.partition, new.config, topic_id=new.topic_id)
+        assert log.directory.path == "/b"
+    assert disk.list_dir("/a") == (await started(SimDisk(), ("/a",)))._disk.list_dir("/a")
+
+
+async def test_a_log_whose_directory_fails_before_it_is_taken_over_is_created_in_another_one() -> None:
+    disk = SimDisk()
+
+    class FailingLater(InlinePool):
+        async def run(self, fn: Callable[..., T], *args: Any) -> T:
+            made = await super().run(fn, *args)
+            if isinstance(made, list):
+                logs.directories[0].fail("meanwhile")
+            return made
+
+    pool = FailingLater()
+    logs = await started(disk, ("/a", "/b"), pool)
+    await logs.create_logs(new_logs(2))
+    assert [log.directory.path for log in logs.logs()] == ["/b"]
+    for new in new_logs(2):
+        logs.get_or_create_log(new.partition, new.config, topic_id=new.topic_id)
+    assert [log.directory.path for log in logs.logs()] == ["/b", "/b"]
+
+
+async def test_no_thread_creates_logs_after_the_shutdown() -> None:
+    disk = SimDisk()
+
+    class LatePool(InlinePool):
+        """Has begun none of its calls when the caller is cancelled."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.is_late = False
+            self.accepted: list[Callable[[], object]] = []
+
+        async def run(self, fn: Callable[..., T], *args: Any) -> T:
+            if self.is_late:
+                self.is_late = False
+                self.accepted.append(fn)
+                await asyncio.get_running_loop().create_future()
+            return await super().run(fn, *args)
+
+    pool = LatePool()
+    logs = await started(disk, pool=pool)
+    pool.is_late = True
+    creating = asyncio.create_task(logs.create_logs(new_logs(5)))
+    await asyncio.sleep(0)
+    creating.cancel()
+    await asyncio.gather(creating, return_exceptions=True)
+    await logs.shutdown()
+    operations = disk.operations
+    (late,) = pool.accepted
+    late()
+    assert disk.operations == operations
+    again = await started(disk)
+    await again.create_logs(new_logs(5))
+    assert len(again.logs()) == 5
+
+
+async def test_a_log_in_place_of_one_that_was_set_aside_is_forgotten_and_created_in_the_pool() -> None:
+    disk, pool = SimDisk(), WatchedPool()
+    logs = await started(disk, pool=pool)
+    log = logs.get_or_create_log(PARTITION, LogConfig(), topic_id=IDS[0])
+    put(log, b"first")
+    await logs.flush(log)
+    await logs.checkpoint_log_recovery_offsets()
+    logs.fail_log(PARTITION, KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "damaged"))
+    await logs.set_aside(PARTITION)
+    waits: list[DiskOperation] = []
+
+    def note(operation: DiskOperation) -> None:
+        if not pool.is_running and operation.op in (Op.SYNC, Op.SYNC_DIR, Op.CREATE, Op.MAKE_DIR):
+            waits.append(operation)
+
+    disk.hook = note
+    await logs.create_logs([NewLog(PARTITION, LogConfig(), IDS[0], is_new=False)])
+    assert waits == []
+    new = logs.get_log(PARTITION)
+    assert new is not None
+    assert new.log_end_offset == 0
+    assert logs.directories[0].recovery_point(PARTITION) is None

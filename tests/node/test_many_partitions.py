@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ottla.client.admin import Admin
-from ottla.log.log_manager import LogManager
 from ottla.protocol.names import TopicPartition
+from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.sim_nodes import SimNodes
 
@@ -29,15 +29,15 @@ def hosted(nodes: SimNodes) -> int:
     return sum(partition.is_leader and partition.topic_partition.topic == "many" for partition in partitions)
 
 
-def on_new_log(monkeypatch: pytest.MonkeyPatch, made: Callable[[], None]) -> None:
-    create = LogManager._create
+def on_new_partition(monkeypatch: pytest.MonkeyPatch, made: Callable[[], None]) -> None:
+    apply = ReplicaManager._apply_registration
 
-    def created(self: LogManager, partition: TopicPartition, *args: Any) -> Any:
-        if partition.topic == "many":
+    def applied(self: ReplicaManager, tp: TopicPartition, *args: Any, **options: Any) -> None:
+        if tp.topic == "many" and tp not in self._partitions:
             made()
-        return create(self, partition, *args)
+        apply(self, tp, *args, **options)
 
-    monkeypatch.setattr(LogManager, "_create", created)
+    monkeypatch.setattr(ReplicaManager, "_apply_registration", applied)
 
 
 def test_partitions_are_created_a_few_at_a_time_and_the_answer_comes_once_all_exist(
@@ -54,7 +54,7 @@ def test_partitions_are_created_a_few_at_a_time_and_the_answer_comes_once_all_ex
     async def life() -> None:
         nodes.boot()
         await nodes.ready()
-        on_new_log(monkeypatch, made)
+        on_new_partition(monkeypatch, made)
         await nodes.create("many", 1, partitions=MANY, replicas=1)
         assert hosted(nodes) == MANY
 
@@ -84,7 +84,7 @@ def test_a_node_that_dies_while_it_creates_partitions_has_all_of_them_afterwards
     async def life() -> None:
         nodes.boot()
         await nodes.ready()
-        on_new_log(monkeypatch, one_more)
+        on_new_partition(monkeypatch, one_more)
         asking = asyncio.create_task(nodes.as_client(ask))
         await nodes.until(lambda: made >= MANY // 2)
         assert made < MANY
@@ -110,7 +110,7 @@ def test_a_node_that_is_stopped_meanwhile_creates_no_more(monkeypatch: pytest.Mo
     async def life() -> None:
         nodes.boot()
         await nodes.ready()
-        on_new_log(monkeypatch, stop_following)
+        on_new_partition(monkeypatch, stop_following)
         await nodes.create("many", 1, partitions=MANY, replicas=1)
         assert AT_ONCE < len(made) <= 2 * AT_ONCE
         await nodes.stop(1)

@@ -28,6 +28,7 @@ from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
 from ottla.runtime.turns import Turns
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
+from ottla.sim.disk_faults import DiskOperation, Op
 from tests.metadata.controller_harness import ControllerHarness
 from tests.replication.partition_harness import batch, log_manager
 
@@ -406,3 +407,31 @@ async def test_an_error_that_no_check_expects_takes_one_partition_offline(
     monkeypatch.undo()
     assert len((await broker.retry_offline()).leaders) == 1
     assert len(broker.hosted()) == 3
+
+
+async def test_the_logs_of_new_partitions_are_created_in_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = ControllerHarness()
+    broker = Broker(world)
+    await broker.start()
+    in_pool = False
+    outside: list[str] = []
+    run = broker.logs._pool.run
+
+    async def watched(fn: Any, *args: Any) -> Any:
+        nonlocal in_pool
+        in_pool = True
+        try:
+            return await run(fn, *args)
+        finally:
+            in_pool = False
+
+    def note(operation: DiskOperation) -> None:
+        if not in_pool and operation.op in (Op.CREATE, Op.MAKE_DIR):
+            outside.append(operation.path)
+
+    monkeypatch.setattr(type(broker.logs._pool), "run", lambda self, fn, *args: watched(fn, *args))
+    broker.disk.hook = note
+    world.create("orders", partitions=150, replicas=1)
+    changes = await broker.catch_up()
+    assert len(changes.leaders) == len(broker.hosted()) == 150
+    assert outside == []

@@ -37,7 +37,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition
 from ottla.runtime.clock import Clock
 from ottla.runtime.disk import Disk, Lock, remove_tree
-from ottla.runtime.pool import Pool
+from ottla.runtime.pool import CallOnce, Pool
 from ottla.runtime.random import Random
 from ottla.runtime.turns import Turns
 
@@ -45,8 +45,8 @@ _log = logging.getLogger(__name__)
 
 _AT_ONCE = 256
 """Logs that one call in the pool loads."""
-_CREATIONS_AT_ONCE = 64
-"""New logs that one call in the pool makes durable."""
+CREATIONS_AT_ONCE = 64
+"""New logs that one call in the pool creates, or makes durable."""
 _CLOSED_AT_ONCE = 16
 """Logs that one call in the pool closes."""
 _HIGH_WATERMARKS_AT_ONCE = 2_000
@@ -71,6 +71,18 @@ class DamagedLog(NamedTuple):
     error: KafkaError
     is_reported: bool
     """True if a report in `dir` makes the next load check all of it."""
+
+
+class NewLog(NamedTuple):
+    """A log that a partition needs, unless it is there."""
+
+    partition: TopicPartition
+    config: LogConfig
+    topic_id: bytes
+    is_new: bool
+    """False if the partition may lie in a directory that is offline."""
+    directory_id: bytes | None = None
+    """The directory that it is assigned to; None to have one chosen."""
 
 
 class LogManager:
@@ -128,6 +140,8 @@ class LogManager:
         self._removals_made = 0
         # Logs that are being flushed, each with the event that is set at the end.
         self._flushing: dict[UnifiedLog, asyncio.Event] = {}
+        # The last creation of logs in the pool, until it is known to be over.
+        self._making: CallOnce[list[UnifiedLog | None]] | None = None
         # New logs whose creation is not durable yet, and the task that completes it.
         self._created: deque[UnifiedLog] = deque()
         self._creating: asyncio.Task[None] | None = None
@@ -367,13 +381,7 @@ class LogManager:
         directory_id: bytes | None,
         future: bool,
     ) -> UnifiedLog:
-        offline = [each.path for each in self._directories if not each.is_online]
-        if offline and not is_new:
-            raise KafkaError(
-                ErrorCode.KAFKA_STORAGE_ERROR,
-                f"Can not create log for {partition} because log directories {', '.join(offline)} are "
-                "offline: the partition may be there",
-            )
+        self._check_not_offline(partition, is_new)
         current = self._logs.get(partition)
         if future and current is None:
             raise KafkaError(
@@ -403,21 +411,92 @@ class LogManager:
                     raise
                 error = refused
                 continue
-            (self._future_logs if future else self._logs)[partition] = log
-            self._created.append(log)
-            directory.high_watermarks.moved[log] = None
+            self._host(log, self._future_logs if future else self._logs)
             return log
         raise error or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"no log directory is online: {partition}")
 
+    def _check_not_offline(self, partition: TopicPartition, is_new: bool) -> None:
+        offline = [each.path for each in self._directories if not each.is_online]
+        if offline and not is_new:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"Can not create log for {partition} because log directories {', '.join(offline)} are "
+                "offline: the partition may be there",
+            )
+
+    def _host(self, log: UnifiedLog, logs: dict[TopicPartition, UnifiedLog]) -> None:
+        """Take a new log into service."""
+        logs[log.topic_partition] = log
+        self._created.append(log)
+        log.directory.high_watermarks.moved[log] = None
+
     def _next_log_dirs(self) -> list[LogDirectory]:
         """The directories that can be used, the one with the fewest logs first."""
-        if len(self._directories) == 1:
-            return list(self.live_directories)
-        counts = {directory.path: 0 for directory in self.live_directories}
-        for log in (*self._logs.values(), *self._future_logs.values()):
-            if log.directory.path in counts:
-                counts[log.directory.path] += 1
-        return sorted(self.live_directories, key=lambda directory: counts[directory.path])
+        counts = self._count_logs()
+        return sorted(counts, key=lambda directory: counts[directory])
+
+    def _count_logs(self) -> dict[LogDirectory, int]:
+        """The directories that can be used, each with the number of its logs if there are several."""
+        counts = dict.fromkeys(self.live_directories, 0)
+        if len(self._directories) > 1:
+            for log in (*self._logs.values(), *self._future_logs.values()):
+                if log.directory in counts:
+                    counts[log.directory] += 1
+        return counts
+
+    async def create_logs(self, wanted: Sequence[NewLog]) -> None:
+        """Create the logs that are not there, in the pool: where the disk is busy, it keeps even the making
+        of an empty file waiting. Only for the one caller that creates logs, apart from future ones. A log
+        that could not be created is left out; `get_or_create_log` tries again, and says why it cannot.
+        """
+        places = self._places_of([each for each in wanted if self._lacks(each.partition)])
+        if not places:
+            return
+        await self._forget_former_logs(places)
+        # Only the event loop changes checkpoints.
+        places = [(directory, new) for directory, new in places if not directory.knows(new.partition)]
+        self._making = CallOnce(partial(_create_all, places, self._producer_config))
+        made = await self._pool.run(self._making)
+        self._making = None
+        for log in made:
+            if log is None:
+                continue
+            if log.directory.is_online and self._lacks(log.topic_partition):
+                self._host(log, self._logs)
+            else:
+                log.close_handlers()
+
+    def _lacks(self, partition: TopicPartition) -> bool:
+        return partition not in self._logs and partition not in self._failed
+
+    def _places_of(self, wanted: Sequence[NewLog]) -> list[tuple[LogDirectory, NewLog]]:
+        """Choose the directories of new logs."""
+        places: list[tuple[LogDirectory, NewLog]] = []
+        counts = self._count_logs() if wanted else {}
+        for new in wanted:
+            try:
+                self._check_not_offline(new.partition, new.is_new)
+            except KafkaError:
+                continue
+            directory = self.directory_by_id(new.directory_id) if new.directory_id is not None else None
+            if directory is None:
+                directory = min(counts, key=lambda each: counts[each], default=None)
+            if directory is not None:
+                counts[directory] += 1
+                places.append((directory, new))
+        return places
+
+    async def _forget_former_logs(self, places: Iterable[tuple[LogDirectory, NewLog]]) -> None:
+        """Drop new logs from the checkpoints: one that was set aside has left its offsets there."""
+        known: dict[LogDirectory, set[TopicPartition]] = {}
+        for directory, new in places:
+            if directory.knows(new.partition):
+                known.setdefault(directory, set()).add(new.partition)
+        for directory, gone in known.items():
+            try:
+                await self._forget_in_pool(directory, gone)
+            except OSError as error:
+                directory.io_error("forgetting logs that are gone", error)
 
     def delete_logs(
         self, partitions: Iterable[TopicPartition], *, future: bool = False
@@ -691,7 +770,7 @@ class LogManager:
         """Complete the creations that are queued, and those that join the queue meanwhile."""
         logs = self._created
         while logs:
-            part = [logs.popleft() for _ in range(min(_CREATIONS_AT_ONCE, len(logs)))]
+            part = [logs.popleft() for _ in range(min(CREATIONS_AT_ONCE, len(logs)))]
             by_directory: dict[LogDirectory, list[UnifiedLog]] = {}
             for log in part:
                 by_directory.setdefault(log.directory, []).append(log)
@@ -708,20 +787,15 @@ class LogManager:
         """
         if not directory.is_online:
             return
-        found = [(log, log.pending_creation()) for log in logs]
-        pending = [(log, creation) for log, creation in found if creation is not None]
+        found = [(log, log.begin_creation()) for log in logs]
+        begun = [(log, creation) for log, creation in found if creation is not None]
         try:
-            await self._pool.run(_write_all, [creation for _, creation in pending])
-            installed = [(log, creation) for log, creation in pending if log.install_creation(creation)]
-            await self._pool.run(_sync_all, [creation for _, creation in installed])
+            await self._pool.run(_complete_all, [creation for _, creation in begun])
         except OSError as error:
             failure = directory.io_error("making new logs durable", error)
             _log.warning("new logs could not be made durable yet: %s", failure.message)
             return
-        except KafkaError as error:
-            _log.warning("new logs could not be made durable yet: %s", error.message)
-            return
-        for log, creation in installed:
+        for log, creation in begun:
             log.on_creation_synced(creation)
 
     async def flush_dirty_logs(self, now_ms: int) -> int:
@@ -914,6 +988,9 @@ class LogManager:
         there without the rest. Where any of it fails there is no mark, and the next start recovers.
         """
         self._created.clear()
+        if self._making is not None:
+            # Its caller was cancelled. No thread may make files in a directory that is not locked any more.
+            await self._pool.run(self._making)
         if self._creating is not None:
             await self._creating
         try:
@@ -941,12 +1018,35 @@ def _partition_of(path: str) -> TopicPartition:
     return parse_dir_name(posixpath.basename(path))[0]
 
 
-def _write_all(creations: Iterable[LogCreation]) -> None:
+def _create_all(
+    places: Iterable[tuple[LogDirectory, NewLog]], producer_config: ProducerStateManagerConfig
+) -> list[UnifiedLog | None]:
+    """Create logs, in any thread; None for each that could not be created."""
+    made: list[UnifiedLog | None] = []
+    for directory, new in places:
+        name = dir_name(new.partition)
+        try:
+            log = create_log(
+                directory,
+                name,
+                new.partition,
+                new.config,
+                topic_id=new.topic_id,
+                producer_config=producer_config,
+            )
+        except Exception as error:
+            _log.warning("%s could not be created: %s", name, error)
+            made.append(None)
+        else:
+            made.append(log)
+    return made
+
+
+def _complete_all(creations: Sequence[LogCreation]) -> None:
     for creation in creations:
         creation.write()
-
-
-def _sync_all(creations: Iterable[LogCreation]) -> None:
+    for creation in creations:
+        creation.install()
     for creation in creations:
         creation.sync()
 

@@ -83,7 +83,7 @@ class LogTruncation:
     def __init__(self, steps: Steps) -> None:
         self._steps: Final = steps
         # The call under way; None once the truncation has ended.
-        self._step: CallOnce | CheckpointOffsets | None = None
+        self._step: CallOnce[object] | CheckpointOffsets | None = None
         self._result = False
         self._error: Exception | None = None
         # What checkpoints are to hold as the log start from now on; None if that of the log.

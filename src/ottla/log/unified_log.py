@@ -136,6 +136,7 @@ class UnifiedLog:
     """One partition on disk."""
 
     __slots__ = (
+        "_creation",
         "_creation_durable",
         "_end_verified",
         "_leader_epochs",
@@ -190,6 +191,8 @@ class UnifiedLog:
         self._leader_epochs = leader_epochs
         # From `partition.metadata`; None until it is read.
         self._topic_id = topic_id
+        # The work that makes a new log durable, once that has begun off the event loop.
+        self._creation: LogCreation | None = None
         # False while a crash may leave anything, or nothing, of a new log; then the log is empty.
         self._creation_durable = creation_durable
         # False while the log end is taken from the checkpoint of a clean shutdown, or the log is new.
@@ -286,24 +289,23 @@ class UnifiedLog:
     def _metadata_path(self) -> str:
         return posixpath.join(self.local_log.dir, PARTITION_METADATA)
 
-    def pending_creation(self) -> LogCreation | None:
+    def begin_creation(self) -> LogCreation | None:
         """The work that makes a new log durable off the event loop; None if there is none to do."""
         if self.is_closed or self._creation_durable or self._topic_id is None:
             return None
         local = self.local_log
-        return LogCreation(self.directory.disk, local.dir, self._topic_id, local.names_version)
+        self._creation = LogCreation(self.directory.disk, local.dir, self._topic_id, local.names_version)
+        return self._creation
 
-    def install_creation(self, creation: LogCreation) -> bool:
-        """Give the file that `LogCreation.write` wrote its name; False if it is no longer wanted."""
-        if self._creation_durable or self.is_closed or self.is_truncating or creation.dir != self.dir:
-            return False
-        with self._guard("making a new log durable"):
-            creation.install()
-        return True
+    def _cancel_creation(self) -> None:
+        if self._creation is not None:
+            self._creation.cancel()
+            self._creation = None
 
     def on_creation_synced(self, creation: LogCreation) -> None:
         """Note that `LogCreation.sync` was done."""
-        if creation.dir == self.dir:
+        if self._creation is creation and creation.is_installed:
+            self._creation = None
             self._creation_durable = self._end_verified = True
             self.local_log.on_names_synced(creation.names_version)
 
@@ -311,6 +313,7 @@ class UnifiedLog:
         """Make a new log durable here and now, unless it is."""
         if self._creation_durable:
             return
+        self._cancel_creation()
         local = self.local_log
         with self._guard("making a new log durable"):
             if self._topic_id is not None:
@@ -1320,6 +1323,7 @@ class UnifiedLog:
         """
         self.finish_truncation()
         self._check_usable()
+        self._cancel_creation()
         disk = self.directory.disk
         path = posixpath.join(self.directory.path, name)
         with self._guard("renaming"):
@@ -1348,6 +1352,7 @@ class UnifiedLog:
 
     def close_handlers(self) -> None:
         """Close the files without writing anything."""
+        self._cancel_creation()
         self.local_log.close_handlers()
         self.is_closed = True
 

@@ -10,14 +10,15 @@ if the image has this broker among its replicas, and it is online exactly if its
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import islice
+from typing import Final, NamedTuple
 
 from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.meta_properties import is_reserved_directory
-from ottla.log.log_manager import LogManager
+from ottla.log.log_manager import CREATIONS_AT_ONCE, LogManager, NewLog
 from ottla.log.segment.walk import CorruptBatch, CorruptLog
 from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.delta import LocalReplica, MetadataDelta
@@ -65,6 +66,15 @@ class ReplicaChanges:
             [tp for tp in self.deleted if tp.topic in topics],
             [tp for tp in self.offline if tp.topic in topics],
         )
+
+
+class _Assignment(NamedTuple):
+    """A replica of this broker, as the image has it."""
+
+    tp: TopicPartition
+    replica: LocalReplica
+    is_new: bool
+    """Whether the broker had no replica of the partition before."""
 
 
 class ReplicaManager:
@@ -155,14 +165,14 @@ class ReplicaManager:
             await turns.pause_if_due()
         for tp in self.logs.failed:
             self._set_damaged_aside_if_stray(tp)
+        assigned: list[_Assignment] = []
         for topic, index, registration in image.topics.partitions():
             if self.broker_id in registration.replicas:
-                tp = TopicPartition(topic.name, index)
-                self._apply_registration(
-                    tp, LocalReplica(topic.id, registration), now_ms(), changes, is_new=False
-                )
+                replica = LocalReplica(topic.id, registration)
+                assigned.append(_Assignment(TopicPartition(topic.name, index), replica, False))
             if turns.is_due():
                 await turns.pause()
+        await self._apply_registrations(assigned, now_ms, changes, turns)
         return self._still_hosted(changes)
 
     def _set_aside_if_stray(self, log: UnifiedLog) -> None:
@@ -210,13 +220,10 @@ class ReplicaManager:
         local = await in_turns(delta.local_changes(self.broker_id), turns)
         await self._stop_partitions(local.deletes, changes, turns)
         for replicas in (local.leaders, local.followers):
-            for tp, replica in replicas.items():
-                is_new = self._is_new(delta, tp, replica)
-                self._apply_registration(tp, replica, now_ms(), changes, is_new=is_new)
-                if turns.is_due():
-                    # Those that were created so far become durable meanwhile.
-                    self.logs.complete_log_creations()
-                    await turns.pause()
+            changed = (
+                _Assignment(tp, replica, self._is_new(delta, tp, replica)) for tp, replica in replicas.items()
+            )
+            await self._apply_registrations(changed, now_ms, changes, turns)
         await self._apply_configs(delta, turns)
         return self._still_hosted(changes)
 
@@ -244,14 +251,55 @@ class ReplicaManager:
         delta is being applied.
         """
         changes = ReplicaChanges()
+        assigned: list[_Assignment] = []
         for tp in [tp for tp in self._offline if tp not in self._lost]:
             topic = self._image.topics.by_name.get(tp.topic)
             registration = None if topic is None else topic.partitions.get(tp.partition)
             if topic is not None and registration is not None:
-                replica = LocalReplica(topic.id, registration)
-                self._apply_registration(tp, replica, now_ms(), changes, is_new=False)
+                assigned.append(_Assignment(tp, LocalReplica(topic.id, registration), False))
             await turns.pause_if_due()
+        await self._apply_registrations(assigned, now_ms, changes, turns)
         return self._still_hosted(changes)
+
+    async def _apply_registrations(
+        self,
+        assigned: Iterable[_Assignment],
+        now_ms: Callable[[], int],
+        changes: ReplicaChanges,
+        turns: Turns,
+    ) -> None:
+        """Host partitions in the roles that the image gives them, some at a time: their new logs are created
+        in the pool first.
+        """
+        remaining = iter(assigned)
+        while part := list(islice(remaining, CREATIONS_AT_ONCE)):
+            new = [log for each in part if (log := self._new_log(each)) is not None]
+            if new:
+                await self.logs.create_logs(new)
+                turns.begin()
+            for each in part:
+                self._apply_registration(each.tp, each.replica, now_ms(), changes, is_new=each.is_new)
+                if turns.is_due():
+                    # Those that were created so far become durable meanwhile.
+                    self.logs.complete_log_creations()
+                    await turns.pause()
+
+    def _new_log(self, assigned: _Assignment) -> NewLog | None:
+        """The log that is to be created for a partition; None if there is none, or an error, which hosting
+        the partition meets again.
+        """
+        tp, replica, is_new = assigned
+        if tp in self._partitions:
+            return None
+        try:
+            if self.logs.get_log(tp) is not None:
+                return None
+            self._check_creation(tp, replica.partition)
+            directory_id = self._directory(replica.partition)
+            return NewLog(tp, self._config_of(tp.topic), replica.topic_id, is_new, directory_id)
+        except Exception as error:
+            _log.debug("%s: %r", tp, _checked(error))
+            return None
 
     def _apply_registration(
         self, tp: TopicPartition, replica: LocalReplica, now_ms: int, changes: ReplicaChanges, *, is_new: bool
@@ -315,19 +363,8 @@ class ReplicaManager:
     def _get_or_create_log(
         self, tp: TopicPartition, replica: LocalReplica, config: LogConfig, *, is_new: bool
     ) -> UnifiedLog:
-        registration = replica.partition
-        if (
-            registration.directory(self.broker_id) == DIRECTORY_DAMAGED
-            and len(registration.replicas) > 1
-            and not is_led_without(registration, self.broker_id)
-            and self.logs.get_log(tp) is None
-        ):
-            raise KafkaError(
-                ErrorCode.KAFKA_STORAGE_ERROR,
-                f"the log of {tp} was damaged and is not here any more, and no other broker leads the "
-                "partition. It is not created again, as it might lead without the records that others have. "
-                "Restore its directory, or elect another leader, which may lack records as well",
-            )
+        if self.logs.get_log(tp) is None:
+            self._check_creation(tp, replica.partition)
         return self.logs.get_or_create_log(
             tp,
             config,
@@ -335,6 +372,20 @@ class ReplicaManager:
             is_new=is_new,
             directory_id=self._directory(replica.partition),
         )
+
+    def _check_creation(self, tp: TopicPartition, registration: PartitionRegistration) -> None:
+        """Raise if a new, empty log must not take the place of one that was damaged."""
+        if (
+            registration.directory(self.broker_id) == DIRECTORY_DAMAGED
+            and len(registration.replicas) > 1
+            and not is_led_without(registration, self.broker_id)
+        ):
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"the log of {tp} was damaged and is not here any more, and no other broker leads the "
+                "partition. It is not created again, as it might lead without the records that others have. "
+                "Restore its directory, or elect another leader, which may lack records as well",
+            )
 
     def _directory(self, registration: PartitionRegistration) -> bytes | None:
         directory = registration.directory(self.broker_id)

@@ -11,37 +11,43 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 __all__ = ["CallOnce", "InlinePool", "Pool", "ThreadPool"]
 
 T = TypeVar("T")
 
 
-class CallOnce:
+class CallOnce(Generic[T]):
     """A call that is made once, by the first thread that comes; another one waits for its end. So work that
     was given to a pool can be finished by a thread that cannot wait for its turn there.
     """
 
     __slots__ = ("_fn", "_lock", "_outcome")
 
-    def __init__(self, fn: Callable[[], object]) -> None:
+    def __init__(self, fn: Callable[[], T]) -> None:
         self._fn: Final = fn
         self._lock: Final = threading.Lock()
-        self._outcome: tuple[object, Exception | None] | None = None
+        # What the call returned, in a tuple, or raised; None before it was made.
+        self._outcome: tuple[T] | Exception | None = None
 
-    def __call__(self) -> object:
+    def __call__(self) -> T:
         """Return, or raise, what the call does."""
         with self._lock:
             if self._outcome is None:
                 try:
-                    self._outcome = self._fn(), None
+                    self._outcome = (self._fn(),)
                 except Exception as error:
-                    self._outcome = None, error
-        result, failure = self._outcome
-        if failure is not None:
-            raise failure
-        return result
+                    self._outcome = error
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome[0]
+
+    def settle(self, result: T) -> None:
+        """Have `result` in place of a call that was not made yet; one that is being made is waited for."""
+        with self._lock:
+            if self._outcome is None:
+                self._outcome = (result,)
 
 
 class Pool(Protocol):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ottla.log.config.log_config import LogConfig
-from ottla.log.log_manager import LogManager
+from ottla.log.log_manager import LogManager, NewLog
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import read_records
@@ -97,6 +97,8 @@ class LogManagerWorkload:
             return
         self.count += 1
         new = self.uncertain[partition] = PartitionModel(self.count.to_bytes(16, "big"))
+        if self.random.random() < 0.5:
+            await self.manager.create_logs([NewLog(partition, CONFIG, new.topic_id, is_new=True)])
         self.manager.get_or_create_log(partition, CONFIG, topic_id=new.topic_id)
         self.partitions[partition] = self.uncertain.pop(partition)
 

@@ -25,7 +25,36 @@ HAS_IPV6_LOOPBACK = any(
 )
 
 
-class Echo(asyncio.Protocol):
+class Received(asyncio.BufferedProtocol):
+    """Gives what it gets to `data_received`."""
+
+    buffer: memoryview | None = None
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self.buffer is None:
+            self.buffer = memoryview(bytearray(65536))
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        assert self.buffer is not None
+        self.data_received(bytes(self.buffer[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        raise NotImplementedError
+
+
+class Acceptor:
+    """The TLS of a listener, and the handshakes that failed."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.context = lambda: context
+        self.failures: asyncio.Queue[str] = asyncio.Queue()
+
+    def on_handshake_failed(self, peer: Address, reason: str) -> None:
+        self.failures.put_nowait(reason)
+
+
+class Echo(Received):
     """Sends back what it gets."""
 
     transport: asyncio.Transport
@@ -45,7 +74,7 @@ class Echo(asyncio.Protocol):
         self.transport.close()
 
 
-class Caller(asyncio.Protocol):
+class Caller(Received):
     def __init__(self) -> None:
         self.stream = asyncio.StreamReader()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -203,15 +232,20 @@ def test_tls_is_spoken_where_a_context_is_given(run: Run) -> None:
     client = ssl.create_default_context(cafile=str(CERTIFICATE))
 
     async def main() -> None:
-        listener = await RealNetwork().listen(Echo, "127.0.0.1", 0, tls=lambda: server)
+        acceptor = Acceptor(server)
+        listener = await RealNetwork().listen(Echo, "127.0.0.1", 0, tls=acceptor)
         assert await echo("127.0.0.1", listener.port, b"secret", tls=client) == b"secret"
+        many = bytes(range(256)) * 20_000
+        assert await echo("127.0.0.1", listener.port, many, tls=client) == many
         with pytest.raises(
-            TlsHandshakeFailed, match=f"with 127.0.0.1:{listener.port} failed: .*mismatch"
+            TlsHandshakeFailed, match=r"is for another host name than elsewhere\.example"
         ) as raised:
             await RealNetwork().connect(
                 Caller, "127.0.0.1", listener.port, tls=client, server_hostname="elsewhere.example"
             )
-        assert isinstance(raised.value.__cause__, ssl.SSLCertVerificationError)
+        assert raised.value.__cause__ is not None
+        assert isinstance(raised.value.__cause__.__cause__, ssl.SSLCertVerificationError)
+        assert await acceptor.failures.get() == "the other side does not accept the certificate"
         await listener.close()
 
     run(main())

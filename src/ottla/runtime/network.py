@@ -15,9 +15,10 @@ import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import NoReturn, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from ottla.runtime.address import Address
+from ottla.runtime.tls import TlsAcceptor, TlsConnection, TlsFailure
 
 if sys.platform != "win32":
     import fcntl
@@ -50,6 +51,9 @@ _PORT_ATTEMPTS = 16
 _ACCEPT_RETRY_SECONDS = 0.1
 # A listener without handles says so at most this often.
 _ACCEPT_ERROR_SECONDS = 60.0
+# How long a TLS handshake may take, and how many may be under way on a listener: the oldest is given up.
+_HANDSHAKE_SECONDS = 10.0
+_MAX_HANDSHAKES = 2_000
 
 
 class HostNotFound(OSError):
@@ -144,12 +148,12 @@ class Network(Protocol):
         port: int,
         *,
         backlog: int = 50,
-        tls: Callable[[], TlsContext] | None = None,
+        tls: TlsAcceptor | None = None,
         options: SocketOptions = ...,
         gate: AcceptGate | None = None,
     ) -> NetworkListener:
-        """Accept connections, each with a protocol from `factory`, as the gate allows. `tls` gives each its
-        TLS context.
+        """Accept connections, each with a protocol from `factory`, as the gate allows. With `tls`, a protocol
+        is one of asyncio that has buffers, and is connected once the handshake is complete.
 
         OSError names the address that could not be bound.
         """
@@ -197,11 +201,12 @@ class _RealListener:
         "_factory",
         "_gate",
         "_logged_error",
-        "_loop",
         "_retries",
         "_sockets",
         "_tasks",
         "_tls",
+        "handshakes",
+        "loop",
     )
 
     def __init__(
@@ -209,7 +214,7 @@ class _RealListener:
         sockets: list[socket.socket],
         factory: Callable[[], asyncio.BaseProtocol],
         backlog: int,
-        tls: Callable[[], TlsContext] | None,
+        tls: TlsAcceptor | None,
         gate: AcceptGate | None,
     ) -> None:
         self._sockets = sockets
@@ -218,14 +223,16 @@ class _RealListener:
         self._backlog = backlog
         self._tls = tls
         self._gate = gate
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         # Connections that are being made, and sockets that are not accepted from for now.
         self._tasks: set[asyncio.Task[None]] = set()
         self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
         # When it was last logged that connections cannot be accepted.
         self._logged_error = -_ACCEPT_ERROR_SECONDS
+        # TLS handshakes that are not complete, the oldest first.
+        self.handshakes: dict[_Handshake, None] = {}
         for sock in sockets:
-            self._loop.add_reader(sock, self._accept, sock)
+            self.loop.add_reader(sock, self._accept, sock)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -256,7 +263,7 @@ class _RealListener:
                 sock.close()
                 continue
             sock.setblocking(False)
-            task = self._loop.create_task(self._connect(sock, client))
+            task = self.loop.create_task(self._connect(sock, client))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -267,17 +274,40 @@ class _RealListener:
                 protocol.on_accepted_from(client)
             return protocol
 
+        tls = self._tls
+        if tls is not None:
+            # It gives its place back itself if its handshake fails.
+            handshake = _Handshake(self, tls, make(), client)
+            try:
+                await self.loop.connect_accepted_socket(lambda: handshake.connection, sock)
+            except BaseException as error:
+                sock.close()
+                handshake.on_done(error)
+                if not isinstance(error, OSError):
+                    raise
+            return
+        protocol: asyncio.BaseProtocol | None = None
+
+        def make_one() -> asyncio.BaseProtocol:
+            nonlocal protocol
+            protocol = make()
+            return protocol
+
         try:
-            await self._loop.connect_accepted_socket(
-                make, sock, ssl=None if self._tls is None else self._tls()
-            )
-        except OSError:  # over TLS also a handshake that failed
+            await self.loop.connect_accepted_socket(make_one, sock)
+        except BaseException as error:
             sock.close()
-            if self._gate is not None:
-                self._gate.on_failed(client.host)
+            if getattr(protocol, "transport", None) is None:  # it would give its place back itself
+                self.on_failed(client)
+            if not isinstance(error, OSError):
+                raise
+
+    def on_failed(self, client: Address) -> None:
+        if self._gate is not None:
+            self._gate.on_failed(client.host)
 
     def _on_accept_error(self, listening: socket.socket, error: OSError) -> None:
-        now = self._loop.time()
+        now = self.loop.time()
         if now - self._logged_error >= _ACCEPT_ERROR_SECONDS:
             self._logged_error = now
             _log.error(
@@ -288,22 +318,58 @@ class _RealListener:
         self._pause(listening, _ACCEPT_RETRY_SECONDS)
 
     def _pause(self, listening: socket.socket, delay_s: float) -> None:
-        self._loop.remove_reader(listening)
+        self.loop.remove_reader(listening)
         delay_s = min(delay_s, _ACCEPT_RETRY_SECONDS)
-        self._retries[listening] = self._loop.call_later(delay_s, self._resume, listening)
+        self._retries[listening] = self.loop.call_later(delay_s, self._resume, listening)
 
     def _resume(self, listening: socket.socket) -> None:
         del self._retries[listening]
-        self._loop.add_reader(listening, self._accept, listening)
+        self.loop.add_reader(listening, self._accept, listening)
 
     async def close(self) -> None:
         for retry in self._retries.values():
             retry.cancel()
         self._retries.clear()
         for sock in self._sockets:
-            self._loop.remove_reader(sock)
+            self.loop.remove_reader(sock)
             sock.close()
         self._sockets = []
+
+
+class _Handshake:
+    """The handshake of an accepted connection, bounded in time and in number."""
+
+    __slots__ = ("_client", "_listener", "_timer", "_tls", "connection")
+
+    def __init__(
+        self, listener: _RealListener, tls: TlsAcceptor, protocol: asyncio.BaseProtocol, client: Address
+    ) -> None:
+        self._listener = listener
+        self._tls = tls
+        self._client = client
+        assert isinstance(protocol, asyncio.BufferedProtocol), protocol
+        self.connection = TlsConnection(protocol, tls.context, self.on_done, is_server=True)
+        handshakes = listener.handshakes
+        if len(handshakes) >= _MAX_HANDSHAKES:
+            next(iter(handshakes)).give_up("there are too many others")
+        handshakes[self] = None
+        self._timer = listener.loop.call_later(
+            _HANDSHAKE_SECONDS, self.give_up, f"it was not complete after {_HANDSHAKE_SECONDS:.0f} s"
+        )
+
+    def give_up(self, reason: str) -> None:
+        self.on_done(TlsFailure(f"its TLS handshake was given up: {reason}"))
+        self.connection.give_up()
+
+    def on_done(self, error: BaseException | None) -> None:
+        """Give the place of a connection back that has failed. Only the first call counts."""
+        if self._listener.handshakes.pop(self, self) is self:
+            return
+        self._timer.cancel()
+        if error is not None:
+            self._listener.on_failed(self._client)
+            if isinstance(error, TlsFailure):
+                self._tls.on_handshake_failed(self._client, str(error))
 
 
 class RealNetwork:
@@ -318,7 +384,7 @@ class RealNetwork:
         port: int,
         *,
         backlog: int = 50,
-        tls: Callable[[], TlsContext] | None = None,
+        tls: TlsAcceptor | None = None,
         options: SocketOptions = DEFAULT_OPTIONS,
         gate: AcceptGate | None = None,
     ) -> NetworkListener:
@@ -340,16 +406,17 @@ class RealNetwork:
         server_hostname: str | None = None,
         options: SocketOptions = DEFAULT_OPTIONS,
     ) -> tuple[asyncio.Transport, P]:
-        name = (server_hostname or host) if tls is not None else None
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                transport, protocol = await asyncio.get_running_loop().create_connection(
-                    factory, host, port, ssl=tls, server_hostname=name
-                )
+                loop = asyncio.get_running_loop()
+                if tls is None:
+                    transport, protocol = await loop.create_connection(factory, host, port)
+                else:
+                    transport, protocol = await _connect_tls(factory, host, port, tls, server_hostname)
         except socket.gaierror as error:
             _host_not_found(host, error)
-        except ssl.SSLError as error:
-            reason = f"TLS handshake with {host}:{port} failed: {error.strerror or error}"
+        except TlsFailure as error:
+            reason = f"TLS handshake failed: {error}"
             raise TlsHandshakeFailed(errno.ECONNABORTED, reason) from error
         sock = transport.get_extra_info("socket")
         if sock is not None:
@@ -362,6 +429,34 @@ class RealNetwork:
 
     def host_name(self) -> str:
         return socket.gethostname() or "localhost"
+
+
+async def _connect_tls(
+    factory: Callable[[], P], host: str, port: int, tls: TlsContext, server_hostname: str | None
+) -> tuple[asyncio.Transport, P]:
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def on_done(error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    protocol = factory()
+    assert isinstance(protocol, asyncio.BufferedProtocol), protocol
+    connection = TlsConnection(
+        protocol, lambda: tls, on_done, hostname=server_hostname or host, is_server=False
+    )
+    transport, _ = await loop.create_connection(lambda: connection, host, port)
+    try:
+        await done
+    except BaseException:
+        transport.abort()
+        raise
+    return cast("asyncio.Transport", connection), protocol
 
 
 _Endpoint = tuple[socket.AddressFamily, Address]

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 
 from ottla.runtime.address import Address
 from ottla.runtime.network import DEFAULT_OPTIONS, AcceptGate, HostNotFound, NetworkListener, SocketOptions
+from ottla.runtime.tls import TlsAcceptor
 from ottla.sim.loop import Process, SimLoop
 
 __all__ = ["Fabric", "Host", "SimNetwork"]
@@ -359,7 +360,7 @@ class SimNetwork:
         port: int,
         *,
         backlog: int = 50,
-        tls: Callable[[], ssl.SSLContext] | None = None,
+        tls: TlsAcceptor | None = None,
         options: SocketOptions = DEFAULT_OPTIONS,
         gate: AcceptGate | None = None,
     ) -> NetworkListener:

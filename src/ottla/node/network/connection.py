@@ -211,6 +211,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_out",
         "_out_bytes",
         "_pending",
+        "_principal_of",
         "_reading_paused",
         "_receive",
         "_request_bytes",
@@ -249,8 +250,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         *,
         listener: str = "",
         is_inter_broker: bool = False,
+        principal_of: Callable[[asyncio.BaseTransport], KafkaPrincipal] | None = None,
     ) -> None:
         self._dispatcher = dispatcher
+        self._principal_of = principal_of
         self.limits = limits
         self._frame_bounds: FrameBounds = limits
         self._fault_log = fault_log
@@ -323,6 +326,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self._on_open(self):
             self.closed = True
             transport.abort()
+        elif self._principal_of is not None:
+            try:
+                self.principal = self._principal_of(transport)
+            except ValueError as error:
+                self.close_because(str(error))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is None:

@@ -7,17 +7,19 @@ node whose listeners are all in plain text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
+from ottla.node.network.server import ListenerTls
 from ottla.protocol.security_protocol import SecurityProtocol
 from ottla.rpc.connection import BrokerConnection
 from ottla.runtime.network import TlsContext
 from ottla.runtime.runtime import Runtime
+from ottla.security.principal import ANONYMOUS, KafkaPrincipal
 
 if TYPE_CHECKING:
     from ottla.security.tls.settings import TlsSettings
@@ -38,6 +40,26 @@ class InterNodeSecurity:
 
     async def authenticate(self, connection: BrokerConnection, *, timeout_ms: int) -> None:
         return None
+
+
+class _NodeListenerTls:
+    """`ListenerTls` of a node; clients are known by their certificates unless SASL asks who they are."""
+
+    __slots__ = ("_factory", "_names_clients")
+
+    def __init__(self, factory: SslFactory, *, names_clients: bool) -> None:
+        self._factory: Final = factory
+        self._names_clients: Final = names_clients
+
+    def context(self) -> TlsContext:
+        return self._factory.server_context()
+
+    def principal(self, transport: asyncio.BaseTransport) -> KafkaPrincipal:
+        tls = transport.get_extra_info("ssl_object")
+        if not self._names_clients or tls is None:
+            return ANONYMOUS
+        certificate = tls.getpeercert(True)
+        return ANONYMOUS if certificate is None else self._factory.principal(certificate)
 
 
 class NodeSecurity:
@@ -81,12 +103,12 @@ class NodeSecurity:
             self._factories[listener] = factory
         return factory
 
-    def listener_tls(self, endpoint: Endpoint) -> Callable[[], TlsContext] | None:
-        """What gives the TLS context to the next connection of a listener; None in plain text."""
+    def listener_tls(self, endpoint: Endpoint) -> ListenerTls | None:
+        """The TLS of a listener; None in plain text."""
         factory = self._factories.get(endpoint.name)
         if factory is None or not endpoint.protocol.tls:
             return None
-        return factory.server_context
+        return _NodeListenerTls(factory, names_clients=not endpoint.protocol.sasl)
 
 
 def listener_tls_settings(config: NodeConfig, listener: str, protocol: SecurityProtocol) -> TlsSettings:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from heapq import nsmallest
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
@@ -24,7 +24,10 @@ from ottla.node.network.connection import (
 )
 from ottla.node.network.connection_quotas import ConnectionQuotas, ListenerQuota
 from ottla.node.network.memory_budget import MemoryBudget
+from ottla.runtime.address import Address
 from ottla.runtime.network import Network, NetworkListener, SocketOptions, TlsContext, peer_is_done
+from ottla.runtime.tls import TlsAcceptor
+from ottla.security.principal import KafkaPrincipal
 
 if TYPE_CHECKING:
     from ottla.node.network.login import SaslListener
@@ -39,6 +42,33 @@ _GONE_SECONDS: Final = 3.0
 _LAST_RESPONSES_SECONDS: Final = 10.0
 
 
+class ListenerTls(Protocol):
+    """The TLS of a listener."""
+
+    def context(self) -> TlsContext:
+        """The context for the next connection."""
+        ...
+
+    def principal(self, transport: asyncio.BaseTransport) -> KafkaPrincipal:
+        """The client, by its certificate. ValueError if no rule makes a user of it."""
+        ...
+
+
+class _Acceptor:
+    """The TLS of a listener; each failed handshake gets a line in the log, within bounds."""
+
+    __slots__ = ("_fault_log", "context")
+
+    def __init__(self, context: Callable[[], TlsContext], fault_log: ClientFaultLog) -> None:
+        self.context: Final = context
+        self._fault_log: Final = fault_log
+
+    def on_handshake_failed(self, peer: Address, reason: str) -> None:
+        self._fault_log.log_closed(
+            (peer.host, peer.port), f"SSL handshake failed: {reason}", asyncio.get_running_loop().time()
+        )
+
+
 class SocketServer:
     """Listeners for any number of endpoints; `dispatcher_for` gives what answers the requests of each."""
 
@@ -49,12 +79,12 @@ class SocketServer:
         dispatcher_for: Callable[[Endpoint], RequestDispatcher],
         on_closed: Callable[[ClientConnection], None] | None = None,
         memory: MemoryBudget | None = None,
-        tls_for: Callable[[Endpoint], Callable[[], TlsContext] | None] = lambda _: None,
+        tls_for: Callable[[Endpoint], ListenerTls | None] = lambda _: None,
         login_for: Callable[[Endpoint], SaslListener | None] = lambda _: None,
     ) -> None:
-        """`memory` is the budget of a node's other server, if there is one; `tls_for` gives what has the TLS
-        context for each new connection of an endpoint, if that is not in plain text; `login_for` gives what
-        an endpoint asks of clients before it serves them.
+        """`memory` is the budget of a node's other server, if there is one; `tls_for` gives the TLS of an
+        endpoint, if that is not in plain text; `login_for` gives what an endpoint asks of clients before it
+        serves them.
         """
         self._network = network
         self._dispatcher_for = dispatcher_for
@@ -109,14 +139,15 @@ class SocketServer:
         try:
             for endpoint in endpoints:
                 quota = self._quotas.listener(endpoint.name)
+                tls = self._tls_for(endpoint)
                 listener = await self._network.listen(
-                    self._factory(self._dispatcher_for(endpoint), self._login_for(endpoint), quota),
+                    self._factory(self._dispatcher_for(endpoint), self._login_for(endpoint), quota, tls),
                     endpoint.host,
                     endpoint.port,
                     backlog=self._backlog,
                     options=self._options,
                     gate=quota,
-                    tls=self._tls_for(endpoint),
+                    tls=self._acceptor(tls),
                 )
                 self._listeners[endpoint.name] = listener
                 opened[endpoint.name] = Endpoint(
@@ -130,7 +161,11 @@ class SocketServer:
         return opened
 
     def _factory(
-        self, dispatcher: RequestDispatcher, login: SaslListener | None, listener: ListenerQuota
+        self,
+        dispatcher: RequestDispatcher,
+        login: SaslListener | None,
+        listener: ListenerQuota,
+        tls: ListenerTls | None,
     ) -> Callable[[], ClientConnection]:
         def connect(dispatcher: RequestDispatcher = dispatcher) -> ClientConnection:
             return ClientConnection(
@@ -144,6 +179,7 @@ class SocketServer:
                 listener=listener.name,
                 is_inter_broker=listener.name in self._of_controller
                 or self._quotas.is_protected(listener.name),
+                principal_of=None if tls is None else tls.principal,
             )
 
         def connect_to_log_in() -> ClientConnection:
@@ -154,6 +190,9 @@ class SocketServer:
             return connection
 
         return connect if login is None else connect_to_log_in
+
+    def _acceptor(self, tls: ListenerTls | None) -> TlsAcceptor | None:
+        return None if tls is None else _Acceptor(tls.context, self._fault_log)
 
     @property
     def connections(self) -> int:

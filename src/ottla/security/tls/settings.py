@@ -89,6 +89,7 @@ class TlsSettings:
     verifies_host_name: bool = True
     verifies_certificate: bool = True
     crl_location: str | None = None
+    principal_mapping_rules: str = "DEFAULT"
 
 
 def tls_settings(get: Callable[[str], object], *, is_set: Callable[[str], bool]) -> TlsSettings:
@@ -131,6 +132,7 @@ def tls_settings(get: Callable[[str], object], *, is_set: Callable[[str], bool])
         cipher_suites=_names(get("ssl.cipher.suites")),
         client_auth=client_auth,
         verifies_host_name=identification == "https",
+        principal_mapping_rules=_text(get("ssl.principal.mapping.rules")) or "DEFAULT",
     )
 
 

@@ -19,7 +19,7 @@ from ottla.protocol.security_protocol import SecurityProtocol
 from ottla.rpc.connection import BrokerConnection
 from ottla.runtime.network import TlsContext
 from ottla.runtime.runtime import Runtime
-from ottla.security.principal import ANONYMOUS, KafkaPrincipal
+from ottla.security.principal import ANONYMOUS, USER_TYPE, KafkaPrincipal
 
 if TYPE_CHECKING:
     from ottla.security.tls.settings import TlsSettings
@@ -59,7 +59,9 @@ class _NodeListenerTls:
         if not self._names_clients or tls is None:
             return ANONYMOUS
         certificate = tls.getpeercert(True)
-        return ANONYMOUS if certificate is None else self._factory.principal(certificate)
+        if certificate is None:
+            return ANONYMOUS
+        return KafkaPrincipal(USER_TYPE, self._factory.user_name(certificate))
 
 
 class NodeSecurity:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ssl
 
 from ottla.runtime.disk import Disk
-from ottla.security.principal import USER_TYPE, KafkaPrincipal
 from ottla.security.tls.context import TlsMaterial, client_context, server_context
 from ottla.security.tls.distinguished_name import subject_name
 from ottla.security.tls.principal_mapper import PrincipalMapper
@@ -35,9 +34,9 @@ class SslFactory:
         """Read the key material. TlsError names the file, and what is wrong with it. It blocks."""
         return cls(listener, settings, TlsMaterial.load(disk, settings), listens=listens)
 
-    def principal(self, certificate: bytes) -> KafkaPrincipal:
-        """The owner of a certificate. ValueError if no rule makes a user of its name."""
-        return KafkaPrincipal(USER_TYPE, self._mapper.name(subject_name(certificate)))
+    def user_name(self, certificate: bytes) -> str:
+        """The user that the owner of a certificate is. ValueError if no rule makes a user of its name."""
+        return self._mapper.name(subject_name(certificate))
 
     def server_context(self) -> ssl.SSLContext:
         assert self.server is not None, self.listener

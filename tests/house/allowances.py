@@ -50,6 +50,7 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.node.cluster.quorum_member.QuorumMember.register": "the start of the node waits for it",
     "ottla.node.network.connection.ClientConnection._start": "a request",
     "ottla.node.network.connection.ClientConnection._yield": "one call, next turn",
+    "ottla.node.network.connection.ClientConnection.throttle": "one call, at the end of the throttling",
     "ottla.node.network.connection.ClientConnection._set_unread": "one call, next turn",
     "ottla.node.network.memory_budget.MemoryPool._look_at": "one call, next turn, set before the look begins",
     "ottla.node.network.memory_budget.MemoryPool.on_released": "one call, next turn",

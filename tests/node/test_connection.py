@@ -56,6 +56,9 @@ class Script:
                 return reply(bytes(int(rest)))
             case b"turn":
                 return self._in_turn(pending, rest)
+            case b"throttle":
+                pending.connection.throttle(float(rest))
+                return reply(body)
             case b"work":
                 _work(float(rest))
                 return reply(body)
@@ -644,3 +647,89 @@ def test_a_connection_that_is_lost_leaves_no_request_unawaited(recwarn: pytest.W
     lose()
     gc.collect()
     assert [each for each in recwarn if "never awaited" in str(each.message)] == []
+
+
+A_LONG_TIME = b"3600"
+
+
+@scenario
+async def test_a_throttled_client_has_its_response_and_nothing_after_it_is_started() -> None:
+    async with serving(connections_max_idle_ms="100") as bench:
+        noisy, quiet = await bench.client(), await bench.client()
+        noisy.send(b"throttle " + A_LONG_TIME, b"echo second")
+        assert await noisy.receive() == b"throttle " + A_LONG_TIME
+        noisy.send(b"echo third", *[b"echo " + bytes(1_000_000)] * 20)
+        for number in range(100):
+            quiet.send(b"echo %d" % number)
+            assert await quiet.receive() == b"echo %d" % number
+        await bench.settle()
+        (connection,) = [each for each in bench.server._connections if each.is_reading_paused]
+        assert b"echo second" not in bench.script.started
+        # It is not idle, and what it sends stays with the system.
+        await asyncio.sleep(0.3)
+        assert connection in bench.server._connections
+        assert bench.server.memory.used < 100_000
+        connection._on_throttled()
+        assert [await noisy.receive() for _ in range(2)] == [b"echo second", b"echo third"]
+
+
+@scenario
+async def test_the_longest_time_of_a_throttled_client_counts() -> None:
+    async with serving() as bench:
+        client = await bench.client()
+        client.send(b"wait a", b"wait b", b"echo 0")
+        await until(lambda: len(bench.script.gates) == 2)
+        (connection,) = bench.server._connections
+        connection.throttle(float(A_LONG_TIME))
+        connection.throttle(0.001)
+        client.send(b"echo 1")
+        # Those that have been started are answered.
+        for gate in (b"a", b"b"):
+            bench.script.gates[gate].set_result(None)
+            assert await client.receive() == b"waited " + gate
+        assert await client.receive() == b"echo 0"
+        await asyncio.sleep(0.05)
+        await bench.settle()
+        assert b"echo 1" not in bench.script.started
+        connection.throttle(float(A_LONG_TIME) * 2)
+        connection._on_throttled()
+        assert await client.receive() == b"echo 1"
+
+
+@scenario
+async def test_a_throttled_client_goes_on_when_its_time_is_over() -> None:
+    async with serving() as bench:
+        client = await bench.client()
+        for _ in range(5):
+            client.send(b"throttle 0.01")
+            assert await client.receive() == b"throttle 0.01"
+
+
+@scenario
+async def test_a_request_that_has_begun_is_received_while_its_client_is_throttled() -> None:
+    async with serving() as bench:
+        client = await bench.client()
+        body = b"echo " + bytes(6 * 1024 * 1024)
+        data = frame(body)
+        client.send(b"wait a")
+        client.writer.write(data[: len(data) // 2])
+        await until(lambda: bench.server.memory.used > 2 * 1024 * 1024)
+        (connection,) = bench.server._connections
+        connection.throttle(float(A_LONG_TIME))
+        client.writer.write(data[len(data) // 2 :])
+        client.send(b"echo next")
+        bench.script.gates[b"a"].set_result(None)
+        assert await client.receive() == b"waited a"
+        assert await client.receive() == body
+        await bench.settle()
+        assert b"echo next" not in bench.script.started
+
+
+@scenario
+async def test_a_throttled_client_that_is_gone_is_noticed() -> None:
+    async with serving(connections_max_idle_ms="500") as bench:
+        client = await bench.client()
+        client.send(b"throttle " + A_LONG_TIME)
+        await client.receive()
+        client.writer.close()
+        await until(lambda: not bench.server._connections)

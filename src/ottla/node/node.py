@@ -54,6 +54,8 @@ from ottla.replication.replica_manager import ReplicaManager, registration_of
 from ottla.runtime import process
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
+from ottla.security.quota.quota_managers import QuotaManagers
+from ottla.security.quota.rate import QuotaWindows
 
 if TYPE_CHECKING:
     from ottla.node.network.login import SaslListener
@@ -80,6 +82,14 @@ class Node:
         self.authorizer: Final = configured_authorizer(config, runtime.clock)
         # By the names of listeners; those without SASL have none.
         self._logins: dict[str, SaslListener] = {}
+        self.quotas: Final = QuotaManagers(
+            runtime.clock,
+            QuotaWindows(config.number("quota.window.num"), config.number("quota.window.size.seconds")),
+            QuotaWindows(
+                config.number("controller.quota.window.num"),
+                config.number("controller.quota.window.size.seconds"),
+            ),
+        )
         # Set once clients are served.
         self.ready: Final = asyncio.Event()
         self.security: Final = NodeSecurity(runtime, self.dynamic_config)
@@ -417,6 +427,8 @@ class Node:
                 self.dynamic_config.reload(image)
             except Exception:
                 log.exception("the changed settings of this broker could not be put in force")
+        if delta.changed_quotas:
+            self.quotas.update(image.client_quotas, delta.changed_quotas)
         if self._publisher is not None and self._publisher.is_applying:
             self.damaged_replicas.check()
 

@@ -24,11 +24,13 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from ottla.metadata.image.image import MetadataImage
+    from ottla.node.api.request_meter import RequestMeter
     from ottla.node.api.services import ApiServices, BrokerServices, ControllerServices
     from ottla.node.config.node_config import NodeConfig
     from ottla.node.network.connection import ClientConnection, PendingRequest
     from ottla.protocol.api import Api, ListenerType
     from ottla.security.principal import KafkaPrincipal
+    from ottla.security.quota.quota_managers import ControllerMutationQuota
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +111,22 @@ class ApiRequestContext(ABC):
             op for op in supported if self.allowed(op, resource_type, name, log_denied=False)
         )
 
-    def for_controller(self) -> ControllerRequestContext:
-        """This request as the controller sees it."""
-        return ControllerRequestContext(allowed=self.allowed)
+    def for_controller(self, quota: ControllerMutationQuota | None = None) -> ControllerRequestContext:
+        """This request as the controller sees it, with the quota on the partitions that it changes."""
+        if quota is None:
+            return ControllerRequestContext(allowed=self.allowed)
+        return ControllerRequestContext(allowed=self.allowed, apply_partition_change_quota=quota.record)
+
+    def mutation_quota(self, *, strict_since: int) -> ControllerMutationQuota | None:
+        """The quota of a request that changes partitions; None if no client has one. From version
+        `strict_since` on clients know THROTTLING_QUOTA_EXCEEDED.
+        """
+        quotas = self.services.node.quotas
+        if not quotas.controller_mutation.is_enabled:
+            return None
+        return quotas.mutation_quota(
+            self.principal.name, self.client_id, is_strict=self.version >= strict_since
+        )
 
 
 @dataclass(slots=True)
@@ -119,6 +134,8 @@ class RequestContext(ApiRequestContext):
     """A request that came by a connection of this node; it is answered there."""
 
     pending: PendingRequest
+    # Set where some client has a quota.
+    meter: RequestMeter | None = None
 
     @property
     def broker(self) -> BrokerServices:

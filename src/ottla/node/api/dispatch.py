@@ -77,6 +77,7 @@ class Dispatcher:
         self._services = services
         unstable = services.node.config.flag("unstable.api.versions.enable")
         self._listener = listener = RequestListener(name, kind, unstable)
+        self._quotas = services.node.quotas
         self._opened = opened
         self._served = {
             key: _ServedApi(route, listener) for key, route in ROUTES.items() if kind in route.listeners
@@ -108,7 +109,12 @@ class Dispatcher:
             return encode(context, unsupported_api_versions())
         assert served.request_class is not None
         cache_key: CacheKey | None = None
-        if served.cache is not None and len(frame) <= MAX_REQUEST_BYTES and self._opened.is_set():
+        if (
+            served.cache is not None
+            and len(frame) <= MAX_REQUEST_BYTES
+            and not self._quotas.request.is_enabled
+            and self._opened.is_set()
+        ):
             permissions = _permission_key(context)
             cache_key = (version, pending.connection.local, bytes(frame[position:]), permissions)
             cached = served.cache.get(self._services.node.image, cache_key)
@@ -122,6 +128,10 @@ class Dispatcher:
                 f"its {api.name} version {version} request (client id {header.client_id!r}) "
                 f"cannot be read: {error.message}"
             ) from None
+        if self._quotas.is_active:
+            from ottla.node.api.request_meter import RequestMeter
+
+            context.meter = RequestMeter(self._quotas, context, self._listener.kind)
         if not self._opened.is_set():
             return self._answer_when_opened(context, served, handle, request, frame)
         return self._answer(context, served, handle, request, frame, cache_key)
@@ -158,7 +168,10 @@ class Dispatcher:
         except Exception as error:
             if served.forwarded and _is_not_controller(error):
                 return self._forward(context, served, request, frame)
-            return encode(context, make_failure_response(context, served.failure_response, request, error))
+            reply = make_failure_response(context, served.failure_response, request, error)
+            cache_key = None
+        if context.meter is not None and (reply is None or isinstance(reply, Response)):
+            context.meter.finish(request, reply)
         if reply is None:
             return None
         if isinstance(reply, Response):
@@ -186,24 +199,35 @@ class Dispatcher:
         frame: memoryview,
         reply: Awaitable[Response | None],
     ) -> Parts | None:
+        meter = context.meter
         try:
-            response = await reply
+            response = await (reply if meter is None else meter.timed(reply))
         except Exception as error:
             if served.forwarded and _is_not_controller(error):
                 return await self._forward(context, served, request, frame)
             response = make_failure_response(context, served.failure_response, request, error)
+        if meter is not None:
+            meter.finish(request, response)
         return None if response is None else encode(context, response)
 
     async def _forward(
         self, context: RequestContext, served: _ServedApi, request: Request, frame: memoryview
     ) -> Parts:
         """Have the active controller answer, which is on another node."""
-        from ottla.node.api.forwarding import forward
+        from ottla.node.api.forwarding import forward, read_forwarded
 
+        meter = context.meter
         try:
-            return await forward(context, frame)
+            parts = await forward(context, frame)
+            if meter is None:
+                return parts
+            # The controller has said for how long; this broker throttles.
+            response = read_forwarded(context, parts)
         except Exception as error:
-            return encode(context, make_failure_response(context, served.failure_response, request, error))
+            response = make_failure_response(context, served.failure_response, request, error)
+        if meter is not None:
+            meter.finish(request, response)
+        return encode(context, response)
 
 
 def _permission_key(context: RequestContext) -> tuple[int, str, str, str] | None:

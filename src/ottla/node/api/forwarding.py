@@ -44,6 +44,12 @@ async def forward(context: ApiRequestContext, frame: Buffer) -> Parts:
     return [SIZE.pack(len(data)), data]
 
 
+def read_forwarded(context: ApiRequestContext, parts: Parts) -> Response:
+    """Read the response that `forward` returned."""
+    _, response = read_response(context.api, context.version, parts[1])
+    return response
+
+
 async def at_controller(
     context: ApiRequestContext, request: Request, decide: Callable[[Controller], Result[R] | Decision[R]]
 ) -> R:

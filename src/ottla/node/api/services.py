@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ottla.runtime.runtime import Runtime
     from ottla.security.authorizer.audit_log import AuditLog
     from ottla.security.principal import KafkaPrincipal
+    from ottla.security.quota.quota_managers import QuotaManagers
 
 T = TypeVar("T")
 
@@ -100,6 +101,11 @@ class NodeServices(Protocol):
 
     @property
     def endpoints(self) -> NodeEndpoints: ...
+
+    @property
+    def quotas(self) -> QuotaManagers:
+        """How much each client may take."""
+        ...
 
 
 class BrokerServices(NodeServices, Protocol):

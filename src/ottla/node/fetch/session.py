@@ -303,6 +303,9 @@ class SessionErrorContext:
     def update_and_generate_response_data(self, results: FetchResults) -> tuple[ErrorCode, int, FetchResults]:
         return self.error, NO_SESSION, {}
 
+    def throttled_response_data(self) -> tuple[ErrorCode, int]:
+        return self.error, NO_SESSION
+
 
 class FullFetchContext:
     """A fetch that names all of its partitions; with a cache it may begin a session."""
@@ -332,6 +335,10 @@ class FullFetchContext:
         if self._cache is not None:
             self._cache.maybe_add_session(self.session, results)
         return ErrorCode.NONE, self.session.id, results
+
+    def throttled_response_data(self) -> tuple[ErrorCode, int]:
+        """The error and session of a response without data: no session begins."""
+        return ErrorCode.NONE, NO_SESSION
 
 
 class IncrementalFetchContext:
@@ -368,6 +375,10 @@ class IncrementalFetchContext:
                 # The next fetch reads the other partitions first.
                 cached.order = session.next_order()
         return ErrorCode.NONE, session.id, included
+
+    def throttled_response_data(self) -> tuple[ErrorCode, int]:
+        """The error and session of a response without data: the fetcher knows what it knew before."""
+        return ErrorCode.NONE if self.is_current else ErrorCode.INVALID_FETCH_SESSION_EPOCH, self.session.id
 
 
 class KeptFetch:
@@ -452,6 +463,11 @@ class KeptFetchContext:
                 # The next fetch reads the other partitions first.
                 cached.order = self.session.next_order()
         return ErrorCode.NONE, NO_SESSION, included
+
+    def throttled_response_data(self) -> tuple[ErrorCode, int]:
+        """The error and session of a response without data; called when all results are to be read again."""
+        self._kept.results.clear()
+        return ErrorCode.NONE, NO_SESSION
 
 
 ReadContext: TypeAlias = FullFetchContext | IncrementalFetchContext | KeptFetchContext

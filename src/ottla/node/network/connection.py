@@ -216,6 +216,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_receive",
         "_request_bytes",
         "_response_bytes",
+        "_throttle_timer",
+        "_throttled_until",
         "_unread",
         "_unwatched",
         "_waiting_for_memory",
@@ -291,6 +293,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._waiting_for_memory = False
         self._yielding = False
         self._write_paused = False
+        # Until when no further request is started, as the client has exceeded a quota; 0 if it never has.
+        self._throttled_until = 0.0
+        self._throttle_timer: asyncio.TimerHandle | None = None
         # The client sends nothing more; it gets the responses to its requests, and that is all.
         self._half_closed = False
         self.closed = False
@@ -334,7 +339,9 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is None:
-            return self._receive[:_RECEIVE_WHEN_SHORT_BYTES] if self.pool.is_short else self._receive
+            # What is received while the client is throttled waits here, so that is to be little.
+            is_little = self.pool.is_short or self._throttled_until
+            return self._receive[:_RECEIVE_WHEN_SHORT_BYTES] if is_little else self._receive
         if self._filled == len(self._frame):
             if self._filled == self._frame_bytes:
                 self._count_growth(self._growth())  # Bytes that were on their way already.
@@ -384,6 +391,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._backlog = b""
         self._out.clear()
         self._write_paused = False
+        if self._throttle_timer is not None:
+            self._throttle_timer.cancel()
+            self._throttle_timer = None
         pool = self.pool
         pool.requests -= self._request_bytes
         pool.responses -= self._response_bytes
@@ -622,6 +632,11 @@ class ClientConnection(asyncio.BufferedProtocol):
             if size < 0:
                 self.pool.on_released()
 
+    @property
+    def is_inter_broker(self) -> bool:
+        """Whether another node has it, as far as that is known."""
+        return self.pool is self._memory.nodes
+
     def mark_inter_broker(self) -> None:
         """Count the connection among those of other nodes from now on: it is a broker's."""
         nodes, pool = self._memory.nodes, self.pool
@@ -691,9 +706,30 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._write_paused
             or self._waiting_for_memory
             or self._yielding
+            or (self._throttle_timer is not None and self._frame is None)
             or len(self._pending) >= self.limits.requests_at_once()
             or started >= self.limits.max_in_flight_bytes
         )
+
+    def throttle(self, delay_s: float) -> None:
+        """Start no further request for so long, and do not read the next one; responses that are ready go
+        out. One that is being received is received to its end: others may wait for its memory.
+        """
+        ends = self._loop.time() + delay_s
+        if self.closed or (self._throttle_timer is not None and ends <= self._throttled_until):
+            return
+        if self._throttle_timer is not None:
+            self._throttle_timer.cancel()
+        self._throttled_until = ends
+        self._throttle_timer = self._loop.call_at(ends, self._on_throttled)
+        if self._frame is None:
+            self._pause_reading()
+
+    def _on_throttled(self) -> None:
+        """Go on with a client that was throttled for long enough."""
+        self._throttle_timer = None
+        self.last_active = self._loop.time()
+        self._advance()
 
     def _yield(self) -> None:
         """Let other connections have their turn before more requests of this one are started."""
@@ -761,10 +797,11 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def waits_for_node(self) -> bool:
-        """Whether it is the node's turn: a request is in progress, or waits for memory, and the client has
-        taken its former responses.
+        """Whether it is the node's turn: a request is in progress, or waits for memory, or the client is
+        throttled, and has taken its former responses.
         """
-        return (bool(self._pending) or self._waiting_for_memory) and not self._unread
+        is_due = self._pending or self._waiting_for_memory or self._throttle_timer is not None
+        return bool(is_due) and not self._unread
 
     @property
     def half_closed(self) -> bool:

@@ -15,9 +15,12 @@ from ottla.protocol.messages.create_partitions import (
 
 
 async def handle(context: ApiRequestContext, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
+    quota = context.mutation_quota(strict_since=3)
     response = await context.controller.control(
-        lambda controller: controller.create_partitions(request, context.for_controller())
+        lambda controller: controller.create_partitions(request, context.for_controller(quota))
     )
+    if quota is not None:
+        response.throttle_time_ms = quota.throttle_ms
     for topic in response.results:
         if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             topic.error_message = None

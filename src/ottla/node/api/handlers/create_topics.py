@@ -20,7 +20,11 @@ from ottla.protocol.messages.create_topics import (
 
 
 async def handle(context: ApiRequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
-    return await _create(context.services, request, context.for_controller())
+    quota = context.mutation_quota(strict_since=6)
+    response = await _create(context.services, request, context.for_controller(quota))
+    if quota is not None:
+        response.throttle_time_ms = quota.throttle_ms
+    return response
 
 
 async def decide(services: ApiServices, request: CreateTopicsRequest, _version: int) -> CreateTopicsResponse:

@@ -9,8 +9,6 @@ takes topic ids.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 from ottla.node.api.context import ApiRequestContext
 from ottla.protocol.messages.delete_topics import (
     DeletableTopicResult,
@@ -19,12 +17,16 @@ from ottla.protocol.messages.delete_topics import (
 )
 
 
-def handle(context: ApiRequestContext, request: DeleteTopicsRequest) -> Awaitable[DeleteTopicsResponse]:
-    return context.controller.control(
+async def handle(context: ApiRequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+    quota = context.mutation_quota(strict_since=5)
+    response = await context.controller.control(
         lambda controller: controller.delete_topics(
-            request, context.for_controller(), version=context.version
+            request, context.for_controller(quota), version=context.version
         )
     )
+    if quota is not None:
+        response.throttle_time_ms = quota.throttle_ms
+    return response
 
 
 def failure_response(request: DeleteTopicsRequest, code: int, message: str | None) -> DeleteTopicsResponse:

@@ -9,6 +9,9 @@ A follower's fetch says how far its log has come, so it moves the high watermark
 and behind gets no records while the rate is exceeded. A consumer that names its rack may be sent to a replica
 there (`replica.selector.class`), which then serves it up to the high watermark that the replica knows.
 
+A consumer that has exceeded a quota gets an empty response, which says for how long it is throttled; it
+fetches the same again.
+
 Records are read only when the response can go out (`PendingRequest.wait_for_turn`), so a client that does not
 read its responses, or that sends many requests at once, does not make the node hold many responses. The pool
 loads what is not in memory first (`cold_reads`), so a client that reads old records does not make others
@@ -22,6 +25,7 @@ leader; 17 the replica's directory; 18 the high watermark that the replica knows
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from typing import Final
 
 from ottla.node.api.context import RequestContext
 from ottla.node.api.metadata_view import LEADER_CHANGED, CurrentLeaders
@@ -44,11 +48,17 @@ from ottla.protocol.messages.fetch import (
     NodeEndpoint,
 )
 
+# What is around the records of a response, and around those of a partition.
+_RESPONSE_BYTES: Final = 16
+_PARTITION_BYTES: Final = 42
+
 
 def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Awaitable[FetchResponse]:
     fetch = _fetch_context(context, request)
     if isinstance(fetch, SessionErrorContext):
         return _build_response(context, fetch, None)
+    if context.meter is not None:
+        request.max_bytes = min(request.max_bytes, context.meter.most_fetch_bytes())
     reader = FetchReader(
         request,
         context.version,
@@ -136,6 +146,12 @@ def _build_response(
     context: RequestContext, fetch: FetchContext, reader: FetchReader | None
 ) -> FetchResponse:
     results: FetchResults = {} if reader is None else reader.results
+    if context.meter is not None and context.meter.throttles_fetch(_size(results)):
+        # As if it had not been read: the session stays where it was.
+        if reader is not None:
+            reader.close()
+        error, session_id = fetch.throttled_response_data()
+        return FetchResponse(error_code=int(error), session_id=session_id)
     error, session_id, included = fetch.update_and_generate_response_data(results)
     if reader is not None:
         reader.close(answered=error is ErrorCode.NONE)
@@ -156,6 +172,13 @@ def _build_response(
         with_addresses = reader is None or not reader.follower
         _add_current_leaders(context, response, included, with_addresses=with_addresses)
     return response
+
+
+def _size(results: FetchResults) -> int:
+    """The size of the response with these results, nearly: without the ids of topics."""
+    return _RESPONSE_BYTES + sum(
+        _PARTITION_BYTES + len(data.records) for data in results.values() if data.records
+    )
 
 
 def _add_current_leaders(

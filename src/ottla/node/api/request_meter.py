@@ -1,0 +1,183 @@
+"""Measure a request against the quotas of its client, and throttle the client that exceeds one.
+
+As in Kafka the response goes out at once, with the time of the throttling in it, and then the connection is
+not read from for that time; no handler waits. Bytes of a Produce request count by its size, those of a Fetch
+response by the records in it; a throttled fetch gets an empty response and its bytes do not count. The time
+that counts for `request_percentage` is the time that the request holds the event loop, not that which it
+waits. Requests of other nodes are exempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Generator
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+from ottla.protocol.api import API_BY_NAME, PRODUCE, ListenerType
+
+if TYPE_CHECKING:
+    from ottla.node.network.connection import ClientConnection, PendingRequest
+    from ottla.protocol.api import Api
+    from ottla.protocol.messages.produce import ProduceRequest
+    from ottla.protocol.schema import Request, Response
+    from ottla.security.principal import KafkaPrincipal
+    from ottla.security.quota.quota_managers import QuotaManagers
+
+T = TypeVar("T")
+
+# Percents of a second.
+_PERCENT_PER_NS: Final = 1e-7
+# Its version from which on only brokers send it.
+_ADD_PARTITIONS: Final = API_BY_NAME["AddPartitionsToTxn"]
+_FIRST_OF_BROKERS: Final = 4
+
+
+class MeteredRequest(Protocol):
+    """A request that came by a connection, as its meter sees it."""
+
+    @property
+    def api(self) -> Api: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def client_id(self) -> str | None: ...
+
+    @property
+    def principal(self) -> KafkaPrincipal: ...
+
+    @property
+    def pending(self) -> PendingRequest: ...
+
+    @property
+    def connection(self) -> ClientConnection: ...
+
+
+class RequestMeter:
+    """The quotas of one request. It exists only where some quota is set."""
+
+    __slots__ = ("_busy_ns", "_context", "_is_exempt", "_is_recorded", "_quotas", "_since_ns", "_throttle_ms")
+
+    def __init__(self, quotas: QuotaManagers, context: MeteredRequest, listener: ListenerType) -> None:
+        self._quotas: Final = quotas
+        self._context: Final = context
+        self._is_exempt = (
+            listener is ListenerType.CONTROLLER
+            or context.connection.is_inter_broker
+            or context.api.cluster_action
+            or (context.api is _ADD_PARTITIONS and context.version >= _FIRST_OF_BROKERS)
+        )
+        self._since_ns = quotas.monotonic_ns()
+        self._busy_ns = 0
+        self._is_recorded = False
+        self._throttle_ms = 0
+
+    def timed(self, reply: Awaitable[T]) -> Awaitable[T]:
+        """The awaitable, with the time measured that it holds the event loop."""
+        self._busy_ns = self._quotas.monotonic_ns() - self._since_ns
+        return _Timed(reply, self)
+
+    def add_busy(self, elapsed_ns: int) -> None:
+        self._busy_ns += elapsed_ns
+
+    def monotonic_ns(self) -> int:
+        return self._quotas.monotonic_ns()
+
+    # What a Fetch asks
+
+    def most_fetch_bytes(self) -> int:
+        """The most bytes that the client may fetch at once without being throttled in any case."""
+        quotas, context = self._quotas, self._context
+        if self._is_exempt or not quotas.fetch.is_enabled:
+            return 2**31 - 1
+        most = quotas.fetch.most_in_window(context.principal.name, context.client_id, quotas.now_ms())
+        return int(min(most, 2**31 - 1))
+
+    def throttles_fetch(self, size: int) -> bool:
+        """Count a response of so many bytes; whether an empty one is to go out instead."""
+        quotas, context = self._quotas, self._context
+        if self._is_exempt or context.connection.is_inter_broker:
+            self._is_exempt = True
+            return False
+        user, client_id, now_ms = context.principal.name, context.client_id, quotas.now_ms()
+        self._record_time(now_ms)
+        if quotas.fetch.is_enabled:
+            throttle_ms = quotas.fetch.record(user, client_id, size, now_ms)
+            self._throttle_ms = max(self._throttle_ms, throttle_ms)
+            if self._throttle_ms:
+                quotas.fetch.unrecord(user, client_id, size, now_ms)
+        return self._throttle_ms > 0
+
+    # At the end
+
+    def finish(self, request: Request, response: Response | None) -> None:
+        """Count the request and throttle the client if it has exceeded a quota; the response says for how
+        long.
+        """
+        given_ms = 0 if response is None else getattr(response, "throttle_time_ms", 0)
+        throttle_ms = max(given_ms, self._record(request))
+        if throttle_ms:
+            if throttle_ms != given_ms and response is not None and hasattr(response, "throttle_time_ms"):
+                response.throttle_time_ms = throttle_ms
+            self._context.connection.throttle(throttle_ms / 1000)
+
+    def _record(self, request: Request) -> int:
+        if self._is_exempt:
+            return 0
+        quotas, context = self._quotas, self._context
+        now_ms = quotas.now_ms()
+        if context.api.key == PRODUCE:
+            if quotas.produce.is_enabled:
+                user, client_id = context.principal.name, context.client_id
+                size = context.pending.size
+                self._throttle_ms = quotas.produce.record(user, client_id, size, now_ms)
+            if _acks(request) == 0:
+                return self._throttle_ms
+        self._record_time(now_ms)
+        return self._throttle_ms
+
+    def _record_time(self, now_ms: int) -> None:
+        """Count the time of the node that the request has taken, once."""
+        if self._is_recorded:
+            return
+        self._is_recorded = True
+        quotas, context = self._quotas, self._context
+        if quotas.request.is_enabled:
+            busy_ns = self._busy_ns or quotas.monotonic_ns() - self._since_ns
+            percent = busy_ns * _PERCENT_PER_NS
+            throttle_ms = quotas.request.record(context.principal.name, context.client_id, percent, now_ms)
+            self._throttle_ms = max(self._throttle_ms, throttle_ms)
+
+
+def _acks(request: ProduceRequest | Any) -> int:
+    acks: int = request.acks
+    return acks
+
+
+class _Timed(Generic[T]):
+    """Awaits an awaitable, and counts the time of each of its steps."""
+
+    __slots__ = ("_meter", "_reply")
+
+    def __init__(self, reply: Awaitable[T], meter: RequestMeter) -> None:
+        self._reply = reply
+        self._meter = meter
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        meter = self._meter
+        steps: Any = self._reply.__await__()
+        error: BaseException | None = None
+        while True:
+            began_ns = meter.monotonic_ns()
+            try:
+                waits_for = next(steps) if error is None else steps.throw(error)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            finally:
+                meter.add_busy(meter.monotonic_ns() - began_ns)
+            error = None
+            try:
+                yield waits_for
+            except BaseException as raised:
+                error = raised

@@ -1,0 +1,1 @@
+"""How much clients may take: their quotas, rates, and how long those above a quota are held back."""

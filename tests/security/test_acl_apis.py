@@ -16,25 +16,24 @@ from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.create_acls import AclCreation, CreateAclsRequest, CreateAclsResponse
 from ottla.protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest, DeleteAclsResponse
 from ottla.protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
-from ottla.security.authorizer.standard_authorizer import CLASS_NAME
 from ottla.testing.local_node import LocalNode
-from tests.support.principals import client_of, speaking_client_ids
+from tests.support.principals import ADMIN, client_of, own_settings
 from tests.support.wire import CLOSED, WireClient
 
-SETTINGS = {"authorizer.class.name": CLASS_NAME, "super.users": "User:admin"}
+SETTINGS = own_settings(["alice", "mallory"])
 VERSIONS = (1, 2, 3)
 Found = set[tuple[int, str, int, str, str, int, int]]
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[LocalNode]:
-    with speaking_client_ids(), LocalNode(SETTINGS) as running:
+    with LocalNode(SETTINGS) as running:
         yield running
 
 
 @pytest.fixture
 def admin(node: LocalNode) -> Iterator[WireClient]:
-    with client_of(node.bootstrap_servers, "admin") as client:
+    with client_of(node.bootstrap_servers, ADMIN) as client:
         delete(client, DeleteAclsFilter(**ANYTHING))
         yield client
 
@@ -203,16 +202,13 @@ def test_only_those_who_may_alter_the_cluster_change_acls(node: LocalNode, admin
 
 
 def test_acls_survive_a_restart(tmp_path: object) -> None:
-    with speaking_client_ids():
+    for life in (1, 2):
         with (
-            LocalNode(SETTINGS, data_dir=str(tmp_path)) as first,
-            client_of(first.bootstrap_servers, "admin") as client,
+            LocalNode(SETTINGS, data_dir=str(tmp_path)) as node,
+            client_of(node.bootstrap_servers, ADMIN) as client,
         ):
-            assert create(client, creation()) == [(0, "")]
-        with (
-            LocalNode(SETTINGS, data_dir=str(tmp_path)) as second,
-            client_of(second.bootstrap_servers, "admin") as client,
-        ):
+            if life == 1:
+                assert create(client, creation()) == [(0, "")]
             assert found(client) == {row(creation())}
 
 

@@ -66,6 +66,9 @@ KEYS: Final = (
     "replica_id",
     "api_key",
     "producer_id",
+    "group_id",
+    "transactional_id",
+    "resource_type",
 )
 # Answers in which the order of the elements is part of the answer.
 ORDERED: Final = {"DescribeTopicPartitionsResponse"}

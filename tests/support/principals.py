@@ -1,34 +1,62 @@
-"""Principals for tests of a node in this process, without authentication: the client id says who it is.
+"""Users who log in by SASL PLAIN, for tests of what principals may do: the password is the name.
 
-`speaking_client_ids` lets a request with the client id `as:alice` come from User:alice. Other client ids stay
-anonymous.
+`sasl_settings` are those of a node, of Ottla or of Apache Kafka, whose users are `USERS`; `client_of` is a
+connection whose requests come from one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest import mock
+from collections.abc import Iterable
+from typing import Final
 
-from ottla.node.api.context import RequestContext
-from ottla.security.principal import USER_TYPE, KafkaPrincipal
+from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from ottla.protocol.schema import Buffer
+from ottla.security.authorizer.standard_authorizer import CLASS_NAME
 from tests.support.wire import WireClient
 
-_PREFIX = "as:"
+_MODULE: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
+ADMIN: Final = "admin"
 
 
-@contextmanager
-def speaking_client_ids() -> Iterator[None]:
-    def principal(context: RequestContext) -> KafkaPrincipal:
-        client_id = context.client_id or ""
-        if client_id.startswith(_PREFIX):
-            return KafkaPrincipal(USER_TYPE, client_id[len(_PREFIX) :])
-        return context.pending.connection.principal
+def sasl_settings(users: Iterable[str], listener: str = "sasl_plaintext") -> dict[str, str]:
+    """Settings of a node with an authorizer and a listener on which these users log in. ADMIN is a super
+    user, and so are those who need no login (other listeners).
+    """
+    logins = " ".join(f'user_{user}="{user}"' for user in (ADMIN, *users))
+    return {
+        "sasl.enabled.mechanisms": "PLAIN",
+        f"listener.name.{listener}.plain.sasl.jaas.config": f"{_MODULE} required {logins};",
+        "authorizer.class.name": CLASS_NAME,
+        "super.users": f"User:{ADMIN};User:ANONYMOUS",
+    }
 
-    with mock.patch.object(RequestContext, "principal", property(principal)):
-        yield
+
+def own_settings(users: Iterable[str]) -> dict[str, str]:
+    """As `sasl_settings`, for a `LocalNode`, whose first listener is the one for users."""
+    return {**sasl_settings(users), "listeners": "SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}
 
 
-def client_of(address: str, user: str) -> WireClient:
-    """A connection whose requests come from a user."""
-    return WireClient(address, client_id=f"{_PREFIX}{user}")
+class UserClient(WireClient):
+    """A connection of a user, who logs in whenever it is opened."""
+
+    def __init__(self, address: str, user: str) -> None:
+        super().__init__(address, client_id=f"client-of-{user}")
+        self._user = user
+        self._is_logging_in = False
+
+    def send_bytes(self, data: Buffer) -> None:
+        if self._socket is None and not self._is_logging_in:
+            self._is_logging_in = True
+            try:
+                self.get(SaslHandshakeRequest(mechanism="PLAIN"), 1, SaslHandshakeResponse)
+                token = f"\0{self._user}\0{self._user}".encode()
+                login = self.get(SaslAuthenticateRequest(auth_bytes=token), 2, SaslAuthenticateResponse)
+                assert login.error_code == 0, login
+            finally:
+                self._is_logging_in = False
+        super().send_bytes(data)
+
+
+def client_of(address: str, user: str) -> UserClient:
+    return UserClient(address, user)

@@ -83,13 +83,15 @@ def delete_acls(state: ControllerState, filters: Sequence[AclFilter]) -> Result[
                 ErrorCode.POLICY_VIOLATION,
                 f"Cannot remove more than {MAX_RECORDS_PER_REQUEST} acls in a single delete operation.",
             )
-        results.append(DeleteAclsFilterResult(matching_acls=[_matching(acl) for _, acl in found]))
+        matching = [_matching(acl) for _, acl in found]
+        results.append(DeleteAclsFilterResult(error_message=None, matching_acls=matching))
     records = [RemoveAccessControlEntryRecord(id=id) for id in deleted]
     return Result(records, DeleteAclsResponse(filter_results=results))
 
 
 def _matching(acl: AccessControlEntry) -> DeleteAclsMatchingAcl:
     return DeleteAclsMatchingAcl(
+        error_message=None,
         resource_type=acl.resource_type,
         resource_name=acl.resource_name,
         pattern_type=acl.pattern_type,

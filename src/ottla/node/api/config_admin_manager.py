@@ -170,7 +170,7 @@ def _apply_changes(current: Mapping[str, str], changes: Sequence[Change]) -> dic
 def _change_loggers(
     context: ApiRequestContext, resource: ConfigResource, changes: Sequence[Change], *, validate_only: bool
 ) -> None:
-    if not context.allowed(AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME):
+    if not context.allowed(AclOperation.ALTER_CONFIGS, AclResourceType.CLUSTER, CLUSTER_NAME):
         error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         raise KafkaError(error, error.text)
     own = context.config.node_id

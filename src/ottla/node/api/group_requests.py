@@ -32,7 +32,7 @@ def submit(
         context.version,
         context.client_id or "",
         f"/{context.client_host}",
-        lambda topic: context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic),
+        lambda topic: context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic, log_denied=False),
     )
     return context.broker.coordinators.groups.submit(group_id, request, guard=guard)
 

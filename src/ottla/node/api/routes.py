@@ -198,7 +198,13 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ApiRoute("DeleteTopics", "delete_topics", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
         ApiRoute("CreatePartitions", "create_partitions", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
         ApiRoute("ElectLeaders", "elect_leaders", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
-        ApiRoute("AlterPartitionReassignments", "alter_partition_reassignments", BOTH, forwarding=_WHOLE),
+        ApiRoute(
+            "AlterPartitionReassignments",
+            "alter_partition_reassignments",
+            BOTH,
+            forwarding=_WHOLE,
+            on_failure=_HANDLER,
+        ),
         ApiRoute("ListPartitionReassignments", "list_partition_reassignments", BOTH, forwarding=_WHOLE),
         # Settings
         ApiRoute("DescribeConfigs", "describe_configs", BOTH, on_failure=_CLOSE),

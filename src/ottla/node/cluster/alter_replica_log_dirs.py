@@ -76,6 +76,10 @@ class AlterReplicaLogDirsManager:
         future.truncate_fully_and_start_at(current.log_start_offset)
         self._copy_in_background(partition, future)
 
+    def check_directory(self, path: str) -> None:
+        """Raise LOG_DIR_NOT_FOUND if it is no data directory of this broker that serves."""
+        self._directory(path)
+
     def _directory(self, path: str) -> LogDirectory:
         for directory in self._logs.live_directories:
             if directory.path == path:

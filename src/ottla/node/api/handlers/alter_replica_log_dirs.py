@@ -34,8 +34,10 @@ def handle(context: RequestContext, request: AlterReplicaLogDirsRequest) -> Alte
 
 
 def _move(context: RequestContext, tp: TopicPartition, path: str) -> ErrorCode:
+    manager = context.broker.alter_log_dirs
     try:
-        context.broker.alter_log_dirs.begin(context.broker.replicas.partition(tp), path)
+        manager.check_directory(path)
+        manager.begin(context.broker.replicas.partition(tp), path)
     except KafkaError as error:
         return error.code
     return ErrorCode.NONE

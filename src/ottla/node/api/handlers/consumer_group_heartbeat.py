@@ -29,9 +29,9 @@ def handle(
             "group.coordinator.rebalance.protocols does not name consumer.",
         )
     check_group(context, request.group_id)
-    if not request.group_id:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
     for topic in request.subscribed_topic_names or ():
         if not context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    if not request.group_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
     return submit(context, request.group_id, ConsumerGroupHeartbeat, request).now_or_later()

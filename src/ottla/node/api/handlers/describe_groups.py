@@ -51,9 +51,8 @@ async def _describe(
             group = await ticket
         except KafkaError as error:
             group = _error_group(context, group_id, error)
-        else:
-            if request.include_authorized_operations:
-                group.authorized_operations = context.authorized_operations(AclResourceType.GROUP, group_id)
+        if request.include_authorized_operations and not group.error_code:
+            group.authorized_operations = context.authorized_operations(AclResourceType.GROUP, group_id)
         response.groups.append(group)
     return response
 

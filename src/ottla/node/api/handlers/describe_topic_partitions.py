@@ -51,9 +51,11 @@ def handle(
     for name in names:
         start = first_partition if cursor is not None and name == cursor.topic_name else 0
         topic = image.topics.by_name.get(name)
-        if not context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, name):
+        if not context.allowed(
+            AclOperation.DESCRIBE, AclResourceType.TOPIC, name, log_denied=bool(request.topics)
+        ):
             if request.topics:
-                response.topics.append(_error(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 0))
+                response.topics.append(_denied(name))
             continue
         operations = context.authorized_operations(AclResourceType.TOPIC, name)
         if topic is None:
@@ -85,6 +87,11 @@ def failure_response(
             for topic in request.topics
         ]
     )
+
+
+def _denied(name: str) -> DescribeTopicPartitionsResponseTopic:
+    """Whether the topic exists, and what it is, must not be disclosed."""
+    return DescribeTopicPartitionsResponseTopic(name=name, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 def _error(name: str, error: ErrorCode, operations: int) -> DescribeTopicPartitionsResponseTopic:

@@ -72,5 +72,5 @@ def _topics(context: RequestContext, transaction: TransactionMetadata) -> list[T
     return [
         topic
         for name, topic in topics.items()
-        if context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, name)
+        if context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, name, log_denied=False)
     ]

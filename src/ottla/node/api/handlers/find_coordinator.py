@@ -42,7 +42,11 @@ def handle(
     context: RequestContext, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse | Awaitable[FindCoordinatorResponse]:
     topic = _TOPICS.get(request.key_type)
-    if topic is not None and topic not in context.image.topics.by_name:
+    if (
+        topic is not None
+        and topic not in context.image.topics.by_name
+        and any(_may_find(context, request.key_type, key) for key in _keys(context, request))
+    ):
         return _create_topic_and_respond(context, request, topic)
     return _respond(context, request)
 
@@ -80,6 +84,18 @@ def _respond(context: RequestContext, request: FindCoordinatorRequest) -> FindCo
         host=found.host,
         port=found.port,
     )
+
+
+def _keys(context: RequestContext, request: FindCoordinatorRequest) -> list[str]:
+    return request.coordinator_keys if context.version >= _FIRST_VERSION_OF_BATCHES else [request.key]
+
+
+def _may_find(context: RequestContext, key_type: int, key: str) -> bool:
+    try:
+        _check(context, key_type, key)
+    except KafkaError:
+        return False
+    return True
 
 
 def _find(context: RequestContext, key_type: int, key: str) -> Coordinator:

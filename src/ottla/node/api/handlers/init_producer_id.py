@@ -17,7 +17,7 @@ from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import InitProducerId
 from ottla.node.api.context import RequestContext
 from ottla.node.api.responses import downgrade_fenced_error
-from ottla.protocol.acl import AclOperation, AclResourceType
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
@@ -29,7 +29,7 @@ def handle(
 ) -> InitProducerIdResponse | Awaitable[InitProducerIdResponse]:
     transactional_id = request.transactional_id
     if transactional_id is None:
-        context.require_of_cluster(AclOperation.IDEMPOTENT_WRITE)
+        _check_idempotent_write(context)
         _check_identity(request)
         return _new_id(context)
     operations = [AclOperation.WRITE]
@@ -46,6 +46,14 @@ def failure_response(
     _request: InitProducerIdRequest, code: int, _message: str | None
 ) -> InitProducerIdResponse:
     return InitProducerIdResponse(error_code=int(code), producer_id=-1, producer_epoch=-1)
+
+
+def _check_idempotent_write(context: RequestContext) -> None:
+    """A client that may write any topic may do so idempotently (KIP-679)."""
+    if not context.allowed(
+        AclOperation.IDEMPOTENT_WRITE, AclResourceType.CLUSTER, CLUSTER_NAME, log_denied=False
+    ) and not context.allowed_by_resource_type(AclOperation.WRITE, AclResourceType.TOPIC):
+        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
 
 def _check_identity(request: InitProducerIdRequest) -> None:

@@ -26,6 +26,9 @@ def handle(
 ) -> JoinGroupResponse | Awaitable[JoinGroupResponse]:
     try:
         check_group(context, request.group_id)
+    except KafkaError as error:
+        return _error_response(context, error)
+    try:
         check_group_id(request.group_id)
         config = context.broker.coordinators.groups.config
         timeout_ms = request.session_timeout_ms
@@ -33,7 +36,7 @@ def handle(
             raise KafkaError(ErrorCode.INVALID_SESSION_TIMEOUT)
         reply = submit(context, request.group_id, JoinGroup, request).now_or_later()
     except KafkaError as error:
-        return _error_response(context, request, error)
+        return _error_response(context, error, request.member_id)
     if isinstance(reply, JoinGroupResponse):
         return _for_version(context, reply)
     return _respond_later(context, request, reply)
@@ -45,13 +48,11 @@ async def _respond_later(
     try:
         return _for_version(context, await reply)
     except KafkaError as error:
-        return _error_response(context, request, error)
+        return _error_response(context, error, request.member_id)
 
 
-def _error_response(
-    context: RequestContext, request: JoinGroupRequest, error: KafkaError
-) -> JoinGroupResponse:
-    response = JoinGroupResponse(error_code=int(error.code), member_id=request.member_id, protocol_name=None)
+def _error_response(context: RequestContext, error: KafkaError, member_id: str = "") -> JoinGroupResponse:
+    response = JoinGroupResponse(error_code=int(error.code), member_id=member_id, protocol_name=None)
     return _for_version(context, response)
 
 

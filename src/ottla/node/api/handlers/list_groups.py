@@ -18,10 +18,10 @@ def handle(context: RequestContext, request: ListGroupsRequest) -> Awaitable[Lis
 
 async def _list(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
     groups = await context.broker.coordinators.groups.list_groups(request.states_filter, request.types_filter)
-    if not context.allowed(AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_NAME):
+    if not context.allowed(AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_NAME, log_denied=False):
         groups = [
             group
             for group in groups
-            if context.allowed(AclOperation.DESCRIBE, AclResourceType.GROUP, group.group_id)
+            if context.allowed(AclOperation.DESCRIBE, AclResourceType.GROUP, group.group_id, log_denied=False)
         ]
     return ListGroupsResponse(groups=groups)

@@ -47,7 +47,12 @@ async def _list(
                 transaction_state=each.state.title,
             )
             for each in found
-            if context.allowed(AclOperation.DESCRIBE, AclResourceType.TRANSACTIONAL_ID, each.transactional_id)
+            if context.allowed(
+                AclOperation.DESCRIBE,
+                AclResourceType.TRANSACTIONAL_ID,
+                each.transactional_id,
+                log_denied=False,
+            )
         ],
     )
 

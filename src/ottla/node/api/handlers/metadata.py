@@ -51,7 +51,7 @@ def handle(
         for name in names
         if name not in context.image.topics.by_name
         and invalid_topic_name(name) is None
-        and context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, name)
+        and context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, name, log_denied=False)
     ]
     may_create = request.allow_auto_topic_creation and context.config.flag("auto.create.topics.enable")
     if missing and may_create:
@@ -87,7 +87,7 @@ def _all_topics(context: RequestContext, request: MetadataRequest) -> MetadataRe
     topics = [
         builder.topic(topic)
         for topic in image.topics.by_name.values()
-        if context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.name)
+        if context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.name, log_denied=False)
     ]
     return _response(context, request, image, topics)
 
@@ -116,9 +116,9 @@ async def _create_and_list(
     errors = {}
     allowed = []
     for name in missing:
-        if context.allowed(AclOperation.CREATE, AclResourceType.CLUSTER, CLUSTER_NAME) or context.allowed(
-            AclOperation.CREATE, AclResourceType.TOPIC, name
-        ):
+        if context.allowed(
+            AclOperation.CREATE, AclResourceType.CLUSTER, CLUSTER_NAME, log_denied=False
+        ) or context.allowed(AclOperation.CREATE, AclResourceType.TOPIC, name):
             allowed.append(name)
         else:
             errors[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -141,14 +141,17 @@ def _by_name(
     for name in names:
         topic = image.topics.by_name.get(name)
         if not context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, name):
-            denied.append(builder.error(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, internal=False))
+            denied.append(_denied(name))
         elif topic is not None:
             found.append(builder.topic(topic))
         elif invalid_topic_name(name) is not None:
             unknown.append(builder.error(name, ErrorCode.INVALID_TOPIC_EXCEPTION))
         else:
             error = errors.get(name, ErrorCode.NONE) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            unknown.append(builder.error(name, error))
+            if error is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                unknown.append(_denied(name, internal=name in INTERNAL_TOPICS))
+            else:
+                unknown.append(builder.error(name, error))
     return _response(context, request, image, [*denied, *found, *unknown])
 
 
@@ -180,15 +183,28 @@ class _Topics:
             topic_id=topic.id,
             is_internal=topic.name in INTERNAL_TOPICS,
             partitions=partitions,
-            topic_authorized_operations=self._context.authorized_operations(AclResourceType.TOPIC, topic.name)
-            if self._operations
-            else _NO_OPERATIONS,
+            topic_authorized_operations=self._authorized_operations(topic.name),
         )
 
-    def error(self, name: str, error: ErrorCode, *, internal: bool = True) -> MetadataResponseTopic:
+    def error(self, name: str, error: ErrorCode) -> MetadataResponseTopic:
         return MetadataResponseTopic(
-            name=name, error_code=error, is_internal=internal and name in INTERNAL_TOPICS
+            name=name,
+            error_code=error,
+            is_internal=name in INTERNAL_TOPICS,
+            topic_authorized_operations=self._authorized_operations(name),
         )
+
+    def _authorized_operations(self, name: str) -> int:
+        if not self._operations:
+            return _NO_OPERATIONS
+        return self._context.authorized_operations(AclResourceType.TOPIC, name)
+
+
+def _denied(name: str, *, internal: bool = False) -> MetadataResponseTopic:
+    """Whether the topic exists, and what it is, must not be disclosed."""
+    return MetadataResponseTopic(
+        name=name, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, is_internal=internal
+    )
 
 
 def _response(
@@ -201,13 +217,15 @@ def _response(
         MetadataResponseBroker(node_id=broker.id, host=broker.host, port=broker.port, rack=broker.rack)
         for broker in live_brokers(context, image)
     ]
-    include_operations = 8 <= context.version <= 10 and request.include_cluster_authorized_operations
+    operations = _NO_OPERATIONS
+    if 8 <= context.version <= 10 and request.include_cluster_authorized_operations:
+        operations = 0
+        if context.allowed(AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_NAME):
+            operations = context.authorized_operations(AclResourceType.CLUSTER, CLUSTER_NAME)
     return MetadataResponse(
         brokers=brokers,
         cluster_id=context.services.node.cluster_id,
         controller_id=advertised_controller_id(context),
         topics=topics,
-        cluster_authorized_operations=context.authorized_operations(AclResourceType.CLUSTER, CLUSTER_NAME)
-        if include_operations
-        else _NO_OPERATIONS,
+        cluster_authorized_operations=operations,
     )

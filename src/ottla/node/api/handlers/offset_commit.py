@@ -16,7 +16,7 @@ from ottla.coordinator.group.requests import CommitOffsets
 from ottla.node.api.context import RequestContext
 from ottla.node.api.group_requests import check_group, existing, merge, submit
 from ottla.protocol.acl import AclOperation, AclResourceType
-from ottla.protocol.errors import ErrorCode
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestTopic,
@@ -47,12 +47,34 @@ def handle(
     if not accepted:
         return OffsetCommitResponse(topics=refused)
     request.topics = accepted
-    ticket = submit(context, request.group_id, CommitOffsets, request)
-    return ticket.then(lambda response: _with_refused(response, refused))
+    return _commit(context, request, refused)
 
 
 def failure_response(request: OffsetCommitRequest, code: int, _message: str | None) -> OffsetCommitResponse:
     return OffsetCommitResponse(topics=[_error(topic, ErrorCode.of(code)) for topic in request.topics])
+
+
+def _commit(
+    context: RequestContext, request: OffsetCommitRequest, refused: list[OffsetCommitResponseTopic]
+) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
+    """Commit what was accepted; if that fails as a whole, what was refused keeps its own errors."""
+    try:
+        ticket = submit(context, request.group_id, CommitOffsets, request)
+        reply = ticket.then(lambda response: _with_refused(response, refused))
+        return reply if isinstance(reply, OffsetCommitResponse) else _commit_later(request, reply, refused)
+    except KafkaError as error:
+        return _with_refused(failure_response(request, error.code, None), refused)
+
+
+async def _commit_later(
+    request: OffsetCommitRequest,
+    reply: Awaitable[OffsetCommitResponse],
+    refused: list[OffsetCommitResponseTopic],
+) -> OffsetCommitResponse:
+    try:
+        return await reply
+    except KafkaError as error:
+        return _with_refused(failure_response(request, error.code, None), refused)
 
 
 def _check(context: RequestContext, topic: OffsetCommitRequestTopic) -> ErrorCode:

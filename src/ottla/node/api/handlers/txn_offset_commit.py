@@ -70,8 +70,14 @@ async def _commit_when_verified(
     refused: list[TxnOffsetCommitResponseTopic],
     guard: Awaitable[VerificationGuard],
 ) -> TxnOffsetCommitResponse:
-    response = _commit(context, request, refused, await guard)
-    return response if isinstance(response, TxnOffsetCommitResponse) else await response
+    try:
+        response = _commit(context, request, refused, await guard)
+        return response if isinstance(response, TxnOffsetCommitResponse) else await response
+    except KafkaError as error:
+        # What was refused keeps its own errors.
+        failed = failure_response(request, error.code, None)
+        merge(failed.topics, refused)
+        return failed
 
 
 def _commit(

@@ -30,9 +30,9 @@ from ottla.protocol.names import TopicPartition
 
 
 def handle(context: RequestContext, request: WriteTxnMarkersRequest) -> Awaitable[WriteTxnMarkersResponse]:
-    if not context.allowed(AclOperation.ALTER, AclResourceType.CLUSTER, CLUSTER_NAME) and not context.allowed(
-        AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME
-    ):
+    if not context.allowed(
+        AclOperation.ALTER, AclResourceType.CLUSTER, CLUSTER_NAME, log_denied=False
+    ) and not context.allowed(AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     context.pending.connection.mark_inter_broker()
     return _write(context, request)

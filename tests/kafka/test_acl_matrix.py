@@ -1,0 +1,163 @@
+"""What principals get who may, may not, or may not even know: as from Apache Kafka, for every API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ottla.protocol.messages.create_acls import CreateAclsRequest, CreateAclsResponse
+from ottla.protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
+from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from ottla.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from ottla.testing.cluster_plan import free_ports
+from ottla.testing.local_node import LocalNode
+from tests.kafka.acl_matrix import (
+    ACLS,
+    PRECIOUS,
+    REFUSED,
+    SHARE_KEY,
+    TOPICS,
+    USERS,
+    creations,
+    requests,
+)
+from tests.kafka.scripts.kit import batch_of, fill, make_topic, new_producer
+from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
+from tests.support.differential import Entry, Session, compare
+from tests.support.principals import ADMIN, client_of, own_settings, sasl_settings
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+# What depends on how often a request succeeded before.
+HIDDEN = ("base_offset", "high_watermark", "last_stable_offset", "offset", "log_start_offset")
+OWN_SETTINGS = {"process.roles", "controller.listener.names", "listener.security.protocol.map"}
+
+
+def session_of(address: str, user: str, answers: Session | None = None) -> Session:
+    """A session of a user, which knows the ids of another one."""
+    session = Session(address)
+    session._client = client_of(address, user)
+    if answers is not None:
+        session._answers, session.entries = answers._answers, answers.entries
+    return session
+
+
+def set_scene(admin: Session) -> dict[str, bytes]:
+    """Make topics, groups with offsets, and the ACLs; return the ids of the topics."""
+    ids = {name: make_topic(admin, name) for name in (*TOPICS, PRECIOUS)}
+    new_producer(admin)
+    for name in TOPICS:
+        fill(admin, name, batch_of(b"one", b"two"))
+    for group in ("open-g", "shown-g", "hidden-g"):
+        admin.until(
+            FindCoordinatorRequest(coordinator_keys=[group]),
+            FindCoordinatorResponse,
+            lambda answer: answer.coordinators[0].error_code == 0,
+        )
+        topics = [
+            OffsetCommitRequestTopic(
+                name=name,
+                partitions=[
+                    OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
+                ],
+            )
+            for name in TOPICS
+        ]
+        admin.until(
+            OffsetCommitRequest(
+                group_id=group, generation_id_or_member_epoch=-1, member_id="", topics=topics
+            ),
+            OffsetCommitResponse,
+            lambda answer: all(p.error_code == 0 for t in answer.topics for p in t.partitions),
+            version=9,
+        )
+    for kind, key in ((1, "open-t"), (2, SHARE_KEY)):
+        admin.until(
+            FindCoordinatorRequest(key_type=kind, coordinator_keys=[key]),
+            FindCoordinatorResponse,
+            lambda answer: answer.coordinators[0].error_code == 0,
+        )
+    made = admin.get(CreateAclsRequest(creations=creations()), CreateAclsResponse)
+    assert all(result.error_code == 0 for result in made.results), made
+    admin.until(
+        DescribeAclsRequest(
+            resource_type_filter=1,
+            resource_name_filter=None,
+            pattern_type_filter=1,
+            principal_filter=None,
+            host_filter=None,
+            operation=1,
+            permission_type=1,
+        ),
+        DescribeAclsResponse,
+        lambda answer: sum(len(each.acls) for each in answer.resources) == len(creations()),
+    )
+    return ids
+
+
+def run_matrix(address: str) -> list[Entry]:
+    admin = session_of(address, ADMIN)
+    ids = set_scene(admin)
+    sessions = [admin]
+    try:
+        for user in USERS:
+            session = session_of(address, user, admin)
+            sessions.append(session)
+            for label, kind, make in requests(ids):
+                if user == ADMIN and label.startswith(REFUSED):
+                    continue
+                for version in session.versions(kind):
+                    session.ask(f"{user}: {label}", make(version), version, hide=HIDDEN)
+    finally:
+        for session in sessions:
+            session.close()
+    return admin.entries
+
+
+@pytest.fixture(scope="module")
+def kafka_entries(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], list[Entry]]:
+    (port,) = free_ports(1)
+
+    def ask() -> list[Entry]:
+        properties = {
+            **sasl_settings(ACLS, "users"),
+            "listener.security.protocol.map": (
+                "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,USERS:SASL_PLAINTEXT"
+            ),
+        }
+        kafka = ApacheKafka(tmp_path_factory.mktemp("kafka"), properties=properties)
+        kafka.port, kafka.controller_port = free_ports(2)
+        kafka._properties["listeners"] = (
+            f"PLAINTEXT://127.0.0.1:{kafka.port},USERS://127.0.0.1:{port},"
+            f"CONTROLLER://127.0.0.1:{kafka.controller_port}"
+        )
+        kafka._properties["advertised.listeners"] = (
+            f"PLAINTEXT://127.0.0.1:{kafka.port},USERS://127.0.0.1:{port}"
+        )
+        with kafka:
+            return run_matrix(f"127.0.0.1:{port}")
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def ottla() -> Iterator[LocalNode]:
+    settings = {name: value for name, value in SINGLE_NODE.items() if name not in OWN_SETTINGS}
+    with LocalNode({**settings, **own_settings(ACLS), "node.id": "1"}) as node:
+        yield node
+
+
+def test_every_answer_is_that_of_apache_kafka(
+    kafka_entries: Callable[[], list[Entry]], ottla: LocalNode, tmp_path: Path
+) -> None:
+    expected = kafka_entries()
+    actual = run_matrix(ottla.bootstrap_servers)
+    assert len(actual) > 1_500
+    assert [str(each) for each in compare(expected, actual)] == []

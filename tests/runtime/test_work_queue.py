@@ -103,6 +103,49 @@ async def test_a_piece_whose_caller_has_gone_runs_to_its_end() -> None:
     assert len(seen) == 100
 
 
+@pytest.mark.parametrize("late", [False, True])
+async def test_work_that_awaits_what_is_cancelled_does_not_stop_the_queue(late: bool) -> None:
+    queue = WorkQueue(SimClock(), "test")
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    if not late:
+        gone.cancel()
+
+    async def waits() -> None:
+        await gone
+
+    first, second = queue.submit(waits), queue.submit(nothing)
+    gone.cancel()
+    assert await asyncio.wait_for(second, 10) == 7
+    with pytest.raises(RuntimeError, match="cancelled"):
+        await first
+    assert queue.is_idle
+    assert await asyncio.wait_for(queue.submit(nothing), 10) == 7
+
+
+async def test_a_cancelled_task_leaves_no_caller_waiting() -> None:
+    queue = WorkQueue(SimClock(), "test")
+    running = queue.submit(lambda: in_turns(items([], 1000), queue.turns))
+    waiting = queue.submit(nothing)
+    await asyncio.sleep(0)
+    assert queue._task is not None
+    queue._task.cancel()
+    await asyncio.wait([running, waiting], timeout=10)
+    assert running.cancelled()
+    assert waiting.cancelled()
+    assert await asyncio.wait_for(queue.submit(nothing), 10) == 7
+
+
+async def test_what_ends_the_process_in_a_first_turn_leaves_the_queue_idle() -> None:
+    queue = WorkQueue(SimClock(), "test")
+
+    async def leaves() -> None:
+        raise SystemExit(1)
+
+    with pytest.raises(SystemExit):
+        queue.submit(leaves)
+    assert queue.is_idle
+
+
 def test_steps_run_at_once() -> None:
     seen: list[int] = []
     assert run_at_once(items(seen, 5)) == 5

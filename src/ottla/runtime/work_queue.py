@@ -67,10 +67,12 @@ class WorkQueue:
         if not self._is_running:
             self._is_running = True
             self.turns.begin()
-            rest = self._run_without_task()
-            if rest is None:
-                self._is_running = False
-            else:
+            rest: _Begun | None = None
+            try:
+                rest = self._run_without_task()
+            finally:
+                self._is_running = rest is not None
+            if rest is not None:
                 self._task = asyncio.get_running_loop().create_task(self._run(rest), name=self._name)
         return future
 
@@ -96,16 +98,21 @@ class WorkQueue:
         finally:
             self._is_running = False
             self._task = None
+            # None is left, unless the task was cancelled: then no other will run them.
+            self._drop_waiting()
 
     async def close(self) -> None:
         """Stop the piece that runs where it gives way, and drop the others."""
         self._is_closed = True
-        waiting, self._waiting = self._waiting, deque()
-        for _, future in waiting:
-            future.cancel()
+        self._drop_waiting()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def _drop_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for _, future in waiting:
+            future.cancel()
 
 
 class _Begun:
@@ -130,6 +137,11 @@ class _Begun:
             self._end(end.value)
         except Exception as error:
             self._fail(error)
+        except asyncio.CancelledError as error:
+            self._give_up(error)
+        except BaseException:
+            self._future.cancel()
+            raise
         else:
             return False
         return True
@@ -150,6 +162,11 @@ class _Begun:
             self._end(end.value)
         except Exception as error:
             self._fail(error)
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                self._future.cancel()
+                raise
+            self._give_up(error)
         except BaseException:
             self._future.cancel()
             raise
@@ -163,3 +180,17 @@ class _Begun:
     def _fail(self, error: Exception) -> None:
         if not self._future.done():
             self._future.set_exception(error)
+
+    def _give_up(self, error: asyncio.CancelledError) -> None:
+        """Fail because something that the work awaits was cancelled. Its caller was not, and must not take
+        that for its own end.
+        """
+        failure = RuntimeError("the work has awaited something that was cancelled")
+        failure.__cause__ = error
+        self._fail(failure)
+
+
+def _is_cancelled() -> bool:
+    """Whether the current task itself was cancelled, rather than something that it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

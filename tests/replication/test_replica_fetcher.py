@@ -505,6 +505,30 @@ def test_a_fetcher_that_an_error_ends_is_started_again(monkeypatch: pytest.Monke
     asyncio.run(part())
 
 
+@pytest.mark.parametrize("where", ["_request_of", "_wait_ms"])
+def test_partitions_of_a_request_that_was_never_sent_are_named_by_the_next_run(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    lab = Lab()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    async def part() -> None:
+        lab.leader.produce(2, acks=1)
+        lab.follow()
+        with monkeypatch.context() as defect:
+            defect.setattr(ReplicaFetcher, where, fail)
+            with pytest.raises(RuntimeError, match="a defect"):
+                await lab.fetcher.run()
+        running = asyncio.create_task(lab.fetcher.run())
+        await lab.until(lambda: lab.end == 2)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(part())
+
+
 def test_what_was_followed_may_be_given_up_after_the_end() -> None:
     # A directory fails while the node stops.
     lab = Lab()

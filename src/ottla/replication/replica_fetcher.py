@@ -165,7 +165,7 @@ class ReplicaFetcher:
         self._unnamed: dict[Key, None] = {}
         # Known to the session, and to be forgotten with the next request. Only then they can be named again.
         self._forgotten: dict[Key, None] = {}
-        # Taken off the noted ones for the request that is being built.
+        # Taken off the noted ones for the request that is being built, until the session knows them.
         self._naming: dict[Key, FetchPartition] = {}
         # (end, number, partition, state), earliest end first; of a state that has another end by now, or is
         # gone, the entry is void.
@@ -257,11 +257,13 @@ class ReplicaFetcher:
 
     def _begin_session(self, *, in_turn: bool = False) -> None:
         """Name all partitions again, in a new session: those first that were named last or, `in_turn`, those
-        that have waited.
+        that have waited. A run that an error ended may have left a request half built.
         """
         forgotten, self._forgotten = self._forgotten, {}
+        naming, self._naming = self._naming, {}
         self._behind.clear()
         known = dict.fromkeys(key for key in self._session.reset() if key not in forgotten)
+        known |= dict.fromkeys(key for key in naming if key in self._partitions)
         self._unnamed = self._unnamed | known if in_turn else known | self._unnamed
         for key in self._changed:
             self._unnamed.pop(key, None)
@@ -328,12 +330,15 @@ class ReplicaFetcher:
             for key in list(islice(noted, NAMED_AT_ONCE - len(naming))):
                 if key in noted and key not in self._forgotten:
                     del noted[key]
-                    asked = self._request_of(key, now_ms)
+                    try:
+                        asked = self._request_of(key, now_ms)
+                    except BaseException:
+                        self._unnamed[key] = None  # for the next run
+                        raise
                     if asked is not None:
                         naming[key] = asked
                 if turns.is_due():
                     await turns.pause()
-        self._naming = {}
         # While this work gave way a partition may have been removed, or noted once more.
         return {
             key: asked
@@ -380,6 +385,7 @@ class ReplicaFetcher:
         )
         self._session.build(request, named, self._forgotten)
         self._forgotten.clear()
+        self._naming = {}
         if invariants.thorough:
             self._check_session()
         self._waits_at_leader, self._disconnected = wait_ms > 0, False

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from ottla.metadata.controller.state import ControllerSettings
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.bootstrap_metadata import format_directory, read_bootstrap
+from ottla.metadata.log.loader import MetadataLoader
 from ottla.metadata.log.metadata_log import MetadataLog, MetadataLogConfig
 from ottla.metadata.records import MetadataRecord, encode_record
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -23,7 +25,9 @@ from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.create_topics import CreateTopicsRequest
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest
 from ottla.protocol.metadata_records import BeginTransactionRecord, EndTransactionRecord, TopicRecord
-from ottla.raft.snapshot import SnapshotId
+from ottla.raft.driver.kafka_raft_log import LoadedSnapshot
+from ottla.raft.driver.snapshots import SnapshotStore
+from ottla.raft.snapshot import SnapshotContent, SnapshotId
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.address import Address
 from ottla.runtime.network import RealNetwork
@@ -620,3 +624,49 @@ def test_snapshot_names_sort_by_offset_and_epoch() -> None:
 def test_the_empty_image_has_no_metadata_version() -> None:
     with pytest.raises(LookupError, match="bootstrap records"):
         MetadataImage.EMPTY.records()
+
+
+async def test_a_snapshot_is_read_in_the_pool_and_not_loaded_if_another_one_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = await started(config=MetadataLogConfig(max_record_bytes_between_snapshots=1_000))
+    for number in range(40):
+        await node.create(f"topic{number}")
+        await node.log.maybe_snapshot()
+    older, newest = node.log.snapshots.ids[-2:]
+    reads: list[tuple[SnapshotId, bool]] = []
+    read, run = SnapshotStore.read, InlinePool.run
+    in_pool = False
+
+    def noted(store: SnapshotStore, id: SnapshotId) -> SnapshotContent:
+        reads.append((id, in_pool))
+        return read(store, id)
+
+    async def noting(pool: InlinePool, fn: Any, *args: Any) -> Any:
+        nonlocal in_pool
+        await asyncio.sleep(0)
+        in_pool = True
+        try:
+            result = await run(pool, fn, *args)
+        finally:
+            in_pool = False
+        await asyncio.sleep(0)
+        return result
+
+    monkeypatch.setattr(SnapshotStore, "read", noted)
+    monkeypatch.setattr(InlinePool, "run", noting)
+    loaded: list[SnapshotId] = []
+    load = MetadataLoader.load_snapshot
+
+    def loading(loader: MetadataLoader, snapshot: LoadedSnapshot) -> Any:
+        loaded.append(snapshot.id)
+        return load(loader, snapshot)
+
+    monkeypatch.setattr(MetadataLoader, "load_snapshot", loading)
+    before = node.log.image
+    node.log.on_load_snapshot(older)
+    await asyncio.sleep(0)
+    node.log.on_load_snapshot(newest)
+    await node.log.until(lambda: bool(loaded) and node.log.image == before)
+    assert loaded == [newest]
+    assert reads == [(older, True), (newest, True)]

@@ -42,7 +42,7 @@ from ottla.raft.driver.kafka_raft_log import (
 )
 from ottla.raft.driver.quorum_state_store import BadQuorumState, read_election_state
 from ottla.raft.driver.snapshots import SnapshotStore
-from ottla.raft.snapshot import SnapshotId
+from ottla.raft.snapshot import SnapshotContent, SnapshotId
 from ottla.raft.states import ElectionState
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet, VoterSetHistory
 from ottla.records.builder import build_batch
@@ -306,7 +306,10 @@ class MetadataLog:
             while True:
                 id = self._snapshot_to_load
                 if id is not None:
-                    content = self.snapshots.read(id)
+                    content = await self._read_snapshot(id)
+                    turns.begin()
+                    if content is None:
+                        continue
                     self._snapshot_to_load = None
                     self._snapshot_generator.on_load_snapshot()
                     await in_turns(loader.load_snapshot(LoadedSnapshot(id, content)), turns)
@@ -319,6 +322,16 @@ class MetadataLog:
             self.client.fail(error)
         finally:
             self._is_loading = False
+
+    async def _read_snapshot(self, id: SnapshotId) -> SnapshotContent | None:
+        """Read a snapshot in the pool; None if the log has started over after another one meanwhile."""
+        try:
+            content = await self._runtime.pool.run(self.snapshots.read, id)
+        except (OSError, KafkaError):
+            if self._snapshot_to_load == id:
+                raise
+            return None
+        return content if self._snapshot_to_load == id else None
 
     def _has_started_over(self) -> bool:
         return self._snapshot_to_load is not None

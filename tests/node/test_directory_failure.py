@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from ottla.replication.partition import Partition
+from ottla.replication.replica_manager import ReplicaManager
 from ottla.sim.cluster.sim_nodes import SimNodes
 
 APART = {1: "controller", 2: "broker"}
@@ -34,5 +36,57 @@ def test_a_broker_ends_if_it_cannot_report_a_failed_directory_in_time(has_contro
             await nodes.until(broker._failure.done)
             assert 20 <= nodes.world.loop.time() - began < 30
             assert "unable to communicate log dir failures" in broker._failure.result()
+
+    nodes.run(life())
+
+
+def test_the_partitions_of_a_failed_directory_are_given_up_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = SimNodes({1: "broker,controller"}, settings=TWO)
+    turns = [0]
+    resign = Partition.resign
+
+    def resigned(partition: Partition) -> None:
+        if turns[-1] == 0:
+            asyncio.get_running_loop().call_soon(turns.append, 0)
+        turns[-1] += 1
+        resign(partition)
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        await nodes.create("many", 1, partitions=2_200, replicas=1)
+        broker = nodes.nodes[1]
+        failed = broker.logs.directories[1]
+        count = sum(partition.log.directory is failed for partition in broker.replicas)
+        assert count > 1_000
+        monkeypatch.setattr(Partition, "resign", resigned)
+        failed.fail("on purpose")
+        await nodes.until(lambda: len(broker.replicas.offline) == count)
+        assert not broker._failure.done()
+
+    nodes.run(life())
+    assert sum(turns) > 1_000
+    assert max(turns) <= 1_024
+
+
+def test_a_node_that_cannot_give_up_the_partitions_of_a_failed_directory_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = SimNodes({1: "broker,controller"}, settings=TWO)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        await nodes.create("orders", 1, partitions=4, replicas=1)
+        broker = nodes.nodes[1]
+        monkeypatch.setattr(ReplicaManager, "handle_log_dir_failure", fail)
+        broker.logs.directories[1].fail("on purpose")
+        await nodes.until(broker._failure.done)
+        assert "could not be handled: a defect" in broker._failure.result()
 
     nodes.run(life())

@@ -370,7 +370,7 @@ async def test_a_directory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, client = await idle_session(monkeypatch)
     directory = broker.partition(0).log.directory
     directory.fail("a test")
-    broker.replicas.handle_log_dir_failure(directory)
+    list(broker.replicas.handle_log_dir_failure(directory))
     response = await client.fetch()
     assert {data.error_code for data in response.values()} == {ErrorCode.KAFKA_STORAGE_ERROR}
     assert len(response) == 3

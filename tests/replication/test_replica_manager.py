@@ -22,9 +22,11 @@ from ottla.protocol.messages.incremental_alter_configs import (
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
+from ottla.protocol.metadata_records import PartitionChangeRecord
 from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
+from ottla.runtime.pool import InlinePool
 from ottla.runtime.turns import Turns
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
@@ -176,7 +178,7 @@ async def test_a_directory_that_fails_between_turns_is_not_served() -> None:
         await asyncio.sleep(0)
     failed = broker.logs.directories[0]
     failed.fail("on purpose")
-    broker.replicas.handle_log_dir_failure(failed)
+    list(broker.replicas.handle_log_dir_failure(failed))
     changes = await applying
     hosted = {partition.log.directory.path for partition in broker.replicas}
     assert hosted == {"/b"}
@@ -304,7 +306,7 @@ async def test_a_failed_directory_takes_its_partitions_offline_and_leaves_the_ot
     assert len(broker.hosted()) == 4
     failed = broker.logs.directories[0]
     failed.fail(f"[Errno {errno.EIO}] on purpose")
-    gone = broker.replicas.handle_log_dir_failure(failed)
+    gone = list(broker.replicas.handle_log_dir_failure(failed))
     assert len(gone) == 2
     assert len(broker.hosted()) == 2
     assert broker.refusal(gone[0].topic, gone[0].partition) is ErrorCode.KAFKA_STORAGE_ERROR
@@ -343,7 +345,7 @@ async def test_a_file_that_cannot_be_read_at_the_start_takes_its_directory_and_n
     assert victim not in again.hosted()
     assert again.refusal("orders", int(victim[-1])) is ErrorCode.KAFKA_STORAGE_ERROR
     assert [each.path for each in again.logs.live_directories] == ["/a"]
-    again.replicas.handle_log_dir_failure(again.logs.directories[1])
+    list(again.replicas.handle_log_dir_failure(again.logs.directories[1]))
     assert again.hosted() == good
     assert {str(each.topic_partition) for each in changes.leaders} >= good
 
@@ -435,3 +437,53 @@ async def test_the_logs_of_new_partitions_are_created_in_the_pool(monkeypatch: p
     changes = await broker.catch_up()
     assert len(changes.leaders) == len(broker.hosted()) == 150
     assert outside == []
+
+
+async def test_a_partition_leads_once_its_truncation_has_ended_in_the_pool_and_delays_no_other() -> None:
+    world = ControllerHarness()
+    broker = Broker(world)
+    await broker.start()
+    world.create("orders", partitions=3, replicas=1)
+    await broker.catch_up()
+    partitions = sorted(broker.replicas, key=lambda each: each.topic_partition)
+    log = partitions[0].log
+    for _ in range(3):
+        partitions[0].append_records_to_leader(batch(1, 0), now_ms=0)
+    gate, is_in_pool = asyncio.Event(), False
+
+    class GatedPool(InlinePool):
+        async def run(self, fn: Any, *args: Any) -> Any:
+            nonlocal is_in_pool
+            await gate.wait()
+            is_in_pool = True
+            try:
+                return await super().run(fn, *args)
+            finally:
+                is_in_pool = False
+
+    truncating = asyncio.create_task(log.begin_truncation(1).run(GatedPool()))
+    await asyncio.sleep(0)
+    assert log.is_truncating
+    waits: list[DiskOperation] = []
+
+    def note(operation: DiskOperation) -> None:
+        if not is_in_pool and operation.op in (Op.SYNC, Op.SYNC_DIR):
+            waits.append(operation)
+
+    broker.disk.hook = note
+    topic = broker.image.topics.by_name["orders"]
+    for index in range(3):
+        change = PartitionChangeRecord(partition_id=index, topic_id=topic.id, leader=0)
+        world.log.append(change)
+    applying = asyncio.create_task(broker.catch_up())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert [each.leader_epoch for each in partitions] == [0, 1, 1]
+    assert not applying.done()
+    gate.set()
+    changes = await applying
+    await truncating
+    assert [each.leader_epoch for each in partitions] == [1, 1, 1]
+    assert len(changes.leaders) == 3
+    assert log.log_end_offset == 1
+    assert waits == []

@@ -10,6 +10,7 @@ finishes the truncation first, and periodic work passes it over.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator
 from typing import Any, Final, TypeAlias
 
@@ -78,7 +79,16 @@ def run_here(steps: Generator[Step, Any, Any]) -> Any:
 class LogTruncation:
     """One truncation from its first step to its last. Belongs to the event loop."""
 
-    __slots__ = ("_error", "_result", "_step", "_steps", "log_start", "reopens_transactions")
+    __slots__ = (
+        "_error",
+        "_is_running",
+        "_result",
+        "_step",
+        "_steps",
+        "_waiting",
+        "log_start",
+        "reopens_transactions",
+    )
 
     def __init__(self, steps: Steps) -> None:
         self._steps: Final = steps
@@ -86,6 +96,8 @@ class LogTruncation:
         self._step: CallOnce[object] | CheckpointOffsets | None = None
         self._result = False
         self._error: Exception | None = None
+        self._is_running = False
+        self._waiting: list[asyncio.Future[None]] = []
         # What checkpoints are to hold as the log start from now on; None if that of the log.
         self.log_start: int | None = None
         # True while it is unknown which transactions below the high watermark are open.
@@ -112,18 +124,33 @@ class LogTruncation:
 
     async def run(self, pool: Pool) -> bool:
         """Make the remaining calls in the pool; whether anything was removed."""
-        while (step := self._step) is not None:
-            result, failure = None, None
-            try:
-                if isinstance(step, CheckpointOffsets):
-                    await step.run(pool)
-                else:
-                    result = await pool.run(step)
-            except Exception as error:
-                failure = error
-            if self._step is step:  # otherwise `finish` went on with it
-                self._resume(result, failure)
+        self._is_running = True
+        try:
+            while (step := self._step) is not None:
+                result, failure = None, None
+                try:
+                    if isinstance(step, CheckpointOffsets):
+                        await step.run(pool)
+                    else:
+                        result = await pool.run(step)
+                except Exception as error:
+                    failure = error
+                if self._step is step:  # otherwise `finish` went on with it
+                    self._resume(result, failure)
+        finally:
+            self._is_running = False
+            waiting, self._waiting = self._waiting, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
         return self._outcome()
+
+    async def wait(self) -> None:
+        """Return once it no longer runs in the pool. What it has left, if anything, is for `finish`."""
+        if self._is_running:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            await future
 
     def _resume(self, result: object, failure: Exception | None) -> None:
         """Go on with the outcome of a call, to the next one or to the end."""

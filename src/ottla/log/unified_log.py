@@ -1081,6 +1081,11 @@ class UnifiedLog:
     def is_truncating(self) -> bool:
         return self._truncation is not None
 
+    @property
+    def truncation(self) -> LogTruncation | None:
+        """The truncation that is under way."""
+        return self._truncation
+
     def finish_truncation(self) -> None:
         """Finish a truncation that is under way here and now: the log is about to change in another way."""
         if self._truncation is not None:

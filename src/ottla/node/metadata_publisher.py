@@ -10,9 +10,11 @@ committed, whatever this broker makes of them.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from ottla.log.directory.directory import LogDirectory
@@ -30,6 +32,7 @@ from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
 from ottla.runtime import invariants
 from ottla.runtime.clock import Clock
 from ottla.runtime.turns import Turns
+from ottla.runtime.work_queue import WorkQueue
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ class BrokerMetadataPublisher:
         self._replication: Final = replication
         self._alter_log_dirs: Final = alter_log_dirs
         self._coordinators: Final = coordinators
+        self._failures: Final = WorkQueue(clock, "replicas of failed directories")
         # From the first image until the broker stops; then replicas stay as they are.
         self.is_applying = False
 
@@ -67,6 +71,7 @@ class BrokerMetadataPublisher:
     async def stop(self) -> None:
         """Leave the replicas as they are from now on, whatever the metadata say."""
         self.is_applying = False
+        await self._failures.close()
         await self._metadata.stop_publishing()
 
     async def _start(self, image: MetadataImage, turns: Turns) -> None:
@@ -109,9 +114,15 @@ class BrokerMetadataPublisher:
         _attempt("replication", lambda: self._replication.remove(partitions))
         _attempt("coordinators", lambda: self._coordinators.resign(partitions))
 
-    def on_directory_failure(self, directory: LogDirectory) -> None:
-        """Give up the replicas in a data directory that failed."""
-        self._give_up(self._replicas.handle_log_dir_failure(directory))
+    def on_directory_failure(self, directory: LogDirectory) -> asyncio.Future[None]:
+        """Give up the replicas in a data directory that failed, in turns."""
+        return self._failures.submit(lambda: self._give_up_directory(directory))
+
+    async def _give_up_directory(self, directory: LogDirectory) -> None:
+        gone = self._replicas.handle_log_dir_failure(directory)
+        while part := list(islice(gone, _PARTITIONS_AT_ONCE)):
+            self._give_up(part)
+            await self._failures.turns.pause_if_due()
 
     def on_log_damage(self, tp: TopicPartition, error: KafkaError) -> None:
         """Give up a replica whose log is damaged."""

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.log.config.log_config import LogConfig
@@ -441,9 +442,12 @@ class Node:
         try:
             self._on_directory_failure(directory)
         except Exception as error:
-            # Its partitions would look as if they were served.
-            log.exception("the failure of %s could not be handled", directory.path)
-            self.fail(f"the failure of {directory.path} could not be handled: {error}")
+            self._fail_for(directory, error)
+
+    def _fail_for(self, directory: LogDirectory, error: BaseException) -> None:
+        # Its partitions would look as if they were served.
+        log.error("the failure of %s could not be handled", directory.path, exc_info=error)
+        self.fail(f"the failure of {directory.path} could not be handled: {error}")
 
     def _on_damage_in_thread(self, log_dir: str, error: KafkaError) -> None:
         with contextlib.suppress(RuntimeError):
@@ -457,11 +461,16 @@ class Node:
         self.lifecycle.propagate_directory_failure(directory.path)
         if self._publisher is None or not self._publisher.is_applying:
             return
-        self._publisher.on_directory_failure(directory)
+        given_up = self._publisher.on_directory_failure(directory)
+        given_up.add_done_callback(partial(self._on_given_up, directory))
         if not self.logs.live_directories:
             self.fail(
                 f"Shutdown broker because all log dirs have failed; {directory.path}: {directory.failure}"
             )
+
+    def _on_given_up(self, directory: LogDirectory, given_up: asyncio.Future[None]) -> None:
+        if not given_up.cancelled() and (error := given_up.exception()) is not None:
+            self._fail_for(directory, error)
 
     def fail(self, reason: str) -> None:
         """Give up, and let `wait_until_failed` return the reason."""

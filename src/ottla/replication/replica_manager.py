@@ -20,6 +20,7 @@ from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.meta_properties import is_reserved_directory
 from ottla.log.log_manager import CREATIONS_AT_ONCE, LogManager, NewLog
 from ottla.log.segment.walk import CorruptBatch, CorruptLog
+from ottla.log.truncation import LogTruncation
 from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.delta import LocalReplica, MetadataDelta
 from ottla.metadata.image.entities import (
@@ -269,20 +270,36 @@ class ReplicaManager:
         turns: Turns,
     ) -> None:
         """Host partitions in the roles that the image gives them, some at a time: their new logs are created
-        in the pool first.
+        in the pool first. Those that are to lead while their log is being truncated come last.
         """
-        remaining = iter(assigned)
+        remaining, truncating = iter(assigned), list[_Assignment]()
         while part := list(islice(remaining, CREATIONS_AT_ONCE)):
             new = [log for each in part if (log := self._new_log(each)) is not None]
             if new:
                 await self.logs.create_logs(new)
                 turns.begin()
             for each in part:
+                if self._truncation_before_leading(each) is not None:
+                    truncating.append(each)
+                    continue
                 self._apply_registration(each.tp, each.replica, now_ms(), changes, is_new=each.is_new)
                 if turns.is_due():
                     # Those that were created so far become durable meanwhile.
                     self.logs.complete_log_creations()
                     await turns.pause()
+        for each in truncating:
+            truncation = self._truncation_before_leading(each)
+            if truncation is not None:
+                await truncation.wait()
+                turns.begin()
+            self._apply_registration(each.tp, each.replica, now_ms(), changes, is_new=each.is_new)
+            await turns.pause_if_due()
+
+    def _truncation_before_leading(self, assigned: _Assignment) -> LogTruncation | None:
+        """The truncation that runs in the pool and has to end before the partition can lead."""
+        partition = self._partitions.get(assigned.tp)
+        leads = assigned.replica.partition.leader == self.broker_id
+        return partition.log.truncation if leads and partition is not None else None
 
     def _new_log(self, assigned: _Assignment) -> NewLog | None:
         """The log that is to be created for a partition; None if there is none, or an error, which hosting
@@ -439,18 +456,23 @@ class ReplicaManager:
         for name in dict.fromkeys(tp.topic for tp in self._partitions):
             await self._refresh_topic(name, turns)
 
-    def handle_log_dir_failure(self, directory: LogDirectory) -> list[TopicPartition]:
-        """Take the partitions of a directory that failed offline; returns them."""
-        gone = [tp for tp, partition in self._partitions.items() if partition.log.directory is directory]
-        for tp in gone:
-            partition = self._partitions.pop(tp)
+    def handle_log_dir_failure(self, directory: LogDirectory) -> Iterator[TopicPartition]:
+        """Take the partitions of a directory that failed offline; yields each. Deltas may be applied in
+        between.
+        """
+        there = [tp for tp, partition in self._partitions.items() if partition.log.directory is directory]
+        for tp in there:
+            partition = self._partitions.get(tp)
+            if partition is None or partition.log.directory is not directory:
+                continue
+            del self._partitions[tp]
             self._lost[tp] = None
             self._offline[tp] = KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
                 f"{tp} is in the log directory {directory.path}, which is offline: {directory.failure}",
             )
             _resign(partition)
-        return gone
+            yield tp
 
     def handle_log_damage(self, tp: TopicPartition, error: KafkaError) -> None:
         """Take a partition offline whose log is damaged; the log manager keeps its files."""

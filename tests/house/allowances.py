@@ -68,6 +68,8 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.replication.purgatory.DelayedOperationPurgatory.check_and_complete": "errors go to requests",
     "ottla.replication.replica_fetcher.ReplicaTruncations.start": "an error pauses its partition",
     "ottla.rpc.channel.BrokerChannel.connection": "its callers wait for it",
+    "ottla.rpc.connection.BrokerConnection.log_in_again_after": "ends with the connection",
+    "ottla.rpc.connection.BrokerConnection._begin_login": "fails with the connection, which it ends",
     "ottla.rpc.connection.BrokerConnection.send": "a request",
     "ottla.rpc.connection.BrokerConnection._check_idle": "of one connection",
     "ottla.rpc.request_batcher.RequestBatcher.submit": "requests get each error, and the next ones go on",

@@ -8,9 +8,17 @@ reached, a connection that ended, a response that did not come.
 from __future__ import annotations
 
 from ottla.protocol.errors import ErrorCode
-from ottla.rpc.errors import ClientFailure, ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut
+from ottla.rpc.errors import (
+    AuthenticationFailed,
+    ClientFailure,
+    ConnectionFailed,
+    ConnectionLost,
+    NotKafka,
+    RequestTimedOut,
+)
 
 __all__ = [
+    "AuthenticationFailed",
     "BootstrapFailed",
     "BufferFull",
     "ConnectionFailed",

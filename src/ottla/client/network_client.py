@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from ottla.client.cluster_metadata import Broker, ClusterMetadata, TopicInfo
-from ottla.client.errors import BootstrapFailed, ConnectionFailed
+from ottla.client.errors import AuthenticationFailed, BootstrapFailed, ConnectionFailed
 from ottla.client.settings import ConnectionConfig, parse_addresses
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -29,7 +29,7 @@ from ottla.rpc.connection import BrokerConnection
 from ottla.runtime.address import Address
 from ottla.runtime.network import SocketOptions
 from ottla.runtime.runtime import Runtime
-from ottla.security.client_security import client_security
+from ottla.security.clients.client_security import client_security
 
 __all__ = ["NetworkClient", "ConnectionConfig", "CoordinatorType", "MetadataUpdater", "parse_addresses"]
 
@@ -76,7 +76,7 @@ class NetworkClient:
                 send_buffer_bytes=config.send_buffer_bytes,
                 receive_buffer_bytes=config.receive_buffer_bytes,
             ),
-            security=client_security(runtime.disk, config.security),
+            security=client_security(runtime, config.security),
         )
         self._topics: set[str] = set()
         self._all_topics = False
@@ -191,6 +191,8 @@ class NetworkClient:
         for address in dict.fromkeys([*known, *self._bootstrap]):
             try:
                 return await self._connect(address)
+            except AuthenticationFailed:
+                raise  # every broker of the cluster knows the same users
             except KafkaError as error:
                 failures[address] = error
         reasons = "; ".join(error.message for error in failures.values())

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ottla.runtime.address import Address
-from ottla.security.settings import PLAINTEXT_SETTINGS, SecuritySettings, is_security_setting
+from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings, is_security_setting
 
 __all__ = ["Servers", "connection_config", "dotted", "is_about_security", "settings_of"]
 

@@ -407,9 +407,13 @@ class Node:
         if not any(endpoint.protocol.sasl for endpoint in self.config.listeners):
             return {}
         from ottla.node.network.login import sasl_listeners
+        from ottla.security.sasl.scram_credentials import MetadataScramCredentials, users_of_records
 
+        users = MetadataScramCredentials(
+            lambda: self.image, lambda: users_of_records(self.quorum.formatted_records)
+        )
         return sasl_listeners(
-            self.config, self.runtime, opened=self.ready, opened_to_nodes=self.quorum.opened
+            self.config, self.runtime, users, opened=self.ready, opened_to_nodes=self.quorum.opened
         )
 
     def _login_for(self, endpoint: Endpoint) -> SaslListener | None:

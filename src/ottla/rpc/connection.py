@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, Protocol, TypeVar, cast
 
-from ottla.protocol.api import API, API_VERSIONS, Api
+from ottla.protocol.api import API, API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE, Api
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
 from ottla.protocol.headers import read_response, request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -37,6 +38,7 @@ _SIZE = struct.Struct(">i")
 _CORRELATION_AND_ERROR = struct.Struct(">ih")
 _API_VERSIONS_FIRST_TRY = 4
 _TLS_ALERT = 0x15
+_OF_LOGIN = frozenset((SASL_HANDSHAKE, SASL_AUTHENTICATE))
 
 
 class ConnectionSecurity(Protocol):
@@ -142,6 +144,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._last_used = asyncio.get_running_loop().time()
         self._max_idle_s = max_idle_ms / 1000
         self._idle_check: asyncio.TimerHandle | None = None
+        # Requests that wait until the session has been renewed; None while none have to.
+        self._held_back: list[tuple[_Pending | None, list[Buffer]]] | None = None
+        self._login_timer: asyncio.TimerHandle | None = None
+        self._login: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
@@ -205,7 +211,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
     @property
     def in_flight(self) -> int:
         """The number of requests that wait for their response."""
-        return len(self._pending)
+        return len(self._pending) + len(self._held_back or ())
 
     def version_for(
         self, request: type[Request], *, at_most: int | None = None, unstable: bool = False
@@ -230,9 +236,13 @@ class BrokerConnection(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         response: asyncio.Future[Response] = loop.create_future()
         timer = loop.call_later(timeout_ms / 1000, self._on_timeout, api, timeout_ms)
-        self._pending.append(_Pending(correlation_id, api, version, response, timer))
+        pending = _Pending(correlation_id, api, version, response, timer)
         self._last_used = loop.time()
-        transport.writelines(parts)
+        if self._held_back is not None and api.key not in _OF_LOGIN:
+            self._held_back.append((pending, parts))
+        else:
+            self._pending.append(pending)
+            transport.writelines(parts)
         return response  # type: ignore[return-value]  # the response class follows from the request's API
 
     def send_and_forget(self, request: Request, *, version: int | None = None) -> None:
@@ -243,7 +253,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         parts = request_parts(version, self._next_correlation_id, self._client_id, request)
         self._next_correlation_id = (self._next_correlation_id + 1) & 0x7FFFFFFF
         self._last_used = asyncio.get_running_loop().time()
-        transport.writelines(parts)
+        if self._held_back is not None:
+            self._held_back.append((None, parts))
+        else:
+            transport.writelines(parts)
 
     async def request(
         self, request: Request, response_type: type[R], *, timeout_ms: int, version: int | None = None
@@ -264,6 +277,39 @@ class BrokerConnection(asyncio.BufferedProtocol):
         then. The response follows those to earlier requests, so it needs as much time as they have.
         """
         self.send(_api_versions_request(), ApiVersionsResponse, timeout_ms=timeout_ms)
+
+    async def send_for_login(
+        self, request: Request, response_type: type[R], *, timeout_ms: int, version: int | None = None
+    ) -> R:
+        """Send a request of a login, also while others are held back, and wait for the response."""
+        assert request.API_KEY in _OF_LOGIN, request.API_KEY
+        return await self.send(request, response_type, timeout_ms=timeout_ms, version=version)
+
+    def log_in_again_after(self, seconds: float, log_in: Callable[[], Awaitable[None]]) -> None:
+        """Have `log_in` renew the session then, and hold other requests back meanwhile: the broker would end
+        the connection for them. If it fails the connection ends.
+        """
+        self._login_timer = asyncio.get_running_loop().call_later(seconds, self._begin_login, log_in)
+
+    def _begin_login(self, log_in: Callable[[], Awaitable[None]]) -> None:
+        self._held_back = []
+        self._login = asyncio.get_running_loop().create_task(
+            self._log_in_again(log_in), name=f"login {self.address}"
+        )
+
+    async def _log_in_again(self, log_in: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await log_in()
+        except KafkaError as error:
+            self._end(error)
+            return
+        held, self._held_back = self._held_back or [], None
+        transport = self._transport
+        if self._lost is None and transport is not None:
+            for pending, parts in held:
+                if pending is not None:
+                    self._pending.append(pending)
+                transport.writelines(parts)
 
     def _on_timeout(self, api: Api, timeout_ms: int) -> None:
         self._end(RequestTimedOut(f"{self.address}: no answer to {api.name} within {timeout_ms} ms"))
@@ -394,6 +440,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._writable.set()
         if self._idle_check is not None:
             self._idle_check.cancel()
+        if self._login_timer is not None:
+            self._login_timer.cancel()
+        held, self._held_back = self._held_back or [], None
+        self._pending.extend(pending for pending, _ in held if pending is not None)
         while self._pending:
             pending = self._pending.popleft()
             pending.timer.cancel()

@@ -56,6 +56,15 @@ class NotKafka(ClientFailure):
     CODE = ErrorCode.UNSUPPORTED_VERSION
 
 
+class AuthenticationFailed(ClientFailure):
+    """The broker, or this side, refused the login: wrong credentials, or a mechanism that it does not offer.
+    The text says which. Another attempt would fail too.
+    """
+
+    __slots__ = ()
+    CODE = ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
 def os_error(failure: KafkaError) -> OSError:
     """Translate a failure into the `OSError` that a node's code expects of a peer that cannot be reached:
     `TimeoutError`, `ConnectionRefusedError` and the like.

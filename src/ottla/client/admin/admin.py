@@ -12,7 +12,7 @@ from ottla.client.admin.requests import AdminRequests
 from ottla.client.network_client import NetworkClient
 from ottla.client.settings import Servers, connection_config, settings_of
 from ottla.runtime.runtime import Runtime
-from ottla.security.settings import PLAINTEXT_SETTINGS, SecuritySettings
+from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
 if TYPE_CHECKING:
     from ottla.client.admin.cluster import ClusterAdmin

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from ottla.security.settings import PLAINTEXT_SETTINGS, SecuritySettings
+from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
 __all__ = ["ConsumerConfig", "Reset", "ResetPolicy", "parse_reset"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ottla.records.types import Codec
-from ottla.security.settings import PLAINTEXT_SETTINGS, SecuritySettings
+from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
 __all__ = ["ProducerConfig"]
 

@@ -9,6 +9,7 @@ and indexes over the image. Invariant: the image changes by `Controller.replay` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ottla.metadata.controller import acls as control_acls
 from ottla.metadata.controller import brokers as control_brokers
@@ -73,6 +74,12 @@ from ottla.protocol.messages.update_features import UpdateFeaturesRequest, Updat
 from ottla.protocol.metadata_records import RegisterBrokerRecord, UnregisterBrokerRecord
 from ottla.protocol.names import has_collision_chars, unify_collision_chars
 from ottla.runtime.steps import Steps
+
+if TYPE_CHECKING:
+    from ottla.protocol.messages.alter_user_scram_credentials import (
+        AlterUserScramCredentialsRequest,
+        AlterUserScramCredentialsResponse,
+    )
 
 ANY_CALLER = ControllerRequestContext()
 
@@ -270,6 +277,13 @@ class Controller:
         self, request: IncrementalAlterConfigsRequest, context: ControllerRequestContext = ANY_CALLER
     ) -> Result[IncrementalAlterConfigsResponse]:
         return control_configs.incremental_alter_configs(self._state, request, context)
+
+    def alter_user_scram_credentials(
+        self, request: AlterUserScramCredentialsRequest
+    ) -> Result[AlterUserScramCredentialsResponse]:
+        from ottla.metadata.controller.scram import alter_user_scram_credentials  # rarely needed
+
+        return alter_user_scram_credentials(self._state, request)
 
     def alter_client_quotas(self, request: AlterClientQuotasRequest) -> Result[AlterClientQuotasResponse]:
         return control_client_quotas.alter_client_quotas(self._state, request)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ottla.metadata.controller.controller import Controller
     from ottla.metadata.controller.state import Decision, Result
     from ottla.metadata.log.loader import Subscriber
+    from ottla.metadata.records import MetadataRecord
     from ottla.node.network.login import SaslListener
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ class QuorumMember:
             login_for=login_for,
         )
         config.add_reconfigurable(self.server.configure)
+        # What the node was formatted with.
+        self.formatted_records: Sequence[MetadataRecord] = ()
         self.metadata: MetadataLog
         self.active_controller: ActiveController
         # The requests of this node to the active controller, and those of clients that it forwards.
@@ -111,6 +114,7 @@ class QuorumMember:
         runtime, config = self._runtime, self._config.current
         metadata_dir = config.metadata_log_dir
         bootstrap = await runtime.pool.run(read_bootstrap, runtime.disk, metadata_dir)
+        self.formatted_records = bootstrap
         self.metadata = metadata = await MetadataLog.open(
             runtime,
             metadata_dir,

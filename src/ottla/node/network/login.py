@@ -29,6 +29,7 @@ from ottla.protocol.api import SASL_HANDSHAKE
 from ottla.runtime.clock import Clock
 from ottla.runtime.runtime import Runtime
 from ottla.security.sasl.registry import SaslEnvironment
+from ottla.security.sasl.scram_server import ScramCredentials
 from ottla.security.sasl.server_authenticator import (
     SaslReply,
     SaslServerAuthenticator,
@@ -44,12 +45,17 @@ _MIN_REAUTH_MS: Final = 1_000.0
 
 
 def sasl_listeners(
-    config: NodeConfig, runtime: Runtime, *, opened: asyncio.Event, opened_to_nodes: asyncio.Event
+    config: NodeConfig,
+    runtime: Runtime,
+    scram: ScramCredentials,
+    *,
+    opened: asyncio.Event,
+    opened_to_nodes: asyncio.Event,
 ) -> dict[str, SaslListener]:
     """Make the logins of a node's SASL listeners, by the listeners' names. NodeFailed names a setting that
     cannot be used. Listeners of controllers are open sooner than others.
     """
-    environment = SaslEnvironment(runtime.random, runtime.clock)
+    environment = SaslEnvironment(runtime.random, runtime.clock, scram)
     logins: dict[str, SaslListener] = {}
     for endpoint in config.listeners:
         if endpoint.protocol.sasl:

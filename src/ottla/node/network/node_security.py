@@ -8,38 +8,59 @@ node whose listeners are all in plain text.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Final
 
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
+from ottla.node.config.tables.config_def import ConfigError
 from ottla.node.network.server import ListenerTls
 from ottla.protocol.security_protocol import SecurityProtocol
 from ottla.rpc.connection import BrokerConnection
+from ottla.rpc.errors import AuthenticationFailed
+from ottla.runtime.address import Address
 from ottla.runtime.network import TlsContext
 from ottla.runtime.runtime import Runtime
 from ottla.security.principal import ANONYMOUS, USER_TYPE, KafkaPrincipal
 
 if TYPE_CHECKING:
+    from ottla.security.sasl.client_authenticator import SaslLogin
     from ottla.security.tls.settings import TlsSettings
     from ottla.security.tls.ssl_factory import SslFactory
+
+log = logging.getLogger(__name__)
 
 
 class InterNodeSecurity:
     """`ConnectionSecurity` of the connections of a node to one listener of others."""
 
-    __slots__ = ("factory",)
+    __slots__ = ("_failures", "factory", "login")
 
     def __init__(self) -> None:
         # None in plain text, and before the node has loaded its certificates.
         self.factory: SslFactory | None = None
+        # None without SASL, and before the node has read its credentials.
+        self.login: SaslLogin | None = None
+        # The addresses whose refusals have been logged.
+        self._failures: set[Address] = set()
 
     def tls(self) -> TlsContext | None:
         return None if self.factory is None else self.factory.client
 
     async def authenticate(self, connection: BrokerConnection, *, timeout_ms: int) -> None:
-        return None
+        if self.login is None:
+            return
+        try:
+            await self.login.authenticate(connection, timeout_ms=timeout_ms)
+        except AuthenticationFailed as error:
+            # It is tried again and again, as the other node may learn of this one's user; one line is enough.
+            if connection.address not in self._failures:
+                self._failures.add(connection.address)
+                log.error("this node cannot log in at another one: %s", error)
+            raise
+        self._failures.discard(connection.address)
 
 
 class _NodeListenerTls:
@@ -77,16 +98,30 @@ class NodeSecurity:
         """Read all key material. NodeFailed names the listener, the setting and the file."""
         config = self._config.current
         names = {each.name: each.protocol for each in config.listeners if each.protocol.tls}
-        for name, security in (
-            (config.inter_broker_listener, self.inter_broker),
-            (config.controller_listener_names[0], self.controller),
+        for name, security, mechanism in (
+            (config.inter_broker_listener, self.inter_broker, "sasl.mechanism.inter.broker.protocol"),
+            (config.controller_listener_names[0], self.controller, "sasl.mechanism.controller.protocol"),
         ):
             protocol = config.security_protocols.get(name, SecurityProtocol.PLAINTEXT)
+            if protocol.sasl:
+                security.login = self._login(name, mechanism)
             if protocol.tls:
                 names[name] = protocol
                 security.factory = await self._factory(name, protocol)
         for name, protocol in names.items():
             await self._factory(name, protocol)
+
+    def _login(self, listener: str, mechanism: str) -> SaslLogin | None:
+        config = self._config.current
+        from ottla.node.config.sasl import client_mechanism
+        from ottla.security.sasl.client_authenticator import SaslLogin
+        from ottla.security.sasl.registry import SaslEnvironment
+
+        environment = SaslEnvironment(self._runtime.random, self._runtime.clock)
+        try:
+            return SaslLogin(client_mechanism(config, listener, mechanism, environment), self._runtime.random)
+        except ConfigError as error:
+            raise NodeFailed(str(error)) from None
 
     async def _factory(self, listener: str, protocol: SecurityProtocol) -> SslFactory:
         factory = self._factories.get(listener)

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from ottla.protocol.scram import ScramMechanism
 from ottla.runtime.clock import Clock
 from ottla.runtime.random import Random
 from ottla.security.jaas import JaasEntry
 from ottla.security.sasl.mechanism import SaslClientFactory, SaslServerFactory
 from ottla.security.sasl.plain import PLAIN, PlainClientFactory, PlainServerFactory, plain_users
+from ottla.security.sasl.scram_client import TOKEN_AUTH, ScramClientFactory
 from ottla.security.secret import Secret
+
+if TYPE_CHECKING:
+    from ottla.security.sasl.scram_server import ScramCredentials
 
 
 class SaslConfigError(ValueError):
@@ -48,6 +53,8 @@ class SaslEnvironment:
 
     random: Random
     clock: Clock
+    # The users and delegation tokens of the cluster; None for a client.
+    scram: ScramCredentials | None = None
 
 
 class MakeServer(Protocol):
@@ -68,6 +75,8 @@ class Mechanism:
     make_client: MakeClient
     # Classes that may stand in sasl.{server,client,login}.callback.handler.class and sasl.login.class.
     classes: frozenset[str] = frozenset()
+    # Options of the login module without which no client can log in.
+    required_options: tuple[str, ...] = ()
 
 
 def _plain_server(settings: MechanismSettings, environment: SaslEnvironment) -> SaslServerFactory:
@@ -78,6 +87,25 @@ def _plain_client(settings: MechanismSettings, _environment: SaslEnvironment) ->
     return PlainClientFactory(settings.option("username"), Secret(settings.option("password")))
 
 
+def _scram_server(settings: MechanismSettings, environment: SaslEnvironment) -> SaslServerFactory:
+    from ottla.security.sasl.scram_server import ScramServerFactory
+
+    mechanism = ScramMechanism.of_name(settings.mechanism)
+    assert mechanism is not None, settings.mechanism
+    assert environment.scram is not None, "a server without users"
+    return ScramServerFactory(mechanism, environment.scram, environment.random)
+
+
+def _scram_client(settings: MechanismSettings, environment: SaslEnvironment) -> SaslClientFactory:
+    mechanism = ScramMechanism.of_name(settings.mechanism)
+    assert mechanism is not None, settings.mechanism
+    extensions = {}
+    if settings.jaas.options.get(TOKEN_AUTH, "").lower() == "true":
+        extensions[TOKEN_AUTH] = "true"
+    username, password = settings.option("username"), Secret(settings.option("password"))
+    return ScramClientFactory(mechanism, username, password, environment.random, extensions)
+
+
 _KAFKA: Final = "org.apache.kafka.common.security"
 _COMMON_CLASSES: Final = frozenset(
     (
@@ -86,6 +114,7 @@ _COMMON_CLASSES: Final = frozenset(
         f"{_KAFKA}.authenticator.SaslClientCallbackHandler",
     )
 )
+_NAME_AND_PASSWORD: Final = ("username", "password")
 _CLASS_SETTINGS: Final = (
     "sasl.server.callback.handler.class",
     "sasl.client.callback.handler.class",
@@ -102,6 +131,18 @@ MECHANISMS: Final[dict[str, Mechanism]] = {
             _plain_server,
             _plain_client,
             frozenset((f"{_KAFKA}.plain.internals.PlainServerCallbackHandler",)),
+            _NAME_AND_PASSWORD,
+        ),
+        *(
+            Mechanism(
+                scram.mechanism_name,
+                f"{_KAFKA}.scram.ScramLoginModule",
+                _scram_server,
+                _scram_client,
+                frozenset((f"{_KAFKA}.scram.internals.ScramServerCallbackHandler",)),
+                _NAME_AND_PASSWORD,
+            )
+            for scram in ScramMechanism
         ),
     )
 }

@@ -12,6 +12,12 @@ from difflib import get_close_matches
 from typing import Final
 
 from ottla.protocol.security_protocol import SecurityProtocol
+from ottla.security.sasl.client_settings import (
+    CLIENT_NAMES,
+    CREDENTIALS,
+    check_client_sasl,
+    is_client_setting,
+)
 from ottla.security.tls.settings import JAVA_NAMES, LIBRDKAFKA_NAMES, client_tls_settings
 
 _PREFIXES: Final = ("security.", "ssl.", "sasl.")
@@ -40,13 +46,20 @@ class SecuritySettings:
             known = ", ".join(SecurityProtocol.__members__)
             raise ValueError(f"security.protocol={text!r} is not known; use one of {known}")
         for name in values:
-            if name not in _KNOWN and not name.startswith("sasl."):
-                near = get_close_matches(name, _KNOWN, n=1)
+            if name not in _KNOWN and not is_client_setting(name):
+                near = get_close_matches(name, (*_KNOWN, *CLIENT_NAMES), n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ValueError(f"{name} is not a setting that this client knows{hint}")
         settings = cls(SecurityProtocol[text], tuple(sorted(values.items())))
         if settings.protocol.sasl:
-            raise ValueError(f"security.protocol={text}: SASL is not there yet; use SSL or PLAINTEXT")
+            check_client_sasl(values)
+        elif "security.protocol" not in given:
+            for name in CREDENTIALS:
+                if name in values:
+                    raise ValueError(
+                        f"{name} is set, and security.protocol is not: without SASL_SSL or SASL_PLAINTEXT "
+                        "the client would not log in"
+                    )
         if settings.protocol.tls:
             client_tls_settings(values)
         return settings

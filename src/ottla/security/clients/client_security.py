@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 from ottla.protocol.security_protocol import SecurityProtocol
 from ottla.rpc.connection import PLAINTEXT, BrokerConnection, ConnectionSecurity
-from ottla.runtime.disk import Disk
-from ottla.security.settings import SecuritySettings
+from ottla.runtime.runtime import Runtime
+from ottla.security.clients.settings import SecuritySettings
+from ottla.security.sasl.client_authenticator import SaslLogin
+from ottla.security.sasl.client_settings import client_login
+from ottla.security.sasl.registry import SaslEnvironment
 
 if TYPE_CHECKING:
     from ottla.runtime.network import TlsContext
@@ -20,21 +23,25 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def client_security(disk: Disk, settings: SecuritySettings) -> ConnectionSecurity:
+def client_security(runtime: Runtime, settings: SecuritySettings) -> ConnectionSecurity:
     """Make the security of a client's connections. ValueError (TlsError) if its key material cannot be read;
     it blocks while it is.
     """
     if settings.protocol is SecurityProtocol.PLAINTEXT:
         return PLAINTEXT
-    return ClientSecurity(disk, settings)
+    return ClientSecurity(runtime, settings)
 
 
 class ClientSecurity:
-    """TLS, if the protocol has it, for all connections of one client."""
+    """TLS and a login, where the protocol has them, for all connections of one client."""
 
-    def __init__(self, disk: Disk, settings: SecuritySettings) -> None:
-        self._disk: Final = disk
+    def __init__(self, runtime: Runtime, settings: SecuritySettings) -> None:
+        self._disk: Final = runtime.disk
         self._settings: Final = settings
+        self._login: SaslLogin | None = None
+        if settings.protocol.sasl:
+            environment = SaslEnvironment(runtime.random, runtime.clock)
+            self._login = client_login(dict(settings.values), environment)
         self._context: TlsContext | None = None
         # When the files of the key material were last changed.
         self._times: tuple[int, ...] = ()
@@ -59,7 +66,8 @@ class ClientSecurity:
         return self._context
 
     async def authenticate(self, connection: BrokerConnection, *, timeout_ms: int) -> None:
-        return None
+        if self._login is not None:
+            await self._login.authenticate(connection, timeout_ms=timeout_ms)
 
     def _load(self) -> None:
         from ottla.security.tls.context import TlsMaterial, client_context

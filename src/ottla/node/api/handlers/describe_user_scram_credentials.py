@@ -1,0 +1,54 @@
+"""DescribeUserScramCredentials: which users have credentials of which mechanisms, and their iterations.
+
+Without users it describes all. Keys and salts are in no response.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ottla.metadata.image.entities import ScramUser
+from ottla.node.api.context import RequestContext
+from ottla.protocol.acl import AclOperation
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.describe_user_scram_credentials import (
+    CredentialInfo,
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+    DescribeUserScramCredentialsResult,
+)
+from ottla.protocol.scram import ScramMechanism
+
+
+def handle(
+    context: RequestContext, request: DescribeUserScramCredentialsRequest
+) -> DescribeUserScramCredentialsResponse:
+    context.require_of_cluster(AclOperation.DESCRIBE)
+    if request.users:
+        users = Counter(user.name for user in request.users)
+    else:
+        users = Counter(dict.fromkeys((user.name for user in context.image.scram), 1))
+    return DescribeUserScramCredentialsResponse(
+        error_message=None, results=[_describe(context, name, count) for name, count in users.items()]
+    )
+
+
+def _describe(context: RequestContext, name: str, count: int) -> DescribeUserScramCredentialsResult:
+    result = DescribeUserScramCredentialsResult(user=name, error_message=None)
+    credentials = context.image.scram
+    if count > 1:
+        result.error_code = ErrorCode.DUPLICATE_RESOURCE
+        result.error_message = (
+            f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
+        )
+        return result
+    for mechanism in ScramMechanism:
+        credential = credentials.get(ScramUser(mechanism, name))
+        if credential is not None:
+            result.credential_infos.append(
+                CredentialInfo(mechanism=mechanism, iterations=credential.iterations)
+            )
+    if not result.credential_infos:
+        result.error_code = ErrorCode.RESOURCE_NOT_FOUND
+        result.error_message = f"Attempt to describe a user credential that does not exist: {name}"
+    return result

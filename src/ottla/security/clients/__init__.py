@@ -1,0 +1,1 @@
+"""What clients need of security: their settings, and the protection of their connections."""

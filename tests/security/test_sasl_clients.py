@@ -1,0 +1,202 @@
+"""Our own clients on SASL listeners: they log in, again before a session ends, and explain failures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from ottla.client.admin.admin import Admin
+from ottla.client.consumer.consumer import Consumer
+from ottla.client.errors import AuthenticationFailed
+from ottla.client.producer.producer import Producer
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from ottla.rpc.connection import BrokerConnection
+from ottla.runtime.address import Address
+from ottla.runtime.runtime import Runtime
+from ottla.security.clients.client_security import client_security
+from ottla.security.clients.settings import SecuritySettings
+from ottla.testing.local_node import LocalNode
+from tests.support.wire import CLOSED, WireClient
+
+PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
+DEADLINE_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[LocalNode]:
+    settings = {
+        "listeners": "SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+        "plain.sasl.jaas.config": f'{PLAIN_MODULE} required user_alice="alice-secret";',
+        "scram-sha-256.sasl.jaas.config": f"{SCRAM_MODULE} required;",
+        "scram-sha-512.sasl.jaas.config": f"{SCRAM_MODULE} required;",
+    }
+    with LocalNode(settings) as node:
+        plain = {
+            "bootstrap.servers": node.bootstrap_servers,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "alice",
+            "sasl.password": "alice-secret",
+        }
+        admin = AdminClient(plain)
+        users = {"bob": ScramMechanism.SCRAM_SHA_256, "carol": ScramMechanism.SCRAM_SHA_512}
+        for user, mechanism in users.items():
+            info = ScramCredentialInfo(mechanism, 4096)
+            changes = [UserScramCredentialUpsertion(user, info, f"{user}-secret".encode())]
+            for done in admin.alter_user_scram_credentials(changes).values():
+                done.result(DEADLINE_SECONDS)
+        yield node
+
+
+@pytest.fixture
+def forgetful_node() -> Iterator[LocalNode]:
+    """A node whose sessions are short."""
+    settings = {
+        "listeners": "SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.connections.max.reauth.ms": "1200",
+        "plain.sasl.jaas.config": f'{PLAIN_MODULE} required user_alice="alice-secret" user_bob="b";',
+        "connection.failed.authentication.delay.ms": "0",
+    }
+    with LocalNode(settings) as node:
+        yield node
+
+
+def settings(node: LocalNode, mechanism: str, user: str, password: str) -> dict[str, str]:
+    return {
+        "bootstrap.servers": node.bootstrap_servers,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism,
+        "sasl.username": user,
+        "sasl.password": password,
+    }
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "user"), [("PLAIN", "alice"), ("SCRAM-SHA-256", "bob"), ("SCRAM-SHA-512", "carol")]
+)
+def test_what_one_writes_another_reads(node: LocalNode, mechanism: str, user: str) -> None:
+    async def run() -> None:
+        given = settings(node, mechanism, user, f"{user}-secret")
+        async with Producer(given) as producer:
+            await producer.send(f"of-{user}", b"hello")
+        async with Consumer(given, group_id=user, auto_offset_reset="earliest") as consumer:
+            consumer.subscribe([f"of-{user}"])
+            records = await consumer.poll(timeout_ms=DEADLINE_SECONDS * 1000)
+            assert [record.value for record in records] == [b"hello"]
+
+    asyncio.run(run())
+
+
+def test_java_settings_mean_the_same(node: LocalNode) -> None:
+    async def run() -> None:
+        given = {
+            "bootstrap.servers": node.bootstrap_servers,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.jaas.config": f'{SCRAM_MODULE} required username="bob" password="bob-secret";',
+        }
+        async with Admin(given) as admin:
+            assert await admin.cluster.describe()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "user", "password", "message"),
+    [
+        ("PLAIN", "alice", "wrong", "Authentication failed: Invalid username or password"),
+        ("PLAIN", "bob", "bob-secret", "Authentication failed: Invalid username or password"),
+        ("SCRAM-SHA-256", "bob", "wrong", "due to invalid credentials with SASL mechanism SCRAM-SHA-256"),
+        ("SCRAM-SHA-256", "carol", "carol-secret", "due to invalid credentials"),
+    ],
+)
+def test_failures_are_explained_at_once(
+    node: LocalNode, mechanism: str, user: str, password: str, message: str
+) -> None:
+    async def run() -> None:
+        async with Admin(settings(node, mechanism, user, password)):
+            pass
+
+    with pytest.raises(AuthenticationFailed, match=message) as caught:
+        asyncio.run(run())
+    assert password not in str(caught.value)
+    assert not caught.value.retriable
+
+
+def test_mechanism_that_is_not_offered(forgetful_node: LocalNode) -> None:
+    async def run() -> None:
+        async with Admin(settings(forgetful_node, "SCRAM-SHA-256", "bob", "bob-secret")):
+            pass
+
+    with pytest.raises(AuthenticationFailed, match=r"does not offer .* SCRAM-SHA-256; it offers: PLAIN"):
+        asyncio.run(run())
+
+
+def test_connection_logs_in_again_before_its_session_ends(forgetful_node: LocalNode) -> None:
+    """Requests that are made meanwhile wait, and no connection is lost."""
+
+    async def run() -> None:
+        runtime = Runtime.real(guest=True)
+        given = settings(forgetful_node, "PLAIN", "alice", "alice-secret")
+        del given["bootstrap.servers"]
+        connection = await BrokerConnection.open(
+            runtime.network,
+            Address("127.0.0.1", forgetful_node.port),
+            client_id="c",
+            timeout_ms=DEADLINE_SECONDS * 1000,
+            security=client_security(runtime, SecuritySettings.of(given)),
+        )
+        loop = asyncio.get_running_loop()
+        begun, sent = loop.time(), 0
+        while loop.time() - begun < 3:
+            await connection.request(MetadataRequest(), MetadataResponse, timeout_ms=DEADLINE_SECONDS * 1000)
+            sent += 1
+        assert connection.is_open
+        assert sent > 100
+        await connection.close()
+        runtime.close()
+
+    asyncio.run(run())
+
+
+def log_in(wire: WireClient, token: bytes = b"\0alice\0alice-secret") -> SaslAuthenticateResponse:
+    wire.get(SaslHandshakeRequest(mechanism="PLAIN"), 1, SaslHandshakeResponse)
+    return wire.get(SaslAuthenticateRequest(auth_bytes=token), 2, SaslAuthenticateResponse)
+
+
+def test_session_that_has_ended_is_closed_unless_it_is_renewed(forgetful_node: LocalNode) -> None:
+    with (
+        WireClient(forgetful_node.bootstrap_servers) as wire,
+        WireClient(forgetful_node.bootstrap_servers) as other,
+    ):
+        assert log_in(wire).session_lifetime_ms == 1200
+        assert log_in(other).session_lifetime_ms == 1200
+        wire.get(MetadataRequest(), 9, MetadataResponse)
+        assert log_in(other).session_lifetime_ms == 1200
+        ends = time.monotonic() + 1.2
+        early = other.get(SaslHandshakeRequest(mechanism="PLAIN"), 1, SaslHandshakeResponse)
+        assert early.error_code == ErrorCode.ILLEGAL_SASL_STATE
+        while time.monotonic() < ends:
+            time.sleep(0.01)
+        assert wire.ask(MetadataRequest(), 9) is CLOSED
+        # It may still be renewed, but by the same user only.
+        answer = log_in(other, b"\0bob\0b")
+        assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert answer.error_message is not None
+        assert "Cannot change principals" in answer.error_message
+        assert other.receive_frame() is None

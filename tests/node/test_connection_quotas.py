@@ -141,7 +141,7 @@ def _accepted(quotas: ConnectionQuotas, clock: Clock, listener: str, seconds: fl
         if delay_s > 0:
             clock.now += delay_s
         else:
-            assert quota.on_accepted("192.0.2.1")
+            assert quota.on_accepted("192.0.2.1") is None
             accepted += 1
     return accepted
 
@@ -172,6 +172,106 @@ def test_a_rate_forgets_what_was_long_ago() -> None:
         rate.record(0.0)
     assert rate.delay_s(0.0) == 1.0
     assert rate.delay_s(20.0) == 0.0
+
+
+def test_each_listener_says_once_that_it_is_full(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    quotas = ConnectionQuotas(NodeConfig(TWO_LISTENERS | {"max.connections": "1"}), None, clock)
+    clients, brokers = quotas.listener("CLIENTS"), quotas.listener("BROKERS")
+    brokers.max_connections = 10
+    assert clients.on_accepted("192.0.2.1") is None
+    for _ in range(5):
+        assert clients.delay_s() > 0
+        assert brokers.delay_s() > 0
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["CLIENTS", "BROKERS"]
+
+
+def test_an_address_may_connect_as_often_as_its_quota_says() -> None:
+    clock = Clock()
+    quotas = ConnectionQuotas(NodeConfig(TWO_LISTENERS), "BROKERS", clock)
+    listener = quotas.listener("CLIENTS")
+
+    def connect(host: str, times: int) -> int:
+        return sum(listener.on_accepted(host) is None for _ in range(times))
+
+    assert connect("192.0.2.1", 1000) == 1000
+    quotas.update_ip_quota("192.0.2.1", 5)
+    # Ten seconds' worth at once, and no other address is concerned.
+    assert connect("192.0.2.1", 1000) == 50
+    assert connect("192.0.2.2", 1000) == 1000
+    # Those that are refused do not count, neither as connections nor for the rate.
+    assert listener.connections == 2050
+    delay_s = listener.on_accepted("192.0.2.1")
+    assert delay_s is not None
+    assert 0 < delay_s <= 1
+    clock.now += 20
+    assert connect("192.0.2.1", 1000) == 50
+    quotas.update_ip_quota(None, 1)
+    assert connect("192.0.2.3", 100) == 10
+    quotas.update_ip_quota("192.0.2.3", 2**31 - 1)
+    assert connect("192.0.2.3", 100) == 100
+    quotas.update_ip_quota("192.0.2.3", None)
+    quotas.update_ip_quota(None, None)
+    assert connect("192.0.2.3", 100) == 100
+    quotas.update_ip_quota("2001:DB8:0::1", 1)
+    assert connect("2001:db8::1", 100) == 10
+    quotas.update_ip_quota("::ffff:192.0.2.9", 1)
+    assert connect("192.0.2.9", 100) == 10
+
+
+def test_the_rates_of_many_addresses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ottla.node.network.connection_quotas._MAX_IPS", 100)
+    clock = Clock()
+    quotas = ConnectionQuotas(NodeConfig(TWO_LISTENERS), "BROKERS", clock)
+    quotas.update_ip_quota(None, 1)
+    listener = quotas.listener("CLIENTS")
+    for number in range(10):
+        assert listener.on_accepted("192.0.2.1") is None, number
+    for number in range(1000):
+        assert listener.on_accepted(f"198.51.{number // 256}.{number % 256}") is None
+        assert listener.on_accepted("192.0.2.1") is not None
+    assert len(quotas._ip_rates._rates) == 100
+
+
+def test_a_client_that_connects_too_often_is_closed_after_a_while() -> None:
+    async def main() -> None:
+        async with serving() as bench:
+            bench.server.update_ip_quotas(
+                {(("ip", "127.0.0.1"),): {"connection_creation_rate": 1.0}}, [(("ip", "127.0.0.1"),)]
+            )
+            kept = [await bench.client() for _ in range(10)]
+            for client in kept:
+                assert (await client.ask())[4:] == b"hi"
+            refused = await bench.client()
+            refused.writer.write(b"\0\0\0\2hi")
+            assert await refused.closed()
+            for client in kept:
+                assert (await client.ask())[4:] == b"hi"
+            assert bench.server.connections == 10
+
+    run(main())
+
+
+def test_an_address_of_ipv4_is_the_same_on_a_socket_for_both() -> None:
+    async def main() -> None:
+        settings = {"listeners": "CLIENTS://:0", "listener.security.protocol.map": "CLIENTS:PLAINTEXT"}
+        config = NodeConfig(settings | {"max.connections.per.ip.overrides": "127.0.0.1:1"})
+        server = SocketServer(RealNetwork(), config, lambda endpoint: Echo())
+        opened = await server.listen(config.listeners)
+        try:
+            first, second = [
+                Client(*await asyncio.open_connection("127.0.0.1", opened["CLIENTS"].port)) for _ in range(2)
+            ]
+            assert (await first.ask())[4:] == b"hi"
+            assert [each.peer[0] for each in server._connections] == ["127.0.0.1"]
+            assert await second.closed()
+            first.writer.close()
+            second.writer.close()
+        finally:
+            await server.stop_listening()
+            server.abort_connections()
+
+    run(main())
 
 
 def test_without_handles_connections_wait_and_one_line_says_so(

@@ -434,6 +434,7 @@ class Node:
                 log.exception("the changed settings of this broker could not be put in force")
         if delta.changed_quotas:
             self.quotas.update(image.client_quotas, delta.changed_quotas)
+            self.server.update_ip_quotas(image.client_quotas, delta.changed_quotas)
         if self._publisher is not None and self._publisher.is_applying:
             self.damaged_replicas.check()
 

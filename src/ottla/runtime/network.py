@@ -49,6 +49,8 @@ TlsContext: TypeAlias = ssl.SSLContext
 _PORT_ATTEMPTS = 16
 # After which a listener that could not accept, or was not to, tries again.
 _ACCEPT_RETRY_SECONDS = 0.1
+# Connections that a listener holds open although they are refused.
+_MAX_REFUSED = 1_000
 # A listener without handles says so at most this often.
 _ACCEPT_ERROR_SECONDS = 60.0
 # How long a TLS handshake may take, and how many may be under way on a listener: the oldest is given up.
@@ -110,8 +112,10 @@ class AcceptGate(Protocol):
         """For how long no connection may be accepted; those that come meanwhile wait in the backlog."""
         ...
 
-    def on_accepted(self, host: str) -> bool:
-        """Whether the connection from an address, which was accepted, is kept."""
+    def on_accepted(self, host: str) -> float | None:
+        """Decide on the connection from an address, which was accepted: None if it is kept, or else after
+        how many seconds it is closed, unread. A client that waits does not come back at once.
+        """
         ...
 
     def on_failed(self, host: str) -> None:
@@ -201,6 +205,7 @@ class _RealListener:
         "_factory",
         "_gate",
         "_logged_error",
+        "_refused",
         "_retries",
         "_sockets",
         "_tasks",
@@ -227,6 +232,8 @@ class _RealListener:
         # Connections that are being made, and sockets that are not accepted from for now.
         self._tasks: set[asyncio.Task[None]] = set()
         self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
+        # Connections that are not kept, until they are closed.
+        self._refused: dict[socket.socket, asyncio.TimerHandle] = {}
         # When it was last logged that connections cannot be accepted.
         self._logged_error = -_ACCEPT_ERROR_SECONDS
         # TLS handshakes that are not complete, the oldest first.
@@ -258,14 +265,27 @@ class _RealListener:
             except OSError as error:
                 self._on_accept_error(listening, error)
                 return
-            client = Address(str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else Address("", 0)
-            if gate is not None and not gate.on_accepted(client.host):
-                sock.close()
+            client = (
+                Address(_plain(str(peer[0])), int(peer[1])) if isinstance(peer, tuple) else Address("", 0)
+            )
+            closes_after_s = None if gate is None else gate.on_accepted(client.host)
+            if closes_after_s is not None:
+                self._refuse(sock, closes_after_s)
                 continue
             sock.setblocking(False)
             task = self.loop.create_task(self._connect(sock, client))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _refuse(self, sock: socket.socket, closes_after_s: float) -> None:
+        if closes_after_s <= 0 or len(self._refused) >= _MAX_REFUSED:
+            sock.close()
+        else:
+            self._refused[sock] = self.loop.call_later(closes_after_s, self._close_refused, sock)
+
+    def _close_refused(self, sock: socket.socket) -> None:
+        del self._refused[sock]
+        sock.close()
 
     async def _connect(self, sock: socket.socket, client: Address) -> None:
         def make() -> asyncio.BaseProtocol:
@@ -330,6 +350,10 @@ class _RealListener:
         for retry in self._retries.values():
             retry.cancel()
         self._retries.clear()
+        for refused, timer in self._refused.items():
+            timer.cancel()
+            refused.close()
+        self._refused.clear()
         for sock in self._sockets:
             self.loop.remove_reader(sock)
             sock.close()
@@ -457,6 +481,11 @@ async def _connect_tls(
         transport.abort()
         raise
     return cast("asyncio.Transport", connection), protocol
+
+
+def _plain(host: str) -> str:
+    """An address of IPv4 in its own form, not in that which sockets of IPv6 have for it."""
+    return host[7:] if host.startswith("::ffff:") and "." in host else host
 
 
 _Endpoint = tuple[socket.AddressFamily, Address]

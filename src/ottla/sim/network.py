@@ -431,7 +431,7 @@ class SimNetwork:
 
 def _accept(listener: _SimListener, end: _End) -> None:
     gate = listener.gate
-    if gate is not None and not gate.on_accepted(end.far.host.name):
+    if gate is not None and gate.on_accepted(end.far.host.name) is not None:
         end.abort()
         return
     protocol = listener.factory()

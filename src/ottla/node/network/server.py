@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final, Protocol
 
+from ottla.metadata.image.entities import QuotaEntity
 from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.network.connection import (
@@ -24,6 +25,7 @@ from ottla.node.network.connection import (
 )
 from ottla.node.network.connection_quotas import ConnectionQuotas, ListenerQuota
 from ottla.node.network.memory_budget import MemoryBudget
+from ottla.protocol.client_quotas import CONNECTION_CREATION_RATE, IP
 from ottla.runtime.address import Address
 from ottla.runtime.network import Network, NetworkListener, SocketOptions, TlsContext, peer_is_done
 from ottla.runtime.tls import TlsAcceptor
@@ -124,6 +126,16 @@ class SocketServer:
             send_buffer_bytes=_if_given(config, "socket.send.buffer.bytes"),
             receive_buffer_bytes=_if_given(config, "socket.receive.buffer.bytes"),
         )
+
+    def update_ip_quotas(
+        self, quotas: Mapping[QuotaEntity, Mapping[str, float]], changed: Iterable[QuotaEntity]
+    ) -> None:
+        """Take up the quotas of addresses among the entities that have changed."""
+        for entity in changed:
+            for type, name in entity:
+                if type == IP:
+                    limit = quotas.get(entity, {}).get(CONNECTION_CREATION_RATE)
+                    self._quotas.update_ip_quota(name, limit)
 
     async def check(self, endpoints: Iterable[Endpoint]) -> None:
         """Raise the OSError of `listen` if an endpoint could not be opened; none is open after it."""

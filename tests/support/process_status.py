@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import time
 from typing import Any
 
+from ottla.testing.cluster_process import NodeProcess
 from ottla.testing.local_cluster import ClusterNode
 
-_LABEL = b"ottla status: "
 _DEADLINE_S = 60.0
 
 
 def process_status(node: ClusterNode) -> dict[str, Any]:
     """The node's status, as it is now."""
-    log_file = node.plan.log_file
-    size = log_file.stat().st_size
-    pid = node.pid
-    assert pid is not None, f"node {node.id} is down"
-    os.kill(pid, signal.SIGUSR1)
+    process = NodeProcess(node.plan)
+    position = process.ask_status()
+    assert position is not None, f"node {node.id} is not ready:\n{node.log()}"
     deadline = time.monotonic() + _DEADLINE_S
-    while True:
-        with log_file.open("rb") as log:
-            log.seek(size)
-            for line in log.read().splitlines(keepends=True):
-                if line.startswith(_LABEL) and line.endswith(b"\n"):
-                    status: dict[str, Any] = json.loads(line[len(_LABEL) :])
-                    return status
+    while (status := process.read_status(position)) is None:
         assert time.monotonic() < deadline, f"node {node.id} does not answer SIGUSR1:\n{node.log()}"
         time.sleep(0.05)
+    return status
 
 
 def worst_turn(status: dict[str, Any]) -> str:

@@ -1,7 +1,9 @@
 """Turns: bulk work gives way by time, or by items where the clock stands still."""
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -132,3 +134,25 @@ def test_work_that_comes_first_in_each_round_leaves_time_for_the_others() -> Non
 
     asyncio.run(main())
     assert done["first"] < 3 * done["second"]
+
+
+def test_turns_keep_no_loop_whose_clock_knows_it() -> None:
+    class LoopClock(_Clock):
+        def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+            super().__init__(1_000)
+            self.loop = loop
+
+    async def take_turns(clock: LoopClock) -> None:
+        turns = Turns(clock)
+        for _ in range(3):
+            await turns.pause()
+
+    def run() -> weakref.ref[asyncio.AbstractEventLoop]:
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(take_turns(LoopClock(loop)))
+        loop.close()
+        return weakref.ref(loop)
+
+    gone = run()
+    gc.collect()
+    assert gone() is None

@@ -41,13 +41,14 @@ _ITEMS_WITHOUT_TIME: Final = 16
 class _Round:
     """The present round of an event loop, from the first turn in it."""
 
-    __slots__ = ("clock", "is_open", "pauses", "sharers", "start_ns")
+    __slots__ = ("clock_id", "is_open", "pauses", "sharers", "start_ns")
 
     def __init__(self) -> None:
         self.is_open = False
         self.start_ns = 0
-        # By which it started: simulated nodes share a loop, and each has a clock of its own.
-        self.clock: Clock | None = None
+        # Of the clock by which it started: simulated nodes share a loop, and each has a clock of its own. Not
+        # the clock itself, which knows its loop: neither of them would ever go.
+        self.clock_id = 0
         # Pieces of work that have paused in this round, and those that go on in it since the one before.
         self.pauses = 0
         self.sharers = 1
@@ -106,11 +107,11 @@ class Turns:
         if found is None:
             found = _rounds[loop] = _Round()
         if not found.is_open:
-            found.is_open, found.start_ns, found.clock = True, self._start_ns, self._clock
+            found.is_open, found.start_ns, found.clock_id = True, self._start_ns, id(self._clock)
             found.sharers, found.pauses = max(found.pauses, 1), 0
             loop.call_soon(found.close)  # in the next round
         self._round = found
-        if found.clock is self._clock:
+        if found.clock_id == id(self._clock):
             self._round_start_ns = found.start_ns
             self._share_ns = self._budget_ns // found.sharers
 

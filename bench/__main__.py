@@ -18,6 +18,7 @@ PARTS = {
     "compaction": "Compaction",
     "protocol": "The wire protocol's codecs",
     "clients": "Python clients",
+    "acls": "What an authorizer costs",
     "node": "A node beside Apache Kafka",
     "latency": "Latency beside Apache Kafka",
     "scale": "Many partitions beside Apache Kafka",

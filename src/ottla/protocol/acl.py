@@ -51,6 +51,12 @@ class AclPermissionType(IntEnum):
     ALLOW = 3
 
 
+# The numbers that have a meaning; members of an enum are equal to them.
+RESOURCE_TYPES: Final = frozenset(int(each) for each in AclResourceType)
+PATTERN_TYPES: Final = frozenset(int(each) for each in PatternType)
+OPERATIONS: Final = frozenset(int(each) for each in AclOperation)
+PERMISSION_TYPES: Final = frozenset(int(each) for each in AclPermissionType)
+
 # The name of a literal pattern that matches every resource, and the host that matches every client.
 WILDCARD: Final = "*"
 # The principal of entries that are for every user.
@@ -105,4 +111,7 @@ def operation_bits(operations: Iterable[int]) -> int:
 
 def enum_name(kind: type[IntEnum], number: int) -> str:
     """The name of a number as Kafka writes it in messages; UNKNOWN if it has none."""
-    return kind(number).name if number in tuple(kind) else "UNKNOWN"
+    try:
+        return kind(number).name
+    except ValueError:
+        return "UNKNOWN"

@@ -12,6 +12,7 @@ from typing import Final
 from ottla.metadata.controller.state import (
     MAX_RECORDS_PER_REQUEST,
     ControllerState,
+    Decision,
     Result,
     check_record_count,
 )
@@ -34,12 +35,13 @@ _OPERATIONS: Final = frozenset(AclOperation) - {AclOperation.ANY}
 
 def create_acls(
     state: ControllerState, acls: Sequence[AccessControlEntry], existing: Container[AccessControlEntry]
-) -> Result[CreateAclsResponse]:
+) -> Decision[CreateAclsResponse]:
     """Create those of the ACLs that are valid and not among the existing ones."""
     records: list[MetadataRecord] = []
     results: list[AclCreationResult] = []
     created: set[AccessControlEntry] = set()
     for acl in acls:
+        yield
         try:
             _validate(acl)
         except KafkaError as error:
@@ -71,19 +73,22 @@ def _validate(acl: AccessControlEntry) -> None:
         )
 
 
-def delete_acls(state: ControllerState, filters: Sequence[AclFilter]) -> Result[DeleteAclsResponse]:
+def delete_acls(state: ControllerState, filters: Sequence[AclFilter]) -> Decision[DeleteAclsResponse]:
     """Delete all ACLs that match one of the filters; an ACL is in the result of each filter that matches."""
     deleted: dict[bytes, None] = {}
     results = []
     for each in filters:
-        found = each.select(state.image.acls)
-        deleted.update(dict.fromkeys(id for id, _ in found))
+        matching = []
+        for id, acl in state.image.acls.items():
+            yield
+            if each.matches(acl):
+                deleted[id] = None
+                matching.append(_matching(acl))
         if len(deleted) > MAX_RECORDS_PER_REQUEST:
             raise KafkaError(
                 ErrorCode.POLICY_VIOLATION,
                 f"Cannot remove more than {MAX_RECORDS_PER_REQUEST} acls in a single delete operation.",
             )
-        matching = [_matching(acl) for _, acl in found]
         results.append(DeleteAclsFilterResult(error_message=None, matching_acls=matching))
     records = [RemoveAccessControlEntryRecord(id=id) for id in deleted]
     return Result(records, DeleteAclsResponse(filter_results=results))

@@ -210,10 +210,10 @@ class Controller:
 
     # ACLs
 
-    def create_acls(self, acls: Sequence[AccessControlEntry]) -> Result[CreateAclsResponse]:
+    def create_acls(self, acls: Sequence[AccessControlEntry]) -> Decision[CreateAclsResponse]:
         return control_acls.create_acls(self._state, acls, self._acls)
 
-    def delete_acls(self, filters: Sequence[AclFilter]) -> Result[DeleteAclsResponse]:
+    def delete_acls(self, filters: Sequence[AclFilter]) -> Decision[DeleteAclsResponse]:
         return control_acls.delete_acls(self._state, filters)
 
     # Topics and partitions

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final
 
 from ottla.metadata.image.entities import AccessControlEntry
-from ottla.protocol.acl import WILDCARD, AclOperation, AclPermissionType, AclResourceType, PatternType
+from ottla.protocol.acl import (
+    OPERATIONS,
+    PATTERN_TYPES,
+    PERMISSION_TYPES,
+    RESOURCE_TYPES,
+    WILDCARD,
+    AclOperation,
+    AclPermissionType,
+    AclResourceType,
+    PatternType,
+)
 
-K = TypeVar("K")
+# Members of an enum take longer to find, and a filter may be held against all ACLs.
+_ANY_TYPE: Final = int(AclResourceType.ANY)
+_ANY_OPERATION: Final = int(AclOperation.ANY)
+_ANY_PERMISSION: Final = int(AclPermissionType.ANY)
+_ANY_PATTERN: Final = int(PatternType.ANY)
+_MATCH: Final = int(PatternType.MATCH)
+_PREFIXED: Final = int(PatternType.PREFIXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,35 +43,31 @@ class AclFilter:
     def is_unknown(self) -> bool:
         """Whether one of its numbers has no meaning."""
         return (
-            self.resource_type not in tuple(AclResourceType)
-            or self.pattern_type not in tuple(PatternType)
-            or self.operation not in tuple(AclOperation)
-            or self.permission_type not in tuple(AclPermissionType)
+            self.resource_type not in RESOURCE_TYPES
+            or self.pattern_type not in PATTERN_TYPES
+            or self.operation not in OPERATIONS
+            or self.permission_type not in PERMISSION_TYPES
         )
 
     def matches(self, acl: AccessControlEntry) -> bool:
         return (
-            self.resource_type in (AclResourceType.ANY, acl.resource_type)
-            and self.operation in (AclOperation.ANY, acl.operation)
-            and self.permission_type in (AclPermissionType.ANY, acl.permission_type)
+            self.resource_type in (_ANY_TYPE, acl.resource_type)
+            and self.operation in (_ANY_OPERATION, acl.operation)
+            and self.permission_type in (_ANY_PERMISSION, acl.permission_type)
             and (self.principal is None or self.principal == acl.principal)
             and (self.host is None or self.host == acl.host)
             and self._matches_pattern(acl)
         )
 
-    def select(self, acls: Mapping[K, AccessControlEntry]) -> list[tuple[K, AccessControlEntry]]:
-        """Return those of the ACLs that match, with their keys."""
-        return [(key, acl) for key, acl in acls.items() if self.matches(acl)]
-
     def _matches_pattern(self, acl: AccessControlEntry) -> bool:
         wanted, name = self.pattern_type, self.resource_name
-        if wanted not in (PatternType.ANY, PatternType.MATCH, acl.pattern_type):
+        if wanted not in (_ANY_PATTERN, _MATCH, acl.pattern_type):
             return False
         if name is None:
             return True
-        if wanted != PatternType.MATCH:
+        if wanted != _MATCH:
             return name == acl.resource_name
         # All patterns that apply to the resource of this name.
-        if acl.pattern_type == PatternType.PREFIXED:
+        if acl.pattern_type == _PREFIXED:
             return name.startswith(acl.resource_name)
         return acl.resource_name in (name, WILDCARD)

@@ -161,8 +161,7 @@ class Dispatcher:
         if served.forwarded and self._services.controller.active_controller.current is None:
             return self._forward(context, served, request, frame)
         image = None if cache_key is None else self._services.node.image
-        authorizer = self._services.node.authorizer
-        denials = 0 if authorizer is None else authorizer.audit.denials
+        denials = 0 if cache_key is None else self._denials()
         try:
             reply = handle(context, request)
         except Exception as error:
@@ -180,7 +179,7 @@ class Dispatcher:
                 or image is None
                 or served.cache is None
                 # Each denial is logged, also that of the next request.
-                or (authorizer is not None and authorizer.audit.denials != denials)
+                or self._denials() != denials
             ):
                 try:
                     return response_parts(context.api, context.version, context.correlation_id, reply)
@@ -190,6 +189,10 @@ class Dispatcher:
             served.cache.put(image, cache_key, encoded)
             return encoded_response_parts(context.api, context.version, context.correlation_id, encoded)
         return self._answer_later(context, served, request, frame, reply)
+
+    def _denials(self) -> int:
+        authorizer = self._services.node.authorizer
+        return 0 if authorizer is None else authorizer.audit.denials
 
     async def _answer_later(
         self,

@@ -59,6 +59,9 @@ _READ_COMMITTED: Final = 1
 _BY_ORDER: Final = attrgetter("order")
 # More partitions than these are read in turns that are bounded by time.
 _READ_AT_ONCE: Final = 64
+# Members of an enum take longer to find.
+_READ: Final = int(AclOperation.READ)
+_TOPIC: Final = int(AclResourceType.TOPIC)
 _UNKNOWN: Final = frozenset(
     (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 )
@@ -501,7 +504,7 @@ class FetchReader:
         else:
             name = topic
         if not (self._authorized or self.follower) and not self._permissions.allowed(
-            AclOperation.READ, AclResourceType.TOPIC, name, log_denied=name not in self._denied
+            _READ, _TOPIC, name, log_denied=name not in self._denied
         ):
             self._denied.add(name)
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)

@@ -71,10 +71,6 @@ class AuditLog:
     ) -> None:
         _log.debug("%s", _line("Allowed", requester, operation, resource_type, name, count, rule))
 
-    @property
-    def logs_allowed(self) -> bool:
-        return _log.isEnabledFor(logging.DEBUG)
-
     def changed(self, requester: Auditable, what: str) -> None:
         """Log that an administrator changed something; `what` names it, without secrets."""
         _log.info(

@@ -7,6 +7,7 @@ that they ask for. Brokers and controllers ask the same object in the same way.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -15,7 +16,7 @@ from ottla.metadata.image.entities import AccessControlEntry
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.security.authorizer.acl_index import AclIndex
-from ottla.security.authorizer.audit_log import Auditable, AuditLog, describe_acl
+from ottla.security.authorizer.audit_log import LOGGER_NAME, Auditable, AuditLog, describe_acl
 from ottla.security.principal import KafkaPrincipal
 
 CLASS_NAME: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -56,6 +57,7 @@ class StandardAuthorizer:
 
     def __init__(self, super_users: frozenset[str], audit: AuditLog, *, allow_everyone: bool) -> None:
         self.audit: Final = audit
+        self._logs: Final = logging.getLogger(LOGGER_NAME).isEnabledFor
         # Changes whenever a decision may be another than before.
         self.version = 0
         self._super_users: Final = super_users
@@ -133,7 +135,7 @@ class StandardAuthorizer:
         if rule is None:
             rule = self._decide(key, principal)
         if rule.is_allowed:
-            if self.audit.logs_allowed:
+            if self._logs(logging.DEBUG):
                 self.audit.allowed(requester, operation, resource_type, name, count, rule)
             return True
         if log_denied:

@@ -7,6 +7,10 @@ from ottla.node.api.context import ApiRequestContext
 from ottla.node.network.connection import ProtocolViolation
 from ottla.protocol.acl import (
     CLUSTER_NAME,
+    OPERATIONS,
+    PATTERN_TYPES,
+    PERMISSION_TYPES,
+    RESOURCE_TYPES,
     AclOperation,
     AclPermissionType,
     AclResourceType,
@@ -51,10 +55,10 @@ def failure_response(request: CreateAclsRequest, code: int, message: str | None)
 
 def _is_unknown(acl: AclCreation) -> bool:
     return (
-        acl.resource_type not in tuple(AclResourceType)
-        or acl.resource_pattern_type not in tuple(PatternType)
-        or acl.operation not in tuple(AclOperation)
-        or acl.permission_type not in tuple(AclPermissionType)
+        acl.resource_type not in RESOURCE_TYPES
+        or acl.resource_pattern_type not in PATTERN_TYPES
+        or acl.operation not in OPERATIONS
+        or acl.permission_type not in PERMISSION_TYPES
     )
 
 

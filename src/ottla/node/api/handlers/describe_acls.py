@@ -34,7 +34,7 @@ def handle(context: RequestContext, request: DescribeAclsRequest) -> DescribeAcl
             error_message="No Authorizer is configured on the broker",
         )
     resources: dict[tuple[int, str, int], DescribeAclsResource] = {}
-    for _, acl in wanted.select(context.image.acls):
+    for acl in filter(wanted.matches, context.image.acls.values()):
         pattern = (acl.resource_type, acl.resource_name, acl.pattern_type)
         resource = resources.get(pattern)
         if resource is None:

@@ -55,6 +55,9 @@ _MAGIC_AT: Final = 16
 # The lower byte of a batch's attributes, and its bit of transactional batches.
 _ATTRIBUTES_AT: Final = 22
 _TRANSACTIONAL: Final = 0x10
+# Members of an enum take longer to find.
+_WRITE: Final = int(AclOperation.WRITE)
+_TOPIC: Final = int(AclResourceType.TOPIC)
 _ADMIN_CLIENT: Final = "__admin_client"
 # A request for more partitions than these appends in turns: the first records of a new partition may take
 # milliseconds, and other connections should not wait for all of them.
@@ -295,7 +298,7 @@ class _Produce:
         decided = self._decided.get(name)
         if decided is None:
             decided = self._decided[name] = self.context.allowed(
-                AclOperation.WRITE, AclResourceType.TOPIC, name, count=len(topic.partition_data)
+                _WRITE, _TOPIC, name, count=len(topic.partition_data)
             )
         return decided
 
@@ -392,14 +395,17 @@ class _Produce:
 
 
 def _has_transactional_records(request: ProduceRequest) -> bool:
-    return any(
-        data.records is not None
-        and len(data.records) > _ATTRIBUTES_AT
-        and data.records[_MAGIC_AT] == MAGIC
-        and data.records[_ATTRIBUTES_AT] & _TRANSACTIONAL
-        for topic in request.topic_data
-        for data in topic.partition_data
-    )
+    for topic in request.topic_data:
+        for data in topic.partition_data:
+            records = data.records
+            if (
+                records is not None
+                and len(records) > _ATTRIBUTES_AT
+                and records[_ATTRIBUTES_AT] & _TRANSACTIONAL
+                and records[_MAGIC_AT] == MAGIC
+            ):
+                return True
+    return False
 
 
 def _check_transactional_id(context: RequestContext, request: ProduceRequest) -> None:

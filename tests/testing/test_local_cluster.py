@@ -195,3 +195,15 @@ def test_a_process_of_another_with_the_same_number_is_not_the_node(tmp_path: Pat
             process.signal(signal.SIGKILL)
         assert other.poll() is None
         other.kill()
+
+
+def test_a_secured_cluster_encrypts_what_its_nodes_and_clients_say() -> None:
+    from ottla.client.blocking import Admin, Producer
+
+    with LocalCluster(nodes=2, controllers=1, security="SSL") as cluster:
+        settings = {"bootstrap.servers": cluster.bootstrap_servers, **cluster.client_settings}
+        with Admin(settings) as admin:
+            admin.topics.create("orders", partitions=2, replication_factor=2)
+            with Producer(settings) as producer:
+                assert producer.send("orders", b"1", partition=0).offset == 0
+            assert all(len(each.isr) == 2 for each in admin.topics.describe("orders").partitions)

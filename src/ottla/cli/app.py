@@ -40,6 +40,7 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "delete-records": CommandEntry("delete_records", "Delete the records of partitions up to an offset."),
     "log-dirs": CommandEntry("log_dirs", "Show the data directories of brokers and their replicas."),
     "cluster": CommandEntry("cluster", "Run a cluster on this machine; describe any cluster."),
+    "secure": CommandEntry("secure", "Make certificates and the settings that use them."),
     "quorum": CommandEntry("quorum", "Describe the quorum of controllers, and change its voters."),
     "log": CommandEntry("log_files", "Read the files of partitions; needs no node."),
     "storage": CommandEntry("storage", "Show and format data directories; needs no node."),

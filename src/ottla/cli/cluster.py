@@ -209,6 +209,10 @@ def up(
             "--log-level", choices=("debug", "info", "warning", "error"), help="The log level of the nodes."
         ),
     ] = "warning",
+    secure: Annotated[
+        bool,
+        Option("--secure", help="Encrypt all connections, with certificates of a CA of its own."),
+    ] = False,
     detach: Annotated[
         bool, Option("--detach", help="Return when the cluster is ready, and let it run.")
     ] = False,
@@ -221,7 +225,8 @@ def up(
     """
     from ottla.testing.cluster_process import ProcessState
 
-    plan = _load_or_create(data_dir, nodes, controllers, port, named_values("--set", settings or ()))
+    given = named_values("--set", settings or ())
+    plan = _load_or_create(data_dir, nodes, controllers, port, given, secure=secure)
     processes = _processes(plan)
     running = [process for process in processes if process.state() is not ProcessState.DOWN]
     if running:
@@ -247,10 +252,13 @@ def up(
                 "directory": str(plan.directory),
                 "bootstrap_servers": plan.bootstrap_servers,
                 "nodes": [process.plan.id for process in processes],
+                "command_config": _command_config(plan),
             }
         )
     else:
         print(f"cluster {plan.cluster_id} serves at {plan.bootstrap_servers}, data in {plan.directory}")
+        if plan.security is not None:
+            print(f"clients need --command-config {_command_config(plan)}")
 
 
 @command(app, "down")
@@ -331,11 +339,18 @@ def status(
 # The cluster and its nodes.
 
 
+def _command_config(plan: ClusterPlan) -> str | None:
+    from ottla.testing.security import CLIENT_FILE
+
+    return None if plan.security is None else str(plan.security_directory / CLIENT_FILE)
+
+
 def _load_or_create(
-    data_dir: str, nodes: int | None, controllers: int, port: int, settings: dict[str, str]
+    data_dir: str, nodes: int | None, controllers: int, port: int, settings: dict[str, str], *, secure: bool
 ) -> ClusterPlan:
     """The cluster in the directory, or a new one."""
     from ottla.testing.cluster_plan import ClusterPlan, PlanError
+    from ottla.testing.security import LocalSecurity
 
     try:
         if not ClusterPlan.exists(data_dir):
@@ -345,6 +360,7 @@ def _load_or_create(
                 controllers=controllers,
                 settings=settings,
                 first_port=port,
+                security=LocalSecurity() if secure else None,
             )
             plan.write()
             return plan
@@ -353,6 +369,7 @@ def _load_or_create(
         raise CliError(str(error)) from None
     wanted = {"--nodes": nodes not in (None, len(plan.brokers))}
     wanted["--controllers"] = bool(controllers) and controllers != len(plan.nodes) - len(plan.brokers)
+    wanted["--secure"] = secure and plan.security is None
     wanted["--set"] = bool(settings) and settings.items() != dict(plan.settings).items()
     for option, differs in wanted.items():
         if differs:

@@ -86,6 +86,7 @@ class _Watcher:
 async def connect_admin(processes: Sequence[NodeProcess]) -> Admin | None:
     """A client that is connected to one of the running brokers; None if there is none."""
     from ottla.client.admin import Admin
+    from ottla.testing.security import client_settings_in
 
     addresses = [
         process.plan.address
@@ -95,8 +96,9 @@ async def connect_admin(processes: Sequence[NodeProcess]) -> Admin | None:
     if not addresses:
         return None
     timeout_ms = int(ASK_SECONDS * 1000)
+    security = client_settings_in(processes[0].plan.directory.parent / "security")
     admin = Admin(
-        ",".join(addresses),
+        {**security, "bootstrap.servers": ",".join(addresses)},
         client_id="ottla-cluster",
         request_timeout_ms=timeout_ms,
         default_api_timeout_ms=timeout_ms,

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_
 import click
 from click.shell_completion import CompletionItem
 
+from ottla.cli import command_config
 from ottla.cli.errors import USAGE, Interrupted, OutputClosed, did_you_mean
 
 SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["--help", "-h"], "max_content_width": 100}
@@ -82,9 +83,14 @@ def make_command(function: Callable[..., None], name: str, help: str | None = No
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters
     built = [_parameter(p, hints[p.name]) for p in parameters.values()]
+    connects = "bootstrap" in parameters
+    if connects:
+        built.append(_command_config_option())
     lists = {p.name: _is_optional(hints[p.name]) for p in parameters.values() if _is_list(hints[p.name])}
 
     def call(**values: Any) -> None:
+        if connects:
+            command_config.use(values.pop("command_config"))
         for each, optional in lists.items():
             values[each] = None if optional and not values[each] else list(values[each] or ())
         # Raised under other names, as click handles these two itself.
@@ -97,6 +103,17 @@ def make_command(function: Callable[..., None], name: str, help: str | None = No
 
     text = inspect.cleandoc(help or function.__doc__ or "")
     return Command(name, callback=call, params=built, help=text, context_settings=SETTINGS)
+
+
+def _command_config_option() -> click.Option:
+    return click.Option(
+        [command_config.NAME, "command_config"],
+        metavar="FILE",
+        help="Properties of the client, such as security.protocol and ssl.truststore.location.",
+        envvar=command_config.VARIABLE,
+        show_envvar=True,
+        type=click.STRING,
+    )
 
 
 def _parameter(parameter: inspect.Parameter, hint: Any) -> click.Parameter:

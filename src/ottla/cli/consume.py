@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
+from ottla.cli.command_config import connect_to
 from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.formats import (
@@ -328,7 +329,7 @@ async def _consume(
     if not partitions:
         return
     consumer: Consumer[bytes, bytes] = Consumer(
-        bootstrap,
+        connect_to(bootstrap),
         client_id="ottla-cli",
         auto_offset_reset="earliest",
         isolation_level="read_committed" if read_committed else "read_uncommitted",
@@ -422,7 +423,7 @@ async def _consume_in_group(
         for topic in topics:
             await topic_or_fail(admin, topic)
     consumer: Consumer[bytes, bytes] = Consumer(
-        bootstrap,
+        connect_to(bootstrap),
         client_id="ottla-cli",
         group_id=group,
         enable_auto_commit=False,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from ottla.cli.command_config import connect_to
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import (
@@ -182,7 +183,6 @@ def produce(
     """Send records as fast as possible, or at a rate; latency is from sending to the broker's answer."""
     chosen = _client_settings(settings)
     options = {
-        "bootstrap_servers": bootstrap,
         "client_id": "ottla-perf",
         "acks": acks,
         "compression_type": compression,
@@ -195,7 +195,7 @@ def produce(
         async with open_admin(bootstrap, timeout) as admin:
             await ensure_topic(admin, topic, create=create)
         try:
-            producer = Producer(**options)
+            producer = Producer(connect_to(bootstrap), **options)
         except (TypeError, ValueError) as error:
             raise _refusal(error, chosen) from None
         return await _produce(producer, topic, records, size, key_size, rate)
@@ -297,7 +297,7 @@ async def _consume(
     wanted = min(records or there, there)
     options = {"client_id": "ottla-perf", "max_poll_records": 5_000, "auto_offset_reset": "earliest"}
     try:
-        consumer: Consumer[bytes, bytes] = Consumer(bootstrap, **{**options, **settings})
+        consumer: Consumer[bytes, bytes] = Consumer(connect_to(bootstrap), **{**options, **settings})
     except (TypeError, ValueError) as error:
         raise _refusal(error, settings) from None
     read = size = 0
@@ -360,11 +360,12 @@ async def _latency(
     from ottla.protocol.names import TopicPartition
 
     partition = TopicPartition(topic, 0)
-    consumer: Consumer[bytes, bytes] = Consumer(bootstrap, client_id="ottla-perf", fetch_min_bytes=1)
+    servers = connect_to(bootstrap)
+    consumer: Consumer[bytes, bytes] = Consumer(servers, client_id="ottla-perf", fetch_min_bytes=1)
     latencies = Latencies()
     began = perf_counter_ns()
     with _progress(records, "measuring") as show:
-        async with Producer(bootstrap, client_id="ottla-perf", acks=acks, linger_ms=0) as producer, consumer:
+        async with Producer(servers, client_id="ottla-perf", acks=acks, linger_ms=0) as producer, consumer:
             consumer.assign([partition])
             consumer.seek_to_end()
             await consumer.position(partition)

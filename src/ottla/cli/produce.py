@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
+from ottla.cli.command_config import connect_to
 from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.formats import DESERIALIZERS, bytes_of_json, encoder
@@ -261,7 +262,8 @@ async def _produce(
         await ensure_topic(admin, topic, **making)
     sent = 0
     waiting: list[Delivery] = []
-    async with Producer(**settings) as producer:
+    servers = connect_to(settings.pop("bootstrap_servers"))
+    async with Producer(servers, **settings) as producer:
         async for record in source:
             waiting.append(await _send(producer, topic, record))
             sent += 1

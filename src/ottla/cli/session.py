@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ottla.cli.command_config import connect_to
 from ottla.cli.errors import (
     FAILED,
     INTERRUPTED,
@@ -64,7 +65,7 @@ def open_admin(bootstrap: str, timeout_s: float) -> Admin:
     timeout_ms = max(int(timeout_s * 1000), 1)
     try:
         return Admin(
-            bootstrap,
+            connect_to(bootstrap),
             client_id="ottla-cli",
             request_timeout_ms=min(timeout_ms, 30_000),
             default_api_timeout_ms=timeout_ms,

@@ -69,6 +69,21 @@ def parse_addresses(servers: str | Iterable[str]) -> list[Address]:
 
 T = TypeVar("T")
 
+SHARED_SETTINGS = frozenset(
+    (
+        "connections.max.idle.ms",
+        "metadata.max.age.ms",
+        "receive.buffer.bytes",
+        "reconnect.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "retry.backoff.max.ms",
+        "retry.backoff.ms",
+        "send.buffer.bytes",
+        "socket.connection.setup.timeout.ms",
+    )
+)
+"""Settings of connections that all kinds of clients have, apart from those of security."""
+
 Servers = str | Iterable[str] | Mapping[str, Any] | None
 """The bootstrap servers, or all settings as a mapping with Kafka's names."""
 

@@ -26,6 +26,7 @@ from ottla.records._kernel import Block
 from ottla.rpc.errors import ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut
 from ottla.runtime.address import Address
 from ottla.runtime.network import DEFAULT_OPTIONS, Network, SocketOptions, TlsContext
+from ottla.runtime.tls import TlsFailure
 
 __all__ = ["PLAINTEXT", "BrokerConnection", "BrokerVersions", "ConnectionSecurity"]
 
@@ -353,8 +354,11 @@ class BrokerConnection(asyncio.BufferedProtocol):
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        why = f": {exc}" if exc is not None else ""
-        self._end(ConnectionLost(f"{self.address}: the broker ended the connection{why}"))
+        if isinstance(exc, TlsFailure):
+            self._end(ConnectionFailed(f"{self.address}: TLS failed: {exc}"))
+        else:
+            why = f": {exc}" if exc is not None else ""
+            self._end(ConnectionLost(f"{self.address}: the broker ended the connection{why}"))
         if not self._closed.done():
             self._closed.set_result(None)
 
@@ -466,7 +470,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if first_bytes.startswith(b"HTTP"):
             guess = ": it is an HTTP server"
         elif first_bytes[:1] == b"\x15":
-            guess = ": it speaks TLS, and these clients do not"
+            guess = ": it speaks TLS (set security.protocol=SSL or SASL_SSL)"
         return NotKafka(
             f"{self.address} does not speak Kafka's protocol{guess} (its answer begins with {first_bytes!r})"
         )

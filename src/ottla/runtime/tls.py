@@ -153,7 +153,7 @@ class TlsConnection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """TLS has no half-closed connections."""
         if self._state is _State.HANDSHAKE:
-            self._fail(TlsFailure("the other side ended the connection during the TLS handshake"))
+            self._fail(self._ended_in_handshake())
         elif self._state is _State.OPEN and not self._peer_done:
             self._protocol.eof_received()
         return False
@@ -163,7 +163,7 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._backlog.clear()
         self._backlog_bytes = 0
         if self._on_done is not None:
-            self._done(exc or self.ended or TlsFailure("the connection ended during the TLS handshake"))
+            self._done(self.ended or self._ended_in_handshake())
         elif state is not _State.HANDSHAKE:
             self._protocol.connection_lost(self.ended or exc)
 
@@ -202,6 +202,10 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._done(None)
         if self._incoming.pending and self._state is _State.OPEN:
             self._read()
+
+    def _ended_in_handshake(self) -> TlsFailure:
+        hint = "" if self._is_server else ": is it a TLS listener?"
+        return TlsFailure(f"the other side ended the connection during the TLS handshake{hint}")
 
     def _done(self, error: Exception | None) -> None:
         on_done, self._on_done = self._on_done, None

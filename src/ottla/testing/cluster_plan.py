@@ -28,6 +28,7 @@ from ottla.runtime.address import Address
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.random import SystemRandom
+from ottla.testing.security import LocalSecurity
 
 HOST: Final = "127.0.0.1"
 PLAN_FILE: Final = "cluster.json"
@@ -93,6 +94,8 @@ class ClusterPlan:
     """Settings of every node; they override those that the plan sets itself."""
     dynamic_quorum: bool = False
     """Whether the voters are kept in the metadata log, so that controllers can be added and removed."""
+    security: LocalSecurity | None = None
+    """What protects all listeners; None is plain text. Its files are in `security_directory`."""
 
     @classmethod
     def make(
@@ -104,6 +107,7 @@ class ClusterPlan:
         settings: Mapping[str, str] | None = None,
         first_port: int | None = None,
         dynamic_quorum: bool = False,
+        security: LocalSecurity | None = None,
     ) -> Self:
         """Make a new plan.
 
@@ -127,7 +131,11 @@ class ClusterPlan:
                 for n, port in enumerate(of_controllers, brokers + 1)
             ]
         cluster_id = uuid_text(SystemRandom().uuid())
-        return cls(path, cluster_id, tuple(nodes), dict(settings or {}), dynamic_quorum)
+        return cls(path, cluster_id, tuple(nodes), dict(settings or {}), dynamic_quorum, security)
+
+    @property
+    def security_directory(self) -> Path:
+        return self.directory / "security"
 
     @property
     def brokers(self) -> tuple[NodePlan, ...]:
@@ -160,6 +168,8 @@ class ClusterPlan:
                 f"{self.directory} is not empty, and has no {PLAN_FILE}; choose another directory"
             )
         directory_ids = {node.id: SystemRandom().uuid() for node in self.nodes}
+        if self.security is not None:
+            self.security.write(self.security_directory)
         for node in self.nodes:
             node.directory.mkdir(parents=True)
             lines = [f"{name}={_escape(value)}\n" for name, value in self.properties(node).items()]
@@ -195,6 +205,7 @@ class ClusterPlan:
                 ),
                 document["settings"],
                 document["dynamic_quorum"],
+                _read_security(path, document.get("security")),
             )
         except FileNotFoundError:
             raise PlanError(
@@ -212,6 +223,7 @@ class ClusterPlan:
             "cluster_id": self.cluster_id,
             "dynamic_quorum": self.dynamic_quorum,
             "settings": dict(self.settings),
+            "security": None if self.security is None else self.security.protocol.name,
             "nodes": [
                 {"id": node.id, "port": node.port, "controller_port": node.controller_port}
                 for node in self.nodes
@@ -239,7 +251,9 @@ class ClusterPlan:
         """
         replicas = min(3, len(self.brokers))
         in_sync = min(2, replicas) if replicas > 2 else 1
-        listeners = [f"{_LISTENER}://{HOST}:{node.port}"] if node.port is not None else []
+        protocol = "PLAINTEXT" if self.security is None else self.security.protocol.name
+        listener = _LISTENER if self.security is None else protocol
+        listeners = [f"{listener}://{HOST}:{node.port}"] if node.port is not None else []
         if node.controller_port is not None:
             listeners.append(f"{_CONTROLLER_LISTENER}://{HOST}:{node.controller_port}")
         addresses = [(each.id, f"{HOST}:{each.controller_port}") for each in self.voters]
@@ -251,9 +265,9 @@ class ClusterPlan:
             "process.roles": ",".join(node.roles),
             "node.id": str(node.id),
             "listeners": ",".join(listeners),
-            "listener.security.protocol.map": f"{_LISTENER}:PLAINTEXT,{_CONTROLLER_LISTENER}:PLAINTEXT",
+            "listener.security.protocol.map": f"{listener}:{protocol},{_CONTROLLER_LISTENER}:{protocol}",
             "controller.listener.names": _CONTROLLER_LISTENER,
-            "inter.broker.listener.name": _LISTENER,
+            "inter.broker.listener.name": listener,
             **quorum,
             "log.dirs": str(node.data_dir),
             "default.replication.factor": str(replicas),
@@ -263,8 +277,17 @@ class ClusterPlan:
             "transaction.state.log.min.isr": str(in_sync),
             "share.coordinator.state.topic.replication.factor": str(replicas),
             "share.coordinator.state.topic.min.isr": str(in_sync),
+            **({} if self.security is None else self.security.server_settings),
             **self.settings,
         }
+
+
+def _read_security(directory: Path, protocol: str | None) -> LocalSecurity | None:
+    if protocol is None:
+        return None
+    security = LocalSecurity(protocol)
+    security.write(directory / "security")
+    return security
 
 
 def free_ports(count: int) -> list[int]:

@@ -17,6 +17,7 @@ import contextlib
 import shutil
 import signal
 import socket
+import ssl
 import struct
 import tempfile
 import time
@@ -45,6 +46,7 @@ from ottla.testing.cluster_plan import ClusterPlan, NodePlan
 from ottla.testing.cluster_process import STOP_SECONDS, ClusterError, NodeProcess, ProcessState, stop_all
 from ottla.testing.local_node import FOR_TESTS, settings_text
 from ottla.testing.reaper import ClusterReaper
+from ottla.testing.security import LocalSecurity
 
 __all__ = ["ClusterError", "ClusterNode", "LocalCluster", "ProcessState", "send_request"]
 
@@ -125,7 +127,7 @@ class LocalCluster:
     `controllers` there are that many separate controllers, whose ids follow those of the brokers. With
     `dynamic_quorum` the voters are kept in the metadata log, and can be added and removed. With `data_dir`
     the cluster keeps its files there, and the next `LocalCluster` with the same `data_dir` continues with
-    them.
+    them. `security` is the security protocol of all listeners, as "SSL"; then clients need `client_settings`.
 
     Methods that take a node accept its id or the `ClusterNode`.
     """
@@ -139,7 +141,9 @@ class LocalCluster:
         dynamic_quorum: bool = False,
         data_dir: str | None = None,
         log_level: str = "warning",
+        security: str | LocalSecurity | None = None,
     ) -> None:
+        self._security = LocalSecurity(security) if isinstance(security, str) else security
         self._size = nodes
         self._settings = {**FOR_TESTS, **settings_text(settings or {})}
         self._controllers = controllers
@@ -149,6 +153,7 @@ class LocalCluster:
         self._plan: ClusterPlan | None = None
         self._processes: dict[int, NodeProcess] = {}
         self._reaper: ClusterReaper | None = None
+        self._context: ssl.SSLContext | None = None
         # The ids of the nodes that were started and not stopped or killed since: one that is down has failed.
         self._wanted: set[int] = set()
 
@@ -172,6 +177,11 @@ class LocalCluster:
     def bootstrap_servers(self) -> str:
         """The addresses of all brokers, for `bootstrap.servers`."""
         return self.plan.bootstrap_servers
+
+    @property
+    def client_settings(self) -> dict[str, str]:
+        """What clients need besides `bootstrap.servers`; empty in plain text."""
+        return {} if self.plan.security is None else self.plan.security.client_settings
 
     @property
     def cluster_id(self) -> str:
@@ -229,6 +239,7 @@ class LocalCluster:
             controllers=self._controllers,
             settings=self._settings,
             dynamic_quorum=self._dynamic_quorum,
+            security=self._security,
         )
         plan.write()
         return plan
@@ -319,7 +330,7 @@ class LocalCluster:
         brokers = {process.plan.id: process.plan.port for process in running if process.plan.is_broker}
         for port in brokers.values():
             assert port is not None
-            found = _metadata(port, [])
+            found = _metadata(port, [], self._tls())
             if found is None or not brokers.keys() <= {broker.node_id for broker in found.brokers}:
                 return False
         return not brokers or self.find_controller() is not None
@@ -392,6 +403,7 @@ class LocalCluster:
                     _QUORUM_VERSION,
                     DescribeQuorumResponse,
                     timeout_s=_REQUEST_SECONDS,
+                    tls=self._tls(),
                 )
                 for described in answer.topics:
                     for partition in described.partitions:
@@ -403,10 +415,19 @@ class LocalCluster:
         """The metadata of topics, of all for None, from the first running broker that answers."""
         for process in self._running_brokers():
             assert process.plan.port is not None
-            found = _metadata(process.plan.port, topics)
+            found = _metadata(process.plan.port, topics, self._tls())
             if found is not None:
                 return found
         return None
+
+    def _tls(self) -> ssl.SSLContext | None:
+        security = self.plan.security
+        if security is None or not security.protocol.tls:
+            return None
+        if self._context is None:
+            self._context = ssl.create_default_context(cafile=str(security.directory / "ca.crt"))
+            self._context.load_cert_chain(security.directory / "client.pem")
+        return self._context
 
     def _running_brokers(self) -> list[NodeProcess]:
         return [
@@ -456,11 +477,13 @@ class LocalCluster:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
 
-def _metadata(port: int, topics: list[str] | None) -> MetadataResponse | None:
+def _metadata(port: int, topics: list[str] | None, tls: ssl.SSLContext | None) -> MetadataResponse | None:
     wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
     request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
     try:
-        return send_request(port, request, _METADATA_VERSION, MetadataResponse, timeout_s=_REQUEST_SECONDS)
+        return send_request(
+            port, request, _METADATA_VERSION, MetadataResponse, timeout_s=_REQUEST_SECONDS, tls=tls
+        )
     except (OSError, MalformedMessage):
         return None
 
@@ -479,13 +502,20 @@ def _wait_for(
         time.sleep(_POLL_SECONDS)
 
 
-def send_request(port: int, request: Request, version: int, response_type: type[R], *, timeout_s: float) -> R:
+def send_request(
+    port: int,
+    request: Request,
+    version: int,
+    response_type: type[R],
+    *,
+    timeout_s: float,
+    tls: ssl.SSLContext | None = None,
+) -> R:
     """Send one request to the node at a port of this machine, and return its response; OSError without one.
 
     Unlike a client it asks this node alone, and once: it shows what this node answers, or that it does not.
     """
-    with socket.create_connection(("127.0.0.1", port), timeout_s) as connection:
-        connection.settimeout(timeout_s)
+    with _connected(port, timeout_s, tls) as connection:
         connection.sendall(b"".join(request_parts(version, _CORRELATION_ID, "ottla-testing", request)))
         (size,) = struct.unpack(">i", _read(connection, 4))
         if not 0 < size <= _MAX_RESPONSE_BYTES:
@@ -495,6 +525,16 @@ def send_request(port: int, request: Request, version: int, response_type: type[
         _, response = read_response(API[request.API_KEY], version, _read(connection, size))
     assert isinstance(response, response_type)
     return response
+
+
+def _connected(port: int, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket:
+    plain = socket.create_connection(("127.0.0.1", port), timeout_s)
+    try:
+        plain.settimeout(timeout_s)
+        return plain if tls is None else tls.wrap_socket(plain, server_hostname="127.0.0.1")
+    except BaseException:
+        plain.close()
+        raise
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

@@ -18,7 +18,10 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
+
+if TYPE_CHECKING:
+    from ottla.testing.security import LocalSecurity
 
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 60.0
@@ -39,7 +42,8 @@ class LocalNode:
         True
 
     `settings` are those of `server.properties`. With `data_dir` the data is kept there for the next node with
-    the same `data_dir`. `port` 0 chooses a free port.
+    the same `data_dir`. `port` 0 chooses a free port. `security` is the security protocol of its listener,
+    as "SSL", or a `LocalSecurity`; then clients need `client_settings` too.
     """
 
     def __init__(
@@ -48,7 +52,13 @@ class LocalNode:
         *,
         data_dir: str | None = None,
         port: int = 0,
+        security: str | LocalSecurity | None = None,
     ) -> None:
+        if isinstance(security, str):
+            from ottla.testing.security import LocalSecurity
+
+            security = LocalSecurity(security)
+        self._security = security
         self._settings = settings_text(settings or {})
         self._given_dir = data_dir
         self._wanted_port = port
@@ -76,6 +86,19 @@ class LocalNode:
     def bootstrap_servers(self) -> str:
         """The address of the node, for `bootstrap.servers`."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def client_settings(self) -> dict[str, str]:
+        """What clients need besides `bootstrap.servers`; empty in plain text."""
+        self._check_started()
+        return {} if self._security is None else self._security.client_settings
+
+    @property
+    def security(self) -> LocalSecurity:
+        """The certificates and settings of a node that was made with `security`."""
+        if self._security is None:
+            raise ValueError('this node is not secured: use LocalNode(security="SSL")')
+        return self._security
 
     @property
     def data_dir(self) -> str:
@@ -142,11 +165,17 @@ class LocalNode:
         from ottla.runtime.runtime import Runtime
 
         assert self._data_dir is not None
+        protocol, secured = "PLAINTEXT", {}
+        if self._security is not None:
+            self._security.write(f"{self._data_dir}/security")
+            protocol, secured = self._security.protocol.name, self._security.server_settings
         config = NodeConfig(
             {
                 **FOR_TESTS,
-                "listeners": f"PLAINTEXT://127.0.0.1:{self._wanted_port}",
-                "log.dirs": self._data_dir,
+                "listeners": f"{protocol}://127.0.0.1:{self._wanted_port}",
+                "security.inter.broker.protocol": protocol,
+                "log.dirs": f"{self._data_dir}/data" if self._security is not None else self._data_dir,
+                **secured,
                 **self._settings,
             }
         )

@@ -1,8 +1,9 @@
 """The pytest plugin of Ottla: fixtures that give a test a Kafka without a container.
 
 `ottla_node` is one node for the whole test session: give topics names of their own. `ottla_fresh_node` is
-a node for one test alone. `ottla_cluster` and `ottla_fresh_cluster` are the same with three nodes, each a
-process; when a test that uses one fails, the ends of the nodes' logs are in its report.
+a node for one test alone, and `ottla_tls_node` one whose clients need TLS. `ottla_cluster` and
+`ottla_fresh_cluster` are the same with three nodes, each a process; when a test that uses one fails, the ends
+of the nodes' logs are in its report.
 """
 
 from __future__ import annotations
@@ -32,6 +33,17 @@ def ottla_fresh_node() -> Iterator[LocalNode]:
     from ottla.testing.local_node import LocalNode
 
     with LocalNode() as node:
+        yield node
+
+
+@pytest.fixture(scope="session")
+def ottla_tls_node() -> Iterator[LocalNode]:
+    """A running node with mutual TLS, shared by all tests of the session; clients also need its
+    `client_settings`.
+    """
+    from ottla.testing.local_node import LocalNode
+
+    with LocalNode(security="SSL") as node:
         yield node
 
 

@@ -21,6 +21,7 @@ from ottla.protocol.security_protocol import SecurityProtocol
 from ottla.rpc.connection import BrokerConnection
 from ottla.rpc.errors import AuthenticationFailed
 from ottla.runtime.address import Address
+from ottla.runtime.disk import Disk
 from ottla.runtime.network import TlsContext
 from ottla.runtime.runtime import Runtime
 from ottla.security.principal import ANONYMOUS, USER_TYPE, KafkaPrincipal
@@ -127,13 +128,12 @@ class NodeSecurity:
         factory = self._factories.get(listener)
         if factory is None:
             from ottla.security.tls.errors import TlsError
-            from ottla.security.tls.ssl_factory import SslFactory
 
             listens = any(each.name == listener for each in self._config.current.listeners)
             try:
                 settings = listener_tls_settings(self._config.current, listener, protocol)
                 factory = await self._runtime.pool.run(
-                    SslFactory.load, self._runtime.disk, listener, settings, listens
+                    _load_factory, self._runtime.disk, listener, settings, listens
                 )
             except TlsError as error:
                 raise NodeFailed(f"listener {listener}: {error}") from None
@@ -146,6 +146,13 @@ class NodeSecurity:
         if factory is None or not endpoint.protocol.tls:
             return None
         return _NodeListenerTls(factory, names_clients=not endpoint.protocol.sasl)
+
+
+def _load_factory(disk: Disk, listener: str, settings: TlsSettings, listens: bool) -> SslFactory:
+    # Imported here, in a thread of the pool: it takes longer than the event loop may be held.
+    from ottla.security.tls.ssl_factory import SslFactory
+
+    return SslFactory.load(disk, listener, settings, listens)
 
 
 def listener_tls_settings(config: NodeConfig, listener: str, protocol: SecurityProtocol) -> TlsSettings:

@@ -1,0 +1,47 @@
+"""`--command-config`: settings of a client, such as those of TLS and SASL, from a properties file.
+
+Every command that connects to a cluster has the option; `Command` adds it (see `commands`), and the clients
+of a command are made with `connect_to`. As in Kafka's tools, a file may be that of another client: what only
+producers or consumers know is left out.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Final
+
+from ottla.cli.errors import WrongUsage
+
+VARIABLE: Final = "OTTLA_COMMAND_CONFIG"
+NAME: Final = "--command-config"
+
+_path: ContextVar[str | None] = ContextVar("command_config", default=None)
+
+
+def use(path: str | None) -> None:
+    """Have the clients of this command take their settings from a file."""
+    _path.set(path)
+
+
+def connect_to(bootstrap: str) -> dict[str, str]:
+    """The settings of a client: the servers, and what the file has for all kinds of clients."""
+    return {**_settings(), "bootstrap.servers": bootstrap}
+
+
+def _settings() -> dict[str, str]:
+    path = _path.get()
+    if path is None:
+        return {}
+    from ottla.client.settings import SHARED_SETTINGS, is_about_security
+    from ottla.node.config.properties import parse_properties
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            given = parse_properties(file.read())
+    except OSError as error:
+        raise WrongUsage(f"{NAME} {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise WrongUsage(f"{NAME} {path}: {error}") from None
+    return {
+        name: value for name, value in given.items() if is_about_security(name) or name in SHARED_SETTINGS
+    }

@@ -1,0 +1,129 @@
+"""Certificates and settings of a secured node or cluster on this machine, for tests and `ottla cluster up`.
+
+    with LocalNode(security="SSL") as node:
+        producer = Producer({"bootstrap.servers": node.bootstrap_servers, **node.client_settings})
+
+A directory gets an authority of its own, a certificate that all nodes share, one of a client, and
+`client.properties`. Nodes ask clients and each other for certificates (`ssl.client.auth=required`) unless
+another value is given.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ottla.protocol.security_protocol import SecurityProtocol
+
+CLIENT_FILE: Final = "client.properties"
+DEFAULT_USER: Final = "CN=client,O=Ottla"
+_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
+
+
+class LocalSecurity:
+    """The security of a node or cluster on this machine: `protocol` is that of all its listeners, `user` the
+    subject of the client's certificate. `write` makes the files, once.
+    """
+
+    def __init__(
+        self,
+        protocol: str | SecurityProtocol = SecurityProtocol.SSL,
+        *,
+        client_auth: str = "required",
+        user: str = DEFAULT_USER,
+    ) -> None:
+        self.protocol: Final = SecurityProtocol[protocol] if isinstance(protocol, str) else protocol
+        self._client_auth: Final = client_auth
+        self._user: Final = user
+        self._directory: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"<LocalSecurity {self.protocol.name} in {self._directory}>"
+
+    @property
+    def directory(self) -> Path:
+        if self._directory is None:
+            raise RuntimeError("there are no certificates yet: start the node first")
+        return self._directory
+
+    def write(self, directory: str | Path) -> None:
+        """Make the certificates and `client.properties`, unless they are there."""
+        self._directory = Path(directory)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if (self._directory / CLIENT_FILE).exists():
+            return
+        if self.protocol.tls:
+            self._write_certificates()
+        lines = [f"{name}={value}\n" for name, value in self.client_settings.items()]
+        write_secret(self._directory / CLIENT_FILE, "".join(lines))
+
+    def _write_certificates(self) -> None:
+        from ottla.security.tls.authority import CertificateAuthority
+
+        now_ms = int(time.time() * 1000)
+        authority = CertificateAuthority.create("CN=Ottla local CA,O=Ottla", now_ms)
+        node = authority.issue("CN=node,O=Ottla", now_ms, hosts=_HOSTS)
+        client = authority.issue(self._user, now_ms)
+        directory = self.directory
+        (directory / "ca.crt").write_text(authority.certificate_pem())
+        write_secret(directory / "ca.key", authority.key_pem())
+        write_secret(directory / "node.pem", node.key_pem() + node.chain_pem())
+        write_secret(directory / "client.pem", client.key_pem() + client.chain_pem())
+
+    @property
+    def server_settings(self) -> dict[str, str]:
+        """The settings of each node, apart from its listeners."""
+        if not self.protocol.tls:
+            return {}
+        return {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(self.directory / "node.pem"),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.directory / "ca.crt"),
+            "ssl.client.auth": self._client_auth,
+        }
+
+    @property
+    def client_settings(self) -> dict[str, str]:
+        """The settings of clients, by the names of Kafka's Java client, which our own understand too."""
+        settings = {"security.protocol": self.protocol.name}
+        if self.protocol.tls:
+            settings |= {
+                "ssl.truststore.type": "PEM",
+                "ssl.truststore.location": str(self.directory / "ca.crt"),
+            }
+            if self._client_auth != "none":
+                settings |= {
+                    "ssl.keystore.type": "PEM",
+                    "ssl.keystore.location": str(self.directory / "client.pem"),
+                }
+        return settings
+
+    @property
+    def librdkafka_settings(self) -> dict[str, str]:
+        """The settings of clients that are made of librdkafka, such as confluent-kafka."""
+        settings = {"security.protocol": self.protocol.name}
+        if self.protocol.tls:
+            settings["ssl.ca.location"] = str(self.directory / "ca.crt")
+            if self._client_auth != "none":
+                settings["ssl.certificate.location"] = str(self.directory / "client.pem")
+                settings["ssl.key.location"] = str(self.directory / "client.pem")
+        return settings
+
+
+def client_settings_in(directory: Path) -> Mapping[str, str]:
+    """The settings for clients of the cluster in a directory; empty if it is not secured."""
+    from ottla.node.config.properties import parse_properties
+
+    path = directory / CLIENT_FILE
+    return parse_properties(path.read_text()) if path.exists() else {}
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that only its owner may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(text)

@@ -1,0 +1,56 @@
+"""`ottla secure`, and commands with `--command-config` against the node that it makes the settings of."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from ottla.node.config.properties import parse_properties
+from ottla.testing.local_node import LocalNode
+from tests.support.command_line import CommandLine
+
+
+def test_a_node_and_its_clients_are_secured_by_two_commands(offline: CommandLine, tmp_path: Path) -> None:
+    directory = tmp_path / "security"
+    made = offline.ok("secure", "init", "--dir", str(directory), "--host", "localhost", "--json").json
+    assert made["admin"] == "User:CN=admin,O=Ottla"
+    for name in ("ca.key", "node.pem", "admin.pem"):
+        assert stat.S_IMODE((directory / name).stat().st_mode) == 0o600
+    assert "has a CA already" in offline("secure", "init", "--dir", str(directory)).err
+    offline.ok("secure", "issue", "bob", "--dir", str(directory))
+    bob = tmp_path / "bob.properties"
+    bob.write_text((directory / "client.properties").read_text().replace("admin.pem", "bob.pem") + "acks=1\n")
+
+    settings = parse_properties((directory / "server.properties").read_text())
+    del settings["advertised.listeners"], settings["log.dirs"]
+    with LocalNode({**settings, "listeners": "SSL://127.0.0.1:0"}) as node:
+        servers = ("-b", f"localhost:{node.port}")
+        admin = (*servers, "--command-config", str(directory / "client.properties"))
+        offline.ok("topics", "create", "orders", *admin)
+        offline.ok("produce", "orders", "one", *admin)
+        assert offline.ok("consume", "orders", "--from", "beginning", "-n", "1", *admin).out.strip() == "one"
+        denied = offline("produce", "orders", "two", *servers, "--command-config", str(bob)).err
+        assert "TOPIC_AUTHORIZATION_FAILED" in denied
+        assert "a TLS or SASL listener?" in offline("topics", "list", *servers).err
+
+
+def test_certificates_are_shown_with_their_end(offline: CommandLine, tmp_path: Path) -> None:
+    offline.ok("secure", "init", "--dir", str(tmp_path), "--host", "broker1.example", "--days", "10")
+    shown = offline.ok("secure", "show", str(tmp_path / "node.pem"), "--json").json
+    assert shown[0]["subject"] == "CN=broker1.example,O=Ottla"
+    assert "broker1.example" in shown[0]["hosts"]
+    assert shown[0]["days_left"] in (9, 10)
+
+
+@pytest.mark.parametrize(
+    "text", ["security.protocol=TLS", "ssl.truststore.location=/none\nsecurity.protocol=SSL"]
+)
+def test_a_wrong_file_is_reported_in_one_line(offline: CommandLine, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text(text)
+    said = offline("topics", "list", "--command-config", str(file)).err
+    assert "security.protocol" in said or "ssl.truststore.location: /none cannot be read" in said
+    missing = offline("topics", "list", "--command-config", str(tmp_path / "none")).err
+    assert "--command-config" in missing

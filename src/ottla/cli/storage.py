@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ottla.log.log_repair import Damage
     from ottla.node.config.node_config import NodeConfig
     from ottla.raft.voters import VoterSet
+    from ottla.runtime.random import Random
 
 HELP: Final = "Show, format and repair data directories; needs no node."
 app = group("storage", HELP)
@@ -278,6 +279,15 @@ def format_directories(
     no_initial_controllers: Annotated[
         bool, Option("--no-initial-controllers", "-N", help="The node joins an existing dynamic quorum.")
     ] = False,
+    add_scram: Annotated[
+        list[str] | None,
+        Option(
+            "--add-scram",
+            "-S",
+            metavar="MECHANISM=[...]",
+            help="A first user, such as 'SCRAM-SHA-512=[name=admin,password=...]'; repeatable.",
+        ),
+    ] = None,
     ignore_formatted: Annotated[
         bool, Option("--ignore-formatted", "-g", help="Skip directories that are already formatted.")
     ] = False,
@@ -314,7 +324,7 @@ def format_directories(
     )
     try:
         chosen = cluster_id if cluster_id is not None else uuid_text(random.uuid())
-        records = _bootstrap(release)
+        records = _bootstrap(release, add_scram or [], random)
         found = load_directories(disk, plan.paths, node_id=plan.node_id, cluster_id=cluster_id)
         taken = [path for path, properties in found.items() if properties is not None]
         if taken and not ignore_formatted:
@@ -349,11 +359,21 @@ def format_directories(
             )
 
 
-def _bootstrap(release: str | None) -> Any:
-    """The first records of the cluster, with the newest metadata version of this release."""
+def _bootstrap(release: str | None, users: list[str], random: Random) -> Any:
+    """The first records of the cluster: the newest metadata version of this release, and its first users."""
     from ottla.metadata.features import METADATA_VERSIONS
-    from ottla.metadata.log.bootstrap_metadata import bootstrap_records
+    from ottla.metadata.log.bootstrap_metadata import bootstrap_metadata_version, bootstrap_records
 
+    if users:
+        from ottla.security.sasl.add_scram import scram_records
+
+        records = _bootstrap(release, [], random)
+        if not bootstrap_metadata_version(records).scram:
+            raise WrongUsage("--add-scram: SCRAM is only supported in metadata.version 3.5-IV2 or later.")
+        try:
+            return [*records, *scram_records(users, random)]
+        except ValueError as error:
+            raise WrongUsage(f"--add-scram: {error}") from None
     if release is None:
         return bootstrap_records()
     versions = list(METADATA_VERSIONS.values())

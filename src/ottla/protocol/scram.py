@@ -41,7 +41,7 @@ _BY_TYPE = {int(mechanism): mechanism for mechanism in ScramMechanism}
 MIN_ITERATIONS = 4096
 MAX_ITERATIONS = 16384
 DEFAULT_ITERATIONS = 4096
-SALT_BYTES = 24
+SALT_BYTES = 17
 
 
 def salted_password(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> bytes:
@@ -69,3 +69,13 @@ def signature(mechanism: ScramMechanism, key: bytes, auth_message: bytes) -> byt
 def exclusive_or(left: bytes, right: bytes) -> bytes:
     """Combine two values of the same length, bit by bit."""
     return bytes(a ^ b for a, b in zip(left, right, strict=True))
+
+
+def salt_of(noise: bytes) -> bytes:
+    """Write random bytes as a salt: digits and small letters, as Kafka's tools have them."""
+    alphabet = b"0123456789abcdefghijklmnopqrstuvwxyz"
+    number, out = int.from_bytes(noise, "big"), bytearray()
+    while number:
+        number, digit = divmod(number, len(alphabet))
+        out.append(alphabet[digit])
+    return bytes(out) or b"0"

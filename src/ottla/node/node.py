@@ -413,7 +413,12 @@ class Node:
             lambda: self.image, lambda: users_of_records(self.quorum.formatted_records)
         )
         return sasl_listeners(
-            self.config, self.runtime, users, opened=self.ready, opened_to_nodes=self.quorum.opened
+            self.config,
+            self.runtime,
+            users,
+            self.tasks,
+            opened=self.ready,
+            opened_to_nodes=self.quorum.opened,
         )
 
     def _login_for(self, endpoint: Endpoint) -> SaslListener | None:

@@ -14,13 +14,8 @@ from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.tables.config_def import ConfigError
 from ottla.security.jaas import JaasError, parse_jaas
 from ottla.security.sasl.mechanism import SaslClientFactory
-from ottla.security.sasl.registry import (
-    MechanismSettings,
-    SaslConfigError,
-    SaslEnvironment,
-    check_classes,
-    find_mechanism,
-)
+from ottla.security.sasl.mechanism_settings import MechanismSettings, SaslConfigError
+from ottla.security.sasl.registry import SaslEnvironment, check_classes, find_mechanism
 from ottla.security.sasl.server_authenticator import ServerMechanism
 
 JAAS: Final = "sasl.jaas.config"

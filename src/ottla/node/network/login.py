@@ -28,6 +28,7 @@ from ottla.node.network.connection import (
 from ottla.protocol.api import SASL_HANDSHAKE
 from ottla.runtime.clock import Clock
 from ottla.runtime.runtime import Runtime
+from ottla.runtime.tasks import TaskSupervisor
 from ottla.security.sasl.registry import SaslEnvironment
 from ottla.security.sasl.scram_server import ScramCredentials
 from ottla.security.sasl.server_authenticator import (
@@ -48,6 +49,7 @@ def sasl_listeners(
     config: NodeConfig,
     runtime: Runtime,
     scram: ScramCredentials,
+    tasks: TaskSupervisor,
     *,
     opened: asyncio.Event,
     opened_to_nodes: asyncio.Event,
@@ -55,7 +57,7 @@ def sasl_listeners(
     """Make the logins of a node's SASL listeners, by the listeners' names. NodeFailed names a setting that
     cannot be used. Listeners of controllers are open sooner than others.
     """
-    environment = SaslEnvironment(runtime.random, runtime.clock, scram)
+    environment = SaslEnvironment(runtime, scram, tasks.start)
     logins: dict[str, SaslListener] = {}
     for endpoint in config.listeners:
         if endpoint.protocol.sasl:

@@ -118,7 +118,7 @@ class NodeSecurity:
         from ottla.security.sasl.client_authenticator import SaslLogin
         from ottla.security.sasl.registry import SaslEnvironment
 
-        environment = SaslEnvironment(self._runtime.random, self._runtime.clock)
+        environment = SaslEnvironment(self._runtime)
         try:
             return SaslLogin(client_mechanism(config, listener, mechanism, environment), self._runtime.random)
         except ConfigError as error:

@@ -40,7 +40,7 @@ class ClientSecurity:
         self._settings: Final = settings
         self._login: SaslLogin | None = None
         if settings.protocol.sasl:
-            environment = SaslEnvironment(runtime.random, runtime.clock)
+            environment = SaslEnvironment(runtime, oauth_cb=settings.oauth_cb)
             self._login = client_login(dict(settings.values), environment)
         self._context: TlsContext | None = None
         # When the files of the key material were last changed.

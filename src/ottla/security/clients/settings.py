@@ -6,10 +6,10 @@ They are plain data, so that Spark can send them to its executors; passwords are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Final
+from typing import Any, Final
 
 from ottla.protocol.security_protocol import SecurityProtocol
 from ottla.security.sasl.client_settings import (
@@ -20,8 +20,9 @@ from ottla.security.sasl.client_settings import (
 )
 from ottla.security.tls.settings import JAVA_NAMES, LIBRDKAFKA_NAMES, client_tls_settings
 
-_PREFIXES: Final = ("security.", "ssl.", "sasl.")
-_OTHERS: Final = frozenset(("enable.ssl.certificate.verification",))
+_PREFIXES: Final = ("security.", "ssl.", "sasl.", "https.ca.", "enable.sasl.")
+_OAUTH_CB: Final = "oauth.cb"
+_OTHERS: Final = frozenset(("enable.ssl.certificate.verification", _OAUTH_CB))
 _KNOWN: Final = frozenset(("security.protocol", "security.providers", *JAVA_NAMES, *LIBRDKAFKA_NAMES))
 
 
@@ -36,11 +37,17 @@ class SecuritySettings:
 
     protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     values: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    # `oauth_cb`: gives tokens to OAUTHBEARER.
+    oauth_cb: Callable[[str], Any] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, given: Mapping[str, object]) -> SecuritySettings:
         """Check the settings of a client. ValueError names the one that is wrong, and shows no secret."""
         values = {name: str(value) for name, value in given.items() if value is not None}
+        values.pop(_OAUTH_CB, None)
+        oauth_cb = given.get(_OAUTH_CB)
+        if oauth_cb is not None and not callable(oauth_cb):
+            raise ValueError("oauth_cb is not a function that returns a token")
         text = values.pop("security.protocol", "PLAINTEXT").strip().upper()
         if text not in SecurityProtocol.__members__:
             known = ", ".join(SecurityProtocol.__members__)
@@ -50,7 +57,7 @@ class SecuritySettings:
                 near = get_close_matches(name, (*_KNOWN, *CLIENT_NAMES), n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ValueError(f"{name} is not a setting that this client knows{hint}")
-        settings = cls(SecurityProtocol[text], tuple(sorted(values.items())))
+        settings = cls(SecurityProtocol[text], tuple(sorted(values.items())), oauth_cb)
         if settings.protocol.sasl:
             check_client_sasl(values)
         elif "security.protocol" not in given:

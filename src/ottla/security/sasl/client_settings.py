@@ -11,10 +11,9 @@ from typing import Final
 
 from ottla.security.jaas import JaasEntry, JaasError, parse_jaas
 from ottla.security.sasl.client_authenticator import SaslLogin
+from ottla.security.sasl.mechanism_settings import MechanismSettings, SaslConfigError
 from ottla.security.sasl.registry import (
     Mechanism,
-    MechanismSettings,
-    SaslConfigError,
     SaslEnvironment,
     check_classes,
     find_mechanism,
@@ -26,6 +25,7 @@ CREDENTIALS: Final = ("sasl.mechanism", "sasl.mechanisms", JAAS, "sasl.username"
 CLIENT_NAMES: Final = frozenset(
     (
         *CREDENTIALS,
+        *("enable.sasl.oauthbearer.unsecure.jwt", "https.ca.location", "https.ca.pem"),
         *("sasl.client.callback.handler.class", "sasl.login.callback.handler.class", "sasl.login.class"),
     )
 )
@@ -46,7 +46,7 @@ def check_client_sasl(values: Mapping[str, str]) -> None:
 def client_login(values: Mapping[str, str], environment: SaslEnvironment) -> SaslLogin:
     """Make the login of a client. SaslConfigError names a setting that is missing or wrong."""
     mechanism, settings = _mechanism_settings(values)
-    return SaslLogin(mechanism.make_client(settings, environment), environment.random)
+    return SaslLogin(mechanism.make_client(settings, environment), environment.runtime.random)
 
 
 def _mechanism_settings(values: Mapping[str, str]) -> tuple[Mechanism, MechanismSettings]:

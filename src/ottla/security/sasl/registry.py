@@ -7,15 +7,15 @@ secure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ottla.protocol.scram import ScramMechanism
-from ottla.runtime.clock import Clock
-from ottla.runtime.random import Random
-from ottla.security.jaas import JaasEntry
+from ottla.runtime.runtime import Runtime
 from ottla.security.sasl.mechanism import SaslClientFactory, SaslServerFactory
+from ottla.security.sasl.mechanism_settings import MechanismSettings, SaslConfigError
+from ottla.security.sasl.oauthbearer_classes import OAUTH_CLASSES
 from ottla.security.sasl.plain import PLAIN, PlainClientFactory, PlainServerFactory, plain_users
 from ottla.security.sasl.scram_client import TOKEN_AUTH, ScramClientFactory
 from ottla.security.secret import Secret
@@ -24,37 +24,17 @@ if TYPE_CHECKING:
     from ottla.security.sasl.scram_server import ScramCredentials
 
 
-class SaslConfigError(ValueError):
-    """Settings of SASL cannot be used; the message names the setting, and no secret."""
-
-
-@dataclass(frozen=True, slots=True)
-class MechanismSettings:
-    """The settings of one mechanism of a listener, or of a client."""
-
-    mechanism: str
-    jaas: JaasEntry
-    # The name of the setting that has the login module, for messages.
-    source: str
-    # Reads another setting, with the prefixes of listener and mechanism applied; None if it is not set.
-    setting: Callable[[str], str | None]
-
-    def option(self, name: str) -> str:
-        """An option of the login module. SaslConfigError if it is missing."""
-        value = self.jaas.options.get(name)
-        if value is None:
-            raise SaslConfigError(f"{self.source}: the login module of {self.mechanism} has no {name!r}")
-        return value
-
-
 @dataclass(frozen=True, slots=True)
 class SaslEnvironment:
     """What mechanisms use of the world."""
 
-    random: Random
-    clock: Clock
+    runtime: Runtime
     # The users and delegation tokens of the cluster; None for a client.
     scram: ScramCredentials | None = None
+    # Runs a node's background work, by its name; None for a client.
+    start_task: Callable[[str, Callable[[], Awaitable[None]]], object] | None = None
+    # What gives tokens to a client, if the program has a function for that.
+    oauth_cb: Callable[[str], Any] | None = None
 
 
 class MakeServer(Protocol):
@@ -80,7 +60,7 @@ class Mechanism:
 
 
 def _plain_server(settings: MechanismSettings, environment: SaslEnvironment) -> SaslServerFactory:
-    return PlainServerFactory(plain_users(settings.jaas.options), environment.random)
+    return PlainServerFactory(plain_users(settings.jaas.options), environment.runtime.random)
 
 
 def _plain_client(settings: MechanismSettings, _environment: SaslEnvironment) -> SaslClientFactory:
@@ -93,7 +73,7 @@ def _scram_server(settings: MechanismSettings, environment: SaslEnvironment) -> 
     mechanism = ScramMechanism.of_name(settings.mechanism)
     assert mechanism is not None, settings.mechanism
     assert environment.scram is not None, "a server without users"
-    return ScramServerFactory(mechanism, environment.scram, environment.random)
+    return ScramServerFactory(mechanism, environment.scram, environment.runtime.random)
 
 
 def _scram_client(settings: MechanismSettings, environment: SaslEnvironment) -> SaslClientFactory:
@@ -103,7 +83,20 @@ def _scram_client(settings: MechanismSettings, environment: SaslEnvironment) -> 
     if settings.jaas.options.get(TOKEN_AUTH, "").lower() == "true":
         extensions[TOKEN_AUTH] = "true"
     username, password = settings.option("username"), Secret(settings.option("password"))
-    return ScramClientFactory(mechanism, username, password, environment.random, extensions)
+    return ScramClientFactory(mechanism, username, password, environment.runtime.random, extensions)
+
+
+def _oauth_server(settings: MechanismSettings, environment: SaslEnvironment) -> SaslServerFactory:
+    from ottla.security.sasl.oauthbearer_settings import make_server
+
+    assert environment.start_task is not None, "a node has background tasks"
+    return make_server(settings, environment.runtime, environment.start_task)
+
+
+def _oauth_client(settings: MechanismSettings, environment: SaslEnvironment) -> SaslClientFactory:
+    from ottla.security.sasl.oauthbearer_settings import make_client
+
+    return make_client(settings, environment.runtime, environment.oauth_cb)
 
 
 _KAFKA: Final = "org.apache.kafka.common.security"
@@ -143,6 +136,13 @@ MECHANISMS: Final[dict[str, Mechanism]] = {
                 _NAME_AND_PASSWORD,
             )
             for scram in ScramMechanism
+        ),
+        Mechanism(
+            "OAUTHBEARER",
+            f"{_KAFKA}.oauthbearer.OAuthBearerLoginModule",
+            _oauth_server,
+            _oauth_client,
+            OAUTH_CLASSES,
         ),
     )
 }

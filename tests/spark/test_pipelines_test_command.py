@@ -44,6 +44,52 @@ def test_cases_pass_fail_and_survive_a_kill(tmp_path: Path) -> None:
     assert not (pipeline.directory / "pipeline-storage").exists()
 
 
+WINDOWS = """
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+spark = SparkSession.active()
+BROKERS = spark.conf.get("ottla.bootstrap.servers")
+dp.create_sink("per_minute", "ottla", {"kafka.bootstrap.servers": BROKERS, "topic": "per-minute"})
+
+
+@dp.append_flow(target="per_minute")
+def count_clicks():
+    clicks = (
+        spark.readStream.format("ottla")
+        .option("kafka.bootstrap.servers", BROKERS)
+        .option("subscribe", "clicks")
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+    minutes = clicks.withWatermark("timestamp", "10 seconds").groupBy(F.window("timestamp", "1 minute"))
+    start = F.date_format("window.start", "yyyy-MM-dd'T'HH:mm:ssXXX").alias("minute")
+    return minutes.count().select(F.to_json(F.struct(start, F.col("count").alias("clicks"))).alias("value"))
+"""
+WINDOWS_CASE = """
+steps:
+  - send: {clicks: [{value: a, timestamp: 2026-01-31T12:00:10Z}]}
+    expect: {topics: {per-minute: []}}
+  - send: {clicks: [{value: b, timestamp: 2026-01-31T12:30:00Z}]}
+    expect: {topics: {per-minute: [{value: {minute: 2026-01-31T12:00:00Z, clicks: 1}}]}}
+"""
+
+
+def test_windows_close_by_the_time_of_the_records(tmp_path: Path) -> None:
+    Pipeline(tmp_path, "").ok("init", "second")
+    pipeline = Pipeline(tmp_path / "second", "")
+    for unused in (*pipeline.directory.glob("transformations/*"), *pipeline.directory.glob("tests/*")):
+        unused.unlink()
+    (pipeline.directory / "transformations" / "clicks.py").write_text(WINDOWS)
+    (pipeline.directory / "tests" / "windows.yml").write_text(WINDOWS_CASE)
+    spec = pipeline.directory / "spark-pipeline.yml"
+    spec.write_text(
+        spec.read_text().replace("second.orders:2, second.large-orders:2", "clicks:2, per-minute")
+    )
+    assert "second: 1 passed" in pipeline.ok("test")
+
+
 VALIDATE = """
 from pyspark import pipelines as dp
 from pyspark.sql import SparkSession
@@ -71,6 +117,12 @@ def validate():
     order = F.from_json(F.col("value").cast("string"), "number long, cents long")
     rows = records.select(source_record(), order.alias("order"))
     return rows.select("*", F.to_json("order").alias("value"))
+
+
+@dp.materialized_view
+@expect_or_drop("is small", "id < 3")
+def numbers():
+    return spark.range(5)
 """
 
 
@@ -93,6 +145,7 @@ def test_a_batch_is_traced_and_replayed_and_its_bad_rows_are_set_aside(
         said = pipeline.ok("run", "-b", brokers)
         assert "'costs something': 1 of 3 dropped" in said
         assert "'is an order': 1 of 2 dead letters" in said
+        assert "'is small': 2 of 5 dropped" in said
     assert sorted(record["number"] for record in values(brokers, "valid", 2)) == [1, 11]
 
     traced = [trace(brokers, "valid", partition, offset) for partition in (0, 1) for offset in range(4)]

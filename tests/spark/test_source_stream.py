@@ -5,12 +5,14 @@ from Spark's own `format("kafka")` on Ottla.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from ottla.client.blocking import Producer
 from ottla.protocol.names import TopicPartition
-from tests.spark.source_harness import Rec, SourceHarness, flat, wait_for
+from ottla.spark.lag import behind_latest
+from tests.spark.source_harness import Rec, SourceHarness, finish, flat, wait_for
 
 
 def test_what_is_there_is_read_once_and_a_restart_goes_on(lab: SourceHarness) -> None:
@@ -29,12 +31,22 @@ def test_batches_have_as_many_offsets_as_allowed(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     lab.send(topic, [b"%d" % at for at in range(15)])
     lab.send(topic, [b"%d" % at for at in range(5)], partition=1)
-    batches = lab.run(lab.checkpoint(), subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=8)
+    batches: list[list[Rec]] = []
+    options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 8}
+    query = lab.start(lab.checkpoint(), batches, trigger={"availableNow": True}, **options)
+    finish(query)
     # Each partition has its share of what is left.
     counts = [
         (sum(r.partition == 0 for r in batch), sum(r.partition == 1 for r in batch)) for batch in batches
     ]
     assert counts == [(6, 2), (6, 2), (3, 1)]
+    expected = [(3, 9, 6), (1, 3, 2), (0, 0, 0)]
+    reports: list[Any] = [each for each in query.recentProgress if each["numInputRows"]]
+    assert [tuple(behind_latest(each).values()) for each in reports] == expected
+    if not lab.is_ours:  # Spark's own source reports the same as metrics
+        metrics = [json.loads(each.json)["sources"][0]["metrics"] for each in reports]
+        names = behind_latest(reports[0])
+        assert [tuple(float(each[name]) for name in names) for each in metrics] == expected
     assert flat(batches) == sorted(lab.written)
 
 

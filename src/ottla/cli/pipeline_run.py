@@ -273,6 +273,9 @@ class _SessionListener(RunListener):
     def on_table_defined(self, name: str, *, streaming: bool) -> None:
         self._inner.on_table_defined(name, streaming=streaming)
 
+    def on_flow_defined(self, name: str, target: str) -> None:
+        self._inner.on_flow_defined(name, target)
+
     def on_definitions_loaded(self) -> None:
         self._inner.on_definitions_loaded()
 
@@ -405,7 +408,7 @@ class _Lines:
     def __init__(self, progress: PipelineProgress, interval_s: float) -> None:
         self._progress = progress
         self._interval_s = interval_s
-        self._printed: dict[str, tuple[str, int | None]] = {}
+        self._printed: dict[str, tuple[str, int | None, list[str]]] = {}
         self._at: dict[str, float] = {}
         self._lock = Lock()
 
@@ -414,11 +417,11 @@ class _Lines:
         interval_s = self._interval_s if interval_s is None else interval_s
         with self._lock:
             for flow in list(self._progress.flows.values()):
-                state, rows = _state(flow), flow.rows
+                state, rows, broken = _state(flow), flow.rows, expectation_texts(flow)
                 printed = self._printed.get(flow.name)
                 waited = now - self._at.get(flow.name, 0) >= interval_s
-                if printed is None or printed[0] != state or (waited and printed[1] != rows):
-                    self._printed[flow.name], self._at[flow.name] = (state, rows), now
+                if printed is None or printed[0] != state or (waited and printed[1:] != (rows, broken)):
+                    self._printed[flow.name], self._at[flow.name] = (state, rows, broken), now
                     print(self._line(flow, state), file=sys.stderr, flush=True)
 
     def _line(self, flow: Flow, state: str) -> str:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ottla.spark.pipelines.progress import positions, short_name
+from ottla.spark.lag import positions
+from ottla.spark.pipelines.progress import short_name
 from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError
 
 _MAX_DEPTH: Final = 6

@@ -17,6 +17,7 @@ from threading import Lock
 from typing import Any, Final
 
 from ottla.spark.expectations import ExpectationAction, expectation_counts
+from ottla.spark.lag import lag_of
 
 _DEFAULT: Final = ("spark_catalog.default.", "spark_catalog.")
 _STATE: Final = re.compile(
@@ -26,7 +27,6 @@ _STATE: Final = re.compile(
 _UNRESOLVED: Final = re.compile(
     r"Failed to resolve flow(?P<upstream> due to upstream failure)?: '(?P<name>[^']+)'"
 )
-_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
 _MAX_ERROR: Final = 4_000
 
 
@@ -133,6 +133,12 @@ class PipelineProgress:
             flow.lag = sum(known) if known else flow.lag
         self.observer()
 
+    def on_view_counts(self, table: str, metrics: Mapping[str, Any]) -> None:
+        """Take the observed metrics of a view that was computed; they replace those of the last time."""
+        with self._lock:
+            self._flow(table).expectations |= expectation_counts(metrics)
+        self.observer()
+
     def on_query_started(self, name: str) -> None:
         with self._lock:
             flow = self._flow(name)
@@ -191,53 +197,6 @@ class PipelineProgress:
     def _flow(self, name: str) -> Flow:
         name = short_name(name)
         return self.flows.setdefault(name, Flow(name))
-
-
-def lag_of(source: Mapping[str, Any]) -> int | None:
-    """How many offsets a source is behind its latest; None if it reports no offsets, as files."""
-    return distance(_document(source.get("endOffset")), _document(source.get("latestOffset")))
-
-
-def distance(low: Any, high: Any) -> int | None:
-    """The total distance between two JSON documents of offsets by topic and partition.
-
-    >>> distance({"t": {"0": 3, "1": 4}}, {"t": {"0": 10, "1": 4, "2": 5}})
-    12
-    """
-    ends, begins = positions(high), positions(low)
-    if ends is None:
-        return None
-    return sum(max(end - (begins or {}).get(partition, 0), 0) for partition, end in ends.items())
-
-
-def positions(document: Any) -> dict[tuple[str, int], int] | None:
-    """Offsets by topic and partition, of our source or of Spark's own; None if the document has none.
-
-    >>> positions({"t": {"0": 3}, "$ids": {"t": "abc"}})
-    {('t', 0): 3}
-    """
-    if not isinstance(document, dict):
-        return None
-    found: dict[tuple[str, int], int] = {}
-    for topic, partitions in document.items():
-        if not _TOPIC.fullmatch(topic):
-            continue  # our source keeps more under names that no topic can have
-        if not isinstance(partitions, dict):
-            return None
-        for partition, offset in partitions.items():
-            if not partition.isdecimal() or not isinstance(offset, int):
-                return None
-            found[topic, int(partition)] = offset
-    return found
-
-
-def _document(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return None
 
 
 def _number(value: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""Listen to the streaming queries of a run, in any session of the process.
+"""Listen to the streaming queries and the batch writes of a run, in any session of the process.
 
 Queries of a pipeline run in a session of Spark Connect's server that no Python object of ours holds. Their
 events still pass over the one listener bus of the Spark context, so a listener there sees them. It is called
@@ -7,6 +7,7 @@ for every event of every kind, and ignores all others.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,14 +18,17 @@ from ottla.spark.pipelines.progress import PipelineProgress
 log = logging.getLogger(__name__)
 
 _EVENTS: Final = "org.apache.spark.sql.streaming.StreamingQueryListener$"
+_EXECUTION_END: Final = "org.apache.spark.sql.execution.ui.SparkListenerSQLExecutionEnd"
+_WRITE_OF_A_VIEW: Final = "InsertIntoHadoopFsRelationCommand"
 _INTERFACE: Final = "org.apache.spark.scheduler.SparkListenerInterface"
 
 
 class _QueryListener:
     """Implements `SparkListenerInterface`: all methods exist, and only `onOtherEvent` does something."""
 
-    def __init__(self, progress: PipelineProgress) -> None:
+    def __init__(self, progress: PipelineProgress, as_java: Callable[[Any], Any]) -> None:
         self._progress = progress
+        self._as_java = as_java
         self._names: dict[str, str] = {}
 
     def onOtherEvent(self, event: Any) -> None:
@@ -32,8 +36,22 @@ class _QueryListener:
             kind = event.getClass().getName()
             if kind.startswith(_EVENTS):
                 self._query_event(kind.removeprefix(_EVENTS), event)
+            elif kind == _EXECUTION_END and (execution := event.qe()) is not None:
+                self._on_execution_end(execution)
         except Exception:  # Spark removes a listener that raises
-            log.debug("an event of a streaming query could not be read", exc_info=True)
+            log.debug("an event of a query could not be read", exc_info=True)
+
+    def _on_execution_end(self, execution: Any) -> None:
+        """Take what was counted in the rows of a materialized view. Its flow has the name of its table."""
+        written = execution.logical()
+        if written.getClass().getSimpleName() != _WRITE_OF_A_VIEW or written.catalogTable().isEmpty():
+            return
+        found = {name: json.loads(row.json()) for name, row in self._counts(execution).items()}
+        if found:
+            self._progress.on_view_counts(written.catalogTable().get().identifier().unquotedString(), found)
+
+    def _counts(self, execution: Any) -> dict[str, Any]:
+        return dict(self._as_java(execution.observedMetrics()))
 
     def _query_event(self, kind: str, event: Any) -> None:
         if kind == "QueryStartedEvent":
@@ -67,7 +85,7 @@ def listen_to_queries(context: Any, progress: PipelineProgress) -> Iterator[None
     from pyspark.java_gateway import ensure_callback_server_started
 
     ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
-    listener = _QueryListener(progress)
+    listener = _QueryListener(progress, context._jvm.scala.jdk.javaapi.CollectionConverters.asJava)
     context._jsc.sc().addSparkListener(listener)
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import errno
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import pytest
 from ottla.cli.app import run as run_command
 from ottla.cli.pipeline_results import query_error
 from ottla.cli.pipeline_run import show_progress
-from ottla.spark import cache, java
+from ottla.spark import cache, java, lag
 from ottla.spark.java import NoJava, find_java
 from ottla.spark.pipelines import progress as progress_module
 from ottla.spark.pipelines import run_lock as run_lock_module
@@ -36,7 +37,7 @@ from ottla.spark.pipelines.template import write_project
 from ottla.spark.session import prepare_environment, settings_for, socket_settings
 
 
-@pytest.mark.parametrize("module", [java, progress_module, runner], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [java, lag, progress_module, runner], ids=lambda m: m.__name__)
 def test_examples_in_the_documentation_hold(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert result.attempted > 0
@@ -308,6 +309,14 @@ class TestTables:
             lines.append(json.dumps({"path": (directory / name).as_uri(), "action": "add"}))
         (directory / "_spark_metadata" / "0").write_text("\n".join(lines))
 
+    def checkpoint(self, project: Project, table: str, *, planned: int, committed: int) -> None:
+        """A checkpoint with batches up to these."""
+        directory = project.directory / f"s/_checkpoints/spark_catalog/default/{table}/{table}/0"
+        for part, last in (("offsets", planned), ("commits", committed)):
+            (directory / part).mkdir(parents=True, exist_ok=True)
+            for number in range(last + 1):
+                (directory / part / str(number)).touch()
+
     @pytest.mark.parametrize(
         ("selection", "known"),
         [
@@ -356,6 +365,7 @@ class TestTables:
     ) -> None:
         directory = project.directory / "spark-warehouse" / version / "orders"
         self.commit_batch(directory, "part-0.parquet")
+        self.checkpoint(project, "orders", planned=0, committed=-1)
         (directory.parent / "turnover").mkdir()  # a view that is not complete
         spark, tables = self.Sql(), self.tables(project)
         tables.begin_run(spark, Selection())
@@ -377,6 +387,7 @@ class TestTables:
         directory = project.directory / "spark-warehouse" / "orders"
         self.commit_batch(directory, "part-0.parquet")
         (directory / "part-1.parquet").touch()
+        self.checkpoint(project, "orders", planned=1, committed=0)
         self.tables(project).begin_run(self.Sql(), Selection())
         assert {each.name for each in directory.glob("*part*")} == {"part-0.parquet", ".stray-part-1.parquet"}
         self.tables(project).begin_run(self.Sql(), Selection())
@@ -388,6 +399,63 @@ class TestTables:
         with pytest.raises(ProjectError, match="--full-refresh orders"):
             self.tables(project).begin_run(self.Sql(), Selection())
         self.tables(project).begin_run(self.Sql(), Selection(full_refresh=["orders"]))
+
+    @pytest.mark.parametrize(
+        ("planned", "committed", "problem"),
+        [
+            (-1, -1, "is gone: what comes next would be left out"),
+            (1, 1, "ends with batch 1: what comes next would be left out"),
+            (2, 1, None),  # killed before Spark had noted the end of the batch
+            (2, 2, None),
+            (3, 2, None),
+            (3, 3, "has batch 3: what was in between is missing"),
+        ],
+    )
+    def test_a_checkpoint_and_files_of_different_times_are_refused(
+        self, project: Project, planned: int, committed: int, problem: str | None
+    ) -> None:
+        """As after one of them was restored from an older copy."""
+        self.remember(project, ("orders", True))
+        directory = project.directory / "spark-warehouse" / "orders"
+        self.commit_batch(directory, "part-0.parquet")
+        (directory / "_spark_metadata" / "2").write_text("v1")
+        self.checkpoint(project, "orders", planned=planned, committed=committed)
+        if problem is None:
+            self.tables(project).begin_run(self.Sql(), Selection())
+            return
+        with pytest.raises(ProjectError, match=f"files of table orders end with batch 2, .*{problem}"):
+            self.tables(project).begin_run(self.Sql(), Selection())
+        self.tables(project).begin_run(self.Sql(), Selection(full_refresh=["orders"]))
+
+    def test_two_streams_into_a_table_of_files_are_refused(self, project: Project) -> None:
+        """Spark counts the batches of both as those of one, and leaves out those that it has seen."""
+        spark, tables = self.Sql(), self.tables(project)
+        for count in (1, 2):
+            tables.begin_run(spark, Selection())
+            for table, streaming in (("orders", True), ("view", False)):
+                tables.on_table_defined(spark, table, streaming=streaming)
+            for flow, target in (("one", "default.orders"), ("view", "view"), ("a", "sink"), ("b", "sink")):
+                tables.on_flow_defined(flow, target)
+            if count == 1:
+                tables.on_definitions_loaded(spark, None)
+        tables.on_flow_defined("two", "orders")
+        with pytest.raises(ProjectError, match="table orders has 2 flows, one, two: a table of files takes"):
+            tables.on_definitions_loaded(spark, None)
+
+    def test_a_copy_of_a_project_does_not_touch_the_tables_of_the_original(
+        self, project: Project, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        location = project.directory / "spark-warehouse" / ".versions" / "1" / "orders"
+        self.commit_batch(location, "part-0.parquet")
+        self.remember(project)
+        entry = {"database": "default", "table": "orders", "location": str(location), "ddl": "(a INT)"}
+        document = {"version": 2, "tables": [entry | {"streaming": True}]}
+        (project.directory / ".ottla" / "catalog.json").write_text(json.dumps(document))
+        copied = tmp_path_factory.mktemp("copies") / "copy"
+        shutil.copytree(project.directory, copied)
+        for selection in (Selection(), Selection(full_refresh_all=True)):
+            with pytest.raises(ProjectError, match=f"{project.directory}, of which this project is a copy"):
+                self.tables(find_project(copied)).begin_run(self.Sql(), selection)
 
     def test_a_checkpoint_without_its_table_is_refused(self, project: Project) -> None:
         checkpoint = project.directory / "s/_checkpoints/spark_catalog/default/orders/orders/0"
@@ -572,6 +640,27 @@ class TestCommandsWithoutSpark:
             address = f"127.0.0.1:{server.getsockname()[1]}"
         said = self.said(capsys, *arguments, "shop.large-orders", "0", "0", "-b", address)
         assert said.startswith("ottla: no broker can be reached")
+
+    def test_a_disk_that_is_full_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """And nothing is left that the next attempt would refuse."""
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "empty").mkdir()
+        write = Path.write_text
+
+        def full(path: Path, *arguments: str) -> int:
+            if path.name == "README.md":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(path, *arguments)
+
+        for name in ("new", "empty"):
+            with monkeypatch.context() as patched:
+                patched.setattr(Path, "write_text", full)
+                said = self.said(capsys, "pipeline", "init", name)
+            assert f"ottla: {tmp_path}: No space left on device. Make room" in said
+            assert not any((tmp_path / name).glob("*"))
+            assert run_command(["pipeline", "init", name]) == 0
 
     @pytest.mark.parametrize("name", ["", "  "])
     def test_a_project_without_a_name(self, capsys: pytest.CaptureFixture[str], name: str) -> None:

@@ -26,6 +26,7 @@ from ottla.cli.pipeline_options import (
     Settings,
     Verbose,
     log_file,
+    naming_full_disks,
     project_of,
     terminable,
 )
@@ -64,7 +65,8 @@ def init(
     if not name.strip():
         raise WrongUsage("NAME is empty; `.` is the current directory")
     try:
-        files = write_project(Path.cwd() / name)
+        with naming_full_disks(Path.cwd()):
+            files = write_project(Path.cwd() / name)
     except ProjectError as error:
         raise CliError(str(error)) from None
     for file in files:
@@ -182,6 +184,7 @@ def _start(
     state.mkdir(exist_ok=True)
     configuration = dict(project.configuration)
     with ExitStack() as stack:
+        stack.enter_context(naming_full_disks(project.directory))
         stack.enter_context(terminable())
         locks: Sequence[int] = ()
         starts_node = given.embedded or (bootstrap is None and project.bootstrap_servers is None)

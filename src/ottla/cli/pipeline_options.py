@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +68,20 @@ def log_file(path: Path) -> Any:
     """The log of Spark, which later runs append to until it is too large."""
     too_long = path.exists() and path.stat().st_size > MAX_LOG_BYTES
     return path.open("w" if too_long else "a", buffering=1)
+
+
+@contextmanager
+def naming_full_disks(directory: Path) -> Iterator[None]:
+    """Make the error of a full disk say where it is, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = error.filename or directory
+        raise CliError(
+            f"{where}: {error.strerror}. Make room, and start again: the next run completes what is left"
+        ) from None
 
 
 @contextmanager

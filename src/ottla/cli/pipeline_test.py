@@ -26,6 +26,7 @@ from ottla.cli.pipeline_options import (
     Settings,
     Verbose,
     log_file,
+    naming_full_disks,
     project_of,
     terminable,
 )
@@ -87,7 +88,11 @@ def play_tests(
         if not cases:
             raise CliError(f"{found.directory / DIRECTORY} has no cases: *.yml, or test_*.py")
         results = []
-        with terminable(), test_log(found, verbose=verbose) as log:
+        with (
+            naming_full_disks(found.directory),
+            terminable(),
+            test_log(found, verbose=verbose) as log,
+        ):
             for result in _play(found, cases, points, master, conf, log):
                 results.append(result)
                 _show(result)

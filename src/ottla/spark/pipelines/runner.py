@@ -31,6 +31,14 @@ _DEFINES_TABLE: Final = re.compile(
 )
 
 
+_DEFINES_FLOW: Final = re.compile(
+    r"\bCREATE\s+FLOW\s+(?P<name>(?:`[^`]+`|[\w.])+).*?\bAS\s+INSERT\s+INTO\s+(?:ONCE\s+)?(?:TABLE\s+)?"
+    r"(?P<target>(?:`[^`]+`|\w+)(?:\.(?:`[^`]+`|\w+))*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_HAS_QUERY: Final = re.compile(r"\bAS\s+\(*\s*(?:SELECT|WITH|FROM|TABLE|VALUES)\b", re.IGNORECASE)
+
+
 class RunFailed(Exception):
     """A run that did not complete. `flow` is the one that failed, if it was a flow."""
 
@@ -61,6 +69,9 @@ class RunListener:
 
     def on_table_defined(self, name: str, *, streaming: bool) -> None:
         """The definitions declare a streaming table, or a materialized view."""
+
+    def on_flow_defined(self, name: str, target: str) -> None:
+        """The definitions declare a flow into a table or a sink."""
 
     def on_definitions_loaded(self) -> None:
         """All definitions are registered, and the run starts now."""
@@ -180,6 +191,8 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
             for name, streaming in tables_in_sql(sql_text):
                 self._datasets.add(name.rpartition(".")[2].lower())
                 listener.on_table_defined(name, streaming=streaming)
+            for name, target in flows_in_sql(sql_text):
+                listener.on_flow_defined(name, target)
 
         def register_flow(self, flow: DefinedFlow) -> None:
             eager: list[EagerRead] = []
@@ -196,6 +209,7 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
                 hint = eager_hint(eager[0]) if eager and missing else readable_error(str(error))
                 raise RunFailed(f"{where}: flow {flow.name}: {hint}") from None
             self._eager += [(where, flow.name, each) for each in eager]
+            listener.on_flow_defined(flow.name, flow.target)
 
         def check(self) -> None:
             """Refuse what Spark has resolved without the graph: the order of the flows would be wrong."""
@@ -245,6 +259,23 @@ def tables_in_sql(text: str) -> list[tuple[str, bool]]:
     """
     found = _DEFINES_TABLE.finditer(_SQL_COMMENT.sub(" ", text))
     return [(match["name"].replace("`", ""), match["kind"].upper().startswith("S")) for match in found]
+
+
+def flows_in_sql(text: str) -> list[tuple[str, str]]:
+    """The flows that a file of SQL defines, and the table of each; a table with a query is its own flow.
+
+    >>> flows_in_sql("CREATE STREAMING TABLE t; CREATE FLOW f AS INSERT INTO ONCE t BY NAME SELECT 1")
+    [('f', 't')]
+    >>> flows_in_sql("CREATE STREAMING TABLE t AS SELECT 1")
+    [('t', 't')]
+    """
+    code = _SQL_COMMENT.sub(" ", text)
+    found = [(match["name"], match["target"]) for match in _DEFINES_FLOW.finditer(code)]
+    for statement in code.split(";"):
+        match = _DEFINES_TABLE.search(statement)
+        if match is not None and _HAS_QUERY.search(statement, match.end()):
+            found.append((match["name"], match["name"]))
+    return [(name.replace("`", ""), target.replace("`", "")) for name, target in found]
 
 
 def storage_for_spark(project: Project) -> str:

@@ -39,7 +39,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress
-from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError
+from ottla.spark.pipelines.project import CHECKPOINTS, SPEC_NAMES, Project, ProjectError
 from ottla.spark.pipelines.runner import RunListener, Selection
 
 __all__ = [
@@ -109,6 +109,7 @@ class PipelineTables:
         self._entries, self._pending = _read(self._file)
         self._selection = Selection()
         self._declared: dict[str, bool] = {}  # whether a table of this name is a streaming table
+        self._flows: dict[str, list[str]] = {}  # the flows of each table
         self._registered: set[tuple[str, str]] = set()
         self._is_recorded = False
         self._version = self._base
@@ -124,8 +125,10 @@ class PipelineTables:
         """Make the tables known that the run continues or reads. Those that it computes again are left out,
         so that Spark creates them in the version of this run; their files stay.
         """
+        self._check_owner()
         self._selection = selection
         self._declared.clear()
+        self._flows.clear()
         self._is_recorded = False
         self._version = self._new_version(selection)
         databases = {_DEFAULT_DATABASE, *(database for database, _ in self._entries)}
@@ -137,6 +140,19 @@ class PipelineTables:
         for entry in self._entries.values():
             self._restore(spark, entry)
         self._check_checkpoints()
+
+    def _check_owner(self) -> None:
+        """Refuse tables of another project: a copy of a project names the files of the original."""
+        for entry in self._entries.values():
+            base = next((each.parent for each in Path(entry.location).parents if each.name == VERSIONS), None)
+            if base is None or base == self._base:
+                continue
+            if any((base.parent / name).exists() for name in SPEC_NAMES):
+                raise ProjectError(
+                    f"table {entry.table} is one of {base.parent}, of which this project is a copy. In the "
+                    f"copy, remove {self._file.parent.name}/ and {self._base.name}/, and name a new storage; "
+                    "its tables are then computed from the beginning"
+                )
 
     def _new_version(self, selection: Selection) -> Path:
         """The directory for the tables that this run creates."""
@@ -208,6 +224,9 @@ class PipelineTables:
         storage = self._project.storage_path
         if storage is None:
             return
+        for entry in self._entries.values():
+            if entry.streaming and not self._selection.recomputes(entry.table):
+                _check_batches(entry, storage / CHECKPOINTS)
         for key in sorted(_tables_with_commits(storage / CHECKPOINTS)):
             if key not in self._entries and not self._selection.recomputes(key[1]):
                 raise ProjectError(
@@ -221,6 +240,7 @@ class PipelineTables:
         """Prepare a full refresh, now that the definitions are known to be sound. It is noted first: Spark
         resets checkpoints before it creates tables.
         """
+        self._check_flows()
         selection = self._selection
         if not (selection.full_refresh_all or selection.full_refresh):
             return
@@ -230,6 +250,22 @@ class PipelineTables:
         for entry in list(self._entries.values()):
             if selection.recomputes(entry.table) and self._declared.get(entry.table, False):
                 self._empty(spark, context, entry)
+
+    def on_flow_defined(self, name: str, target: str) -> None:
+        """Note a flow that the definitions declare."""
+        self._flows.setdefault(target.rpartition(".")[2], []).append(name)
+
+    def _check_flows(self) -> None:
+        """Refuse a second stream into a table of files: Spark takes its batches for those of the first, which
+        are in the table already, and leaves them out without an error.
+        """
+        for table, flows in self._flows.items():
+            if len(flows) > 1 and self._declared.get(table, False):
+                raise ProjectError(
+                    f"table {table} has {len(flows)} flows, {', '.join(flows)}: a table of files takes "
+                    "one, as Spark would leave out rows of the others. What works: one flow with `union`, or "
+                    "a table for each flow and a view over them. (Sinks take many flows.)"
+                )
 
     def _empty(self, spark: Any, context: Any, entry: TableEntry) -> None:
         """Empty a streaming table where it is, with its former content in another place for readers."""
@@ -334,6 +370,9 @@ class TableListener(RunListener):
     def on_table_defined(self, name: str, *, streaming: bool) -> None:
         self._tables.on_table_defined(self._spark, name, streaming=streaming)
 
+    def on_flow_defined(self, name: str, target: str) -> None:
+        self._tables.on_flow_defined(name, target)
+
     def on_definitions_loaded(self) -> None:
         self._tables.on_definitions_loaded(self._spark, self._context)
 
@@ -418,6 +457,43 @@ def committed_files(directory: Path) -> set[str] | None:
             path = unquote(urlsplit(json.loads(line)["path"]).path)
             found.add(os.path.basename(path))
     return found if batches else None
+
+
+def _check_batches(entry: TableEntry, checkpoints: Path) -> None:
+    """Refuse a checkpoint that is older than the files of its table, or newer. Spark counts the batches of a
+    stream in both: it leaves out a batch that the files have already, whatever is in it.
+    """
+    of_table = [each for each in checkpoints.glob(f"*/{entry.database}/{entry.table}/*") if each.is_dir()]
+    if len(of_table) > 1:
+        return  # of flows that have other names now
+    numbers = [int(each.name) for flow in of_table for each in flow.iterdir() if each.name.isdecimal()]
+    current = of_table[0] / str(max(numbers, default=0)) if of_table else checkpoints
+    # The other way round than Spark writes them, as the query may be running.
+    committed = _last_number(current / "commits")
+    written = _last_number(Path(entry.location) / _FILE_SINK_LOG)
+    planned = _last_number(current / "offsets")
+    if written is None:
+        return
+    if planned is None or planned < written:
+        found = "is gone" if planned is None else f"ends with batch {planned}"
+        problem = f"its checkpoint in {checkpoints} {found}: what comes next would be left out"
+    elif committed is not None and committed > written:
+        problem = f"its checkpoint has batch {committed}: what was in between is missing"
+    else:
+        return
+    raise ProjectError(
+        f"the files of table {entry.table} end with batch {written}, but {problem}. Was an older copy "
+        "restored? Restore both from the same time, or compute the table again: `ottla pipeline run "
+        f"--full-refresh {entry.table}`"
+    )
+
+
+def _last_number(directory: Path) -> int | None:
+    """The number of the last batch in a log of Spark; None if it has none."""
+    if not directory.is_dir():
+        return None
+    names = (each.name.split(".")[0] for each in directory.iterdir())
+    return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
 def _set_strays_aside(directory: Path) -> None:

@@ -7,6 +7,7 @@ written to another topic, exactly once. It is a standard project of Spark's decl
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -138,6 +139,7 @@ steps:
 _TEST_ROWS: Final = """\
 {{"key": "ada", "value": {{"number": 1, "item": "tea", "cents": 7250}}}}
 """
+_PARTS: Final = ("transformations", "tests")
 _IGNORED: Final = ".ottla/\npipeline-storage/\nspark-warehouse/\nmetastore_db/\n__pycache__/\n"
 
 
@@ -163,8 +165,16 @@ def write_project(directory: Path) -> list[Path]:
         "README.md": _README.format(name=name, **topics),
         ".gitignore": _IGNORED,
     }
-    for part in ("transformations", "tests"):
-        (directory / part).mkdir(parents=True)
-    for relative, text in files.items():
-        (directory / relative).write_text(text)
+    was_there = directory.exists()
+    try:
+        for part in _PARTS:
+            (directory / part).mkdir(parents=True)
+        for relative, text in files.items():
+            (directory / relative).write_text(text)
+    except OSError:  # leave nothing that the next attempt would refuse, as on a full disk
+        for part in _PARTS if was_there else (".",):
+            shutil.rmtree(directory / part, ignore_errors=True)
+        for relative in files:
+            (directory / relative).unlink(missing_ok=True)
+        raise
     return [directory / relative for relative in files]

@@ -354,3 +354,65 @@ def test_transactions_are_listed_described_and_aborted(both: Both, topic: str) -
     for address in both.addresses:
         found = both.driver.consume(address, topic, isolation_level="read_committed")
         assert (found.records, found.end_offset) == ((), 2)
+
+
+def test_quotas_are_set_described_and_removed(both: Both) -> None:
+    """The values are so large that no client is throttled."""
+    name = f"quotas-{uuid.uuid4().hex[:12]}"
+    entities = [
+        ("--entity-type", "clients", "--entity-name", name),
+        ("--entity-type", "users", "--entity-name", name),
+        ("--entity-type", "users", "--entity-name", name, "--entity-type", "clients", "--entity-default"),
+        ("--entity-type", "clients", "--entity-default"),
+    ]
+    quotas = {"producer_byte_rate": "100000000000", "request_percentage": "1000000000"}
+    for entity in entities:
+        both.same(
+            CONFIGS, "--alter", *entity, "--add-config", ",".join(f"{k}={v}" for k, v in quotas.items())
+        )
+        described = both.same(CONFIGS, "--describe", *entity)
+        assert "producer_byte_rate=1.0E11" in described
+        assert "request_percentage=1.0E9" in described
+    ip = ("--entity-type", "ips", "--entity-name", "192.0.2.77")
+    both.same(CONFIGS, "--alter", *ip, "--add-config", "connection_creation_rate=100000")
+    assert "connection_creation_rate=100000.0" in both.same(CONFIGS, "--describe", *ip)
+    both.refused(CONFIGS, "--alter", *ip, "--add-config", "producer_byte_rate=1")
+    for entity in entities:
+        both.same(CONFIGS, "--alter", *entity, "--delete-config", ",".join(quotas))
+        assert "producer_byte_rate" not in both.same(CONFIGS, "--describe", *entity)
+    both.same(CONFIGS, "--alter", *ip, "--delete-config", "connection_creation_rate")
+
+
+def test_javas_clients_are_throttled_alike(both: Both, topic: str) -> None:
+    """2.4 MB at 200 kB/s: the quota of ten seconds goes at once, and the rest has to wait."""
+    client = f"perf-{uuid.uuid4().hex[:12]}"
+    entity = ("--entity-type", "clients", "--entity-name", client)
+    both.same(
+        CONFIGS, "--alter", *entity, "--add-config", "producer_byte_rate=200000,consumer_byte_rate=200000"
+    )
+    both.kafka.settle()
+    produced, fetched = [], []
+    for address in both.addresses:
+        props = (f"bootstrap.servers={address}", f"client.id={client}", "batch.size=1", "linger.ms=0")
+        ran = both.driver.tool(
+            "org.apache.kafka.tools.ProducerPerformance",
+            *("--topic", topic, "--num-records", "24", "--record-size", "100000", "--throughput", "-1"),
+            *("--print-metrics", "--producer-props", *props),
+        )
+        produced.append(metric(ran.out, "produce-throttle-time-max"))
+        ran = both.driver.tool(
+            "org.apache.kafka.tools.ConsumerPerformance",
+            *("--bootstrap-server", address, "--topic", topic, "--num-records", "24", "--print-metrics"),
+            *("--command-property", f"client.id={client}", "--command-property", "fetch.max.bytes=500000"),
+        )
+        fetched.append(metric(ran.out, "fetch-throttle-time-max"))
+    for theirs, ours in (produced, fetched):
+        assert ours > 0
+        assert theirs / 4 < ours < theirs * 4, (produced, fetched)
+    both.same(CONFIGS, "--alter", *entity, "--delete-config", "producer_byte_rate,consumer_byte_rate")
+
+
+def metric(text: str, name: str) -> float:
+    found = re.search(rf"{name}\S*\s*:\s*([0-9.]+)", text)
+    assert found, text[-4000:]
+    return float(found.group(1))

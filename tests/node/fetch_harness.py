@@ -78,7 +78,7 @@ class FetchHarness:
         self.replication = SimpleNamespace(
             selects_nearest=False,
             leader_quota=ReplicationQuotaManager(self.clock),
-            is_throttled=lambda partition, follower: False,
+            is_throttled=lambda partition: False,
         )
         self.connection = SimpleNamespace(
             kept_fetch=None,

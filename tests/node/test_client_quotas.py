@@ -6,17 +6,24 @@ that this time never comes to an end in a test: what is counted is answers, not 
 
 from __future__ import annotations
 
+import asyncio
+import re
 import selectors
+import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
+import confluent_kafka
 import pytest
+from aiokafka import AIOKafkaProducer
+from confluent_kafka import ThrottleEvent
 from tests.kafka.scripts.kit import batch_of, fetch_request, produce_request
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.wire import WireClient
 
+from kafka import KafkaProducer
 from ottla import blocking
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -258,3 +265,63 @@ def test_changes_of_partitions_are_refused_or_delayed(broker: Broker, noisy: str
         names = [topic.name for topic in admin.topics.list() if topic.name.startswith(prefix)]
         assert sorted(names) == [f"{prefix}-a", f"{prefix}-c"]
         admin.topics.delete(*names)
+
+
+def test_clients_that_people_use_are_throttled_and_lose_nothing(
+    broker: Broker, noisy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A quota of 100 kB/s gives a megabyte at once; what is more has to wait about a second."""
+    name, _ = broker.topic()
+    records, value = 11, bytes(100_000)
+    seen_ms: dict[str, float] = {}
+
+    def confluent(client_id: str) -> None:
+        def on_throttle(event: ThrottleEvent) -> None:
+            seen_ms["confluent"] = max(seen_ms.get("confluent", 0), event.throttle_time * 1000)
+
+        producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": broker.address,
+                "client.id": client_id,
+                "throttle_cb": on_throttle,
+                "batch.num.messages": 1,
+            }
+        )
+        for _ in range(records):
+            producer.produce(name, value)
+        assert producer.flush(60) == 0
+        deadline = time.monotonic() + 60
+        while "confluent" not in seen_ms and time.monotonic() < deadline:
+            producer.poll(0.1)
+
+    def kafka_python(client_id: str) -> None:
+        with closing(
+            KafkaProducer(bootstrap_servers=broker.address, client_id=client_id, batch_size=0)
+        ) as it:
+            for future in [it.send(name, value) for _ in range(records)]:
+                future.get(60)
+        said = re.search(r"throttled by broker \((\d+) ms\)", caplog.text)
+        assert said, "kafka-python has not noticed it"
+        seen_ms["kafka-python"] = float(said.group(1))
+
+    async def aiokafka(client_id: str) -> None:
+        async with AIOKafkaProducer(bootstrap_servers=broker.address, client_id=client_id) as producer:
+            for _ in range(records):
+                await producer.send_and_wait(name, value)
+
+    def ottla_client(client_id: str) -> None:
+        settings = {"bootstrap.servers": broker.address, "client.id": client_id}
+        with blocking.Producer(settings) as producer:
+            for _ in range(records):
+                producer.send(name, value)
+
+    for number, produce in enumerate((confluent, kafka_python, aiokafka, ottla_client)):
+        client_id = f"{noisy}-{number}"
+        broker.limit(client_id, producer_byte_rate=100_000)
+        pending = produce(client_id)
+        if pending is not None:
+            asyncio.run(pending)
+    assert 0 < seen_ms["confluent"] < 2_000
+    assert 0 < seen_ms["kafka-python"] < 2_000
+    with blocking.Admin(broker.address) as admin:
+        assert list(admin.offsets.end(name).values()) == [4 * records]

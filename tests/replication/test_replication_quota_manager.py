@@ -48,6 +48,18 @@ def test_a_quota_forgets_what_is_older_than_its_windows() -> None:
     assert quota.rate == 0
 
 
+def test_a_window_counts_as_long_as_its_last_bytes_do() -> None:
+    clock = SimClock()
+    quota = ReplicationQuotaManager(clock, 1_000, samples=3)
+    quota.record(6_000)
+    clock.advance_ms(900)
+    quota.record(6_000)
+    clock.advance_ms(2_900)
+    assert quota.rate == pytest.approx(12_000 / 3.8)
+    clock.advance_ms(100)
+    assert quota.rate == 0
+
+
 def test_a_quota_without_a_limit_is_never_exceeded() -> None:
     quota = ReplicationQuotaManager(SimClock())
     quota.record(2**62)

@@ -2,7 +2,8 @@
 
 A topic names its throttled replicas (`leader.` and `follower.replication.throttled.replicas`), a broker the
 bytes per second for all of them together (`...throttled.rate`). Replicas that have caught up are never held
-back: a throttle that shrinks the in-sync set would do more harm than any transfer.
+back: a throttle that shrinks the in-sync set would do more harm than any transfer. What they get counts too,
+so that all the traffic of throttled replicas stays within the rate.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def is_throttled(replicas: tuple[str, ...], index: int, broker: int) -> bool:
 
 
 class ReplicationQuotaManager:
-    """Bytes per second over a sliding window, by `replication.quota.window.num` and `.size.seconds`."""
+    """Bytes per second over a sliding window, by `replication.quota.window.num` and `.size.seconds`: Kafka's
+    `SimpleRate`. Samples count while something was recorded in them within the time of all windows.
+    """
 
     __slots__ = ("_clock", "_samples", "_total", "_window_ms", "_windows", "limit")
 
@@ -48,7 +51,8 @@ class ReplicationQuotaManager:
         self._clock: Final = clock
         self._samples: Final = samples
         self._window_ms: Final = window_ms
-        self._windows: deque[list[int]] = deque()  # [when it began, bytes in it], oldest first
+        # When each began, when something was last recorded in it, and the bytes; the oldest first.
+        self._windows: deque[list[int]] = deque()
         self._total = 0
 
     def record(self, size: int) -> None:
@@ -57,8 +61,9 @@ class ReplicationQuotaManager:
         now_ms = self._now_ms()
         self._forget(now_ms)
         if not self._windows or now_ms - self._windows[-1][0] >= self._window_ms:
-            self._windows.append([now_ms, 0])
-        self._windows[-1][1] += size
+            self._windows.append([now_ms, now_ms, 0])
+        self._windows[-1][1] = now_ms
+        self._windows[-1][2] += size
         self._total += size
 
     @property
@@ -75,8 +80,8 @@ class ReplicationQuotaManager:
         return self.limit != UNLIMITED and self.rate > self.limit
 
     def _forget(self, now_ms: int) -> None:
-        while self._windows and now_ms - self._windows[0][0] >= self._samples * self._window_ms:
-            self._total -= self._windows.popleft()[1]
+        while self._windows and now_ms - self._windows[0][1] >= self._samples * self._window_ms:
+            self._total -= self._windows.popleft()[2]
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // _NS_PER_MS

@@ -145,13 +145,11 @@ class BrokerReplication:
         assert isinstance(response, AlterPartitionResponse)
         return response
 
-    def is_throttled(self, partition: Partition, follower: int) -> bool:
-        """Whether what the follower fetches counts for the leader's throttle: never when it is in sync."""
+    def is_throttled(self, partition: Partition) -> bool:
+        """Whether what followers fetch of the partition counts for the leader's throttle, in sync or not."""
         replicas = partition.log.config.leader_replication_throttled_replicas
-        return (
-            bool(replicas)
-            and follower not in partition.isr
-            and is_throttled(replicas, partition.topic_partition.partition, partition.broker_id)
+        return bool(replicas) and is_throttled(
+            replicas, partition.topic_partition.partition, partition.broker_id
         )
 
 

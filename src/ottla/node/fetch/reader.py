@@ -388,8 +388,8 @@ class FetchReader:
                 if preferred is not None:
                     self._respond_now = True
                     return preferred
-            throttled = self.follower and replication.is_throttled(partition, self._replica_id)
-            if throttled and replication.leader_quota.is_exceeded:
+            throttled = self.follower and replication.is_throttled(partition)
+            if throttled and self._replica_id not in partition.isr and replication.leader_quota.is_exceeded:
                 max_bytes, min_one_batch = 0, False
             fetched = partition.fetch_records(
                 requested.fetch_offset,

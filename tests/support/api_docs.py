@@ -14,6 +14,7 @@ from typing import Any
 
 from ottla.client import errors
 from ottla.client.admin import Admin, AdminConfig
+from ottla.client.admin.acls import AclsAdmin
 from ottla.client.admin.cluster import ClusterAdmin
 from ottla.client.admin.configs import ConfigsAdmin
 from ottla.client.admin.groups import GroupsAdmin
@@ -44,6 +45,7 @@ ADMIN_GROUPS = {
     "groups": GroupsAdmin,
     "transactions": TransactionsAdmin,
     "quotas": QuotasAdmin,
+    "acls": AclsAdmin,
     "log_dirs": LogDirsAdmin,
     "cluster": ClusterAdmin,
 }

@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "transactions": CommandEntry("transactions", "List transactions, find and abort hanging ones."),
     "configs": CommandEntry("configs", "Describe and change settings of topics, brokers and groups."),
     "quotas": CommandEntry("quotas", "Limit users, client ids and addresses."),
+    "acls": CommandEntry("acls", "Let users do things with resources, or deny it."),
     "offsets": CommandEntry("offsets", "Show offsets of partitions: first, end, or at a time."),
     "delete-records": CommandEntry("delete_records", "Delete the records of partitions up to an offset."),
     "log-dirs": CommandEntry("log_dirs", "Show the data directories of brokers and their replicas."),

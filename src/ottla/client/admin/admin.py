@@ -15,6 +15,7 @@ from ottla.runtime.runtime import Runtime
 from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
 if TYPE_CHECKING:
+    from ottla.client.admin.acls import AclsAdmin
     from ottla.client.admin.cluster import ClusterAdmin
     from ottla.client.admin.configs import ConfigsAdmin
     from ottla.client.admin.groups import GroupsAdmin
@@ -130,6 +131,12 @@ class Admin:
         from ottla.client.admin.quotas import QuotasAdmin
 
         return QuotasAdmin(self._requests)
+
+    @cached_property
+    def acls(self) -> AclsAdmin:
+        from ottla.client.admin.acls import AclsAdmin
+
+        return AclsAdmin(self._requests)
 
     async def __aenter__(self) -> Self:
         try:

@@ -1,9 +1,12 @@
 """The watchdog of the event loop: what holds the loop is found, and named, while it lasts."""
 
 import asyncio
+import importlib
 import logging
+import sys
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,3 +119,25 @@ def test_it_ends_with_its_loop() -> None:
 def test_a_bound_is_needed() -> None:
     with pytest.raises(ValueError, match="above zero"):
         LoopWatchdog(0)
+
+
+def test_loading_a_module_is_no_warning(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It happens once for each module; an operator has nothing to look for."""
+    (tmp_path / "slow_to_load.py").write_text("import time\ntime.sleep(0.2)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    async def work(watchdog: LoopWatchdog) -> None:
+        deadline = time.monotonic() + 30
+        while "a module is loaded" not in watchdog.statistics().longest_culprit:
+            assert time.monotonic() < deadline
+            importlib.import_module("slow_to_load")
+            del sys.modules["slow_to_load"]
+            await asyncio.sleep(0.05)
+
+    with caplog.at_level(logging.INFO):
+        seen = watched(new_event_loop, work)
+    assert seen.above_bound >= 1
+    found = [record for record in caplog.records if "a module is loaded" in record.getMessage()]
+    assert {record.levelno for record in found} == {logging.INFO}

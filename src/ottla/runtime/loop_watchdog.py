@@ -39,6 +39,9 @@ _MAX_FRAMES: Final = 12
 # One line of the log for each culprit in this time, so that a bad loop does not fill the disk.
 _LOG_EVERY_S: Final = 60.0
 _MAX_CULPRITS: Final = 100
+# In the stack of code that loads a module. Each is loaded once, so this passes by itself.
+_LOADS_MODULE: Final = "_find_and_load"
+_LOADING: Final = "a module is loaded, "
 # A loop that is held for this long is logged while it lasts: it may never end.
 _LOG_AT_ONCE_S: Final = 1.0
 
@@ -225,8 +228,10 @@ class LoopWatchdog:
         if self._is_idle(frame):
             return ""
         calls: list[str] = []
+        loads_module = False
         while frame is not None and frame is not self._idle_frame:
             code = frame.f_code
+            loads_module |= code.co_name == _LOADS_MODULE
             calls.append(f"{code.co_name} ({_short(code.co_filename)}:{frame.f_lineno})")
             frame = frame.f_back
         if len(calls) > _MAX_FRAMES:
@@ -234,7 +239,8 @@ class LoopWatchdog:
             calls[half:-half] = ["..."]
         task = asyncio.current_task(self._loop)
         name = "a callback" if task is None else f"task {task.get_name()!r}"
-        return f"{name}: {' < '.join(calls)}"
+        loading = _LOADING if loads_module else ""
+        return f"{loading}{name}: {' < '.join(calls)}"
 
     def _log(self, culprit: str, held_ns: int, held_cpu_ns: int) -> None:
         """Log a wait, unless the same callback was logged a short while ago."""
@@ -249,8 +255,9 @@ class LoopWatchdog:
         self._logged[place] = (now, 0)
         also = f" (and {unlogged} times since it was last logged)" if unlogged else ""
         # Without a stack there is no culprit to look for: most often the machine was busy with other work.
+        is_worth_a_look = bool(culprit) and _LOADING not in culprit
         _log.log(
-            logging.WARNING if culprit else logging.INFO,
+            logging.WARNING if is_worth_a_look else logging.INFO,
             "the event loop was held for %.0f ms, %.0f ms of it on the CPU, where %g ms are allowed%s: %s",
             held_ns / 1e6,
             held_cpu_ns / 1e6,

@@ -201,6 +201,8 @@ class Node:
 
     async def _start(self) -> None:
         await self.security.load()
+        if self.security.has_certificates:
+            self._on_stop(self.tasks.start("renewal of certificates", self.security.watch).stop)
         self._logins = self._make_logins()
         await self.endpoints.check(self.server)
         storage = await self._open_storage()

@@ -16,7 +16,7 @@ from ottla.metadata.controller.state import NO_ERROR, ApiError
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.api.context import ApiRequestContext
 from ottla.node.config.loggers import LOG4J_LEVELS, ROOT, logger_levels, set_level
-from ottla.node.config.node_config import broker_key
+from ottla.node.config.node_config import NodeConfig, broker_key, listener_base_name
 from ottla.node.config.schema import check_broker_settings
 from ottla.node.config.tables.config_def import ConfigType
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
@@ -56,6 +56,9 @@ async def alter(
     """Decide what the broker decides, forward the rest to the controller, and answer in order."""
     resources = [read(each) for each in requested]
     outcomes = _preprocess(context, resources, incremental=incremental, validate_only=validate_only)
+    for at, (resource, changes) in enumerate(resources):
+        if outcomes[at] is None and resource.type == ConfigResourceType.BROKER:
+            outcomes[at] = await _check_certificates(context, resource, changes, incremental=incremental)
     remaining = [each for each, outcome in zip(requested, outcomes) if outcome is None]
     decided = {(r.resource_type, r.resource_name): r for r in await forward(remaining)} if remaining else {}
     return [
@@ -134,11 +137,35 @@ def _check_broker(
             raise _invalid(
                 f"Unexpected broker id, expected {context.config.node_id}, but received {resource.name}"
             )
-    if incremental:
-        settings = _apply_changes(context.image.config(resource), changes)
-    else:
-        settings = {change.name: change.value or "" for change in changes}
+    settings = _settings_after(context, resource, changes, incremental=incremental)
     check_broker_settings(context.config, settings, per_broker=bool(resource.name))
+
+
+def _settings_after(
+    context: ApiRequestContext, resource: ConfigResource, changes: Sequence[Change], *, incremental: bool
+) -> dict[str, str]:
+    if incremental:
+        return _apply_changes(context.image.config(resource), changes)
+    return {change.name: change.value or "" for change in changes}
+
+
+async def _check_certificates(
+    context: ApiRequestContext, resource: ConfigResource, changes: Sequence[Change], *, incremental: bool
+) -> ApiError | None:
+    """Check that the key material of a listener can be used in place of that in use, before it is."""
+    if not resource.name or not any(listener_base_name(each.name).startswith("ssl.") for each in changes):
+        return None
+    from ottla.security.tls.errors import TlsError
+
+    config = context.config
+    settings = _settings_after(context, resource, changes, incremental=incremental)
+    changed = NodeConfig(config.given, dynamic_default=config.dynamic_default, dynamic_broker=settings)
+    try:
+        await context.services.node.security.check_change(changed)
+    except TlsError as error:
+        message = f"Validation of dynamic config update of SSLFactory failed: {error}"
+        return ApiError.of(_invalid(message))
+    return None
 
 
 def _apply_changes(current: Mapping[str, str], changes: Sequence[Change]) -> dict[str, str]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ottla.node.coordinators.producer_id_manager import ProducerIdManager
     from ottla.node.fetch.session import FetchSessionCache
     from ottla.node.network.endpoints import NodeEndpoints
+    from ottla.node.network.node_security import NodeSecurity
     from ottla.replication.log_flush_scheduler import LogFlushScheduler
     from ottla.replication.replica_manager import ReplicaManager
     from ottla.runtime.runtime import Runtime
@@ -87,6 +88,9 @@ class NodeServices(Protocol):
 
     @property
     def config(self) -> NodeConfig: ...
+
+    @property
+    def security(self) -> NodeSecurity: ...
 
     @property
     def image(self) -> MetadataImage:

@@ -8,6 +8,7 @@ node whose listeners are all in plain text.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -28,10 +29,14 @@ from ottla.security.principal import ANONYMOUS, USER_TYPE, KafkaPrincipal
 
 if TYPE_CHECKING:
     from ottla.security.sasl.client_authenticator import SaslLogin
+    from ottla.security.tls.expiry import ExpiryWarnings
     from ottla.security.tls.settings import TlsSettings
     from ottla.security.tls.ssl_factory import SslFactory
 
 log = logging.getLogger(__name__)
+
+# How often it is looked whether the files of certificates have changed.
+_LOOK_SECONDS: Final = 2.0
 
 
 class InterNodeSecurity:
@@ -94,6 +99,12 @@ class NodeSecurity:
         self.controller: Final = InterNodeSecurity()
         # By the names of listeners.
         self._factories: dict[str, SslFactory] = {}
+        self._expiry: ExpiryWarnings | None = None
+        # Settings and files that were tried and cannot be used; each is reported once.
+        self._refused: dict[str, str] = {}
+        # Set when settings have changed.
+        self._changed: Final = asyncio.Event()
+        config.add_reconfigurable(lambda _: self._changed.set())
 
     async def load(self) -> None:
         """Read all key material. NodeFailed names the listener, the setting and the file."""
@@ -111,6 +122,85 @@ class NodeSecurity:
                 security.factory = await self._factory(name, protocol)
         for name, protocol in names.items():
             await self._factory(name, protocol)
+        self._warn_of_expiry()
+
+    @property
+    def has_certificates(self) -> bool:
+        return bool(self._factories)
+
+    async def watch(self) -> None:
+        """Renew key material when settings or files change, for as long as the node runs."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._changed.wait()
+            self._changed.clear()
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Use key material whose settings or files have changed, for the connections that follow. What cannot
+        be used is logged, and the old one stays in use.
+        """
+        from ottla.security.tls.errors import TlsError
+
+        for factory in self._factories.values():
+            try:
+                made = await self._renewed(factory, self._config.current)
+            except (TlsError, ConfigError) as error:
+                self._report_refusal(factory.listener, str(error))
+                continue
+            self._refused.pop(factory.listener, None)
+            if made is not None:
+                factory.adopt(made)
+                facts = made.certificate
+                log.info(
+                    "listener %s uses new certificates%s",
+                    factory.listener,
+                    "" if facts is None else f": {facts.subject}, until {facts.end_text}",
+                )
+        self._warn_of_expiry()
+
+    async def check_change(self, config: NodeConfig) -> None:
+        """Raise TlsError if the key material of other settings could not be used in place of that in use."""
+        for factory in self._factories.values():
+            await self._renewed(factory, config)
+
+    async def _renewed(self, factory: SslFactory, config: NodeConfig) -> SslFactory | None:
+        """Read the key material that the settings have now; None if nothing has changed."""
+        protocol = config.security_protocols[factory.listener]
+        settings = listener_tls_settings(config, factory.listener, protocol)
+        if not factory.is_outdated(self._runtime.disk, settings):
+            return None
+        from ottla.security.tls.ssl_factory import RenewalRules
+
+        rules = RenewalRules(
+            allows_other_name=bool(config.with_listener_prefix(factory.listener, "ssl.allow.dn.changes")),
+            allows_fewer_hosts=bool(config.with_listener_prefix(factory.listener, "ssl.allow.san.changes")),
+        )
+        return await self._runtime.pool.run(factory.renewed, self._runtime.disk, settings, rules)
+
+    def _report_refusal(self, listener: str, reason: str) -> None:
+        if self._refused.get(listener) != reason:
+            self._refused[listener] = reason
+            log.error(
+                "listener %s keeps its certificates, as the new ones cannot be used: %s", listener, reason
+            )
+
+    def _warn_of_expiry(self) -> None:
+        if not self._factories:
+            return
+        if self._expiry is None:
+            from ottla.security.tls.expiry import ExpiryWarnings
+
+            self._expiry = ExpiryWarnings()
+        for factory in self._factories.values():
+            facts = factory.certificate
+            if facts is not None:
+                line = self._expiry.warning(
+                    f"listener {factory.listener}", facts, self._runtime.clock.wall_ms()
+                )
+                if line is not None:
+                    log.warning("%s", line)
 
     def _login(self, listener: str, mechanism: str) -> SaslLogin | None:
         config = self._config.current
@@ -129,11 +219,13 @@ class NodeSecurity:
         if factory is None:
             from ottla.security.tls.errors import TlsError
 
-            listens = any(each.name == listener for each in self._config.current.listeners)
+            config = self._config.current
+            listens = any(each.name == listener for each in config.listeners)
+            is_inter_broker = listener == config.inter_broker_listener
             try:
-                settings = listener_tls_settings(self._config.current, listener, protocol)
+                settings = listener_tls_settings(config, listener, protocol)
                 factory = await self._runtime.pool.run(
-                    _load_factory, self._runtime.disk, listener, settings, listens
+                    _load_factory, self._runtime.disk, listener, settings, listens, is_inter_broker
                 )
             except TlsError as error:
                 raise NodeFailed(f"listener {listener}: {error}") from None
@@ -148,11 +240,13 @@ class NodeSecurity:
         return _NodeListenerTls(factory, names_clients=not endpoint.protocol.sasl)
 
 
-def _load_factory(disk: Disk, listener: str, settings: TlsSettings, listens: bool) -> SslFactory:
+def _load_factory(
+    disk: Disk, listener: str, settings: TlsSettings, listens: bool, is_inter_broker: bool
+) -> SslFactory:
     # Imported here, in a thread of the pool: it takes longer than the event loop may be held.
     from ottla.security.tls.ssl_factory import SslFactory
 
-    return SslFactory.load(disk, listener, settings, listens)
+    return SslFactory.load(disk, listener, settings, listens, is_inter_broker)
 
 
 def listener_tls_settings(config: NodeConfig, listener: str, protocol: SecurityProtocol) -> TlsSettings:

@@ -128,7 +128,7 @@ class Dispatcher:
                 f"its {api.name} version {version} request (client id {header.client_id!r}) "
                 f"cannot be read: {error.message}"
             ) from None
-        if self._quotas.is_active:
+        if self._quotas.is_active and key in self._quotas.metered:
             from ottla.node.api.request_meter import RequestMeter
 
             context.meter = RequestMeter(self._quotas, context, self._listener.kind)

@@ -17,7 +17,6 @@ from ottla.protocol.api import API_BY_NAME, PRODUCE, ListenerType
 if TYPE_CHECKING:
     from ottla.node.network.connection import ClientConnection, PendingRequest
     from ottla.protocol.api import Api
-    from ottla.protocol.messages.produce import ProduceRequest
     from ottla.protocol.schema import Request, Response
     from ottla.security.principal import KafkaPrincipal
     from ottla.security.quota.quota_managers import QuotaManagers
@@ -61,19 +60,23 @@ class RequestMeter:
     def __init__(self, quotas: QuotaManagers, context: MeteredRequest, listener: ListenerType) -> None:
         self._quotas: Final = quotas
         self._context: Final = context
+        api = context.api
         self._is_exempt = (
             listener is ListenerType.CONTROLLER
+            or api.cluster_action
             or context.connection.is_inter_broker
-            or context.api.cluster_action
-            or (context.api is _ADD_PARTITIONS and context.version >= _FIRST_OF_BROKERS)
+            or (api is _ADD_PARTITIONS and context.version >= _FIRST_OF_BROKERS)
         )
-        self._since_ns = quotas.monotonic_ns()
+        # Where the time counts: since when, and what has been measured so far.
+        self._since_ns = quotas.monotonic_ns() if quotas.request.is_enabled else 0
         self._busy_ns = 0
         self._is_recorded = False
         self._throttle_ms = 0
 
     def timed(self, reply: Awaitable[T]) -> Awaitable[T]:
         """The awaitable, with the time measured that it holds the event loop."""
+        if not self._since_ns:
+            return reply
         self._busy_ns = self._quotas.monotonic_ns() - self._since_ns
         return _Timed(reply, self)
 
@@ -100,7 +103,8 @@ class RequestMeter:
             self._is_exempt = True
             return False
         user, client_id, now_ms = context.principal.name, context.client_id, quotas.now_ms()
-        self._record_time(now_ms)
+        if quotas.request.is_enabled:
+            self._record_time()
         if quotas.fetch.is_enabled:
             throttle_ms = quotas.fetch.record(user, client_id, size, now_ms)
             self._throttle_ms = max(self._throttle_ms, throttle_ms)
@@ -114,44 +118,39 @@ class RequestMeter:
         """Count the request and throttle the client if it has exceeded a quota; the response says for how
         long.
         """
+        throttle_ms = 0 if self._is_exempt else self._record(request)
         given_ms = 0 if response is None else getattr(response, "throttle_time_ms", 0)
-        throttle_ms = max(given_ms, self._record(request))
-        if throttle_ms:
+        if throttle_ms or given_ms:
+            throttle_ms = max(throttle_ms, given_ms)
             if throttle_ms != given_ms and response is not None and hasattr(response, "throttle_time_ms"):
                 response.throttle_time_ms = throttle_ms
             self._context.connection.throttle(throttle_ms / 1000)
 
     def _record(self, request: Request) -> int:
-        if self._is_exempt:
-            return 0
         quotas, context = self._quotas, self._context
-        now_ms = quotas.now_ms()
         if context.api.key == PRODUCE:
             if quotas.produce.is_enabled:
-                user, client_id = context.principal.name, context.client_id
-                size = context.pending.size
-                self._throttle_ms = quotas.produce.record(user, client_id, size, now_ms)
-            if _acks(request) == 0:
+                self._throttle_ms = quotas.produce.record(
+                    context.principal.name, context.client_id, context.pending.size, quotas.now_ms()
+                )
+            if not request.acks:  # type: ignore[attr-defined]
                 return self._throttle_ms
-        self._record_time(now_ms)
+        if quotas.request.is_enabled:
+            self._record_time()
         return self._throttle_ms
 
-    def _record_time(self, now_ms: int) -> None:
+    def _record_time(self) -> None:
         """Count the time of the node that the request has taken, once."""
-        if self._is_recorded:
+        if self._is_recorded or not self._since_ns:
             return
         self._is_recorded = True
         quotas, context = self._quotas, self._context
-        if quotas.request.is_enabled:
-            busy_ns = self._busy_ns or quotas.monotonic_ns() - self._since_ns
-            percent = busy_ns * _PERCENT_PER_NS
-            throttle_ms = quotas.request.record(context.principal.name, context.client_id, percent, now_ms)
-            self._throttle_ms = max(self._throttle_ms, throttle_ms)
-
-
-def _acks(request: ProduceRequest | Any) -> int:
-    acks: int = request.acks
-    return acks
+        busy_ns = self._busy_ns or quotas.monotonic_ns() - self._since_ns
+        percent = busy_ns * _PERCENT_PER_NS
+        throttle_ms = quotas.request.record(
+            context.principal.name, context.client_id, percent, quotas.now_ms()
+        )
+        self._throttle_ms = max(self._throttle_ms, throttle_ms)
 
 
 class _Timed(Generic[T]):

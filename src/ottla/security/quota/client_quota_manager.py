@@ -108,18 +108,15 @@ class _SensorTable(Generic[M]):
 class ClientQuotaManager:
     """Rates of what clients take: bytes of requests and responses, or the time of the node."""
 
-    __slots__ = ("_max_throttle_ms", "_table", "_windows")
+    __slots__ = ("_max_throttle_ms", "_table", "_windows", "is_enabled")
 
     def __init__(self, windows: QuotaWindows, max_throttle_ms: int | None = None) -> None:
         """A client is held back for at most `max_throttle_ms` at once, if that is given."""
         self._windows: Final = windows
         self._max_throttle_ms: Final = max_throttle_ms
         self._table: Final = _SensorTable[Rate](lambda _limit, now_ms: Rate(windows, now_ms))
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether any quota of this kind is set."""
-        return self._table.is_enabled
+        # Whether any quota of this kind is set.
+        self.is_enabled = False
 
     @property
     def sensors(self) -> int:
@@ -128,6 +125,7 @@ class ClientQuotaManager:
     def update(self, entity: QuotaEntity, limit: float | None) -> None:
         """Set or remove the quota of an entity. What was measured stays."""
         self._table.update(entity, limit)
+        self.is_enabled = self._table.is_enabled
 
     def record(self, user: str, client_id: str | None, value: float, now_ms: int) -> int:
         """Count what a client takes; for how many milliseconds it is held back, 0 if it is within its
@@ -136,8 +134,7 @@ class ClientQuotaManager:
         sensor = self._table.find(user, client_id, now_ms)
         if sensor is None:
             return 0
-        sensor.measure.record(value, now_ms)
-        throttle_ms = sensor.measure.throttle_ms(sensor.limit, now_ms)
+        throttle_ms = sensor.measure.record_and_throttle_ms(value, sensor.limit, now_ms)
         if self._max_throttle_ms is not None and throttle_ms > self._max_throttle_ms:
             return self._max_throttle_ms
         return throttle_ms

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Final
 
 from ottla.metadata.image.entities import QuotaEntity
+from ottla.protocol.api import API_BY_NAME, FETCH, PRODUCE
 from ottla.protocol.client_quotas import (
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,
@@ -20,12 +21,27 @@ from ottla.security.quota.client_quota_manager import ClientQuotaManager, Contro
 from ottla.security.quota.rate import QuotaWindows
 
 _NS_PER_MS: Final = 1_000_000
+_ALL_APIS: Final = range(2**15)
+_MUTATIONS: Final = tuple(
+    API_BY_NAME[name].key for name in ("CreateTopics", "DeleteTopics", "CreatePartitions")
+)
 
 
 class QuotaManagers:
-    """One manager for each kind of quota. While `is_active` is False no client has any quota."""
+    """One manager for each kind of quota. While `is_active` is False no client has any quota, and only
+    requests with a key in `metered` are concerned otherwise.
+    """
 
-    __slots__ = ("_by_key", "_clock", "controller_mutation", "fetch", "is_active", "produce", "request")
+    __slots__ = (
+        "_by_key",
+        "_clock",
+        "controller_mutation",
+        "fetch",
+        "is_active",
+        "metered",
+        "produce",
+        "request",
+    )
 
     def __init__(
         self,
@@ -47,6 +63,7 @@ class QuotaManagers:
             CONTROLLER_MUTATION_RATE: self.controller_mutation,
         }
         self.is_active = False
+        self.metered: Container[int] = ()
 
     def monotonic_ns(self) -> int:
         return self._clock.monotonic_ns()
@@ -66,6 +83,17 @@ class QuotaManagers:
                 value = values.get(key)
                 manager.update(entity, value if value is not None and math.isfinite(value) else None)
         self.is_active = any(manager.is_enabled for manager in self._by_key.values())
+        self.metered = (
+            _ALL_APIS
+            if self.request.is_enabled
+            else frozenset(
+                (
+                    *((PRODUCE,) if self.produce.is_enabled else ()),
+                    *((FETCH,) if self.fetch.is_enabled else ()),
+                    *(_MUTATIONS if self.controller_mutation.is_enabled else ()),
+                )
+            )
+        )
 
     def mutation_quota(self, user: str, client_id: str | None, *, is_strict: bool) -> ControllerMutationQuota:
         return ControllerMutationQuota(self, user, client_id, is_strict=is_strict)

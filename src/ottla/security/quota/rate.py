@@ -51,6 +51,14 @@ class Rate:
         self._sum += value
         self._last_ms = now_ms
 
+    def record_and_throttle_ms(self, value: float, limit: float, now_ms: int) -> int:
+        """Count a value, and return what `throttle_ms` says then."""
+        self.record(value, now_ms)
+        windows = self._windows
+        if (self._older_sum + self._sum) * 1000 <= limit * (windows.samples - 1) * windows.window_ms:
+            return 0  # Whatever has expired, so much is within the limit.
+        return self.throttle_ms(limit, now_ms)
+
     def throttle_ms(self, limit: float, now_ms: int) -> int:
         """For how long nothing may be recorded until the rate is down to the limit; 0 if it is not above."""
         elapsed_ms = self._elapsed_ms(now_ms)

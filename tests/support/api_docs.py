@@ -24,6 +24,7 @@ from ottla.client.admin.partitions import PartitionsAdmin
 from ottla.client.admin.quotas import QuotasAdmin
 from ottla.client.admin.topics import TopicsAdmin
 from ottla.client.admin.transactions import TransactionsAdmin
+from ottla.client.admin.users import UsersAdmin
 from ottla.client.consumer import Consumer, ConsumerConfig, ConsumerRecord, RebalanceListener, Stalled
 from ottla.client.consumer.group_membership import MembershipOwner
 from ottla.client.producer import Delivery, Producer, ProducerConfig, RecordMetadata, SentBatch
@@ -44,6 +45,7 @@ ADMIN_GROUPS = {
     "offsets": OffsetsAdmin,
     "groups": GroupsAdmin,
     "transactions": TransactionsAdmin,
+    "users": UsersAdmin,
     "quotas": QuotasAdmin,
     "acls": AclsAdmin,
     "log_dirs": LogDirsAdmin,

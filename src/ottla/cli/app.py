@@ -35,6 +35,7 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "groups": CommandEntry("groups", "Show groups and their lag, reset or delete their offsets."),
     "transactions": CommandEntry("transactions", "List transactions, find and abort hanging ones."),
     "configs": CommandEntry("configs", "Describe and change settings of topics, brokers and groups."),
+    "users": CommandEntry("users", "List, add and remove users that log in with SCRAM."),
     "quotas": CommandEntry("quotas", "Limit users, client ids and addresses."),
     "acls": CommandEntry("acls", "Let users do things with resources, or deny it."),
     "offsets": CommandEntry("offsets", "Show offsets of partitions: first, end, or at a time."),

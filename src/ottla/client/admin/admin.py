@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ottla.client.admin.quotas import QuotasAdmin
     from ottla.client.admin.topics import TopicsAdmin
     from ottla.client.admin.transactions import TransactionsAdmin
+    from ottla.client.admin.users import UsersAdmin
 
 __all__ = ["Admin", "AdminConfig"]
 
@@ -137,6 +138,12 @@ class Admin:
         from ottla.client.admin.acls import AclsAdmin
 
         return AclsAdmin(self._requests)
+
+    @cached_property
+    def users(self) -> UsersAdmin:
+        from ottla.client.admin.users import UsersAdmin
+
+        return UsersAdmin(self._requests, self._runtime.random)
 
     async def __aenter__(self) -> Self:
         try:

@@ -1,0 +1,161 @@
+"""`ottla users`: the users that log in with SCRAM."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
+
+from ottla.cli.commands import Argument, Option, command, group
+from ottla.cli.errors import CliError, WrongUsage
+from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, DryRun, Json, Timeout
+from ottla.cli.output import print_json, print_table
+from ottla.cli.session import with_admin
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.client.admin.users import UserCredentials
+
+HELP: Final = "List, add and remove users that log in with SCRAM."
+PASSWORD_VARIABLE: Final = "OTTLA_USER_PASSWORD"
+MECHANISMS: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256")
+_MOST_BYTES: Final = 4096
+app = group("users", HELP)
+
+
+@command(app, "list")
+def list_users(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """List users, their mechanisms and the iterations of each."""
+
+    async def work(admin: Admin) -> list[UserCredentials]:
+        return await admin.users.list()
+
+    _show(with_admin(bootstrap, timeout, work), as_json)
+
+
+@command(app, "describe")
+def describe(
+    name: Annotated[str, Argument(help="The name of the user.")],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show the mechanisms that a user can log in with."""
+
+    async def work(admin: Admin) -> list[UserCredentials]:
+        return [await admin.users.describe(name)]
+
+    _show(with_admin(bootstrap, timeout, work), as_json)
+
+
+@command(app, "add")
+def add(
+    name: Annotated[str, Argument(help="The name of the user.")],
+    mechanism: Annotated[
+        str, Option("--mechanism", "-m", choices=MECHANISMS, help="How the user logs in.")
+    ] = MECHANISMS[0],
+    iterations: Annotated[
+        int, Option("--iterations", min=4096, max=16384, help="More make a guess of the password dearer.")
+    ] = 4096,
+    password_file: Annotated[
+        str | None,
+        Option("--password-file", metavar="FILE", help="The file that has the password; - reads stdin."),
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Let a user log in with a password, or change the password of one that can.
+
+    The password is read from --password-file, from the variable OTTLA_USER_PASSWORD, or asked for: it is no
+    argument, as every process of the machine can see those. Passwords of the user's other mechanism stay.
+    """
+    password = _password(name, password_file)
+
+    async def work(admin: Admin) -> None:
+        await admin.users.set_password(name, password, mechanism=mechanism, iterations=iterations)
+
+    with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json({"user": name, "mechanism": mechanism, "iterations": iterations})
+    else:
+        print(f"{name} can log in with {mechanism}")
+
+
+@command(app, "remove")
+def remove(
+    name: Annotated[str, Argument(help="The name of the user.")],
+    mechanism: Annotated[
+        str | None, Option("--mechanism", "-m", choices=MECHANISMS, help="Only this one; by default, all.")
+    ] = None,
+    dry_run: DryRun = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Remove the passwords of a user. Its connections stay until they end by themselves."""
+
+    async def work(admin: Admin) -> list[str]:
+        known = (await admin.users.describe(name)).mechanisms
+        if mechanism is not None and mechanism not in known:
+            raise CliError(f"{name} does not log in with {mechanism}; it has {', '.join(known)}")
+        removed = [mechanism] if mechanism is not None else list(known)
+        for each in removed:
+            if not dry_run:
+                await admin.users.remove(name, mechanism=each)
+        return removed
+
+    removed = with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json({"user": name, "removed": removed, "dry_run": dry_run})
+    else:
+        print(f"{'would remove' if dry_run else 'removed'} {', '.join(removed)} of {name}")
+
+
+def _show(users: list[UserCredentials], as_json: bool) -> None:
+    if as_json:
+        print_json([{"user": user.name, "mechanisms": dict(user.mechanisms)} for user in users])
+    else:
+        print_table(
+            ["user", "mechanism", "iterations"],
+            [(user.name, name, iterations) for user in users for name, iterations in user.mechanisms.items()],
+        )
+
+
+def _password(name: str, file: str | None) -> str:
+    if file is not None:
+        password = _read(file)
+    elif PASSWORD_VARIABLE in os.environ:
+        password = os.environ[PASSWORD_VARIABLE]
+    elif sys.stdin.isatty():
+        from getpass import getpass
+
+        password = getpass(f"Password of {name}: ")
+        if getpass("Again: ") != password:
+            raise CliError("the two passwords differ; nothing was changed")
+    else:
+        raise WrongUsage(f"no password: use --password-file, or set {PASSWORD_VARIABLE}")
+    if not password:
+        raise WrongUsage("the password is empty")
+    return password
+
+
+def _read(file: str) -> str:
+    """The first line of a file, without its end."""
+    try:
+        if file == "-":
+            text = sys.stdin.read(_MOST_BYTES)
+        else:
+            with open(file, encoding="utf-8") as opened:
+                text = opened.read(_MOST_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise WrongUsage(f"--password-file {file}: {reason}") from None
+    line, _, rest = text.partition("\n")
+    if rest.strip():
+        raise WrongUsage(f"--password-file {file}: it has more than one line")
+    return line.rstrip("\r")

@@ -29,12 +29,12 @@ def handle(
     else:
         users = Counter(dict.fromkeys((user.name for user in context.image.scram), 1))
     return DescribeUserScramCredentialsResponse(
-        error_message=None, results=[_describe(context, name, count) for name, count in users.items()]
+        results=[_describe(context, name, count) for name, count in users.items()]
     )
 
 
 def _describe(context: RequestContext, name: str, count: int) -> DescribeUserScramCredentialsResult:
-    result = DescribeUserScramCredentialsResult(user=name, error_message=None)
+    result = DescribeUserScramCredentialsResult(user=name)
     credentials = context.image.scram
     if count > 1:
         result.error_code = ErrorCode.DUPLICATE_RESOURCE

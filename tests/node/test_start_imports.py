@@ -51,3 +51,26 @@ def test_a_node_is_ready_without_what_it_does_not_need_yet(tmp_path: Path) -> No
     assert handlers == {f"ottla.node.api.handlers.broker_{what}" for what in ("registration", "heartbeat")}
     messages = [name for name in modules if name.startswith("ottla.protocol.messages.")]
     assert len(messages) < 30, messages
+
+
+# Starts a node, prints which thread imports the log cleaner, and stops it.
+WATCH = """
+import os, signal, sys, threading
+from ottla.cli.main import main
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ottla.log.cleaner.compaction":
+            sys.stderr.write(f"in the main thread: {threading.current_thread() is threading.main_thread()}")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Finder())
+sys.exit(main(["start", "--data-dir", sys.argv[1], "--listen", "127.0.0.1:0"]))
+"""
+
+
+def test_the_event_loop_does_not_wait_for_the_import_of_the_cleaner(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WATCH, str(tmp_path)], capture_output=True, text=True, timeout=200
+    )
+    assert "in the main thread: False" in done.stderr

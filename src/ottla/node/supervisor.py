@@ -246,10 +246,9 @@ class BrokerTasks:
 
     async def _clean(self) -> None:
         if self._cleaner is None:
-            from ottla.log.cleaner.cleaner import LogCleaner
-
             runtime = self._runtime
-            self._cleaner = LogCleaner(
+            cleaner_class = await runtime.pool.run(_import_cleaner)
+            self._cleaner = cleaner_class(
                 runtime.clock,
                 runtime.random,
                 runtime.pool,
@@ -257,6 +256,13 @@ class BrokerTasks:
                 cleaner_config(self._config.current),
             )
         await self._cleaner.run()
+
+
+def _import_cleaner() -> type[LogCleaner]:
+    """Import the cleaner, which is not needed at the start and would hold the event loop for too long."""
+    from ottla.log.cleaner.cleaner import LogCleaner
+
+    return LogCleaner
 
 
 def _setting(config: DynamicBrokerConfig, name: str, factor: float = 1) -> Callable[[], int]:

@@ -38,8 +38,8 @@ from ottla.protocol.messages.delete_topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
-from ottla.protocol.messages.fetch import FetchResponse
-from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from ottla.protocol.messages.fetch import FetchPartition, FetchResponse
+from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.protocol.messages.produce import ProduceRequest, ProduceResponse
 from ottla.testing.local_node import LocalNode
 
@@ -212,6 +212,44 @@ def test_a_fetch_session_goes_on_where_it_was_throttled(broker: Broker, noisy: s
     assert len(answer.responses[0].partitions[0].records or b"") > 15_000
 
 
+def test_a_client_without_sessions_goes_on_where_it_was_throttled(broker: Broker, noisy: str) -> None:
+    """The connection keeps the partitions of such a client if they are many."""
+    name, partitions = f"quotas-{uuid.uuid4().hex}", 70
+    with blocking.Admin(broker.address) as admin:
+        admin.topics.create(name, partitions=partitions)
+        broker.settle()
+        topic_id = admin.topics.describe(name).topic_id
+    quiet = broker.client("quiet")
+    for partition in range(partitions):
+        records = batch_of(bytes(1_000))
+        request = produce_request("", records, topic_id=topic_id, partition=partition)
+        quiet.get(request, 13, ProduceResponse)
+    fetch = fetch_request(topic_id, 0, session_epoch=-1, max_bytes=10**6)
+    fetch.topics[0].partitions = [
+        FetchPartition(partition=number, fetch_offset=0, partition_max_bytes=10**6)
+        for number in range(partitions)
+    ]
+    client = broker.client(noisy)
+
+    def fetched() -> tuple[int, int]:
+        """How many partitions have records in the response, and for how long it throttles."""
+        answer = client.get(fetch, 17, FetchResponse)
+        parts = [part for topic in answer.responses for part in topic.partitions]
+        return sum(len(part.records or b"") > 1_000 for part in parts), answer.throttle_time_ms
+
+    assert fetched() == (partitions, 0)
+    broker.limit(noisy, consumer_byte_rate=70_000)
+    answers = [fetched()]
+    while answers[-1] == (partitions, 0):
+        answers.append(fetched())
+    assert 8 <= len(answers) <= 10
+    count, throttle_ms = answers[-1]
+    assert count == 0
+    assert 0 < throttle_ms < 2_000
+    broker.limit(noisy, consumer_byte_rate=10**9)
+    assert fetched() == (partitions, 0)
+
+
 def test_a_client_that_takes_much_time_is_throttled_for_a_second_at_most(broker: Broker, noisy: str) -> None:
     broker.limit(noisy, request_percentage=0.0001)
     client = broker.client(noisy)
@@ -265,6 +303,22 @@ def test_changes_of_partitions_are_refused_or_delayed(broker: Broker, noisy: str
         names = [topic.name for topic in admin.topics.list() if topic.name.startswith(prefix)]
         assert sorted(names) == [f"{prefix}-a", f"{prefix}-c"]
         admin.topics.delete(*names)
+
+
+def test_topics_that_a_client_brings_into_being_count(own_node: LocalNode, noisy: str) -> None:
+    with ExitStack() as stack:
+        broker = Broker(own_node.bootstrap_servers, lambda: None, stack)
+        broker.limit(noisy, controller_mutation_rate=0.2)  # a burst of 2.2
+        names = [f"auto-{noisy}-{number}" for number in range(6)]
+        client = broker.client(noisy)
+        found = []
+        for name in names:
+            request = MetadataRequest(
+                topics=[MetadataRequestTopic(topic_id=bytes(16), name=name)], allow_auto_topic_creation=True
+            )
+            found.append(client.get(request, 12, MetadataResponse).topics[0].error_code)
+        refused = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert found == [0, 0, 0, refused, refused, refused]
 
 
 def test_clients_that_people_use_are_throttled_and_lose_nothing(

@@ -23,6 +23,7 @@ from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, SHARE_GROUP_STATE_TOPIC
 
 if TYPE_CHECKING:
     from ottla.node.api.services import ApiServices
+    from ottla.security.quota.quota_managers import ControllerMutationQuota
 
 _log = logging.getLogger(__name__)
 
@@ -70,14 +71,35 @@ def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
     )
 
 
-async def create_missing_topics(services: ApiServices, names: Iterable[str]) -> dict[str, ErrorCode]:
-    """Create topics, and return for each the error that its client gets.
+async def create_missing_topics(
+    services: ApiServices, names: Iterable[str], quota: ControllerMutationQuota | None = None
+) -> dict[str, ErrorCode]:
+    """Create topics, and return for each the error that its client gets. Those that are above the client's
+    quota stay unknown for now.
 
     It is no error if a topic has been created meanwhile. A topic gets as many replicas as configured, never
     fewer because brokers are missing: brokers that are registered but fenced get theirs when they are back,
     and where too few are registered the topic stays unknown, so that clients ask again.
     """
-    request = CreateTopicsRequest(topics=[creatable_topic(name, services.node.config) for name in names])
+    topics = [creatable_topic(name, services.node.config) for name in names]
+    errors: dict[str, ErrorCode] = {}
+    if quota is not None:
+        errors = {topic.name: _client_error(code) for topic in topics if (code := _refusal(quota, topic))}
+        topics = [topic for topic in topics if topic.name not in errors]
+        if not topics:
+            return errors
+    return errors | await _create(services, CreateTopicsRequest(topics=topics))
+
+
+def _refusal(quota: ControllerMutationQuota, topic: CreatableTopic) -> ErrorCode | None:
+    try:
+        quota.record(topic.num_partitions)
+    except KafkaError as error:
+        return error.code
+    return None
+
+
+async def _create(services: ApiServices, request: CreateTopicsRequest) -> dict[str, ErrorCode]:
     try:
         if services.controller.active_controller.current is not None:
             response = await services.controller.control(

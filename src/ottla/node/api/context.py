@@ -20,6 +20,7 @@ from ottla.protocol.acl import (
     AclResourceType,
     operation_bits,
 )
+from ottla.protocol.api import ListenerType
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ottla.node.api.services import ApiServices, BrokerServices, ControllerServices
     from ottla.node.config.node_config import NodeConfig
     from ottla.node.network.connection import ClientConnection, PendingRequest
-    from ottla.protocol.api import Api, ListenerType
+    from ottla.protocol.api import Api
     from ottla.security.principal import KafkaPrincipal
     from ottla.security.quota.quota_managers import ControllerMutationQuota
 
@@ -136,6 +137,12 @@ class RequestContext(ApiRequestContext):
     pending: PendingRequest
     # Set where some client has a quota.
     meter: RequestMeter | None = None
+
+    def mutation_quota(self, *, strict_since: int) -> ControllerMutationQuota | None:
+        """As for each request, but what comes to a controller's own listener is of another node."""
+        if self.listener.kind is ListenerType.CONTROLLER:
+            return None
+        return ApiRequestContext.mutation_quota(self, strict_since=strict_since)
 
     @property
     def broker(self) -> BrokerServices:

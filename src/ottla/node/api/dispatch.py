@@ -145,6 +145,8 @@ class Dispatcher:
         frame: memoryview,
     ) -> Parts | None:
         await self._opened.wait()
+        if context.meter is not None:
+            context.meter.begin()
         reply = self._answer(context, served, handle, request, frame)
         return reply if reply is None or isinstance(reply, list) else await reply
 

@@ -73,6 +73,11 @@ class RequestMeter:
         self._is_recorded = False
         self._throttle_ms = 0
 
+    def begin(self) -> None:
+        """Measure the time from now on: until here the request has only waited."""
+        if self._since_ns:
+            self._since_ns = self._quotas.monotonic_ns()
+
     def timed(self, reply: Awaitable[T]) -> Awaitable[T]:
         """The awaitable, with the time measured that it holds the event loop."""
         if not self._since_ns:

@@ -123,7 +123,8 @@ async def _create_and_list(
         else:
             errors[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if allowed:
-        errors |= await create_missing_topics(context.services, allowed)
+        quota = context.mutation_quota(strict_since=0)
+        errors |= await create_missing_topics(context.services, allowed, quota)
     return _by_name(context, request, names, errors)
 
 

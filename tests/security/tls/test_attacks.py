@@ -138,7 +138,7 @@ def client_hello() -> bytes:
 
 
 class Sender(Received):
-    """Sends much at once, and takes note of what it is told of the connection."""
+    """Sends much at once, and closes once that has gone out."""
 
     def __init__(self, made: asyncio.Future[Sender], data: bytes) -> None:
         self.made, self.data = made, data

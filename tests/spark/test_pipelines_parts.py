@@ -442,6 +442,25 @@ class TestTables:
         with pytest.raises(ProjectError, match="table orders has 2 flows, one, two: a table of files takes"):
             tables.on_definitions_loaded(spark, None)
 
+    def test_a_flow_under_a_new_name_is_refused(self, project: Project) -> None:
+        """It would have a new checkpoint, and its first batches the numbers of those that are known."""
+        self.remember(project, ("orders", True))
+        self.commit_batch(project.directory / "spark-warehouse" / "orders", "part-0.parquet")
+        self.checkpoint(project, "orders", planned=0, committed=0)
+        for flow, selection, is_refused in (
+            ("orders", Selection(), False),
+            ("read_orders", Selection(), True),
+            ("read_orders", Selection(full_refresh=["orders"]), False),
+        ):
+            tables = self.tables(project)
+            tables.begin_run(self.Sql(), selection)
+            tables.on_flow_defined(flow, "orders")
+            if is_refused:
+                with pytest.raises(ProjectError, match="was written by flow orders, and flow read_orders"):
+                    tables.on_definitions_loaded(self.Sql(), None)
+            else:
+                tables.on_definitions_loaded(self.Sql(), None)
+
     def test_a_copy_of_a_project_does_not_touch_the_tables_of_the_original(
         self, project: Project, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
@@ -615,6 +634,22 @@ class TestCommandsWithoutSpark:
             assert "this pipeline is running already: process " in said
             assert node.poll() is None
             node.kill()
+
+    def test_a_node_that_is_running_already_is_named(
+        self, shop: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """As the README of a project says how to start it."""
+        command = [sys.executable, "-m", "ottla", "start", "--data-dir", ".ottla/node"]
+        command += ["--listen", "127.0.0.1:0"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+            try:
+                assert node.stdout is not None
+                assert "is ready" in node.stdout.readline()
+                said = self.said(capsys, "pipeline", "run", "--embedded")
+            finally:
+                node.terminate()
+        assert "did not start: Failed to acquire lock" in said
+        assert "To use that node, omit --embedded" in said
 
     @pytest.mark.parametrize("arguments", [("show", "orders"), ("sql", "SELECT * FROM orders")])
     def test_results_before_the_first_run(

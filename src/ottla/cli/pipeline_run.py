@@ -434,6 +434,8 @@ class _Lines:
         return ", ".join([f"{flow.name}: {state}", *facts])
 
 
+_NODE_SAYS: Final = "ottla: "
+_IN_USE: Final = "is in use by another node"
 _READY: Final = re.compile(r"is ready: (?P<address>[^,]+),")
 _STOP_SECONDS: Final = 30
 _PR_SET_PDEATHSIG: Final = 1
@@ -463,11 +465,21 @@ def embedded_node(data_dir: Path, log: Path) -> Iterator[str]:
         line = process.stdout.readline().decode(errors="replace")
         ready = _READY.search(line)
         if ready is None:
-            raise CliError(f"the embedded node did not start; see {log}")
+            process.wait()
+            raise CliError(f"the node of --embedded did not start{_reason(log)}; see {log}")
         yield ready["address"].split()[0]
     finally:
         _stop(process)
         pid_file.unlink(missing_ok=True)
+
+
+def _reason(log: Path) -> str:
+    """What a node said last, if it said why it ended."""
+    said = log.read_text(errors="replace").splitlines()[-1:]
+    if not said or not said[0].startswith(_NODE_SAYS):
+        return ""
+    using = ". To use that node, omit --embedded" if _IN_USE in said[0] else ""
+    return f": {said[0].removeprefix(_NODE_SAYS)}{using}"
 
 
 def _end_with_parent() -> Callable[[], None] | None:

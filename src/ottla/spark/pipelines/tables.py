@@ -32,7 +32,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -265,6 +265,26 @@ class PipelineTables:
                     f"table {table} has {len(flows)} flows, {', '.join(flows)}: a table of files takes "
                     "one, as Spark would leave out rows of the others. What works: one flow with `union`, or "
                     "a table for each flow and a view over them. (Sinks take many flows.)"
+                )
+
+        for entry in self._entries.values():
+            if entry.streaming and not self._selection.recomputes(entry.table):
+                self._check_name_of_flow(entry, self._flows.get(entry.table, ()))
+
+    def _check_name_of_flow(self, entry: TableEntry, flows: Sequence[str]) -> None:
+        """Refuse a flow under a new name: its checkpoint would begin with batch 0, which the table has."""
+        storage = self._project.storage_path
+        if storage is None or committed_files(Path(entry.location)) is None:
+            return
+        known = {
+            each.name.lower() for each in (storage / CHECKPOINTS).glob(f"*/{entry.database}/{entry.table}/*")
+        }
+        for flow in flows:
+            if known and flow.rpartition(".")[2].lower() not in known:
+                raise ProjectError(
+                    f"table {entry.table} was written by flow {', '.join(sorted(known))}, and flow {flow} "
+                    "would begin from the start, where Spark leaves out what the table has already. Keep the "
+                    f"name, or compute the table again: `ottla pipeline run --full-refresh {entry.table}`"
                 )
 
     def _empty(self, spark: Any, context: Any, entry: TableEntry) -> None:

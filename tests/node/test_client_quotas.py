@@ -25,7 +25,7 @@ from tests.support.wire import WireClient
 
 from kafka import KafkaProducer
 from ottla import blocking
-from ottla.protocol.errors import ErrorCode
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -303,6 +303,22 @@ def test_changes_of_partitions_are_refused_or_delayed(broker: Broker, noisy: str
         names = [topic.name for topic in admin.topics.list() if topic.name.startswith(prefix)]
         assert sorted(names) == [f"{prefix}-a", f"{prefix}-c"]
         admin.topics.delete(*names)
+
+
+def test_the_admin_client_waits_for_a_quota_on_changes(broker: Broker, noisy: str) -> None:
+    broker.limit(noisy, controller_mutation_rate=4)  # a burst of 44
+    names = [f"waits-{noisy}-{number}" for number in range(3)]
+    with blocking.Admin(broker.address, client_id=noisy) as admin:
+        admin.topics.create(names[0], partitions=45)
+        admin.topics.create(names[1], partitions=2)
+        broker.settle()
+        admin.topics.add_partitions(names[1], 3)
+        assert admin.topics.delete_many(names[:1]) == {names[0]: None}
+    with blocking.Admin(broker.address, client_id=noisy, default_api_timeout_ms=5_000) as admin:
+        # The deletion has taken tokens for 45 partitions: that would take too long.
+        with pytest.raises(KafkaError) as refused:
+            admin.topics.create(names[2], partitions=1)
+        assert refused.value.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
 
 
 def test_topics_that_a_client_brings_into_being_count(own_node: LocalNode, noisy: str) -> None:

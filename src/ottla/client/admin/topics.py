@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from ottla.client.admin.requests import AdminRequests, error_of
 from ottla.client.cluster_metadata import TopicInfo
@@ -28,6 +30,9 @@ from ottla.protocol.messages.delete_topics import (
 )
 
 __all__ = ["NewTopic", "TopicsAdmin"]
+
+# Between two attempts, where a broker does not say how long a quota is used up.
+_LEAST_WAIT_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +76,46 @@ class TopicsAdmin:
         """Create topics, and return the result of each; `validate_only` only checks whether they could be
         created.
         """
-        request = CreateTopicsRequest(
-            topics=[
-                CreatableTopic(
-                    name=topic.name,
-                    num_partitions=-1 if topic.assignments else topic.partitions,
-                    replication_factor=-1 if topic.assignments else topic.replication_factor,
-                    assignments=[
-                        CreatableReplicaAssignment(partition_index=index, broker_ids=list(brokers))
-                        for index, brokers in topic.assignments.items()
-                    ],
-                    configs=[CreatableTopicConfig(name=n, value=v) for n, v in topic.configs.items()],
-                )
-                for topic in topics
-            ],
-            timeout_ms=self._requests.timeout_ms,
-            validate_only=validate_only,
-        )
-        answer = await self._requests.controller(
-            request, CreateTopicsResponse, lambda r: (topic.error_code for topic in r.topics)
-        )
-        return {result.name: error_of(result, f"topic {result.name!r}") for result in answer.topics}
+        wanted = list(topics)
+
+        async def attempt(names: Sequence[str]) -> tuple[dict[str, KafkaError | None], int]:
+            request = CreateTopicsRequest(
+                topics=[_creatable(topic) for topic in wanted if topic.name in names],
+                timeout_ms=self._requests.timeout_ms,
+                validate_only=validate_only,
+            )
+            answer = await self._requests.controller(
+                request, CreateTopicsResponse, lambda r: (topic.error_code for topic in r.topics)
+            )
+            results = {result.name: error_of(result, f"topic {result.name!r}") for result in answer.topics}
+            return results, answer.throttle_time_ms
+
+        return await self._within_quota([topic.name for topic in wanted], attempt)
+
+    async def _within_quota(
+        self,
+        names: Sequence[str],
+        attempt: Callable[[Sequence[str]], Awaitable[tuple[dict[str, KafkaError | None], int]]],
+    ) -> dict[str, KafkaError | None]:
+        """Repeat for those topics that the quota on changes of partitions does not allow yet, after the time
+        that the broker says; THROTTLING_QUOTA_EXCEEDED of those for which that is too long.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._requests.timeout_ms / 1000
+        results: dict[str, KafkaError | None] = {}
+        left = names
+        while True:
+            found, throttle_ms = await attempt(left)
+            results |= found
+            left = [
+                name
+                for name, error in found.items()
+                if error is not None and error.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+            ]
+            wait_s = max(throttle_ms / 1000, _LEAST_WAIT_S)
+            if not left or loop.time() + wait_s > deadline:
+                return results
+            await asyncio.sleep(wait_s)
 
     async def delete(self, *names: str) -> None:
         """Delete topics by name; the first failure is raised after all were tried."""
@@ -101,23 +125,26 @@ class TopicsAdmin:
 
     async def delete_many(self, names: Iterable[str]) -> dict[str, KafkaError | None]:
         """Delete topics, and return the result of each."""
-        wanted = list(names)
-        request = DeleteTopicsRequest(
-            topics=[DeleteTopicState(name=name) for name in wanted],
-            topic_names=wanted,
-            timeout_ms=self._requests.timeout_ms,
-        )
         connection = await self._requests.cluster.any_connection()
-        if connection.version_for(DeleteTopicsRequest) < 6:
-            request.topics = []
-        answer = await self._requests.controller(
-            request, DeleteTopicsResponse, lambda r: (topic.error_code for topic in r.responses)
-        )
-        return {
-            result.name: error_of(result, f"topic {result.name!r}")
-            for result in answer.responses
-            if result.name is not None
-        }
+        by_state = connection.version_for(DeleteTopicsRequest) >= 6
+
+        async def attempt(wanted: Sequence[str]) -> tuple[dict[str, KafkaError | None], int]:
+            request = DeleteTopicsRequest(
+                topics=[DeleteTopicState(name=name) for name in wanted] if by_state else [],
+                topic_names=list(wanted),
+                timeout_ms=self._requests.timeout_ms,
+            )
+            answer = await self._requests.controller(
+                request, DeleteTopicsResponse, lambda r: (topic.error_code for topic in r.responses)
+            )
+            results = {
+                result.name: error_of(result, f"topic {result.name!r}")
+                for result in answer.responses
+                if result.name is not None
+            }
+            return results, answer.throttle_time_ms
+
+        return await self._within_quota(list(names), attempt)
 
     async def list(self, *, include_internal: bool = False) -> list[TopicInfo]:
         """All topics by name."""
@@ -158,9 +185,26 @@ class TopicsAdmin:
             timeout_ms=self._requests.timeout_ms,
             validate_only=validate_only,
         )
-        answer = await self._requests.controller(
-            request, CreatePartitionsResponse, lambda r: (topic.error_code for topic in r.results)
-        )
-        error = error_of(answer.results[0], f"topic {name!r}")
+
+        async def attempt(_names: Sequence[str]) -> tuple[dict[str, KafkaError | None], int]:
+            answer = await self._requests.controller(
+                request, CreatePartitionsResponse, lambda r: (topic.error_code for topic in r.results)
+            )
+            return {name: error_of(answer.results[0], f"topic {name!r}")}, answer.throttle_time_ms
+
+        error = (await self._within_quota([name], attempt))[name]
         if error is not None:
             raise error
+
+
+def _creatable(topic: NewTopic) -> CreatableTopic:
+    return CreatableTopic(
+        name=topic.name,
+        num_partitions=-1 if topic.assignments else topic.partitions,
+        replication_factor=-1 if topic.assignments else topic.replication_factor,
+        assignments=[
+            CreatableReplicaAssignment(partition_index=index, broker_ids=list(brokers))
+            for index, brokers in topic.assignments.items()
+        ],
+        configs=[CreatableTopicConfig(name=n, value=v) for n, v in topic.configs.items()],
+    )

@@ -149,6 +149,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._held_back: list[tuple[_Pending | None, list[Buffer]]] | None = None
         self._login_timer: asyncio.TimerHandle | None = None
         self._login: asyncio.Task[None] | None = None
+        # Whether the broker has answered nothing yet but what every client may ask.
+        self._is_unheard = True
 
     @classmethod
     async def open(
@@ -358,6 +360,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
             self._end(ConnectionFailed(f"{self.address}: TLS failed: {exc}"))
         else:
             why = f": {exc}" if exc is not None else ""
+            if self._is_unheard and self.versions is not None and self._pending:
+                why += " at its first request (does the listener expect a login? see security.protocol)"
             self._end(ConnectionLost(f"{self.address}: the broker ended the connection{why}"))
         if not self._closed.done():
             self._closed.set_result(None)
@@ -430,7 +434,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
             return
         if correlation_id != pending.correlation_id:
             self._fail(pending, self._not_kafka(bytes(frame[:8])))
-        elif not pending.response.done():
+            return
+        if pending.api.key != API_VERSIONS:
+            self._is_unheard = False
+        if not pending.response.done():
             pending.response.set_result(response)
 
     def _fail(self, pending: _Pending, error: KafkaError) -> None:

@@ -144,6 +144,8 @@ class LocalCluster:
         security: str | LocalSecurity | None = None,
     ) -> None:
         self._security = LocalSecurity(security) if isinstance(security, str) else security
+        if self._security is not None and self._security.protocol.sasl:
+            raise ValueError("a LocalCluster has no SASL; LocalNode(security=...) has")
         self._size = nodes
         self._settings = {**FOR_TESTS, **settings_text(settings or {})}
         self._controllers = controllers

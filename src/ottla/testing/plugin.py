@@ -48,6 +48,17 @@ def ottla_tls_node() -> Iterator[LocalNode]:
 
 
 @pytest.fixture(scope="session")
+def ottla_sasl_node() -> Iterator[LocalNode]:
+    """A running node with a SASL_PLAINTEXT listener, shared by all tests of the session; clients also need
+    its `client_settings`.
+    """
+    from ottla.testing.local_node import LocalNode
+
+    with LocalNode(security="SASL_PLAINTEXT") as node:
+        yield node
+
+
+@pytest.fixture(scope="session")
 def ottla_cluster() -> Iterator[LocalCluster]:
     """Three nodes, shared by all tests of the session: leave them running."""
     from ottla.testing.local_cluster import LocalCluster

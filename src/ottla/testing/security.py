@@ -3,14 +3,16 @@
     with LocalNode(security="SSL") as node:
         producer = Producer({"bootstrap.servers": node.bootstrap_servers, **node.client_settings})
 
-A directory gets an authority of its own, a certificate that all nodes share, one of a client, and
+With TLS a directory gets an authority of its own, a certificate that all nodes share, one of a client, and
 `client.properties`. Nodes ask clients and each other for certificates (`ssl.client.auth=required`) unless
-another value is given.
+another value is given. With SASL there is one user, `client`, who logs in with PLAIN; nodes log in as that
+user too. Listeners also offer SCRAM, for users that a test adds.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +21,10 @@ from typing import Final
 from ottla.protocol.security_protocol import SecurityProtocol
 
 CLIENT_FILE: Final = "client.properties"
+SASL_USER: Final = "client"
+_PASSWORD_FILE: Final = "password"
+_PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
+_SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 DEFAULT_USER: Final = "CN=client,O=Ottla"
 _HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 
@@ -57,6 +63,8 @@ class LocalSecurity:
             return
         if self.protocol.tls:
             self._write_certificates()
+        if self.protocol.sasl:
+            write_secret(self._directory / _PASSWORD_FILE, secrets.token_urlsafe())
         lines = [f"{name}={value}\n" for name, value in self.client_settings.items()]
         write_secret(self._directory / CLIENT_FILE, "".join(lines))
 
@@ -76,15 +84,33 @@ class LocalSecurity:
     @property
     def server_settings(self) -> dict[str, str]:
         """The settings of each node, apart from its listeners."""
-        if not self.protocol.tls:
-            return {}
-        return {
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": str(self.directory / "node.pem"),
-            "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": str(self.directory / "ca.crt"),
-            "ssl.client.auth": self._client_auth,
-        }
+        settings: dict[str, str] = {}
+        if self.protocol.tls:
+            settings |= {
+                "ssl.keystore.type": "PEM",
+                "ssl.keystore.location": str(self.directory / "node.pem"),
+                "ssl.truststore.type": "PEM",
+                "ssl.truststore.location": str(self.directory / "ca.crt"),
+                "ssl.client.auth": self._client_auth,
+            }
+        if self.protocol.sasl:
+            settings |= {
+                "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+                "sasl.mechanism.inter.broker.protocol": "PLAIN",
+                "sasl.mechanism.controller.protocol": "PLAIN",
+                "plain.sasl.jaas.config": self._jaas(f'user_{SASL_USER}="{self.password}"'),
+                "scram-sha-256.sasl.jaas.config": f"{_SCRAM} required;",
+                "scram-sha-512.sasl.jaas.config": f"{_SCRAM} required;",
+            }
+        return settings
+
+    @property
+    def password(self) -> str:
+        """The password of the user `client`."""
+        return (self.directory / _PASSWORD_FILE).read_text()
+
+    def _jaas(self, users: str = "") -> str:
+        return f'{_PLAIN} required username="{SASL_USER}" password="{self.password}" {users};'
 
     @property
     def client_settings(self) -> dict[str, str]:
@@ -100,6 +126,8 @@ class LocalSecurity:
                     "ssl.keystore.type": "PEM",
                     "ssl.keystore.location": str(self.directory / "client.pem"),
                 }
+        if self.protocol.sasl:
+            settings |= {"sasl.mechanism": "PLAIN", "sasl.jaas.config": self._jaas()}
         return settings
 
     @property
@@ -111,6 +139,12 @@ class LocalSecurity:
             if self._client_auth != "none":
                 settings["ssl.certificate.location"] = str(self.directory / "client.pem")
                 settings["ssl.key.location"] = str(self.directory / "client.pem")
+        if self.protocol.sasl:
+            settings |= {
+                "sasl.mechanisms": "PLAIN",
+                "sasl.username": SASL_USER,
+                "sasl.password": self.password,
+            }
         return settings
 
 

@@ -62,6 +62,7 @@ def check_rules(config: NodeConfig) -> None:
     _check_limits(config)
     _check_identity(config)
     _check_listeners(config)
+    _check_sasl(config)
     _check_authorizer(config)
 
 
@@ -170,6 +171,25 @@ def _check_identity(config: NodeConfig) -> None:
             config.node_id not in voters,
             f"If process.roles contains just the 'broker' role, the node id {config.node_id} must not be "
             f"included in the set of voters controller.quorum.voters={shown}",
+        )
+
+
+def _check_sasl(config: NodeConfig) -> None:
+    delay, idle = "connection.failed.authentication.delay.ms", "connections.max.idle.ms"
+    _require(
+        config.number(idle) < 0 or config.number(delay) < config.number(idle),
+        f"{delay}={config[delay]} should always be less than {idle}={config[idle]} to prevent failed "
+        "authentication responses from timing out",
+    )
+    listener = config.inter_broker_listener
+    protocol = config.security_protocols.get(listener)
+    if config.is_broker and protocol is not None and protocol.sasl:
+        mechanism = config.with_listener_prefix(listener, "sasl.mechanism.inter.broker.protocol")
+        enabled = config.with_listener_prefix(listener, "sasl.enabled.mechanisms")
+        _require(
+            isinstance(enabled, tuple) and mechanism in enabled,
+            "sasl.mechanism.inter.broker.protocol must be included in sasl.enabled.mechanisms when SASL is "
+            f"used for inter-broker communication: it is {mechanism}",
         )
 
 

@@ -260,7 +260,7 @@ def _unexpected(api: Api, version: int, header: RequestHeader) -> _Refused:
     client gets it.
     """
     reason = f"Unexpected Kafka request of type {api.name} during SASL authentication."
-    fields = {each.name for each in api.response_class.FIELDS}
+    fields = {each.name for each in api.response_class.FIELDS if each.in_version(version)}
     if "error_code" not in fields or not api.supports(version):
         return _Refused(reason)
     answer = api.response_class(error_code=int(ErrorCode.ILLEGAL_SASL_STATE))

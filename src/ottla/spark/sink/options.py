@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import Enum
 
@@ -76,9 +76,11 @@ class TwoPhaseCommitMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Where rows go and how. `producer` are checked settings of Kafka's producer, by their names."""
+    """Where rows go and how. `producer` are checked settings of Kafka's producer, by their names, of which
+    some are secrets.
+    """
 
-    producer: tuple[tuple[str, str], ...]
+    producer: tuple[tuple[str, str], ...] = field(repr=False)
     topic: str | None
     delivery: DeliveryGuarantee
     prefix: str

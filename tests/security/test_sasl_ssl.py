@@ -1,0 +1,74 @@
+"""SASL over TLS and without it, with the settings that a secured `LocalNode` gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer as ConfluentConsumer
+from confluent_kafka import Producer as ConfluentProducer
+
+from ottla.client.admin.admin import Admin
+from ottla.client.producer.producer import Producer
+from ottla.testing.local_node import LocalNode
+from tests.support.java_driver import JavaDriver, Message
+
+SECONDS = 60
+
+
+@pytest.fixture(scope="module", params=["SASL_PLAINTEXT", "SASL_SSL"])
+def node(request: pytest.FixtureRequest) -> Iterator[LocalNode]:
+    with LocalNode(security=request.param) as node:
+
+        async def add_user() -> None:
+            settings = {"bootstrap.servers": node.bootstrap_servers, **node.client_settings}
+            async with Admin(settings) as admin:
+                await admin.users.set_password("alice", "alice-secret", mechanism="SCRAM-SHA-256")
+
+        asyncio.run(add_user())
+        yield node
+
+
+def test_ours_and_librdkafka(node: LocalNode) -> None:
+    topic = f"t-{uuid4().hex}"
+
+    async def write() -> None:
+        settings = {"bootstrap.servers": node.bootstrap_servers, **node.client_settings}
+        async with Producer(settings) as producer:
+            await producer.send(topic, b"ours")
+
+    asyncio.run(write())
+    settings = {"bootstrap.servers": node.bootstrap_servers, **node.security.librdkafka_settings}
+    settings |= {"sasl.mechanisms": "SCRAM-SHA-256"}
+    settings |= {"sasl.username": "alice", "sasl.password": "alice-secret"}
+    producer = ConfluentProducer(settings)
+    producer.produce(topic, b"theirs")
+    assert producer.flush(SECONDS) == 0
+    consumer = ConfluentConsumer({**settings, "group.id": "g", "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    values = []
+    while len(values) < 2:
+        message = consumer.poll(SECONDS)
+        assert message is not None
+        assert message.error() is None
+        values.append(message.value())
+    consumer.close()
+    assert values == [b"ours", b"theirs"]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+def test_java(node: LocalNode, java_driver: JavaDriver, mechanism: str) -> None:
+    topic = f"t-{uuid4().hex}"
+    settings = dict(node.client_settings)
+    if mechanism != "PLAIN":
+        settings["sasl.mechanism"] = mechanism
+        module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+        settings["sasl.jaas.config"] = f'{module} required username="alice" password="alice-secret";'
+    config = {name.replace(".", "_"): value for name, value in settings.items()}
+    with java_driver.producer(node.bootstrap_servers, **config) as producer:
+        producer.send([Message(topic, b"hello")])
+    consumed = java_driver.consume(node.bootstrap_servers, topic, **config)
+    assert [record.value for record in consumed.records] == [b"hello"]

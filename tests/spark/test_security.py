@@ -1,0 +1,50 @@
+"""Spark's source and sink on a listener that asks for a login."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ottla.spark.sink.options import sink_options
+from ottla.spark.source.options import source_options
+from ottla.testing.local_node import LocalNode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[LocalNode]:
+    with LocalNode(security="SASL_PLAINTEXT") as node:
+        yield node
+
+
+def options(node: LocalNode, **changes: str) -> dict[str, str]:
+    settings = {"bootstrap.servers": node.bootstrap_servers, **node.client_settings, **changes}
+    return {f"kafka.{name}": value for name, value in settings.items()}
+
+
+@pytest.mark.spark
+def test_rows_go_there_and_back(spark: SparkSession, node: LocalNode) -> None:
+    rows = spark.createDataFrame([(bytes([n]),) for n in range(20)], "value binary")
+    rows.write.format("ottla").options(**options(node), topic="of-spark").mode("append").save()
+    read = spark.read.format("ottla").options(**options(node), subscribe="of-spark").load()
+    assert sorted(bytes(row.value) for row in read.collect()) == [bytes([n]) for n in range(20)]
+
+
+@pytest.mark.spark
+def test_a_refused_login_is_explained_without_the_password(spark: SparkSession, node: LocalNode) -> None:
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    jaas = f'{module} required username="client" password="hunter2";'
+    wrong = options(node, **{"sasl.jaas.config": jaas})
+    with pytest.raises(Exception, match="Invalid username or password") as caught:
+        spark.read.format("ottla").options(**wrong, subscribe="of-spark").load().collect()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_options_do_not_show_the_password(node: LocalNode) -> None:
+    source = source_options({**options(node), "subscribe": "t"}, streaming=False)
+    sink = sink_options({**options(node), "topic": "t"})
+    assert node.security.password not in f"{source!r}{sink!r}"

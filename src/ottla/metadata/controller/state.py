@@ -128,6 +128,11 @@ class ControllerRequestContext:
     allowed: Callable[[int, int, str], bool] = _allow
     apply_partition_change_quota: Callable[[int], None] = _no_quota
     forwarded: bool = True  # whether a broker, which has validated what only it can, forwarded the request
+    # As `allowed`, for what refuses nothing by itself: a denial is not logged.
+    without_log: Callable[[int, int, str], bool] | None = None
+
+    def allowed_silently(self, operation: int, resource_type: int, name: str) -> bool:
+        return (self.without_log or self.allowed)(operation, resource_type, name)
 
 
 @dataclass(frozen=True, slots=True)

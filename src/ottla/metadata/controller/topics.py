@@ -71,7 +71,7 @@ def create_topics(
     }
     wanted = [topic for topic in request.topics if topic.name not in duplicates]
     _check_total_partitions(state, wanted)
-    may_create_all = context.allowed(AclOperation.CREATE, AclResourceType.CLUSTER, CLUSTER_NAME)
+    may_create_all = context.allowed_silently(AclOperation.CREATE, AclResourceType.CLUSTER, CLUSTER_NAME)
     records: list[MetadataRecord] = []
     results: list[CreatableTopicResult] = []
     created_keys: dict[str, list[str]] = {}
@@ -165,7 +165,7 @@ def _create_topic(
     context.apply_partition_change_quota(len(partitions))
     topic_id = state.new_uuid()
     result = CreatableTopicResult(name=topic.name, topic_id=topic_id)
-    if context.allowed(AclOperation.DESCRIBE_CONFIGS, AclResourceType.TOPIC, topic.name):
+    if context.allowed_silently(AclOperation.DESCRIBE_CONFIGS, AclResourceType.TOPIC, topic.name):
         result.num_partitions = len(partitions)
         result.replication_factor = len(partitions[0].replicas)
         result.configs = _effective_configs(state, overrides, effective_configs)
@@ -314,7 +314,7 @@ def delete_topics(
     for topic_id in sorted(duplicate_ids):
         respond(None, topic_id, ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic id."))
 
-    cluster_wide = context.allowed(AclOperation.DELETE, AclResourceType.CLUSTER, CLUSTER_NAME)
+    cluster_wide = context.allowed_silently(AclOperation.DELETE, AclResourceType.CLUSTER, CLUSTER_NAME)
 
     def allowed(operation: int, name: str) -> bool:
         return cluster_wide or context.allowed(operation, AclResourceType.TOPIC, name)

@@ -115,8 +115,15 @@ class ApiRequestContext(ABC):
     def for_controller(self, quota: ControllerMutationQuota | None = None) -> ControllerRequestContext:
         """This request as the controller sees it, with the quota on the partitions that it changes."""
         if quota is None:
-            return ControllerRequestContext(allowed=self.allowed)
-        return ControllerRequestContext(allowed=self.allowed, apply_partition_change_quota=quota.record)
+            return ControllerRequestContext(allowed=self.allowed, without_log=self._allowed_without_log)
+        return ControllerRequestContext(
+            allowed=self.allowed,
+            apply_partition_change_quota=quota.record,
+            without_log=self._allowed_without_log,
+        )
+
+    def _allowed_without_log(self, operation: int, resource_type: int, name: str) -> bool:
+        return self.allowed(operation, resource_type, name, log_denied=False)
 
     def mutation_quota(self, *, strict_since: int) -> ControllerMutationQuota | None:
         """The quota of a request that changes partitions; None if no client has one. From version

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Awaitable
 from typing import Final
 
+from ottla.node.api.audit import AUDITED, log_changes
 from ottla.node.api.context import RequestContext, RequestListener
 from ottla.node.api.response_cache import MAX_REQUEST_BYTES, CacheKey, ResponseCache
 from ottla.node.api.responses import encode, make_failure_response, not_encodable, unsupported_api_versions
@@ -38,6 +39,7 @@ class _ServedApi:
         "_listener",
         "_route",
         "api",
+        "audited",
         "cache",
         "failure_response",
         "forwarded",
@@ -56,6 +58,8 @@ class _ServedApi:
         self.min_version = self.api.min_version
         self.max_version = route.max_version(unstable=listener.serves_unstable_versions)
         self.cache = ResponseCache() if route.cached else None
+        # Whether what it changes goes to the audit log.
+        self.audited = route.name in AUDITED
         # Set by `load`.
         self.handle: Handler | None = None
         self.request_class: type[Request] | None = None
@@ -176,6 +180,8 @@ class Dispatcher:
         if reply is None:
             return None
         if isinstance(reply, Response):
+            if served.audited:
+                log_changes(context, request, reply)
             if (
                 cache_key is None
                 or image is None
@@ -211,6 +217,8 @@ class Dispatcher:
             if served.forwarded and _is_not_controller(error):
                 return await self._forward(context, served, request, frame)
             response = make_failure_response(context, served.failure_response, request, error)
+        if served.audited and response is not None:
+            log_changes(context, request, response)
         if meter is not None:
             meter.finish(request, response)
         return None if response is None else encode(context, response)

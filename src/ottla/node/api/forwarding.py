@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
+from ottla.node.api.audit import log_changes
 from ottla.node.api.context import ApiRequestContext, ForwardedRequestContext, RequestListener
 from ottla.node.api.responses import encode, make_failure_response
 from ottla.node.api.routes import ROUTES
@@ -130,6 +131,7 @@ async def answer_forwarded(services: ApiServices, envelope: EnvelopeRequest) -> 
         reply = route.load_handler(ListenerType.CONTROLLER)(context, request)
         response = reply if reply is None or isinstance(reply, Response) else await reply
         assert response is not None, f"{api.name} has no answer"
+        log_changes(context, request, response)
     except Exception as error:
         if isinstance(error, KafkaError) and error.code is ErrorCode.NOT_CONTROLLER:
             raise

@@ -67,10 +67,6 @@ class Rate:
             return 0
         return min(math.floor(excess / limit * elapsed_ms + 0.5), MAX_THROTTLE_MS)
 
-    def per_second(self, now_ms: int) -> float:
-        elapsed_ms = self._elapsed_ms(now_ms)
-        return (self._older_sum + self._sum) * 1000 / elapsed_ms
-
     def _elapsed_ms(self, now_ms: int) -> int:
         """Forget what is too old, and return the time that the rest is measured over."""
         samples, window_ms = self._windows.samples, self._windows.window_ms

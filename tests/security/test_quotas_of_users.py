@@ -1,0 +1,88 @@
+"""Quotas of users that have logged in: they hold whatever client id a client gives itself."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from ottla import blocking
+from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from ottla.protocol.messages.produce import ProduceResponse
+from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from ottla.testing.local_node import LocalNode
+from tests.kafka.scripts.kit import batch_of, produce_request
+from tests.support.wire import WireClient
+
+PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
+USERS = ("admin", "alice", "bob")
+
+
+def password(user: str) -> str:
+    return f"{user}-secret"
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[LocalNode]:
+    users = " ".join(f'user_{user}="{password(user)}"' for user in USERS)
+    settings = {
+        "listeners": "SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "plain.sasl.jaas.config": f"{PLAIN_MODULE} required {users};",
+    }
+    with LocalNode(settings) as node:
+        yield node
+
+
+def admin_of(node: LocalNode) -> blocking.Admin:
+    return blocking.Admin(
+        {
+            "bootstrap.servers": node.bootstrap_servers,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "admin",
+            "sasl.password": password("admin"),
+        }
+    )
+
+
+def logged_in(stack: ExitStack, node: LocalNode, user: str, client_id: str) -> WireClient:
+    client = stack.enter_context(WireClient(node.bootstrap_servers, client_id=client_id))
+    client.get(SaslHandshakeRequest(mechanism="PLAIN"), 1, SaslHandshakeResponse)
+    token = f"\0{user}\0{password(user)}".encode()
+    answer = client.get(SaslAuthenticateRequest(auth_bytes=token), 2, SaslAuthenticateResponse)
+    assert answer.error_code == 0
+    return client
+
+
+def test_a_user_is_throttled_by_any_client_id_and_another_user_is_not(node: LocalNode) -> None:
+    name = f"t-{uuid.uuid4().hex}"
+    with ExitStack() as stack, admin_of(node) as admin:
+        admin.topics.create(name, partitions=1)
+        topic_id = admin.topics.describe(name).topic_id
+        admin.quotas.alter({"user": "alice"}, set={"producer_byte_rate": 1_000})
+        admin.quotas.alter({"user": "alice", "client-id": "trusted"}, set={"producer_byte_rate": 10**9})
+
+        def throttle_ms(user: str, client_id: str, size: int = 100_000) -> int:
+            request = produce_request("", batch_of(bytes(size)), topic_id=topic_id)
+            client = logged_in(stack, node, user, client_id)
+            return client.get(request, 13, ProduceResponse).throttle_time_ms
+
+        assert 85_000 < throttle_ms("alice", "one") < 91_000
+        # What the user took counts for each of its clients, whatever they are called.
+        assert 180_000 < throttle_ms("alice", "two") < 191_000
+        assert throttle_ms("alice", "") > 180_000
+        assert throttle_ms("bob", "one") == 0
+        assert throttle_ms("alice", "trusted") == 0
+        # A quota of the default user is one for each user without its own.
+        admin.quotas.alter({"user": None}, set={"producer_byte_rate": 20_000})
+        assert throttle_ms("bob", "one") == 0
+        assert throttle_ms("bob", "two", 150_000) > 0
+        assert throttle_ms("admin", "one") == 0
+        # Before a client has logged in it has no user, and no quota of one.
+        admin.quotas.alter({"user": "alice"}, set={"request_percentage": 0.0001})
+        busy = logged_in(stack, node, "alice", "busy")
+        assert 0 < busy.get(MetadataRequest(topics=None), 12, MetadataResponse).throttle_time_ms <= 1_000

@@ -20,6 +20,7 @@ PARTS = {
     "clients": "Python clients",
     "acls": "What an authorizer costs",
     "node": "A node beside Apache Kafka",
+    "tls": "TLS beside Apache Kafka",
     "latency": "Latency beside Apache Kafka",
     "scale": "Many partitions beside Apache Kafka",
     "restart": "A restart after a crash beside Apache Kafka",

@@ -9,7 +9,7 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
@@ -28,8 +28,17 @@ TOOL_JVM = ("-Xmx512m", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
 _RUNS = itertools.count()
 
 
-def create(broker: Broker, topic: str, partitions: int = 1, *, replicas: int = 1, **config: str) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+def create(
+    broker: Broker,
+    topic: str,
+    partitions: int = 1,
+    *,
+    replicas: int = 1,
+    client: dict[str, str] | None = None,
+    **config: str,
+) -> None:
+    """`client` are settings of the client, and `config` those of the topic."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, **_dotted(client or {})})
     settings = {name.replace("_", "."): value for name, value in config.items()}
     first = min(partitions, MOST_AT_ONCE)
     admin.create_topics([NewTopic(topic, first, replicas, config=settings)])[topic].result(120)
@@ -41,6 +50,10 @@ def create(broker: Broker, topic: str, partitions: int = 1, *, replicas: int = 1
 def delete(broker: Broker, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.delete_topics([topic], operation_timeout=60)[topic].result(120)
+
+
+def _dotted(settings: Mapping[str, str | int]) -> dict[str, str | int]:
+    return {name.replace("_", "."): value for name, value in settings.items()}
 
 
 def values(size: int, count: int = 1000) -> Iterator[bytes]:
@@ -81,7 +94,9 @@ def producing(broker: Broker, topic: str, size: int, count: int, **settings: str
     return run
 
 
-def consuming(broker: Broker, topic: str, partitions: int, count: int, consumers: int = 1) -> Load:
+def consuming(
+    broker: Broker, topic: str, partitions: int, count: int, consumers: int = 1, **settings: str | int
+) -> Load:
     """Consume with librdkafka from the beginning; several consumers are threads that each read everything."""
 
     def one() -> None:
@@ -96,6 +111,7 @@ def consuming(broker: Broker, topic: str, partitions: int, count: int, consumers
                 # dominate the run.
                 "queued.min.messages": 10_000_000,
                 "fetch.queue.backoff.ms": 1,
+                **_dotted(settings),
             }
         )
         consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])

@@ -8,6 +8,7 @@ families where the machine has both.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
@@ -78,6 +79,16 @@ class SocketOptions:
 # States of a TCP connection whose other side has closed its half, as Linux numbers them:
 # CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING.
 _PEER_IS_DONE = frozenset((7, 8, 9, 11))
+
+
+def _acknowledge(transport: TlsConnection) -> None:
+    """Acknowledge at once what was received. The last message of a client's handshake has no answer, and a
+    client with Nagle's algorithm, as librdkafka by default, would not send its first request before.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
 def peer_is_done(transport: asyncio.BaseTransport) -> bool:
@@ -390,7 +401,9 @@ class _Handshake:
         if self._listener.handshakes.pop(self, self) is self:
             return
         self._timer.cancel()
-        if error is not None:
+        if error is None:
+            _acknowledge(self.connection)
+        else:
             self._listener.on_failed(self._client)
             if isinstance(error, TlsFailure):
                 self._tls.on_handshake_failed(self._client, str(error))

@@ -123,7 +123,10 @@ def _settings(title: str, kind: type) -> Iterator[str]:
     rows += [
         f"| `{field.name}` | `{dotted(field.name)}` | `{field.default!r}` |"
         for field in dataclasses.fields(kind)
+        if field.name != "security"
     ]
+    security = ("security.protocol", "ssl.*", "sasl.*")
+    rows.append(f"| {', '.join(f'`{name}`' for name in security)} | | see [security.md](../security.md) |")
     yield "\n".join(rows) + "\n"
 
 

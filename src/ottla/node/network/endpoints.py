@@ -92,14 +92,28 @@ class NodeEndpoints:
         return [self._open[endpoint.name] for endpoint in config.listeners_of_controller]
 
     def warn_of_open_listeners(self, *, is_authorized: bool) -> None:
-        """Warn of listeners on every interface that ask no client who it is."""
-        for bound in self.for_clients():
-            if bound.wildcard and not bound.protocol.sasl and not is_authorized:
-                log.warning(
-                    "%s is open to every network of this machine, and every client that reaches it may read, "
-                    "write and delete; bind it to one address, as 127.0.0.1, or guard it with a firewall",
-                    bound,
-                )
+        """Warn of listeners that other machines reach and that ask no client who it is."""
+        if is_authorized:
+            return
+        exposed = [each for each in self.for_clients() if not _is_local(each.host) and not self._asks(each)]
+        if exposed:
+            networks = "every network" if any(each.wildcard for each in exposed) else "the network"
+            log.warning(
+                "%s is open to %s of this machine, and every client that reaches it may read, write and "
+                "delete; `ottla secure init` makes certificates and settings, or bind it to 127.0.0.1",
+                ", ".join(map(str, exposed)),
+                networks,
+            )
+
+    def _asks(self, endpoint: Endpoint) -> bool:
+        """Whether a listener serves only clients that it knows."""
+        config = self._config.current
+        client_auth = config.with_listener_prefix(endpoint.name, "ssl.client.auth")
+        return endpoint.protocol.sasl or (endpoint.protocol.tls and client_auth == "required")
+
+
+def _is_local(host: str) -> bool:
+    return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from ottla.client.admin.log_dirs import LogDirsAdmin
 from ottla.client.admin.offsets import OffsetsAdmin
 from ottla.client.admin.partitions import PartitionsAdmin
 from ottla.client.admin.quotas import QuotasAdmin
+from ottla.client.admin.tokens import DelegationTokensAdmin
 from ottla.client.admin.topics import TopicsAdmin
 from ottla.client.admin.transactions import TransactionsAdmin
 from ottla.client.admin.users import UsersAdmin
@@ -48,6 +49,7 @@ ADMIN_GROUPS = {
     "users": UsersAdmin,
     "quotas": QuotasAdmin,
     "acls": AclsAdmin,
+    "tokens": DelegationTokensAdmin,
     "log_dirs": LogDirsAdmin,
     "cluster": ClusterAdmin,
 }

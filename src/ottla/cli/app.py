@@ -38,6 +38,7 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "users": CommandEntry("users", "List, add and remove users that log in with SCRAM."),
     "quotas": CommandEntry("quotas", "Limit users, client ids and addresses."),
     "acls": CommandEntry("acls", "Let users do things with resources, or deny it."),
+    "tokens": CommandEntry("tokens", "Create, renew, expire and list delegation tokens."),
     "offsets": CommandEntry("offsets", "Show offsets of partitions: first, end, or at a time."),
     "delete-records": CommandEntry("delete_records", "Delete the records of partitions up to an offset."),
     "log-dirs": CommandEntry("log_dirs", "Show the data directories of brokers and their replicas."),

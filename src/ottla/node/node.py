@@ -410,9 +410,15 @@ class Node:
             return {}
         from ottla.node.network.login import sasl_listeners
         from ottla.security.sasl.scram_credentials import MetadataScramCredentials, users_of_records
+        from ottla.security.secret import Secret
 
+        tokens = None
+        if secret_key := self.config["delegation.token.secret.key"]:
+            from ottla.security.sasl.token_credentials import TokenCredentials
+
+            tokens = TokenCredentials(Secret(str(secret_key)), self.runtime.clock)
         users = MetadataScramCredentials(
-            lambda: self.image, lambda: users_of_records(self.quorum.formatted_records)
+            lambda: self.image, lambda: users_of_records(self.quorum.formatted_records), tokens
         )
         return sasl_listeners(
             self.config,

@@ -73,6 +73,12 @@ class ControllerTasks:
             "unclean elections",
         )
 
+        if self._config.current["delegation.token.secret.key"]:
+            every(
+                _setting(self._config, "delegation.token.expiry.check.interval.ms"),
+                partial(self._decide, QuorumController.sweep_expired_delegation_tokens),
+                "expired delegation tokens",
+            )
         if self._config.current.number("metadata.max.idle.interval.ms") > 0:
             every(
                 _setting(self._config, "metadata.max.idle.interval.ms"),

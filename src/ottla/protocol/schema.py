@@ -87,6 +87,10 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 SMALL_PART_BYTES: Final = 4096
 
 
+# What a client can log in with, or could be found out from: not part of any text.
+_SECRET_FIELDS: Final = frozenset(("auth_bytes", "hmac", "salted_password", "server_key", "stored_key"))
+
+
 class StructType(type):
     """Turns the declared fields of a class into slots and keeps their declarations in `FIELDS`."""
 
@@ -133,7 +137,10 @@ class Struct(metaclass=StructType):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        values = [f"{f.name}={getattr(self, f.name)!r}" for f in self.FIELDS]
+        values = [
+            f"{f.name}={'[hidden]' if f.name in _SECRET_FIELDS else repr(getattr(self, f.name))}"
+            for f in self.FIELDS
+        ]
         if self.unknown_tags:
             values.append(f"unknown_tags={self.unknown_tags!r}")
         return f"{type(self).__name__}({', '.join(values)})"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ottla.client.admin.offsets import OffsetsAdmin
     from ottla.client.admin.partitions import PartitionsAdmin
     from ottla.client.admin.quotas import QuotasAdmin
+    from ottla.client.admin.tokens import DelegationTokensAdmin
     from ottla.client.admin.topics import TopicsAdmin
     from ottla.client.admin.transactions import TransactionsAdmin
     from ottla.client.admin.users import UsersAdmin
@@ -126,6 +127,12 @@ class Admin:
         from ottla.client.admin.transactions import TransactionsAdmin
 
         return TransactionsAdmin(self._requests, self.partitions)
+
+    @cached_property
+    def tokens(self) -> DelegationTokensAdmin:
+        from ottla.client.admin.tokens import DelegationTokensAdmin
+
+        return DelegationTokensAdmin(self._requests)
 
     @cached_property
     def quotas(self) -> QuotasAdmin:

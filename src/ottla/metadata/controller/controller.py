@@ -9,6 +9,7 @@ and indexes over the image. Invariant: the image changes by `Controller.replay` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ottla.metadata.controller import acls as control_acls
@@ -76,9 +77,22 @@ from ottla.protocol.names import has_collision_chars, unify_collision_chars
 from ottla.runtime.steps import Steps
 
 if TYPE_CHECKING:
+    from ottla.metadata.controller.delegation_tokens import DelegationTokenIndex, DelegationTokenSettings
     from ottla.protocol.messages.alter_user_scram_credentials import (
         AlterUserScramCredentialsRequest,
         AlterUserScramCredentialsResponse,
+    )
+    from ottla.protocol.messages.create_delegation_token import (
+        CreateDelegationTokenRequest,
+        CreateDelegationTokenResponse,
+    )
+    from ottla.protocol.messages.expire_delegation_token import (
+        ExpireDelegationTokenRequest,
+        ExpireDelegationTokenResponse,
+    )
+    from ottla.protocol.messages.renew_delegation_token import (
+        RenewDelegationTokenRequest,
+        RenewDelegationTokenResponse,
     )
 
 ANY_CALLER = ControllerRequestContext()
@@ -266,6 +280,12 @@ class Controller:
     ) -> ListPartitionReassignmentsResponse:
         return control_reassignment.list_partition_reassignments(self._state, request)
 
+    @cached_property
+    def _delegation_tokens(self) -> DelegationTokenIndex:
+        from ottla.metadata.controller.delegation_tokens import DelegationTokenIndex
+
+        return DelegationTokenIndex()
+
     # Configs, quotas, features, producer ids
 
     def alter_configs(
@@ -284,6 +304,48 @@ class Controller:
         from ottla.metadata.controller.scram import alter_user_scram_credentials  # rarely needed
 
         return alter_user_scram_credentials(self._state, request)
+
+    def create_delegation_token(
+        self,
+        request: CreateDelegationTokenRequest,
+        requester: tuple[str, str],
+        settings: DelegationTokenSettings,
+        now_ms: int,
+    ) -> Result[CreateDelegationTokenResponse]:
+        from ottla.metadata.controller.delegation_tokens import create_delegation_token
+
+        return create_delegation_token(self._state, request, requester, settings, now_ms)
+
+    def renew_delegation_token(
+        self,
+        request: RenewDelegationTokenRequest,
+        requester: tuple[str, str],
+        settings: DelegationTokenSettings,
+        now_ms: int,
+    ) -> Result[RenewDelegationTokenResponse]:
+        from ottla.metadata.controller.delegation_tokens import renew_delegation_token
+
+        return renew_delegation_token(
+            self._state, self._delegation_tokens, request, requester, settings, now_ms
+        )
+
+    def expire_delegation_token(
+        self,
+        request: ExpireDelegationTokenRequest,
+        requester: tuple[str, str],
+        settings: DelegationTokenSettings,
+        now_ms: int,
+    ) -> Result[ExpireDelegationTokenResponse]:
+        from ottla.metadata.controller.delegation_tokens import expire_delegation_token
+
+        return expire_delegation_token(
+            self._state, self._delegation_tokens, request, requester, settings, now_ms
+        )
+
+    def sweep_expired_delegation_tokens(self, now_ms: int) -> Result[bool]:
+        from ottla.metadata.controller.delegation_tokens import sweep_expired_delegation_tokens
+
+        return sweep_expired_delegation_tokens(self._state, now_ms)
 
     def alter_client_quotas(self, request: AlterClientQuotasRequest) -> Result[AlterClientQuotasResponse]:
         return control_client_quotas.alter_client_quotas(self._state, request)

@@ -306,6 +306,16 @@ class QuorumController:
         while await self.decide(Controller.maybe_balance_partition_leaders, for_client=False):
             _log.debug("more leaders to balance")
 
+    async def sweep_expired_delegation_tokens(self) -> None:
+        """Remove delegation tokens that have ended; call it every
+        `delegation.token.expiry.check.interval.ms`.
+        """
+        while await self.decide(
+            lambda controller: controller.sweep_expired_delegation_tokens(self._runtime.clock.wall_ms()),
+            for_client=False,
+        ):
+            _log.debug("more delegation tokens to remove")
+
     async def elect_unclean_leaders(self) -> None:
         """Elect unclean leaders where allowed; call it every `unclean.leader.election.interval.ms`."""
         while await self.decide(Controller.elect_unclean_leaders, for_client=False):

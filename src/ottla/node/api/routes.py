@@ -232,6 +232,11 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ApiRoute("DescribeAcls", "describe_acls", BOTH),
         ApiRoute("CreateAcls", "create_acls", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
         ApiRoute("DeleteAcls", "delete_acls", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
+        # Delegation tokens
+        ApiRoute("CreateDelegationToken", "create_delegation_token", BOTH, forwarding=_PART),
+        ApiRoute("RenewDelegationToken", "renew_delegation_token", BOTH, forwarding=_PART),
+        ApiRoute("ExpireDelegationToken", "expire_delegation_token", BOTH, forwarding=_PART),
+        ApiRoute("DescribeDelegationToken", "describe_delegation_token", BOTH),
         # Log directories
         ApiRoute("DescribeLogDirs", "describe_log_dirs", BROKER_ONLY),
         ApiRoute("AlterReplicaLogDirs", "alter_replica_log_dirs", BROKER_ONLY, on_failure=_CLOSE),

@@ -111,6 +111,8 @@ class NodeServices(Protocol):
         """How much each client may take."""
         ...
 
+    def now_ms(self) -> int: ...
+
 
 class BrokerServices(NodeServices, Protocol):
     """The parts of a broker: logs, replicas, coordinators. A node that is only a controller has none of them,
@@ -145,8 +147,6 @@ class BrokerServices(NodeServices, Protocol):
 
     @property
     def producer_ids(self) -> ProducerIdManager: ...
-
-    def now_ms(self) -> int: ...
 
 
 class ControllerServices(Protocol):

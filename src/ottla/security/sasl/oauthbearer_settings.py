@@ -55,7 +55,6 @@ ALLOWED_FILES: Final = "OTTLA_SASL_OAUTHBEARER_ALLOWED_FILES"
 
 StartTask: TypeAlias = Callable[[str, Callable[[], Awaitable[None]]], object]
 
-OAUTH: Final = "sasl.oauthbearer."
 _RETRIEVERS: Final = ("DefaultJwtRetriever", "ClientCredentialsJwtRetriever", "FileJwtRetriever")
 _BEARER_RETRIEVER: Final = "JwtBearerJwtRetriever"
 _VALIDATORS: Final = ("DefaultJwtValidator", "BrokerJwtValidator", "ClientJwtValidator")
@@ -67,8 +66,8 @@ def make_server(
     """Make the server's side for a listener. SaslConfigError names a setting that cannot be used.
     `start_task` runs what keeps the keys up to date.
     """
-    _check_class(settings, "jwt.validator.class", _VALIDATORS)
-    url = settings.setting(f"{OAUTH}jwks.endpoint.url")
+    _check_class(settings, "sasl.oauthbearer.jwt.validator.class", _VALIDATORS)
+    url = settings.setting("sasl.oauthbearer.jwks.endpoint.url")
     handler = settings.setting("sasl.server.callback.handler.class")
     asks_for_unsecured = any(name.startswith("unsecured") for name in settings.jaas.options)
     validator: TokenValidator
@@ -76,11 +75,11 @@ def make_server(
         if handler == UNSECURED_VALIDATOR:
             raise SaslConfigError(
                 f"sasl.server.callback.handler.class: {handler} takes unsecured tokens, and "
-                f"{OAUTH}jwks.endpoint.url names keys for signed ones; remove one of the two"
+                f"sasl.oauthbearer.jwks.endpoint.url names keys for signed ones; remove one of the two"
             )
         validator = _signed_validator(settings, url, runtime, start_task)
     elif handler in (SIGNED_VALIDATOR, OLD_SIGNED_VALIDATOR):
-        raise SaslConfigError(f"The OAuth configuration option {OAUTH}jwks.endpoint.url is required")
+        raise SaslConfigError("The OAuth configuration option sasl.oauthbearer.jwks.endpoint.url is required")
     elif asks_for_unsecured or handler == UNSECURED_VALIDATOR:
         try:
             validator = UnsecuredTokenValidator(settings.jaas.options)
@@ -88,13 +87,12 @@ def make_server(
             raise SaslConfigError(f"{settings.source}: {error}") from None
         _log.warning(
             "%s: OAUTHBEARER takes unsecured tokens: every client may say that it is anyone. Set "
-            "%sjwks.endpoint.url unless this is for development",
+            "sasl.oauthbearer.jwks.endpoint.url unless this is for development",
             settings.source,
-            OAUTH,
         )
     else:
         raise SaslConfigError(
-            f"{OAUTH}jwks.endpoint.url is missing: it names the keys that tokens are verified with. "
+            "sasl.oauthbearer.jwks.endpoint.url is missing: it names the keys that tokens are verified with. "
             f"(Unsecured tokens, for development, are taken if the login module of {settings.source} has an "
             'option unsecuredValidatorPrincipalClaimName="sub".)'
         )
@@ -107,14 +105,14 @@ def _signed_validator(
     runtime: Runtime,
     start_task: StartTask,
 ) -> SignedTokenValidator:
-    setting = f"{OAUTH}jwks.endpoint.url"
-    audiences = (settings.setting(f"{OAUTH}expected.audience") or "").split(",")
+    setting = "sasl.oauthbearer.jwks.endpoint.url"
+    audiences = (settings.setting("sasl.oauthbearer.expected.audience") or "").split(",")
     rules = ClaimRules(
-        issuer=settings.setting(f"{OAUTH}expected.issuer") or None,
+        issuer=settings.setting("sasl.oauthbearer.expected.issuer") or None,
         audiences=frozenset(each.strip() for each in audiences if each.strip()),
-        clock_skew_seconds=_number(settings, f"{OAUTH}clock.skew.seconds", 30),
-        subject_claim=_claim_name(settings, "sub.claim.name", "sub"),
-        scope_claim=_claim_name(settings, "scope.claim.name", "scope"),
+        clock_skew_seconds=_number(settings, "sasl.oauthbearer.clock.skew.seconds", 30),
+        subject_claim=_claim_name(settings, "sasl.oauthbearer.sub.claim.name", "sub"),
+        scope_claim=_claim_name(settings, "sasl.oauthbearer.scope.claim.name", "scope"),
     )
     path = _file_path(url, setting)
     if path is not None:
@@ -128,9 +126,9 @@ def _signed_validator(
         url,
         runtime.pool,
         runtime.clock,
-        refresh_ms=_number(settings, f"{OAUTH}jwks.endpoint.refresh.ms", 3_600_000),
-        backoff_ms=_number(settings, f"{OAUTH}jwks.endpoint.retry.backoff.ms", 100),
-        max_backoff_ms=_number(settings, f"{OAUTH}jwks.endpoint.retry.backoff.max.ms", 10_000),
+        refresh_ms=_number(settings, "sasl.oauthbearer.jwks.endpoint.refresh.ms", 3_600_000),
+        backoff_ms=_number(settings, "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms", 100),
+        max_backoff_ms=_number(settings, "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms", 10_000),
         tls=_tls(settings, runtime),
     )
     start_task(f"keys of tokens {settings.source}", source.run)
@@ -141,7 +139,7 @@ def make_client(
     settings: MechanismSettings, runtime: Runtime, oauth_cb: Callable[[str], Any] | None
 ) -> OAuthBearerClientFactory:
     """Make the client's side. SaslConfigError names a setting that is missing or wrong."""
-    _check_class(settings, "jwt.retriever.class", (*_RETRIEVERS, _BEARER_RETRIEVER))
+    _check_class(settings, "sasl.oauthbearer.jwt.retriever.class", (*_RETRIEVERS, _BEARER_RETRIEVER))
     fetch = _token_fetch(settings, runtime, oauth_cb)
     refresh = RefreshSettings(
         _fraction(settings, "sasl.login.refresh.window.factor", 0.8),
@@ -158,11 +156,16 @@ def make_client(
 
 def check_client(settings: MechanismSettings, has_callback: bool) -> None:
     """Raise SaslConfigError if no token can be had by these settings."""
-    if has_callback or settings.setting(f"{OAUTH}token.endpoint.url") or _unsecured_options(settings):
+    if (
+        has_callback
+        or settings.setting("sasl.oauthbearer.token.endpoint.url")
+        or _unsecured_options(settings)
+    ):
         return
     raise SaslConfigError(
-        f"OAUTHBEARER has no token: set {OAUTH}token.endpoint.url (to a file: or a token server's address, "
-        f"with {OAUTH}client.credentials.client.id and .client.secret), or give oauth_cb"
+        "OAUTHBEARER has no token: set sasl.oauthbearer.token.endpoint.url (to a file: or a token "
+        "server's address, with sasl.oauthbearer.client.credentials.client.id and .client.secret), or give "
+        "oauth_cb"
     )
 
 
@@ -171,9 +174,9 @@ def _token_fetch(
 ) -> Callable[[], Awaitable[ClientToken]]:
     check_client(settings, oauth_cb is not None)
     if oauth_cb is not None:
-        config = settings.setting(f"{OAUTH}config") or ""
+        config = settings.setting("sasl.oauthbearer.config") or ""
         return CallbackTokens(runtime.pool, oauth_cb, config).token
-    setting = f"{OAUTH}token.endpoint.url"
+    setting = "sasl.oauthbearer.token.endpoint.url"
     url = settings.setting(setting)
     if not url:
         try:
@@ -195,7 +198,7 @@ def _token_request(settings: MechanismSettings, url: str, runtime: Runtime) -> C
     tls = _tls(settings, runtime)
     connect_seconds = _number(settings, "sasl.login.connect.timeout.ms", 10_000) / 1000
     read_seconds = _number(settings, "sasl.login.read.timeout.ms", 10_000) / 1000
-    scope = _of(settings, f"{OAUTH}scope", "scope")
+    scope = _of(settings, "sasl.oauthbearer.scope", "scope")
     headers = {"Accept": "application/json", "Content-Type": "application/x-www-form-urlencoded"}
 
     def request(form: dict[str, str], more_headers: dict[str, str]) -> HttpRequest:
@@ -211,8 +214,10 @@ def _token_request(settings: MechanismSettings, url: str, runtime: Runtime) -> C
             tls=tls,
         )
 
-    retriever = settings.setting(f"{OAUTH}jwt.retriever.class") or ""
-    if settings.setting(f"{OAUTH}grant.type") == GRANT or retriever.endswith(f".{_BEARER_RETRIEVER}"):
+    retriever = settings.setting("sasl.oauthbearer.jwt.retriever.class") or ""
+    if settings.setting("sasl.oauthbearer.grant.type") == GRANT or retriever.endswith(
+        f".{_BEARER_RETRIEVER}"
+    ):
         assertion = _assertion_settings(settings)
 
         def with_assertion() -> HttpRequest:
@@ -220,47 +225,54 @@ def _token_request(settings: MechanismSettings, url: str, runtime: Runtime) -> C
             return request({"grant_type": GRANT, "assertion": text}, {})
 
         return with_assertion
-    client_id = _of(settings, f"{OAUTH}client.credentials.client.id", "clientId", f"{OAUTH}client.id")
+    client_id = _of(
+        settings, "sasl.oauthbearer.client.credentials.client.id", "clientId", "sasl.oauthbearer.client.id"
+    )
     secret = _of(
-        settings, f"{OAUTH}client.credentials.client.secret", "clientSecret", f"{OAUTH}client.secret"
+        settings,
+        "sasl.oauthbearer.client.credentials.client.secret",
+        "clientSecret",
+        "sasl.oauthbearer.client.secret",
     )
     if not client_id or not secret:
         missing = "secret" if client_id else "id"
-        raise SaslConfigError(f"{OAUTH}client.credentials.client.{missing} is missing")
-    if (settings.setting(f"{OAUTH}header.urlencode") or "").lower() == "true":
+        raise SaslConfigError(f"sasl.oauthbearer.client.credentials.client.{missing} is missing")
+    if (settings.setting("sasl.oauthbearer.header.urlencode") or "").lower() == "true":
         client_id, secret = quote_plus(client_id), quote_plus(secret)
     basic = Secret(base64.b64encode(f"{client_id}:{secret}".encode()).decode())
     return lambda: request({"grant_type": "client_credentials"}, {"Authorization": f"Basic {basic.reveal()}"})
 
 
 def _assertion_settings(settings: MechanismSettings) -> AssertionSettings:
-    prefix = f"{OAUTH}assertion."
-
     def secret(name: str) -> Secret | None:
-        value = settings.setting(prefix + name)
+        value = settings.setting(name)
         return None if value is None else Secret(value)
 
     def allowed(*names: str) -> str | None:
         for name in names:
-            if path := settings.setting(prefix + name):
-                _check_allowed(path, ALLOWED_FILES, prefix + name)
+            if path := settings.setting(name):
+                _check_allowed(path, ALLOWED_FILES, name)
                 return path
         return None
 
     claims = {
-        name: value for name in ("aud", "iss", "sub") if (value := settings.setting(f"{prefix}claim.{name}"))
+        "aud": settings.setting("sasl.oauthbearer.assertion.claim.aud"),
+        "iss": settings.setting("sasl.oauthbearer.assertion.claim.iss"),
+        "sub": settings.setting("sasl.oauthbearer.assertion.claim.sub"),
     }
     return AssertionSettings(
-        file=allowed("file"),
-        algorithm=settings.setting(f"{prefix}algorithm") or "RS256",
-        key_file=allowed("private.key.file"),
-        key_pem=secret("private.key.pem"),
-        passphrase=secret("private.key.passphrase"),
-        template_file=allowed("template.file", "jwt.template.file"),
-        claims=claims,
-        expires_after_seconds=_number(settings, f"{prefix}claim.exp.seconds", 300),
-        not_before_seconds=_number(settings, f"{prefix}claim.nbf.seconds", 60),
-        has_id=(settings.setting(f"{prefix}claim.jti.include") or "").lower() == "true",
+        file=allowed("sasl.oauthbearer.assertion.file"),
+        algorithm=settings.setting("sasl.oauthbearer.assertion.algorithm") or "RS256",
+        key_file=allowed("sasl.oauthbearer.assertion.private.key.file"),
+        key_pem=secret("sasl.oauthbearer.assertion.private.key.pem"),
+        passphrase=secret("sasl.oauthbearer.assertion.private.key.passphrase"),
+        template_file=allowed(
+            "sasl.oauthbearer.assertion.template.file", "sasl.oauthbearer.assertion.jwt.template.file"
+        ),
+        claims={name: value for name, value in claims.items() if value},
+        expires_after_seconds=_number(settings, "sasl.oauthbearer.assertion.claim.exp.seconds", 300),
+        not_before_seconds=_number(settings, "sasl.oauthbearer.assertion.claim.nbf.seconds", 60),
+        has_id=(settings.setting("sasl.oauthbearer.assertion.claim.jti.include") or "").lower() == "true",
     )
 
 
@@ -271,7 +283,7 @@ def _extensions(settings: MechanismSettings) -> dict[str, str]:
         for name, value in settings.jaas.options.items():
             if name.startswith(prefix):
                 extensions[name.removeprefix(prefix)] = value
-    for pair in (settings.setting(f"{OAUTH}extensions") or "").split(","):
+    for pair in (settings.setting("sasl.oauthbearer.extensions") or "").split(","):
         if pair.strip():
             name, _, value = pair.strip().partition("=")
             extensions[name] = value
@@ -282,7 +294,7 @@ def _unsecured_options(settings: MechanismSettings) -> dict[str, str]:
     prefix = UnsecuredTokens.PREFIX
     options = {name: value for name, value in settings.jaas.options.items() if name.startswith(prefix)}
     if (settings.setting("enable.sasl.oauthbearer.unsecure.jwt") or "").lower() == "true":
-        for pair in (settings.setting(f"{OAUTH}config") or "").split():
+        for pair in (settings.setting("sasl.oauthbearer.config") or "").split():
             name, _, value = pair.partition("=")
             if name == "principal":
                 options[f"{prefix}StringClaim_sub"] = value
@@ -304,15 +316,15 @@ def _of(settings: MechanismSettings, name: str, option: str, other_name: str | N
 
 
 def _check_class(settings: MechanismSettings, name: str, known: tuple[str, ...]) -> None:
-    value = settings.setting(OAUTH + name)
+    value = settings.setting(name)
     if value and value not in {OAUTH_PACKAGE + each for each in known}:
-        raise SaslConfigError(f"{OAUTH}{name}: the class {value} is not supported: Ottla loads no Java")
+        raise SaslConfigError(f"{name}: the class {value} is not supported: Ottla loads no Java")
 
 
 def _claim_name(settings: MechanismSettings, name: str, default: str) -> str:
-    value = settings.setting(OAUTH + name)
+    value = settings.setting(name)
     if value is not None and not value.strip():
-        raise SaslConfigError(f"The OAuth configuration option {OAUTH}{name} value is required")
+        raise SaslConfigError(f"The OAuth configuration option {name} value is required")
     return default if value is None else value.strip()
 
 

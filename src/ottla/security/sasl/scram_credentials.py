@@ -15,6 +15,7 @@ from ottla.metadata.records import MetadataRecord
 from ottla.protocol.metadata_records import UserScramCredentialRecord
 from ottla.protocol.scram import ScramMechanism
 from ottla.security.sasl.scram_server import TokenCredential
+from ottla.security.sasl.token_credentials import TokenCredentials
 
 
 def users_of_records(records: Iterable[MetadataRecord]) -> dict[ScramUser, ScramCredential]:
@@ -35,9 +36,12 @@ class MetadataScramCredentials:
         self,
         image: Callable[[], MetadataImage],
         formatted: Callable[[], Mapping[ScramUser, ScramCredential]],
+        tokens: TokenCredentials | None = None,
     ) -> None:
+        """`tokens` are None where there are no delegation tokens."""
         self._image: Final = image
         self._formatted: Final = formatted
+        self._tokens: Final = tokens
         # The users for which `_examples` were found.
         self._of_examples: Mapping[ScramUser, ScramCredential] | None = None
         self._examples: dict[ScramMechanism, ScramCredential] = {}
@@ -50,7 +54,9 @@ class MetadataScramCredentials:
         return self._users().get(ScramUser(mechanism, name))
 
     def of_token(self, mechanism: ScramMechanism, token_id: str) -> TokenCredential | None:
-        return None
+        if self._tokens is None:
+            return None
+        return self._tokens.find(self._image().delegation_tokens, mechanism, token_id)
 
     def example(self, mechanism: ScramMechanism) -> ScramCredential | None:
         users = self._users()

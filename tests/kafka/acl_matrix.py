@@ -18,15 +18,26 @@ from ottla.protocol.acl import (
     AclResourceType,
     PatternType,
 )
+from ottla.protocol.api import API, ListenerType
+from ottla.protocol.headers import RequestHeader, request_header_version
 from ottla.protocol.messages import (
     add_offsets_to_txn,
     add_partitions_to_txn,
+    add_raft_voter,
+    allocate_producer_ids,
     alter_client_quotas,
     alter_configs,
+    alter_partition,
     alter_partition_reassignments,
     alter_replica_log_dirs,
+    alter_user_scram_credentials,
+    assign_replicas_to_dirs,
+    begin_quorum_epoch,
+    broker_heartbeat,
+    broker_registration,
     consumer_group_describe,
     consumer_group_heartbeat,
+    controller_registration,
     create_acls,
     create_partitions,
     create_topics,
@@ -44,9 +55,13 @@ from ottla.protocol.messages import (
     describe_quorum,
     describe_topic_partitions,
     describe_transactions,
+    describe_user_scram_credentials,
     elect_leaders,
+    end_quorum_epoch,
     end_txn,
+    envelope,
     fetch,
+    fetch_snapshot,
     find_coordinator,
     heartbeat,
     incremental_alter_configs,
@@ -64,13 +79,17 @@ from ottla.protocol.messages import (
     offset_fetch,
     offset_for_leader_epoch,
     produce,
+    remove_raft_voter,
     sync_group,
     txn_offset_commit,
     unregister_broker,
     update_features,
+    update_raft_voter,
+    vote,
     write_txn_markers,
 )
 from ottla.protocol.schema import Request
+from ottla.security.principal import KafkaPrincipal
 from tests.kafka.scripts.kit import batch_of
 
 TOPICS: Final = ("open", "shown", "hidden")
@@ -880,3 +899,78 @@ def _cluster() -> Iterator[Labelled]:
             validate_only=True,
         ),
     )
+
+    yield (
+        "scram users",
+        describe_user_scram_credentials.DescribeUserScramCredentialsRequest,
+        lambda v: describe_user_scram_credentials.DescribeUserScramCredentialsRequest(
+            users=[describe_user_scram_credentials.UserName(name="no-such")]
+        ),
+    )
+    yield (
+        "delete a scram user",
+        alter_user_scram_credentials.AlterUserScramCredentialsRequest,
+        lambda v: alter_user_scram_credentials.AlterUserScramCredentialsRequest(
+            deletions=[alter_user_scram_credentials.ScramCredentialDeletion(name="no-such", mechanism=1)]
+        ),
+    )
+
+
+# Users who may not act as a node: of others the answers of the quorum are not comparable.
+NO_NODES: Final = ("reader", "describer", "operator", "denied", "stranger")
+
+
+def controller_requests(ids: Ids) -> Iterator[Labelled]:
+    """What is asked on the listener of controllers."""
+    for kind in (
+        vote.VoteRequest,
+        begin_quorum_epoch.BeginQuorumEpochRequest,
+        end_quorum_epoch.EndQuorumEpochRequest,
+        alter_partition.AlterPartitionRequest,
+        broker_heartbeat.BrokerHeartbeatRequest,
+        broker_registration.BrokerRegistrationRequest,
+        allocate_producer_ids.AllocateProducerIdsRequest,
+        controller_registration.ControllerRegistrationRequest,
+        assign_replicas_to_dirs.AssignReplicasToDirsRequest,
+        fetch_snapshot.FetchSnapshotRequest,
+        update_raft_voter.UpdateRaftVoterRequest,
+    ):
+        yield f"{kind.__name__} {REFUSED}", kind, lambda v, kind=kind: kind()
+    for kind in (add_raft_voter.AddRaftVoterRequest, remove_raft_voter.RemoveRaftVoterRequest):
+        yield kind.__name__, kind, lambda v, kind=kind: kind(cluster_id="another", voter_id=9)
+    yield (
+        f"fetch metadata {REFUSED}",
+        fetch.FetchRequest,
+        lambda v: fetch.FetchRequest(
+            max_wait_ms=0,
+            topics=[
+                fetch.FetchTopic(
+                    topic="" if v >= 13 else "__cluster_metadata",
+                    topic_id=bytes(15) + b"\x01" if v >= 13 else bytes(16),
+                    partitions=[fetch.FetchPartition(partition=0)],
+                )
+            ],
+        ),
+    )
+    yield (
+        f"forged envelope {REFUSED}",
+        envelope.EnvelopeRequest,
+        lambda v: envelope.EnvelopeRequest(
+            request_data=_frame(next(make(7) for label, _, make in _topics(ids) if label == "create"), 7),
+            request_principal=KafkaPrincipal("User", "admin").encode(),
+            client_host_address=bytes([127, 0, 0, 1]),
+        ),
+    )
+    for wanted in (*_topics(ids), *_configs(), *_cluster()):
+        # The rest is not served there; SCRAM users Apache Kafka announces, and fails.
+        label, kind, _ = wanted
+        if ListenerType.CONTROLLER in API[kind.API_KEY].listeners and label != "scram users":
+            yield wanted
+
+
+def _frame(request: Request, version: int) -> bytes:
+    api = API[request.API_KEY]
+    header = RequestHeader(
+        request_api_key=api.key, request_api_version=version, correlation_id=7, client_id="forger"
+    )
+    return header.encode(request_header_version(api, version)) + request.encode(version)

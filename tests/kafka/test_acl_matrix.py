@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
 
@@ -20,18 +20,20 @@ from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 from tests.kafka.acl_matrix import (
     ACLS,
+    NO_NODES,
     PRECIOUS,
     REFUSED,
     SHARE_KEY,
     TOPICS,
     USERS,
+    controller_requests,
     creations,
     requests,
 )
 from tests.kafka.scripts.kit import batch_of, fill, make_topic, new_producer
 from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
 from tests.support.differential import Entry, Session, compare
-from tests.support.principals import ADMIN, client_of, own_settings, sasl_settings
+from tests.support.principals import ADMIN, client_of, controller_settings, own_settings, sasl_settings
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -102,11 +104,18 @@ def set_scene(admin: Session) -> dict[str, bytes]:
     return ids
 
 
-def run_matrix(address: str) -> list[Entry]:
+def run_matrix(address: str, controller: str) -> list[Entry]:
+    """Ask everything: on the listener of clients, and on that of controllers."""
     admin = session_of(address, ADMIN)
     ids = set_scene(admin)
     sessions = [admin]
     try:
+        for user in NO_NODES:
+            session = session_of(controller, user, admin)
+            sessions.append(session)
+            for label, kind, make in controller_requests(ids):
+                for version in session.versions(kind):
+                    session.ask(f"controller, {user}: {label}", make(version), version, hide=HIDDEN)
         for user in USERS:
             session = session_of(address, user, admin)
             sessions.append(session)
@@ -128,8 +137,9 @@ def kafka_entries(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], list
     def ask() -> list[Entry]:
         properties = {
             **sasl_settings(ACLS, "users"),
+            **controller_settings(ACLS),
             "listener.security.protocol.map": (
-                "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,USERS:SASL_PLAINTEXT"
+                "PLAINTEXT:PLAINTEXT,CONTROLLER:SASL_PLAINTEXT,USERS:SASL_PLAINTEXT"
             ),
         }
         kafka = ApacheKafka(tmp_path_factory.mktemp("kafka"), properties=properties)
@@ -142,22 +152,38 @@ def kafka_entries(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], list
             f"PLAINTEXT://127.0.0.1:{kafka.port},USERS://127.0.0.1:{port}"
         )
         with kafka:
-            return run_matrix(f"127.0.0.1:{port}")
+            return run_matrix(f"127.0.0.1:{port}", f"127.0.0.1:{kafka.controller_port}")
 
     return ask
 
 
-@pytest.fixture(scope="module")
-def ottla() -> Iterator[LocalNode]:
-    settings = {name: value for name, value in SINGLE_NODE.items() if name not in OWN_SETTINGS}
-    with LocalNode({**settings, **own_settings(ACLS), "node.id": "1"}) as node:
-        yield node
+@contextmanager
+def running_ottla() -> Iterator[tuple[str, str]]:
+    """The addresses of the two listeners of a node."""
+    (controller,) = free_ports(1)
+    settings = {
+        **{name: value for name, value in SINGLE_NODE.items() if name not in OWN_SETTINGS},
+        **own_settings(ACLS),
+        **controller_settings(ACLS),
+        "node.id": "1",
+        "listener.security.protocol.map": (
+            "PLAINTEXT:PLAINTEXT,CONTROLLER:SASL_PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT"
+        ),
+        "controller.listener.names": "CONTROLLER",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listeners": (
+            f"SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:{controller}"
+        ),
+    }
+    with LocalNode(settings) as node:
+        yield node.bootstrap_servers, f"127.0.0.1:{controller}"
 
 
 def test_every_answer_is_that_of_apache_kafka(
-    kafka_entries: Callable[[], list[Entry]], ottla: LocalNode, tmp_path: Path
+    kafka_entries: Callable[[], list[Entry]],
 ) -> None:
     expected = kafka_entries()
-    actual = run_matrix(ottla.bootstrap_servers)
+    with running_ottla() as (address, controller):
+        actual = run_matrix(address, controller)
     assert len(actual) > 1_500
     assert [str(each) for each in compare(expected, actual)] == []

@@ -32,6 +32,18 @@ def sasl_settings(users: Iterable[str], listener: str = "sasl_plaintext") -> dic
     }
 
 
+def controller_settings(users: Iterable[str]) -> dict[str, str]:
+    """Settings of a listener CONTROLLER on which the same users log in, and the node itself as ADMIN."""
+    logins = " ".join(f'user_{user}="{user}"' for user in (ADMIN, *users))
+    return {
+        "sasl.mechanism.controller.protocol": "PLAIN",
+        "listener.name.controller.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.controller.plain.sasl.jaas.config": (
+            f'{_MODULE} required username="{ADMIN}" password="{ADMIN}" {logins};'
+        ),
+    }
+
+
 def own_settings(users: Iterable[str]) -> dict[str, str]:
     """As `sasl_settings`, for a `LocalNode`, whose first listener is the one for users."""
     return {**sasl_settings(users), "listeners": "SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}

@@ -20,6 +20,7 @@ from ottla.node.config.node_config import NodeConfig, broker_key, listener_base_
 from ottla.node.config.schema import check_broker_settings
 from ottla.node.config.tables.config_def import ConfigType
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
+from ottla.protocol.api import ListenerType
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 
@@ -105,7 +106,8 @@ def _preprocess(
                 raise _invalid("Each resource must appear at most once.")
             _check_form(changes)
             if resource.type == ConfigResourceType.BROKER:
-                _check_broker(context, resource, changes, incremental=incremental)
+                if context.listener.kind is ListenerType.BROKER:
+                    _check_broker(context, resource, changes, incremental=incremental)
                 outcomes.append(None)
             elif resource.type == ConfigResourceType.BROKER_LOGGER and incremental:
                 _change_loggers(context, resource, changes, validate_only=validate_only)
@@ -197,7 +199,10 @@ def _apply_changes(current: Mapping[str, str], changes: Sequence[Change]) -> dic
 def _change_loggers(
     context: ApiRequestContext, resource: ConfigResource, changes: Sequence[Change], *, validate_only: bool
 ) -> None:
-    if not context.allowed(AclOperation.ALTER_CONFIGS, AclResourceType.CLUSTER, CLUSTER_NAME):
+    required = AclOperation.ALTER_CONFIGS
+    if context.listener.kind is ListenerType.CONTROLLER:
+        required = AclOperation.CLUSTER_ACTION
+    if not context.allowed(required, AclResourceType.CLUSTER, CLUSTER_NAME):
         error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         raise KafkaError(error, error.text)
     own = context.config.node_id

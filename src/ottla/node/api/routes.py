@@ -144,7 +144,7 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         # Records
         ApiRoute("Produce", "produce", BROKER_ONLY, on_failure=_HANDLER),
         # On a controller's listener a Fetch reads the metadata log.
-        ApiRoute("Fetch", "fetch", BOTH, controller_handler="fetch_metadata"),
+        ApiRoute("Fetch", "fetch", BOTH, controller_handler="fetch_metadata", on_failure=_HANDLER),
         ApiRoute("ListOffsets", "list_offsets", BROKER_ONLY, on_failure=_HANDLER),
         ApiRoute("OffsetForLeaderEpoch", "offset_for_leader_epoch", BROKER_ONLY, on_failure=_CLOSE),
         ApiRoute("DeleteRecords", "delete_records", BROKER_ONLY, on_failure=_CLOSE),
@@ -217,7 +217,9 @@ ROUTES: Final[dict[int, ApiRoute]] = {
             on_failure=_HANDLER,
         ),
         ApiRoute("ListConfigResources", "list_config_resources", BROKER_ONLY),
-        ApiRoute("DescribeUserScramCredentials", "describe_user_scram_credentials", BOTH),
+        ApiRoute(
+            "DescribeUserScramCredentials", "describe_user_scram_credentials", BOTH, on_failure=_HANDLER
+        ),
         ApiRoute(
             "AlterUserScramCredentials",
             "alter_user_scram_credentials",

@@ -23,6 +23,9 @@ _NAMES = {_BROKERS: "BROKER", _CONTROLLERS: "CONTROLLER"}
 
 def handle(context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
     served = _BROKERS if context.listener.kind is ListenerType.BROKER else _CONTROLLERS
+    if served == _CONTROLLERS:
+        # As in Kafka: clients have no business there.
+        context.require_of_cluster(AclOperation.ALTER)
     if request.endpoint_type not in _NAMES:
         return DescribeClusterResponse(
             error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,

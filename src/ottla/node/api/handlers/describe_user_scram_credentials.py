@@ -33,6 +33,20 @@ def handle(
     )
 
 
+def failure_response(
+    request: DescribeUserScramCredentialsRequest, code: int, message: str | None
+) -> DescribeUserScramCredentialsResponse:
+    """As Kafka's: a result for each user, without its name."""
+    return DescribeUserScramCredentialsResponse(
+        error_code=int(code),
+        error_message=message,
+        results=[
+            DescribeUserScramCredentialsResult(error_code=int(code), error_message=None)
+            for _ in request.users or ()
+        ],
+    )
+
+
 def _describe(context: RequestContext, name: str, count: int) -> DescribeUserScramCredentialsResult:
     result = DescribeUserScramCredentialsResult(user=name)
     credentials = context.image.scram

@@ -46,6 +46,7 @@ from ottla.protocol.messages.fetch import (
     FetchResponse,
     LeaderIdAndEpoch,
     NodeEndpoint,
+    PartitionData,
 )
 
 # What is around the records of a response, and around those of a partition.
@@ -196,3 +197,23 @@ def _add_current_leaders(
             NodeEndpoint(node_id=at.id, host=at.host, port=at.port, rack=at.rack)
             for at in leaders.addresses.values()
         ]
+
+
+def failure_response(request: FetchRequest, code: int, _message: str | None) -> FetchResponse:
+    """The first versions say it of each partition; those with topic ids only for the whole."""
+    return FetchResponse(
+        error_code=int(code),
+        responses=[
+            FetchableTopicResponse(
+                topic=topic.topic,
+                partitions=[
+                    PartitionData(
+                        partition_index=part.partition, error_code=int(code), high_watermark=-1, records=b""
+                    )
+                    for part in topic.partitions
+                ],
+            )
+            for topic in request.topics
+            if topic.topic
+        ],
+    )

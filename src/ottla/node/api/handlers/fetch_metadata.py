@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from ottla.node.api.context import RequestContext
+from ottla.node.api.handlers.fetch import failure_response
 from ottla.protocol.messages.fetch import FetchRequest
 from ottla.protocol.schema import Response
+
+__all__ = ["failure_response", "handle"]
 
 
 async def handle(context: RequestContext, request: FetchRequest) -> Response:

@@ -956,7 +956,9 @@ def controller_requests(ids: Ids) -> Iterator[Labelled]:
         f"forged envelope {REFUSED}",
         envelope.EnvelopeRequest,
         lambda v: envelope.EnvelopeRequest(
-            request_data=_frame(next(make(7) for label, _, make in _topics(ids) if label == "create"), 7),
+            request_data=request_frame(
+                next(make(7) for label, _, make in _topics(ids) if label == "create"), 7
+            ),
             request_principal=KafkaPrincipal("User", "admin").encode(),
             client_host_address=bytes([127, 0, 0, 1]),
         ),
@@ -968,7 +970,7 @@ def controller_requests(ids: Ids) -> Iterator[Labelled]:
             yield wanted
 
 
-def _frame(request: Request, version: int) -> bytes:
+def request_frame(request: Request, version: int) -> bytes:
     api = API[request.API_KEY]
     header = RequestHeader(
         request_api_key=api.key, request_api_version=version, correlation_id=7, client_id="forger"

@@ -71,6 +71,7 @@ class TlsConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog",
         "_backlog_bytes",
+        "_connected",
         "_context",
         "_high",
         "_hostname",
@@ -118,6 +119,8 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._writing_paused = False
         self._high, self._low = 64 * 1024, 16 * 1024
         self._peer_done = False
+        # Whether the protocol above got `connection_made`, and not yet `connection_lost`.
+        self._connected = False
         # Why TLS ended the connection.
         self.ended: TlsFailure | None = None
 
@@ -159,12 +162,13 @@ class TlsConnection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        state, self._state = self._state, _State.CLOSED
+        self._state = _State.CLOSED
         self._backlog.clear()
         self._backlog_bytes = 0
         if self._on_done is not None:
             self._done(self.ended or self._ended_in_handshake())
-        elif state is not _State.HANDSHAKE:
+        if self._connected:
+            self._connected = False
             self._protocol.connection_lost(self.ended or exc)
 
     def pause_writing(self) -> None:
@@ -198,6 +202,7 @@ class TlsConnection(asyncio.BufferedProtocol):
             return
         self._send()
         self._state = _State.OPEN
+        self._connected = True
         self._protocol.connection_made(cast("asyncio.BaseTransport", self))
         self._done(None)
         if self._incoming.pending and self._state is _State.OPEN:

@@ -169,11 +169,12 @@ class LocalNode:
         if self._security is not None:
             self._security.write(f"{self._data_dir}/security")
             protocol, secured = self._security.protocol.name, self._security.server_settings
+            if "inter.broker.listener.name" not in self._settings:
+                secured["security.inter.broker.protocol"] = protocol
         config = NodeConfig(
             {
                 **FOR_TESTS,
                 "listeners": f"{protocol}://127.0.0.1:{self._wanted_port}",
-                "security.inter.broker.protocol": protocol,
                 "log.dirs": f"{self._data_dir}/data" if self._security is not None else self._data_dir,
                 **secured,
                 **self._settings,

@@ -58,9 +58,8 @@ def server_context(settings: TlsSettings, material: TlsMaterial) -> ssl.SSLConte
     context.verify_mode = _CLIENT_AUTH[settings.client_auth]
     if context.verify_mode is not ssl.CERT_NONE:
         _trust(context, material)
-    # Clients of Kafka keep their connections and do not resume sessions; tickets would only cost.
+    # Clients of Kafka keep their connections and do not resume sessions; tickets of TLS 1.3 would only cost.
     context.num_tickets = 0
-    context.options |= ssl.OP_NO_TICKET
     return context
 
 

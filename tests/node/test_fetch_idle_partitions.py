@@ -663,3 +663,24 @@ async def test_followers_that_never_fetch_from_a_new_leader_leave_the_isr(
     broker.clock.advance_ms(LAG_MS + 1)
     await broker.shrink_isrs()
     assert [change.isr for _, change in broker.changes] == [(0,)]
+
+
+async def test_the_leaders_throttle_counts_followers_in_sync_and_holds_back_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = FetchHarness(monkeypatch, 1, replicas=(0, 1, 2))
+    broker.replication.is_throttled = lambda partition: True
+    quota = broker.replication.leader_quota
+    quota.limit = 1_000
+    await broker.start()
+    broker.change(0, isr=[0, 1])
+    broker.produce(0, value=bytes(5_000))
+    in_sync, behind = SessionClient(broker, 1), SessionClient(broker, 2)
+    assert (await in_sync.fetch({0: 0}))[0].records
+    assert quota.rate > 5_000
+    assert quota.is_exceeded
+    assert not (await behind.fetch({0: 0}))[0].records
+    # Held back, it would fall out of the ISR.
+    assert (await in_sync.fetch({0: 0}))[0].records
+    broker.clock.advance_ms(60_000)
+    assert (await behind.fetch({0: 0}))[0].records

@@ -22,6 +22,7 @@ from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from ottla.protocol.names import TopicPartition
 from ottla.rpc.connection import BrokerConnection
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
@@ -200,3 +201,27 @@ def test_session_that_has_ended_is_closed_unless_it_is_renewed(forgetful_node: L
         assert answer.error_message is not None
         assert "Cannot change principals" in answer.error_message
         assert other.receive_frame() is None
+
+
+def test_a_password_that_changes_ends_what_waits(node: LocalNode) -> None:
+    """A client that must connect again and is refused says so at once, rather than try until a timeout."""
+
+    async def run() -> None:
+        given = settings(node, "SCRAM-SHA-512", "erin", "before")
+        async with Admin(settings(node, "PLAIN", "alice", "alice-secret")) as admin:
+            await admin.users.set_password("erin", "before")
+            async with Producer(given) as producer, Consumer(given, auto_offset_reset="earliest") as consumer:
+                await producer.send("of-erin", b"1")
+                consumer.assign([TopicPartition("of-erin", 0)])
+                while not await consumer.poll(timeout_ms=1000):
+                    pass
+                await admin.users.set_password("erin", "after")
+                for client in (producer, consumer):
+                    for channel in client._cluster._channels.values():
+                        channel.abort()
+                with pytest.raises(AuthenticationFailed, match="SCRAM-SHA-512"):
+                    await producer.send("of-erin", b"2")
+                with pytest.raises(AuthenticationFailed, match="SCRAM-SHA-512"):
+                    await consumer.poll(timeout_ms=DEADLINE_SECONDS * 1000)
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_SECONDS))

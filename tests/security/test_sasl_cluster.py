@@ -47,7 +47,7 @@ def node_settings(node_id: int, directory: Path, ports: list[int], mechanism: st
         f"listener.name.clients.{mechanism.lower()}.sasl.jaas.config": jaas,
         f"listener.name.controller.{mechanism.lower()}.sasl.jaas.config": jaas,
         # Sessions end while the cluster is at work, so nodes renew theirs.
-        "connections.max.reauth.ms": "3000",
+        "connections.max.reauth.ms": "1500",
         "default.replication.factor": "3",
         "min.insync.replicas": "2",
         "log.dirs": str(directory),
@@ -95,6 +95,7 @@ def test_nodes_log_in_at_each_other(tmp_path: Path, mechanism: str) -> None:
             async with Producer(given) as producer:
                 for n in range(30):
                     await producer.send("orders", b"%d" % n)
+                    await asyncio.sleep(0.1)
             async with Consumer(given, group_id="g", auto_offset_reset="earliest") as consumer:
                 consumer.subscribe(["orders"])
                 found: list[bytes | None] = []

@@ -24,6 +24,7 @@ from ottla.protocol.messages.fetch import FetchRequest, FetchResponse, Partition
 from ottla.protocol.names import TopicPartition
 from ottla.rpc.channel import Lane
 from ottla.rpc.connection import BrokerConnection
+from ottla.rpc.errors import AuthenticationFailed
 
 __all__ = ["Fetcher"]
 
@@ -296,6 +297,8 @@ class Fetcher:
         log.debug("fetch from broker %d: %s", node_id, error)
         for entry in sent.values():
             entry.state.preferred_replica = -1
+            if isinstance(error, AuthenticationFailed):
+                self._stop_partition(entry.state, error)
         self._metadata_updater.request_update({partition.topic for partition in sent})
         await asyncio.sleep(self._config.retry_backoff_ms / 1000)
 

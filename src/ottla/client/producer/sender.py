@@ -30,6 +30,7 @@ from ottla.protocol.messages.produce import (
 )
 from ottla.protocol.schema import ZERO_UUID
 from ottla.rpc.connection import BrokerConnection
+from ottla.rpc.errors import AuthenticationFailed
 
 __all__ = ["Sender"]
 
@@ -116,6 +117,9 @@ class Sender:
         if self._config.idempotent and not self._identity.is_known:
             try:
                 await self._identity.obtain()
+            except AuthenticationFailed as error:
+                self._fail_waiting(error)
+                return self._config.retry_backoff_ms / 1000
             except KafkaError as error:
                 log.debug("no producer id yet: %s", error)
                 return self._config.retry_backoff_ms / 1000
@@ -379,11 +383,24 @@ class Sender:
 
         def on_connected(done: asyncio.Task[BrokerConnection]) -> None:
             self._connecting.pop(node_id, None)
-            if not done.cancelled() and isinstance(done.exception(), KafkaError):
+            error = None if done.cancelled() else done.exception()
+            if isinstance(error, AuthenticationFailed):
+                self._fail_waiting(error, node_id)
+            if isinstance(error, KafkaError):
                 self._metadata_updater.request_update()
             self._wake.set()
 
         task.add_done_callback(on_connected)
+
+    def _fail_waiting(self, error: AuthenticationFailed, node_id: int | None = None) -> None:
+        """Fail the batches that wait, of all partitions or of those that a broker leads: it does not let this
+        client in, and would not let it in later.
+        """
+        for queue in list(self._accumulator.waiting.values()):
+            leader = self._cluster.metadata.leader(queue.partition)
+            if node_id is None or (leader is not None and leader.leader == node_id):
+                while queue.batches:
+                    self._complete(self._accumulator.take(queue), error)
 
     def _send_when_drained(self, connection: BrokerConnection) -> None:
         """Send again when the transport's buffer has room: nothing else limits requests with acks=0."""

@@ -99,6 +99,18 @@ def _oauth_client(settings: MechanismSettings, environment: SaslEnvironment) -> 
     return make_client(settings, environment.runtime, environment.oauth_cb)
 
 
+def _gssapi_server(settings: MechanismSettings, _environment: SaslEnvironment) -> SaslServerFactory:
+    from ottla.security.sasl.kerberos_settings import make_server
+
+    return make_server(settings)
+
+
+def _gssapi_client(settings: MechanismSettings, environment: SaslEnvironment) -> SaslClientFactory:
+    from ottla.security.sasl.kerberos_settings import make_client
+
+    return make_client(settings, environment.runtime.pool)
+
+
 _KAFKA: Final = "org.apache.kafka.common.security"
 _COMMON_CLASSES: Final = frozenset(
     (
@@ -143,6 +155,15 @@ MECHANISMS: Final[dict[str, Mechanism]] = {
             _oauth_server,
             _oauth_client,
             OAUTH_CLASSES,
+        ),
+        Mechanism(
+            "GSSAPI",
+            "com.sun.security.auth.module.Krb5LoginModule",
+            _gssapi_server,
+            _gssapi_client,
+            frozenset(
+                (f"{_KAFKA}.kerberos.KerberosLogin", f"{_KAFKA}.authenticator.SaslServerCallbackHandler")
+            ),
         ),
     )
 }

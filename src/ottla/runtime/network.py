@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
-from ottla.runtime.address import Address
+from ottla.runtime.address import Address, plain_host
 from ottla.runtime.tls import TlsAcceptor, TlsConnection, TlsFailure
 
 if sys.platform != "win32":
@@ -277,7 +277,7 @@ class _RealListener:
                 self._on_accept_error(listening, error)
                 return
             client = (
-                Address(_plain(str(peer[0])), int(peer[1])) if isinstance(peer, tuple) else Address("", 0)
+                Address(plain_host(str(peer[0])), int(peer[1])) if isinstance(peer, tuple) else Address("", 0)
             )
             closes_after_s = None if gate is None else gate.on_accepted(client.host)
             if closes_after_s is not None:
@@ -494,11 +494,6 @@ async def _connect_tls(
         transport.abort()
         raise
     return cast("asyncio.Transport", connection), protocol
-
-
-def _plain(host: str) -> str:
-    """An address of IPv4 in its own form, not in that which sockets of IPv6 have for it."""
-    return host[7:] if host.startswith("::ffff:") and "." in host else host
 
 
 _Endpoint = tuple[socket.AddressFamily, Address]

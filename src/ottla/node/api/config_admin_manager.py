@@ -106,6 +106,7 @@ def _preprocess(
                 raise _invalid("Each resource must appear at most once.")
             _check_form(changes)
             if resource.type == ConfigResourceType.BROKER:
+                _authorize_broker(context)
                 if context.listener.kind is ListenerType.BROKER:
                     _check_broker(context, resource, changes, incremental=incremental)
                 outcomes.append(None)
@@ -127,6 +128,15 @@ def _check_form(changes: Sequence[Change]) -> None:
     nulls = [c.name for c in changes if c.value is None and c.operation != OpType.DELETE]
     if nulls:
         raise _invalid(f"Null value not supported for : {', '.join(nulls)}")
+
+
+def _authorize_broker(context: ApiRequestContext) -> None:
+    """Refuse clients that may not change brokers before their values are checked: the checks read files that
+    the values name, and their errors tell what is there.
+    """
+    if not context.allowed(AclOperation.ALTER_CONFIGS, AclResourceType.CLUSTER, CLUSTER_NAME):
+        error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        raise KafkaError(error, error.text)
 
 
 def _check_broker(

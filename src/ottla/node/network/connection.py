@@ -58,6 +58,7 @@ _MANY_IN_PROGRESS: Final = 20_000
 _MOST_HALF_CLOSED: Final = 500
 _FAULTS_BURST: Final = 50
 _FAULTS_PER_SECOND: Final = 5
+_MAX_REASON: Final = 1_000
 
 
 class ProtocolViolation(Exception):
@@ -143,7 +144,9 @@ class ClientFaultLog:
         if self._suppressed:
             _log.warning("closed %d more connections for faults of their clients", self._suppressed)
             self._suppressed = 0
-        _log.warning("closed the connection from %s:%d: %s", *peer, reason)
+        # Names of users and what TLS and clients say may be in it: it stays one line.
+        shown = reason if reason.isprintable() else ascii(reason)[1:-1]
+        _log.warning("closed the connection from %s:%d: %s", *peer, shown[:_MAX_REASON])
 
 
 class PendingRequest:

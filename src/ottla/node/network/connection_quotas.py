@@ -14,7 +14,6 @@ of all connections.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import math
 from collections import Counter
@@ -23,6 +22,7 @@ from typing import Final
 
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.rules import parse_ip_overrides
+from ottla.runtime.address import plain_host
 from ottla.security.quota.rate import QuotaWindows, Rate
 
 _log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class ConnectionQuotas:
 
     def update_ip_quota(self, ip: str | None, limit: float | None) -> None:
         """Set the connections per second of an address, or of each without a quota of its own."""
-        self._ip_rates.update(None if ip is None else _plain_address(ip), limit)
+        self._ip_rates.update(None if ip is None else plain_host(ip), limit)
 
     def listener(self, name: str) -> ListenerQuota:
         """The limits of a listener, which are made when it is first asked for."""
@@ -242,16 +242,6 @@ class ConnectionQuotas:
                 allowed,
                 self._rejected,
             )
-
-
-def _plain_address(text: str) -> str:
-    """An address as connections report theirs."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return text
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return str(mapped or address)
 
 
 def _without_zone(host: str) -> str:

@@ -9,6 +9,7 @@ pattern and of a principal are never empty.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from ottla.metadata.image.entities import AccessControlEntry
@@ -19,6 +20,7 @@ from ottla.protocol.acl import (
     AclPermissionType,
     PatternType,
 )
+from ottla.runtime.address import plain_host
 
 _ALLOW: Final = int(AclPermissionType.ALLOW)
 _DENY: Final = int(AclPermissionType.DENY)
@@ -130,13 +132,14 @@ class AclIndex:
             self.add(acl)
 
     def add(self, acl: AccessControlEntry) -> None:
+        acl = _with_plain_host(acl)
         patterns = self._types.get(acl.resource_type)
         if patterns is None:
             patterns = self._types[acl.resource_type] = _Patterns()
         patterns.add(acl)
 
     def remove(self, acl: AccessControlEntry) -> None:
-        self._types[acl.resource_type].remove(acl)
+        self._types[acl.resource_type].remove(_with_plain_host(acl))
 
     def find(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> Finding:
         """Find what is said about an action; an entry that denies ends the search."""
@@ -192,3 +195,11 @@ class AclIndex:
             and not any(name[:length] in denied_prefixes for length in lengths if length <= len(name))
             for name, is_prefix in allowed
         )
+
+
+def _with_plain_host(acl: AccessControlEntry) -> AccessControlEntry:
+    """The ACL with its address as connections report theirs: an address of IPv6 can be written in many ways
+    (Java writes all of its digits), and one that denies must not be passed by because of that.
+    """
+    host = plain_host(acl.host)
+    return acl if host == acl.host else replace(acl, host=host)

@@ -9,6 +9,7 @@ limit has no sensor. Nothing is measured while no quota is set, which `is_enable
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
 from heapq import nsmallest
 from typing import Final, Generic, TypeVar
 
@@ -21,6 +22,8 @@ _EXPIRATION_MS: Final = 3_600_000
 _SWEEP_EVERY_MS: Final = 60_000
 # Clients whose sensors are remembered by user and client id.
 _MAX_RESOLVED: Final = 2 * MAX_SENSORS
+# Clients choose their ids, of up to 32 kB: of longer ones a digest is kept.
+_MAX_CLIENT_ID: Final = 256
 _EVICTED_AT_ONCE: Final = MAX_SENSORS // 10
 
 M = TypeVar("M", Rate, TokenBucket)
@@ -76,14 +79,19 @@ class _SensorTable(Generic[M]):
     def _resolve(self, user: str, client_id: str | None, now_ms: int) -> _Sensor[M] | None:
         found = self._limits.find(user, client_id or "")
         sensor = None
+        is_long = client_id is not None and len(client_id) > _MAX_CLIENT_ID
         if found is not None:
             tags, limit = found
+            if is_long and tags.client_id:
+                tags = QuotaTags(tags.user, sha256(tags.client_id.encode("utf-8", "replace")).hexdigest())
             sensor = self._sensors.get(tags)
             if sensor is None:
                 if len(self._sensors) >= MAX_SENSORS:
                     self._evict()
                 sensor = self._sensors[tags] = _Sensor(self._make(limit, now_ms), limit, now_ms)
             sensor.limit = limit
+        if is_long:
+            return sensor
         if len(self._resolved) >= _MAX_RESOLVED:
             self._resolved.clear()
         self._resolved[user, client_id] = sensor

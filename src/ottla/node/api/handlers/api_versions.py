@@ -27,6 +27,8 @@ from ottla.protocol.messages.api_versions import (
     SupportedFeatureKey,
 )
 
+# What a connection keeps of its client's software: clients that have not logged in send it too.
+_MAX_SOFTWARE: Final = 200
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
@@ -35,7 +37,7 @@ def handle(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsR
         name, version = request.client_software_name, request.client_software_version
         if _SOFTWARE.fullmatch(name) is None or _SOFTWARE.fullmatch(version) is None:
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-        context.connection.client_software = f"{name} {version}"
+        context.connection.client_software = f"{name} {version}"[:_MAX_SOFTWARE]
     image = context.image
     return ApiVersionsResponse(
         api_keys=[

@@ -38,6 +38,7 @@ from ottla.node.fetch.session import (
     ReadContext,
     SessionErrorContext,
 )
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import (
     FetchableTopicResponse,
@@ -95,7 +96,11 @@ def _fetch_context(context: RequestContext, request: FetchRequest) -> FetchConte
         requested,
         forgotten,
         by_id=by_id,
-        privileged=replica_id(request, context.version) >= 0,
+        # Any client can say that it is a follower; the sessions of followers replace those of others.
+        privileged=replica_id(request, context.version) >= 0
+        and context.allowed(
+            AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME, log_denied=False
+        ),
         connection=context.connection,
     )
 

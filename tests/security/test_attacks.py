@@ -1,0 +1,465 @@
+"""Clients that are in, or nearly in, and want more: other principals, what ACLs deny, what others were told.
+
+One node serves all cases. Its users log in by PLAIN, and `mallory` is the attacker: a known user, who may
+read and describe the topic `open`. Attacks on logins are in `test_sasl_attacks`, on TLS in
+`tls/test_attacks`; every request by every kind of user is compared with Apache Kafka in the matrix of ACLs.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from ottla.metadata.image.entities import AccessControlEntry
+from ottla.node.api.routes import ROUTES
+from ottla.node.network.connection import ClientConnection, ClientFaultLog
+from ottla.protocol.acl import AclOperation, AclPermissionType, AclResourceType, PatternType
+from ottla.protocol.api import API_BY_NAME, CONTROLLER_ONLY
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.headers import read_response, request_parts
+from ottla.protocol.messages.alter_configs import AlterableConfig as ReplacedConfig
+from ottla.protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
+from ottla.protocol.messages.alter_configs import AlterConfigsResource as ReplacedResource
+from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from ottla.protocol.messages.create_acls import AclCreation, CreateAclsRequest, CreateAclsResponse
+from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from ottla.protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest, DeleteAclsResponse
+from ottla.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
+from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
+from ottla.protocol.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ReplicaState,
+)
+from ottla.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from ottla.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from ottla.protocol.messages.vote import VoteRequest
+from ottla.protocol.schema import Request, Response
+from ottla.records.builder import build_batch
+from ottla.runtime.address import plain_host
+from ottla.security.authorizer.acl_index import AclIndex
+from ottla.security.authorizer.standard_authorizer import CLASS_NAME
+from ottla.security.principal import KafkaPrincipal
+from ottla.security.quota.client_quota_manager import ClientQuotaManager
+from ottla.security.quota.rate import QuotaWindows
+from ottla.testing.cluster_plan import free_ports
+from ottla.testing.local_node import LocalNode
+from tests.support import certificates
+from tests.support.principals import ADMIN, client_of
+from tests.support.wire import CLOSED, WireClient
+
+MODULE: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
+USERS: Final = (ADMIN, "mallory", "bob")
+NODE_PASSWORD: Final = "the-password-of-nodes"
+STORE_PASSWORD: Final = "the-password-of-the-key"
+DEADLINE_SECONDS: Final = 60.0
+AUTHORIZATION_FAILED: Final = frozenset(
+    (
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+    )
+)
+
+
+class Attacked:
+    """The node under attack, and the addresses of its listeners."""
+
+    def __init__(self, node: LocalNode, controller: str, certs: str) -> None:
+        self.node = node
+        self.users = node.bootstrap_servers
+        self.controller = controller
+        self.certs = certs
+
+    def client(self, user: str = "mallory") -> WireClient:
+        return client_of(self.users, user)
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    directory = tmp_path_factory.mktemp("attacked")
+    controller, certs = free_ports(2)
+    logins = " ".join(f'user_{user}="{user}"' for user in USERS)
+    jaas = (
+        f'{MODULE} required username="node" password="{NODE_PASSWORD}" user_node="{NODE_PASSWORD}" {logins};'
+    )
+    settings: dict[str, str | int | bool] = {
+        **certificates.server_settings(directory),
+        "ssl.keystore.location": certificates.write_pem(
+            directory, "locked", certificates.server_certificate(), STORE_PASSWORD
+        ),
+        "ssl.key.password": STORE_PASSWORD,
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "listeners": f"USERS://127.0.0.1:0,CERTS://127.0.0.1:{certs},PLAINTEXT://127.0.0.1:0,"
+        f"CONTROLLER://127.0.0.1:{controller}",
+        "listener.security.protocol.map": (
+            "USERS:SASL_PLAINTEXT,CERTS:SSL,PLAINTEXT:PLAINTEXT,CONTROLLER:SASL_PLAINTEXT"
+        ),
+        "security.inter.broker.protocol": "PLAINTEXT",
+        "controller.listener.names": "CONTROLLER",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "ssl.client.auth": "required",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.controller.protocol": "PLAIN",
+        "listener.name.users.plain.sasl.jaas.config": jaas,
+        "listener.name.controller.plain.sasl.jaas.config": jaas,
+        "authorizer.class.name": CLASS_NAME,
+        "super.users": f"User:{ADMIN};User:node",
+        "max.incremental.fetch.session.cache.slots": 4,
+        "connection.failed.authentication.delay.ms": 10,
+    }
+    with LocalNode(settings) as node:
+        here = Attacked(node, f"127.0.0.1:{controller}", f"127.0.0.1:{certs}")
+        with here.client(ADMIN) as admin:
+            names = ("open", "closed")
+            made = admin.get(
+                CreateTopicsRequest(
+                    topics=[
+                        CreatableTopic(name=name, num_partitions=1, replication_factor=1) for name in names
+                    ],
+                    timeout_ms=10_000,
+                ),
+                7,
+                CreateTopicsResponse,
+            )
+            assert [each.error_code for each in made.topics] == [0, 0]
+            for name in names:
+                produce(admin, name)
+            create_acl(admin, acl("open", AclOperation.READ, AclPermissionType.ALLOW, "User:mallory"))
+        yield here
+
+
+def produce(client: WireClient, topic: str) -> int:
+    """Write a record, and return the error."""
+    batch = build_batch([(1_700_000_000_000, None, f"secret of {topic}".encode())])
+    answer = client.get(
+        ProduceRequest(
+            acks=1,
+            timeout_ms=10_000,
+            topic_data=[
+                TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=0, records=batch)])
+            ],
+        ),
+        9,
+        ProduceResponse,
+    )
+    return answer.responses[0].partition_responses[0].error_code
+
+
+def acl(topic: str, operation: int, permission: int, principal: str, host: str = "*") -> AclCreation:
+    return AclCreation(
+        resource_type=AclResourceType.TOPIC,
+        resource_name=topic,
+        resource_pattern_type=PatternType.LITERAL,
+        principal=principal,
+        host=host,
+        operation=operation,
+        permission_type=permission,
+    )
+
+
+def create_acl(admin: WireClient, entry: AclCreation) -> None:
+    made = admin.get(CreateAclsRequest(creations=[entry]), 3, CreateAclsResponse)
+    assert [each.error_code for each in made.results] == [0]
+
+
+def delete_acl(admin: WireClient, entry: AclCreation) -> None:
+    gone = admin.get(
+        DeleteAclsRequest(
+            filters=[
+                DeleteAclsFilter(
+                    resource_type_filter=entry.resource_type,
+                    resource_name_filter=entry.resource_name,
+                    pattern_type_filter=entry.resource_pattern_type,
+                    principal_filter=entry.principal,
+                    host_filter=entry.host,
+                    operation=entry.operation,
+                    permission_type=entry.permission_type,
+                )
+            ]
+        ),
+        3,
+        DeleteAclsResponse,
+    )
+    assert [len(each.matching_acls) for each in gone.filter_results] == [1]
+
+
+def codes(value: Any) -> set[int]:
+    """All error codes in an answer."""
+    if isinstance(value, list):
+        return set().union(*map(codes, value))
+    if isinstance(value, dict):
+        own = {code for name, code in value.items() if name.endswith("error_code") and isinstance(code, int)}
+        return own.union(*(codes(each) for each in value.values()))
+    return set()
+
+
+def topic_id(client: WireClient, name: str) -> bytes:
+    described = client.get(MetadataRequest(topics=None), 12, MetadataResponse)
+    return next(bytes(topic.topic_id) for topic in described.topics if topic.name == name)
+
+
+# Acting as a node
+
+
+def test_a_user_gets_nothing_of_the_quorum(attacked: Attacked) -> None:
+    """Each API of controllers' own listener is refused to a user who has logged in there."""
+    only_nodes = [route for route in ROUTES.values() if route.listeners == CONTROLLER_ONLY]
+    assert len(only_nodes) >= 12
+    with client_of(attacked.controller, "mallory") as client:
+        for route in [ROUTES[API_BY_NAME["Fetch"].key], *only_nodes]:
+            version = route.max_version(unstable=False)
+            answer = client.ask(route.api.request_class(), version)
+            assert isinstance(answer, Response), route.name
+            assert codes(answer.to_dict()) & AUTHORIZATION_FAILED, (route.name, answer)
+    with attacked.client() as client:
+        for route in only_nodes:
+            assert client.ask(route.api.request_class(), route.api.min_version) is CLOSED
+
+
+def forwarded(request: Request, version: int, principal: str) -> EnvelopeRequest:
+    return EnvelopeRequest(
+        request_data=b"".join(request_parts(version, 1, "c", request))[4:],
+        request_principal=KafkaPrincipal("User", principal).encode(),
+        client_host_address=b"\x7f\0\0\1",
+    )
+
+
+NEW_TOPIC: Final = CreateTopicsRequest(
+    topics=[CreatableTopic(name="forged", num_partitions=1, replication_factor=1)], timeout_ms=10_000
+)
+
+
+def test_envelopes(attacked: Attacked) -> None:
+    """A user cannot speak for another. A node can, and only by requests that clients may send."""
+    with client_of(attacked.controller, "mallory") as client:
+        answer = client.get(forwarded(NEW_TOPIC, 7, ADMIN), 0, EnvelopeResponse)
+        assert (answer.error_code, answer.response_data) == (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, None)
+    with client_of(attacked.controller, ADMIN) as node:
+        inner = forwarded(NEW_TOPIC, 7, ADMIN)
+        for enclosed, version in (
+            (inner, 0),
+            (VoteRequest(), 2),
+            (FetchRequest(), 17),
+            (ApiVersionsRequest(), 0),
+        ):
+            answer = node.get(forwarded(enclosed, version, ADMIN), 0, EnvelopeResponse)
+            assert (answer.error_code, answer.response_data) == (ErrorCode.INVALID_REQUEST, None), enclosed
+        # What it encloses is decided for the principal that it names.
+        answer = node.get(forwarded(NEW_TOPIC, 7, "mallory"), 0, EnvelopeResponse)
+        assert answer.error_code == 0
+        assert answer.response_data is not None
+        _, refused = read_response(API_BY_NAME["CreateTopics"], 7, answer.response_data)
+        assert ErrorCode.TOPIC_AUTHORIZATION_FAILED in codes(refused.to_dict())
+    with attacked.client(ADMIN) as admin:
+        named = {topic.name for topic in admin.get(MetadataRequest(topics=None), 9, MetadataResponse).topics}
+        assert "forged" not in named
+
+
+def fetch_of(topic: bytes, replica: int = -1, **fields: Any) -> FetchRequest:
+    return FetchRequest(
+        replica_state=ReplicaState(replica_id=replica, replica_epoch=-1),
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=100_000,
+        topics=[
+            FetchTopic(topic_id=topic, partitions=[FetchPartition(partition=0, partition_max_bytes=100_000)])
+        ],
+        **fields,
+    )
+
+
+def test_a_user_is_no_follower(attacked: Attacked) -> None:
+    """It does not see the end of the log, and the sessions that it opens replace those of no other."""
+    with attacked.client(ADMIN) as admin, attacked.client() as client:
+        for name in ("open", "closed"):
+            answer = client.get(fetch_of(topic_id(admin, name), replica=1), 17, FetchResponse)
+            assert codes(answer.to_dict()) == {0, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+            assert not any(part.records for each in answer.responses for part in each.partitions)
+        topic = topic_id(admin, "open")
+        kept = client.get(fetch_of(topic, session_epoch=0), 17, FetchResponse).session_id
+        assert kept
+        for _ in range(10):
+            client.get(fetch_of(topic, replica=1, session_epoch=0), 17, FetchResponse)
+        again = client.get(FetchRequest(session_id=kept, session_epoch=1, max_wait_ms=0), 17, FetchResponse)
+        assert again.error_code == 0
+
+
+# Settings
+
+
+def test_settings_of_a_broker_are_checked_for_those_who_may_change_them(
+    attacked: Attacked, tmp_path: Path
+) -> None:
+    """Their checks read files: no user learns by an error what there is on the disk."""
+    secret = tmp_path / "secret.pem"
+    secret.write_text("the content of a file")
+    refused = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    for name, value in (
+        ("listener.name.certs.ssl.keystore.location", str(secret)),
+        ("listener.name.certs.ssl.keystore.location", str(tmp_path / "none")),
+        ("log.cleaner.threads", "many"),
+    ):
+        for address in (attacked.users, attacked.controller):
+            with client_of(address, "mallory") as client:
+                resource = AlterConfigsResource(
+                    resource_type=4,
+                    resource_name="1",
+                    configs=[AlterableConfig(name=name, config_operation=0, value=value)],
+                )
+                answer = client.get(
+                    IncrementalAlterConfigsRequest(resources=[resource], validate_only=True),
+                    1,
+                    IncrementalAlterConfigsResponse,
+                )
+                assert [(e.error_code, e.error_message) for e in answer.responses] == [
+                    (refused, refused.text)
+                ]
+                replaced = ReplacedResource(
+                    resource_type=4, resource_name="1", configs=[ReplacedConfig(name=name, value=value)]
+                )
+                old = client.get(
+                    AlterConfigsRequest(resources=[replaced], validate_only=True), 2, AlterConfigsResponse
+                )
+                assert [(e.error_code, e.error_message) for e in old.responses] == [(refused, refused.text)]
+
+
+SECRETS: Final = (NODE_PASSWORD, STORE_PASSWORD, "PRIVATE KEY")
+
+
+def test_no_secret_is_described(attacked: Attacked) -> None:
+    resources = [
+        DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
+        for kind, name in ((4, "1"), (4, ""), (8, "1"), (2, "open"), (16, "m"), (32, "g"))
+    ]
+    request = DescribeConfigsRequest(resources=resources, include_synonyms=True, include_documentation=True)
+    with attacked.client(ADMIN) as admin:
+        admin.send(request, 4)
+        answer = admin.receive_frame()
+        assert answer is not None
+        assert b"listener.name.users.plain.sasl.jaas.config" in answer
+        for secret in SECRETS:
+            assert secret.encode() not in answer, secret
+        # Values that cannot be used are not repeated.
+        for name in ("ssl.key.password", "ssl.keystore.key"):
+            resource = AlterConfigsResource(
+                resource_type=4,
+                resource_name="1",
+                configs=[
+                    AlterableConfig(
+                        name=f"listener.name.certs.{name}", config_operation=0, value="hunter2 is no key"
+                    )
+                ],
+            )
+            admin.send(IncrementalAlterConfigsRequest(resources=[resource], validate_only=True), 1)
+            refusal = admin.receive_frame()
+            assert refusal is not None
+            assert b"hunter2" not in refusal
+
+
+# Names and texts
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["2001:db8::1", "2001:DB8::1", "2001:db8:0:0:0:0:0:1", "2001:0db8::0001", "2001:db8::1%eth0"],
+)
+def test_a_denied_host_may_be_written_in_any_way(host: str) -> None:
+    """Java writes all digits of an address of IPv6, sockets write as few as they can."""
+    allowed, denied = (
+        AccessControlEntry(
+            int(AclResourceType.TOPIC),
+            "t",
+            int(PatternType.LITERAL),
+            "User:mallory",
+            where,
+            int(AclOperation.READ),
+            int(permission),
+        )
+        for where, permission in (("*", AclPermissionType.ALLOW), (host, AclPermissionType.DENY))
+    )
+    index = AclIndex((allowed, denied))
+
+    def is_denied() -> bool:
+        peer = plain_host("2001:db8::1%eth0")
+        return (
+            index.find("User:mallory", peer, AclOperation.READ, AclResourceType.TOPIC, "t").deny is not None
+        )
+
+    assert is_denied()
+    index.remove(denied)
+    assert not is_denied()
+
+
+def test_an_address_of_ipv4_is_the_same_by_a_socket_of_ipv6() -> None:
+    assert [
+        plain_host(each) for each in ("::ffff:10.0.0.1", "::ffff:a00:1", "10.0.0.1", "host:9092", "")
+    ] == [
+        "10.0.0.1",
+        "10.0.0.1",
+        "10.0.0.1",
+        "host:9092",
+        "",
+    ]
+
+
+def test_a_client_writes_no_lines_of_its_own_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Names of users and client ids are part of what is logged."""
+    with caplog.at_level(logging.WARNING):
+        ClientFaultLog().log_closed(
+            ("h", 1), "user bob\n2026-01-01 INFO all is well\x1b[2J" + "x" * 9_000, 0.0
+        )
+    (line,) = caplog.messages
+    assert line.isprintable()
+    assert len(line) < 2_000
+
+
+def test_what_a_client_says_of_its_software_is_not_kept_without_bound(attacked: Attacked) -> None:
+    """Nor is it counted, and clients that have not logged in may say it."""
+    with WireClient(attacked.users) as client:
+        said = ApiVersionsRequest(client_software_name="x" * 30_000, client_software_version="1")
+        assert client.get(said, 3, ApiVersionsResponse).error_code == 0
+        connections = (each for each in gc.get_objects() if isinstance(each, ClientConnection))
+        kept = [len(each.client_software) for each in connections if each.client_software is not None]
+        assert max(kept) < 1_000
+
+
+def test_long_client_ids_are_not_kept() -> None:
+    """An id has up to 32 kB, and sensors are kept for tens of thousands of them."""
+    manager = ClientQuotaManager(QuotaWindows())
+    manager.update((("client-id", None),), 1_000.0)
+    manager.update((("client-id", "y" * 30_000),), 1.0)
+    for number in range(100):
+        name = f"{number:030000}"
+        assert manager.record("u", name, 1.0, 0) == 0
+        assert manager.record("u", name, 1e6, 0) > 0
+    assert manager.sensors == 100
+    assert manager.record("u", "y" * 30_000, 100.0, 0) > 0
+    assert manager.record("u", "y" * 29_999, 100.0, 0) == 0
+    table = manager._table
+    assert max(len(name) for tags in table._sensors for name in tags) < 1_000
+    assert all(len(name or "") < 1_000 for _, name in table._resolved)

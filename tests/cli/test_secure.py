@@ -54,3 +54,20 @@ def test_a_wrong_file_is_reported_in_one_line(offline: CommandLine, tmp_path: Pa
     assert "security.protocol" in said or "ssl.truststore.location: /none cannot be read" in said
     missing = offline("topics", "list", "--command-config", str(tmp_path / "none")).err
     assert "--command-config" in missing
+
+
+def test_users_with_passwords_are_there_at_the_first_start(offline: CommandLine, tmp_path: Path) -> None:
+    directory, data = tmp_path / "security", tmp_path / "data"
+    places = ("--dir", str(directory), "--data-dir", str(data), "--host", "localhost")
+    made = offline.ok("secure", "init", *places, "--user", "bob", "--json").json
+    assert made["admin"] == "User:admin"
+    settings = parse_properties((directory / "server.properties").read_text())
+    del settings["advertised.listeners"]
+    with LocalNode({**settings, "listeners": "SASL_SSL://127.0.0.1:0"}) as node:
+        servers = ("-b", f"localhost:{node.port}")
+        admin = (*servers, "--command-config", str(directory / "client.properties"))
+        offline.ok("topics", "create", "orders", *admin)
+        bob = (*servers, "--command-config", str(directory / "bob.properties"))
+        assert "TOPIC_AUTHORIZATION_FAILED" in offline("produce", "orders", "one", *bob).err
+        offline.ok("acls", "add", "--principal", "User:bob", "--producer", "--topic", "orders", *admin)
+        offline.ok("produce", "orders", "one", *bob)

@@ -1,4 +1,4 @@
-"""Spark's source and sink on a listener that asks for a login."""
+"""Spark's source and sink on a listener with TLS that asks for a login."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[LocalNode]:
-    with LocalNode(security="SASL_PLAINTEXT") as node:
+    with LocalNode(security="SASL_SSL") as node:
         yield node
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Annotated, Final
 
 from ottla.cli.commands import Argument, Option, command, group
@@ -24,6 +25,8 @@ DEFAULT_DIRECTORY: Final = "./ottla-security"
 DEFAULT_PORT: Final = 9093
 ORGANIZATION: Final = "O=Ottla"
 _DAY_MS: Final = 86_400_000
+_MECHANISM: Final = "SCRAM-SHA-512"
+_LOGIN_MODULE: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
 app = group("secure", "Make certificates, and the settings of a node and clients that use them.")
 
@@ -39,9 +42,14 @@ def init(
         Option("--host", metavar="HOST", help="A name or address of the node; may be repeated."),
     ] = None,
     admin: Annotated[str, Option("--admin", metavar="NAME", help="The first user.")] = "admin",
-    port: Annotated[
-        int, Option("--port", min=1, max=65_535, help="The port of the listener.")
-    ] = DEFAULT_PORT,
+    users: Annotated[
+        list[str] | None,
+        Option("--user", metavar="NAME", help="A further user, with a password; may be repeated."),
+    ] = None,
+    passwords: Annotated[
+        bool, Option("--passwords", help="Users log in with SCRAM instead of certificates.")
+    ] = False,
+    port: Annotated[int, Option("--port", min=1, max=65_535, help="The listener's port.")] = DEFAULT_PORT,
     data_dir: Annotated[
         str, Option("--data-dir", metavar="DIR", help="The data directory of the node.")
     ] = "./ottla-data",
@@ -51,46 +59,86 @@ def init(
     """Make a CA, certificates of a node and of an admin, server.properties and client.properties.
 
     The node encrypts its connections, knows clients by their certificates, and lets only the admin in until
-    ACLs say otherwise. `ottla start DIR/server.properties` starts it.
+    ACLs say otherwise. With --passwords or --user, clients log in with SCRAM instead: the data directory is
+    formatted with the first users, and NAME.properties has what each needs. `ottla start
+    DIR/server.properties` starts the node.
     """
     import socket
 
     from ottla.security.tls.authority import CertificateAuthority
-    from ottla.testing.security import write_secret
 
-    path = Path(directory).absolute()
+    path, data = Path(directory).absolute(), Path(data_dir).absolute()
     if (path / "ca.key").exists():
         raise CliError(f"{path} has a CA already; `ottla secure issue` makes further certificates with it")
-    path.mkdir(parents=True, exist_ok=True)
     now_ms = int(time.time() * 1000)
     names = hosts or [socket.gethostname()]
     authority = CertificateAuthority.create(f"CN=Ottla CA,{ORGANIZATION}", now_ms)
+    node_name, admin_name = f"CN={names[0]},{ORGANIZATION}", f"CN={admin},{ORGANIZATION}"
+    node = authority.issue(node_name, now_ms, hosts=(*names, "localhost", "127.0.0.1", "::1"), days=days)
     files = {
         "ca.crt": authority.certificate_pem(),
         "ca.key": authority.key_pem(),
+        "node.pem": node.key_pem() + node.chain_pem(),
     }
-    node_name, admin_name = f"CN={names[0]},{ORGANIZATION}", f"CN={admin},{ORGANIZATION}"
-    local = ("localhost", "127.0.0.1", "::1")
-    for file, name, reached_at in (
-        ("node.pem", node_name, (*names, *local)),
-        (f"{admin}.pem", admin_name, ()),
-    ):
-        issued = authority.issue(name, now_ms, hosts=reached_at, days=days)
-        files[file] = issued.key_pem() + issued.chain_pem()
-    data = Path(data_dir).absolute()
-    files["server.properties"] = _server_properties(path, data, names[0], port, (admin_name, node_name))
-    files["client.properties"] = _client_properties(path, admin)
+    layout = _Layout(path, data, names[0], port)
+    if passwords or users:
+        secrets = {name: token_urlsafe(18) for name in dict.fromkeys((admin, *(users or ())))}
+        files["server.properties"] = layout.server_with_scram(admin, secrets[admin])
+        files |= {f"{name}.properties": layout.client_with_scram(name, it) for name, it in secrets.items()}
+        files["client.properties"] = files[f"{admin}.properties"]
+        principal = admin
+    else:
+        issued = authority.issue(admin_name, now_ms, days=days)
+        files[f"{admin}.pem"] = issued.key_pem() + issued.chain_pem()
+        files["server.properties"] = layout.server_with_certificates((admin_name, node_name))
+        files["client.properties"] = layout.client_with_certificate(f"{admin}.pem")
+        secrets, principal = {}, admin_name
+    _write(path, files)
+    if secrets:
+        _format(data, secrets)
+    if as_json:
+        print_json({"directory": str(path), "files": sorted(files), "admin": f"User:{principal}"})
+        return
+    print(f"certificates and settings are in {path}; keep ca.key where it is safe")
+    print(f"ottla start {path / 'server.properties'}")
+    print(f"ottla topics list -b {names[0]}:{port} --command-config {path / 'client.properties'}")
+
+
+def _write(path: Path, files: dict[str, str]) -> None:
+    from ottla.testing.security import write_secret
+
+    path.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
         if (path / file).exists():
             raise CliError(f"{path / file} exists already; choose another --dir")
         write_secret(path / file, text)
     (path / "ca.crt").chmod(0o644)
-    if as_json:
-        print_json({"directory": str(path), "files": sorted(files), "admin": f"User:{admin_name}"})
-        return
-    print(f"certificates and settings are in {path}; keep ca.key where it is safe")
-    print(f"ottla start {path / 'server.properties'}")
-    print(f"ottla topics list -b {names[0]}:{port} --command-config {path / 'client.properties'}")
+
+
+def _format(data: Path, passwords: dict[str, str]) -> None:
+    """Format the data directory with the first users."""
+    from ottla.log.directory.meta_properties import StorageError
+    from ottla.metadata.log.bootstrap_metadata import bootstrap_records, format_directory
+    from ottla.protocol.names import uuid_text
+    from ottla.runtime.clock import SystemClock
+    from ottla.runtime.disk import RealDisk
+    from ottla.runtime.random import SystemRandom
+    from ottla.security.sasl.add_scram import scram_records
+
+    random = SystemRandom()
+    users = [f"{_MECHANISM}=[name={name},password={password}]" for name, password in passwords.items()]
+    try:
+        format_directory(
+            RealDisk(),
+            random,
+            SystemClock(),
+            str(data),
+            cluster_id=uuid_text(random.uuid()),
+            node_id=1,
+            bootstrap=[*bootstrap_records(), *scram_records(users, random)],
+        )
+    except (StorageError, ValueError) as error:
+        raise CliError(str(error)) from None
 
 
 @command(app, "issue")
@@ -177,32 +225,59 @@ def show(
         print_table([name.replace("_", " ").upper() for name in names], [list(map(str, row)) for row in rows])
 
 
-def _server_properties(path: Path, data: Path, host: str, port: int, super_users: tuple[str, ...]) -> str:
-    users = ";".join(f"User:{name}" for name in super_users)
-    return f"""\
-# A node alone, with TLS on its listener. Clients show certificates that the CA has issued.
-listeners=SSL://:{port}
-advertised.listeners=SSL://{host}:{port}
-security.inter.broker.protocol=SSL
-log.dirs={data}
+class _Layout:
+    """The settings of a node alone and of its clients, by the places of their files."""
+
+    def __init__(self, path: Path, data: Path, host: str, port: int) -> None:
+        self._path = path
+        self._data = data
+        self._host = host
+        self._port = port
+
+    def _server(self, protocol: str, of_clients: str, super_users: str) -> str:
+        return f"""\
+# A node alone, with TLS on its listener.
+node.id=1
+listeners={protocol}://:{self._port}
+advertised.listeners={protocol}://{self._host}:{self._port}
+security.inter.broker.protocol={protocol}
+log.dirs={self._data}
 
 ssl.keystore.type=PEM
-ssl.keystore.location={path / "node.pem"}
+ssl.keystore.location={self._path / "node.pem"}
 ssl.truststore.type=PEM
-ssl.truststore.location={path / "ca.crt"}
-ssl.client.auth=required
-
+ssl.truststore.location={self._path / "ca.crt"}
+{of_clients}
 # These may do everything, all others what ACLs allow.
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
-super.users={users}
+super.users={super_users}
 """
 
+    def server_with_certificates(self, super_users: tuple[str, ...]) -> str:
+        asks = "# Clients show certificates that the CA has issued.\nssl.client.auth=required\n"
+        return self._server("SSL", asks, ";".join(f"User:{name}" for name in super_users))
 
-def _client_properties(path: Path, admin: str) -> str:
-    return f"""\
-security.protocol=SSL
-ssl.keystore.type=PEM
-ssl.keystore.location={path / f"{admin}.pem"}
-ssl.truststore.type=PEM
-ssl.truststore.location={path / "ca.crt"}
+    def server_with_scram(self, admin: str, password: str) -> str:
+        listener = f"listener.name.sasl_ssl.{_MECHANISM.lower()}.sasl.jaas.config"
+        logins = f"""\
+# Clients log in; users are in the cluster's metadata: `ottla users`.
+sasl.enabled.mechanisms={_MECHANISM}
+sasl.mechanism.inter.broker.protocol={_MECHANISM}
+{listener}={_jaas(admin, password)}
 """
+        return self._server("SASL_SSL", logins, f"User:{admin}")
+
+    def _trust(self) -> str:
+        return f"ssl.truststore.type=PEM\nssl.truststore.location={self._path / 'ca.crt'}\n"
+
+    def client_with_certificate(self, file: str) -> str:
+        own = f"ssl.keystore.type=PEM\nssl.keystore.location={self._path / file}\n"
+        return f"security.protocol=SSL\n{own}{self._trust()}"
+
+    def client_with_scram(self, user: str, password: str) -> str:
+        login = f"sasl.mechanism={_MECHANISM}\nsasl.jaas.config={_jaas(user, password)}\n"
+        return f"security.protocol=SASL_SSL\n{login}{self._trust()}"
+
+
+def _jaas(user: str, password: str) -> str:
+    return f'{_LOGIN_MODULE} required username="{user}" password="{password}";'

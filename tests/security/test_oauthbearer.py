@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +20,11 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka import KafkaProducer
 from ottla.node.config.errors import NodeFailed
 from ottla.protocol.errors import ErrorCode
-from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from ottla.protocol.messages.metadata import MetadataRequest
 from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from ottla.testing.local_node import LocalNode
+from tests.support.certificates import server_certificate, write_ca, write_pem
 from tests.support.tokens import AUDIENCE, ISSUER, Issuer, claims, compact, http_server
 from tests.support.wire import CLOSED, WireClient
 
@@ -190,7 +192,6 @@ def test_a_bad_token_is_answered_as_kafka_answers(node: LocalNode, issuer: Issue
     login = Login(node.bootstrap_servers)
     answer = login.bearer(BAD[name](issuer))
     assert (answer.error_code, answer.auth_bytes) == (0, b'{"status":"invalid_token"}')
-    assert login.wire.get(MetadataRequest(), 9, MetadataResponse).brokers == []
     assert login.wire.ask(MetadataRequest(), 9) is CLOSED
     login = Login(node.bootstrap_servers)
     login.bearer(BAD[name](issuer))
@@ -334,3 +335,32 @@ def test_addresses_may_be_restricted(issuer: Issuer, tmp_path: Path, monkeypatch
     monkeypatch.setenv("OTTLA_SASL_OAUTHBEARER_ALLOWED_URLS", "https://issuer.example/keys")
     with pytest.raises(NodeFailed, match="due to restrictions"), LocalNode(node_settings(keys.as_uri())):
         pass
+
+
+def test_keys_come_by_https_from_a_server_that_is_trusted(issuer: Issuer, tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(write_pem(tmp_path, "server", server_certificate()))
+    asked: list[str] = []
+
+    def answer(path: str, _form: dict[str, list[str]], _headers: dict[str, str]) -> tuple[int, bytes]:
+        asked.append(path)
+        return 200, issuer.jwks()
+
+    with http_server(answer, context) as url:
+        settings = node_settings(f"{url}/keys")
+        with LocalNode(settings) as node:
+            assert Login(node.bootstrap_servers).bearer(issuer.token()).auth_bytes
+            assert asked == []
+        options = f'ssl.truststore.type="PEM" ssl.truststore.location="{write_ca(tmp_path)}"'
+        settings[f"{PREFIX}sasl.jaas.config"] = f"{MODULE} required {options};"
+        with LocalNode(settings) as node:
+            deadline = time.monotonic() + DEADLINE_SECONDS
+            while Login(node.bootstrap_servers).bearer(issuer.token()).auth_bytes:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+
+def test_the_default_mechanism_is_named() -> None:
+    settings = {"listeners": "SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}
+    with pytest.raises(NodeFailed, match=r"enabled\.mechanisms is not set, and its default is GSSAPI"):
+        LocalNode(settings).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -112,7 +113,7 @@ Answer = Callable[[str, dict[str, list[str]], dict[str, str]], tuple[int, bytes]
 
 
 @contextlib.contextmanager
-def http_server(answer: Answer) -> Iterator[str]:
+def http_server(answer: Answer, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """A server on loopback: `answer` gets path, form and headers, and gives status and body."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -135,10 +136,12 @@ def http_server(answer: Answer) -> Iterator[str]:
             return None
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()

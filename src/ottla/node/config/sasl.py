@@ -79,9 +79,17 @@ def mechanism_settings(config: NodeConfig, listener: str, mechanism: str) -> Mec
         raise SaslConfigError(
             f"Could not find a login module for {mechanism} on listener {listener}: set "
             f"{of_listener + of_mechanism + JAAS} (a file by java.security.auth.login.config is not read)"
+            f"{_default_hint(config, listener, mechanism)}"
         )
     try:
         jaas = parse_jaas(text)
     except JaasError as error:
         raise SaslConfigError(f"{source}: {error}") from None
     return MechanismSettings(mechanism, jaas, source, setting)
+
+
+def _default_hint(config: NodeConfig, listener: str, mechanism: str) -> str:
+    """Say that the mechanism is only the default, if it is."""
+    if config.is_set(_ENABLED) or config.is_set_for_listener(listener, _ENABLED):
+        return ""
+    return f". {_ENABLED} is not set, and its default is {mechanism}"

@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 MIN_INTERVAL_MS: Final = 10_000
 _MAX_FILE_BYTES: Final = 1024 * 1024
+# A node that stops waits for a request that is under way.
+_TIMEOUT_SECONDS: Final = 5.0
 
 
 class FileKeySource:
@@ -83,7 +85,13 @@ class UrlKeySource:
         max_backoff_ms: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._request: Final = HttpRequest(url, headers={"Accept": "application/json"}, tls=tls)
+        self._request: Final = HttpRequest(
+            url,
+            headers={"Accept": "application/json"},
+            connect_timeout_seconds=_TIMEOUT_SECONDS,
+            read_timeout_seconds=_TIMEOUT_SECONDS,
+            tls=tls,
+        )
         self._pool: Final = pool
         self._clock: Final = clock
         self._refresh_ms: Final = refresh_ms

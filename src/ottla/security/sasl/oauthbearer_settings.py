@@ -279,8 +279,9 @@ def _assertion_settings(settings: MechanismSettings) -> AssertionSettings:
 def _extensions(settings: MechanismSettings) -> dict[str, str]:
     """SASL extensions: options `extension_…` and `unsecuredLoginExtension_…`, and librdkafka's setting."""
     extensions = {}
+    options = {**settings.jaas.options, **_unsecured_options(settings)}
     for prefix in ("extension_", f"{UnsecuredTokens.PREFIX}Extension_"):
-        for name, value in settings.jaas.options.items():
+        for name, value in options.items():
             if name.startswith(prefix):
                 extensions[name.removeprefix(prefix)] = value
     for pair in (settings.setting("sasl.oauthbearer.extensions") or "").split(","):

@@ -14,6 +14,7 @@ from typing import Final
 
 from ottla.node.api.audit import AUDITED, log_changes
 from ottla.node.api.context import RequestContext, RequestListener
+from ottla.node.api.request_meter import RequestMeter
 from ottla.node.api.response_cache import MAX_REQUEST_BYTES, CacheKey, ResponseCache
 from ottla.node.api.responses import encode, make_failure_response, not_encodable, unsupported_api_versions
 from ottla.node.api.routes import ROUTES, ApiRoute, FailureResponse, Forwarding, Handler
@@ -133,8 +134,6 @@ class Dispatcher:
                 f"cannot be read: {error.message}"
             ) from None
         if self._quotas.is_active and key in self._quotas.metered:
-            from ottla.node.api.request_meter import RequestMeter
-
             context.meter = RequestMeter(self._quotas, context, self._listener.kind)
         if not self._opened.is_set():
             return self._answer_when_opened(context, served, handle, request, frame)

@@ -135,8 +135,9 @@ class RequestMeter:
         quotas, context = self._quotas, self._context
         if context.api.key == PRODUCE:
             if quotas.produce.is_enabled:
+                pending = context.pending
                 self._throttle_ms = quotas.produce.record(
-                    context.principal.name, context.client_id, context.pending.size, quotas.now_ms()
+                    pending.connection.principal.name, context.client_id, pending.size, quotas.now_ms()
                 )
             if not request.acks:  # type: ignore[attr-defined]
                 return self._throttle_ms

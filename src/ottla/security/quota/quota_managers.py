@@ -34,11 +34,11 @@ class QuotaManagers:
 
     __slots__ = (
         "_by_key",
-        "_clock",
         "controller_mutation",
         "fetch",
         "is_active",
         "metered",
+        "monotonic_ns",
         "produce",
         "request",
     )
@@ -50,7 +50,7 @@ class QuotaManagers:
         controller_windows: QuotaWindows | None = None,
     ) -> None:
         windows = windows or QuotaWindows()
-        self._clock: Final = clock
+        self.monotonic_ns: Final = clock.monotonic_ns
         self.produce: Final = ClientQuotaManager(windows)
         self.fetch: Final = ClientQuotaManager(windows)
         # In percents of the time of the event loop.
@@ -65,11 +65,8 @@ class QuotaManagers:
         self.is_active = False
         self.metered: Container[int] = ()
 
-    def monotonic_ns(self) -> int:
-        return self._clock.monotonic_ns()
-
     def now_ms(self) -> int:
-        return self._clock.monotonic_ns() // _NS_PER_MS
+        return self.monotonic_ns() // _NS_PER_MS
 
     def update(
         self, quotas: Mapping[QuotaEntity, Mapping[str, float]], changed: Iterable[QuotaEntity]

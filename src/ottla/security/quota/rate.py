@@ -53,8 +53,12 @@ class Rate:
 
     def record_and_throttle_ms(self, value: float, limit: float, now_ms: int) -> int:
         """Count a value, and return what `throttle_ms` says then."""
-        self.record(value, now_ms)
         windows = self._windows
+        if now_ms - self._start_ms < windows.window_ms:
+            self._sum += value
+            self._last_ms = now_ms
+        else:
+            self.record(value, now_ms)
         if (self._older_sum + self._sum) * 1000 <= limit * (windows.samples - 1) * windows.window_ms:
             return 0  # Whatever has expired, so much is within the limit.
         return self.throttle_ms(limit, now_ms)

@@ -29,6 +29,10 @@ TIMEOUT_S: Final = 10.0
 # the process ends, to be started again.
 KEEP_BROKERS: Final = {"metadata.recovery.strategy": "none", "reconnect.backoff.max.ms": 500}
 STUCK_S: Final = TIMEOUT_S * 1.5
+# Lines of `name=value`, such as how to log in.
+SETTINGS: Final = dict(
+    line.split("=", 1) for line in os.environ.get("TRANSFORMER_SETTINGS", "").splitlines() if line
+)
 
 
 class Journal:
@@ -61,6 +65,7 @@ class Transformer:
                 "session.timeout.ms": 3_000,
                 "heartbeat.interval.ms": 300,
                 **KEEP_BROKERS,
+                **SETTINGS,
             }
         )
         self._consumer.subscribe([source])
@@ -71,6 +76,7 @@ class Transformer:
                 "transaction.timeout.ms": 5_000,
                 "linger.ms": 1,
                 **KEEP_BROKERS,
+                **SETTINGS,
             }
         )
 

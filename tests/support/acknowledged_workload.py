@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +22,7 @@ class Load:
     """Writes numbered records to every partition until it is stopped, and notes what was acknowledged.
 
     With `per_second` it writes no more than that. A value is a number and, unless they are `bare`, some dots.
+    `settings` are further ones of librdkafka, such as how to log in.
     """
 
     def __init__(
@@ -32,7 +34,9 @@ class Load:
         codec: str = "none",
         per_second: float | None = None,
         bare: bool = False,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
+        self._settings = dict(settings or {})
         self._topic = topic
         self._partitions = partitions
         self._per_second = per_second
@@ -54,6 +58,7 @@ class Load:
                 "retry.backoff.ms": 50,
                 "retry.backoff.max.ms": 200,
                 "log_level": 0,
+                **self._settings,
             }
         )
         self._stop = threading.Event()
@@ -121,7 +126,7 @@ class Load:
         """After `finish`: what is in the topic is what was written, once, at the acknowledged offsets."""
         assert self.failures == []
         for partition in range(self._partitions):
-            found = read_all(bootstrap, self._topic, partition)
+            found = read_all(bootstrap, self._topic, partition, self._settings)
             assert list(found) == list(range(len(found)))
             placed = self.acknowledged[partition]
             assert placed.items() <= found.items()
@@ -139,10 +144,18 @@ class Load:
         self._thread.join()
 
 
-def read_all(bootstrap: str, topic: str, partition: int) -> dict[int, bytes]:
+def read_all(
+    bootstrap: str, topic: str, partition: int, settings: Mapping[str, str] | None = None
+) -> dict[int, bytes]:
     """Every record of a partition by its offset."""
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "none", "enable.auto.commit": False, "log_level": 0}
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "none",
+            "enable.auto.commit": False,
+            "log_level": 0,
+            **(settings or {}),
+        }
     )
     place = TopicPartition(topic, partition, 0)
     deadline = time.monotonic() + DEADLINE_SECONDS

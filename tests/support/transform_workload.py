@@ -7,11 +7,13 @@ its journal tells afterwards which transactions it began, committed and aborted.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -26,12 +28,17 @@ READ_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """From where to where: the topics have the same number of partitions. The group is named by both."""
+    """From where to where: the topics have the same number of partitions. The group is named by both.
+
+    `librdkafka` and `java` are further settings of the clients, such as how to log in.
+    """
 
     bootstrap: str
     source: str
     target: str
     partitions: int
+    librdkafka: Mapping[str, str] = field(default_factory=dict)
+    java: Mapping[str, str] = field(default_factory=dict)
 
 
 class Worker:
@@ -48,6 +55,11 @@ class Worker:
             if client == "java"
             else [sys.executable, "-m", "tests.guarantees.transformer", *arguments]
         )
+        settings = copying.java if client == "java" else copying.librdkafka
+        self._environment = {
+            **os.environ,
+            "TRANSFORMER_SETTINGS": "".join(f"{key}={value}\n" for key, value in settings.items()),
+        }
         self._shows_where_it_stands = client != "java"
         self.journal = directory / f"{name}.journal"
         self._log = directory / f"{name}.log"
@@ -56,7 +68,11 @@ class Worker:
     def start(self) -> None:
         with self.journal.open("ab") as journal, self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdout=journal, stderr=log, preexec_fn=java.die_with_parent()
+                self._command,
+                stdout=journal,
+                stderr=log,
+                env=self._environment,
+                preexec_fn=java.die_with_parent(),
             )
 
     def kill(self) -> None:
@@ -117,6 +133,7 @@ def read(copying: Copying, isolation: str) -> list[ObservedRecord]:
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
+            **copying.librdkafka,
         }
     )
     seen: list[ObservedRecord] = []

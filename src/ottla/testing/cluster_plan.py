@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from ottla.metadata.log.bootstrap_metadata import format_directory
+from ottla.metadata.log.bootstrap_metadata import bootstrap_records, format_directory
 from ottla.protocol.names import uuid_text
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.address import Address
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.random import SystemRandom
+from ottla.security.sasl.add_scram import scram_records
 from ottla.testing.security import LocalSecurity
 
 HOST: Final = "127.0.0.1"
@@ -168,8 +169,10 @@ class ClusterPlan:
                 f"{self.directory} is not empty, and has no {PLAN_FILE}; choose another directory"
             )
         directory_ids = {node.id: SystemRandom().uuid() for node in self.nodes}
+        records = bootstrap_records()
         if self.security is not None:
             self.security.write(self.security_directory)
+            records = [*records, *scram_records(self.security.first_users, SystemRandom())]
         for node in self.nodes:
             node.directory.mkdir(parents=True)
             lines = [f"{name}={_escape(value)}\n" for name, value in self.properties(node).items()]
@@ -181,6 +184,7 @@ class ClusterPlan:
                 str(node.data_dir),
                 cluster_id=self.cluster_id,
                 node_id=node.id,
+                bootstrap=records,
                 directory_id=directory_ids[node.id],
                 dynamic_voters=self._voter_set(directory_ids)
                 if self.dynamic_quorum and node.controller_port is not None
@@ -261,6 +265,9 @@ class ClusterPlan:
             quorum = {"controller.quorum.bootstrap.servers": ",".join(at for _, at in addresses)}
         else:
             quorum = {"controller.quorum.voters": ",".join(f"{n}@{at}" for n, at in addresses)}
+        secured = (
+            {} if self.security is None else self.security.cluster_settings(listener, _CONTROLLER_LISTENER)
+        )
         return {
             "process.roles": ",".join(node.roles),
             "node.id": str(node.id),
@@ -277,7 +284,7 @@ class ClusterPlan:
             "transaction.state.log.min.isr": str(in_sync),
             "share.coordinator.state.topic.replication.factor": str(replicas),
             "share.coordinator.state.topic.min.isr": str(in_sync),
-            **({} if self.security is None else self.security.server_settings),
+            **secured,
             **self.settings,
         }
 

@@ -22,6 +22,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -40,15 +41,17 @@ from ottla.protocol.messages.metadata import (
     MetadataResponse,
     MetadataResponsePartition,
 )
+from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC
 from ottla.protocol.schema import Request, Response
 from ottla.testing.cluster_plan import ClusterPlan, NodePlan
 from ottla.testing.cluster_process import STOP_SECONDS, ClusterError, NodeProcess, ProcessState, stop_all
 from ottla.testing.local_node import FOR_TESTS, settings_text
 from ottla.testing.reaper import ClusterReaper
-from ottla.testing.security import LocalSecurity
+from ottla.testing.security import SASL_USER, LocalSecurity
 
-__all__ = ["ClusterError", "ClusterNode", "LocalCluster", "ProcessState", "send_request"]
+__all__ = ["ClusterError", "ClusterNode", "LocalCluster", "NodeAccess", "ProcessState", "send_request"]
 
 R = TypeVar("R", bound=Response)
 
@@ -57,8 +60,18 @@ _REQUEST_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.02
 _METADATA_VERSION: Final = 12
 _QUORUM_VERSION: Final = 1
+_HANDSHAKE_VERSION: Final = 1
+_LOGIN_VERSION: Final = 2
 _CORRELATION_ID: Final = 1
 _MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAccess:
+    """What gets a request into a secured node: a TLS context, and the token of a login with PLAIN."""
+
+    tls: ssl.SSLContext | None = None
+    plain_token: bytes | None = field(default=None, repr=False)
 
 
 class ClusterNode:
@@ -128,6 +141,7 @@ class LocalCluster:
     `dynamic_quorum` the voters are kept in the metadata log, and can be added and removed. With `data_dir`
     the cluster keeps its files there, and the next `LocalCluster` with the same `data_dir` continues with
     them. `security` is the security protocol of all listeners, as "SSL"; then clients need `client_settings`.
+    With "SASL_SSL" there is an authorizer too, see `LocalSecurity`.
 
     Methods that take a node accept its id or the `ClusterNode`.
     """
@@ -144,8 +158,6 @@ class LocalCluster:
         security: str | LocalSecurity | None = None,
     ) -> None:
         self._security = LocalSecurity(security) if isinstance(security, str) else security
-        if self._security is not None and self._security.protocol.sasl:
-            raise ValueError("a LocalCluster has no SASL; LocalNode(security=...) has")
         self._size = nodes
         self._settings = {**FOR_TESTS, **settings_text(settings or {})}
         self._controllers = controllers
@@ -155,7 +167,7 @@ class LocalCluster:
         self._plan: ClusterPlan | None = None
         self._processes: dict[int, NodeProcess] = {}
         self._reaper: ClusterReaper | None = None
-        self._context: ssl.SSLContext | None = None
+        self._access: NodeAccess | None = None
         # The ids of the nodes that were started and not stopped or killed since: one that is down has failed.
         self._wanted: set[int] = set()
 
@@ -332,7 +344,7 @@ class LocalCluster:
         brokers = {process.plan.id: process.plan.port for process in running if process.plan.is_broker}
         for port in brokers.values():
             assert port is not None
-            found = _metadata(port, [], self._tls())
+            found = _metadata(port, [], self.access())
             if found is None or not brokers.keys() <= {broker.node_id for broker in found.brokers}:
                 return False
         return not brokers or self.find_controller() is not None
@@ -405,7 +417,7 @@ class LocalCluster:
                     _QUORUM_VERSION,
                     DescribeQuorumResponse,
                     timeout_s=_REQUEST_SECONDS,
-                    tls=self._tls(),
+                    access=self.access(),
                 )
                 for described in answer.topics:
                     for partition in described.partitions:
@@ -417,19 +429,22 @@ class LocalCluster:
         """The metadata of topics, of all for None, from the first running broker that answers."""
         for process in self._running_brokers():
             assert process.plan.port is not None
-            found = _metadata(process.plan.port, topics, self._tls())
+            found = _metadata(process.plan.port, topics, self.access())
             if found is not None:
                 return found
         return None
 
-    def _tls(self) -> ssl.SSLContext | None:
-        security = self.plan.security
-        if security is None or not security.protocol.tls:
-            return None
-        if self._context is None:
-            self._context = ssl.create_default_context(cafile=str(security.directory / "ca.crt"))
-            self._context.load_cert_chain(security.directory / "client.pem")
-        return self._context
+    def access(self) -> NodeAccess:
+        """How `send_request` gets in as the user `client`."""
+        if self._access is None:
+            security, context, login = self.plan.security, None, None
+            if security is not None and security.protocol.tls:
+                context = ssl.create_default_context(cafile=str(security.directory / "ca.crt"))
+                context.load_cert_chain(security.directory / "client.pem")
+            if security is not None and security.protocol.sasl:
+                login = f"\0{SASL_USER}\0{security.password}".encode()
+            self._access = NodeAccess(context, login)
+        return self._access
 
     def _running_brokers(self) -> list[NodeProcess]:
         return [
@@ -479,12 +494,12 @@ class LocalCluster:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
 
-def _metadata(port: int, topics: list[str] | None, tls: ssl.SSLContext | None) -> MetadataResponse | None:
+def _metadata(port: int, topics: list[str] | None, access: NodeAccess) -> MetadataResponse | None:
     wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
     request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
     try:
         return send_request(
-            port, request, _METADATA_VERSION, MetadataResponse, timeout_s=_REQUEST_SECONDS, tls=tls
+            port, request, _METADATA_VERSION, MetadataResponse, timeout_s=_REQUEST_SECONDS, access=access
         )
     except (OSError, MalformedMessage):
         return None
@@ -511,20 +526,35 @@ def send_request(
     response_type: type[R],
     *,
     timeout_s: float,
-    tls: ssl.SSLContext | None = None,
+    access: NodeAccess = NodeAccess(),  # noqa: B008 (it does not change)
 ) -> R:
     """Send one request to the node at a port of this machine, and return its response; OSError without one.
 
     Unlike a client it asks this node alone, and once: it shows what this node answers, or that it does not.
     """
-    with _connected(port, timeout_s, tls) as connection:
-        connection.sendall(b"".join(request_parts(version, _CORRELATION_ID, "ottla-testing", request)))
-        (size,) = struct.unpack(">i", _read(connection, 4))
-        if not 0 < size <= _MAX_RESPONSE_BYTES:
-            raise ConnectionError(
-                f"port {port} answered with a frame of {size} bytes; it is not a Kafka broker"
-            )
-        _, response = read_response(API[request.API_KEY], version, _read(connection, size))
+    with _connected(port, timeout_s, access.tls) as connection:
+        if access.plain_token is not None:
+            _log_in(connection, access.plain_token)
+        return _exchange(connection, request, version, response_type)
+
+
+def _log_in(connection: socket.socket, token: bytes) -> None:
+    handshake = SaslHandshakeRequest(mechanism="PLAIN")
+    offered = _exchange(connection, handshake, _HANDSHAKE_VERSION, SaslHandshakeResponse)
+    answer = _exchange(
+        connection, SaslAuthenticateRequest(auth_bytes=token), _LOGIN_VERSION, SaslAuthenticateResponse
+    )
+    if offered.error_code or answer.error_code:
+        raise ConnectionError(f"the login failed: {answer.error_message}")
+
+
+def _exchange(connection: socket.socket, request: Request, version: int, response_type: type[R]) -> R:
+    connection.sendall(b"".join(request_parts(version, _CORRELATION_ID, "ottla-testing", request)))
+    (size,) = struct.unpack(">i", _read(connection, 4))
+    if not 0 < size <= _MAX_RESPONSE_BYTES:
+        port = connection.getpeername()[1]
+        raise ConnectionError(f"port {port} answered with a frame of {size} bytes; it is not a Kafka broker")
+    _, response = read_response(API[request.API_KEY], version, _read(connection, size))
     assert isinstance(response, response_type)
     return response
 

@@ -5,8 +5,12 @@
 
 With TLS a directory gets an authority of its own, a certificate that all nodes share, one of a client, and
 `client.properties`. Nodes ask clients and each other for certificates (`ssl.client.auth=required`) unless
-another value is given. With SASL there is one user, `client`, who logs in with PLAIN; nodes log in as that
-user too. Listeners also offer SCRAM, for users that a test adds.
+another value is given. With SASL there is one user, `client`, who logs in with PLAIN; a single node logs in
+as that user too. Listeners also offer SCRAM, for users that a test adds.
+
+The nodes of a cluster with SASL are the user `node`: among brokers with SCRAM, for which the cluster is
+formatted with that user, and at controllers with PLAIN, as these must let nodes in before they have read any
+metadata. Such a cluster has ACLs too: `node` and `client` are super users, and others may do what ACLs allow.
 """
 
 from __future__ import annotations
@@ -22,7 +26,11 @@ from ottla.protocol.security_protocol import SecurityProtocol
 
 CLIENT_FILE: Final = "client.properties"
 SASL_USER: Final = "client"
+NODE_USER: Final = "node"
+NODE_MECHANISM: Final = "SCRAM-SHA-512"
 _PASSWORD_FILE: Final = "password"
+_NODE_PASSWORD_FILE: Final = "node-password"
+_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 _PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 DEFAULT_USER: Final = "CN=client,O=Ottla"
@@ -65,6 +73,7 @@ class LocalSecurity:
             self._write_certificates()
         if self.protocol.sasl:
             write_secret(self._directory / _PASSWORD_FILE, secrets.token_urlsafe())
+            write_secret(self._directory / _NODE_PASSWORD_FILE, secrets.token_urlsafe())
         lines = [f"{name}={value}\n" for name, value in self.client_settings.items()]
         write_secret(self._directory / CLIENT_FILE, "".join(lines))
 
@@ -103,6 +112,39 @@ class LocalSecurity:
                 "scram-sha-512.sasl.jaas.config": f"{_SCRAM} required;",
             }
         return settings
+
+    def cluster_settings(self, listener: str, controller_listener: str) -> dict[str, str]:
+        """The settings of each node of a cluster with these two listeners."""
+        settings = self.server_settings
+        if not self.protocol.sasl:
+            return settings
+        for name in ("plain", "scram-sha-256", "scram-sha-512"):
+            del settings[f"{name}.sasl.jaas.config"]
+        own = f'username="{NODE_USER}" password="{self._node_password}"'
+        brokers, controllers = (f"listener.name.{name.lower()}." for name in (listener, controller_listener))
+        return settings | {
+            "sasl.mechanism.inter.broker.protocol": NODE_MECHANISM,
+            f"{brokers}plain.sasl.jaas.config": f'{_PLAIN} required user_{SASL_USER}="{self.password}";',
+            f"{brokers}scram-sha-256.sasl.jaas.config": f"{_SCRAM} required;",
+            f"{brokers}{NODE_MECHANISM.lower()}.sasl.jaas.config": f"{_SCRAM} required {own};",
+            f"{controllers}sasl.enabled.mechanisms": "PLAIN",
+            f"{controllers}plain.sasl.jaas.config": (
+                f'{_PLAIN} required {own} user_{NODE_USER}="{self._node_password}";'
+            ),
+            "authorizer.class.name": _AUTHORIZER,
+            "super.users": f"User:{NODE_USER};User:{SASL_USER}",
+        }
+
+    @property
+    def first_users(self) -> list[str]:
+        """The users that a cluster is formatted with, as `storage format --add-scram` takes them."""
+        if not self.protocol.sasl:
+            return []
+        return [f"{NODE_MECHANISM}=[name={NODE_USER},password={self._node_password}]"]
+
+    @property
+    def _node_password(self) -> str:
+        return (self.directory / _NODE_PASSWORD_FILE).read_text()
 
     @property
     def password(self) -> str:

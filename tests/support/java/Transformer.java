@@ -1,6 +1,7 @@
 import java.io.FileDescriptor;
 import java.io.FileOutputStream;
 import java.io.IOException;
+import java.io.StringReader;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
@@ -46,7 +47,7 @@ public final class Transformer {
         this.partitions = partitions;
         // A name of its own for each life, so that no two transactions share one.
         this.life = name + "-" + ProcessHandle.current().pid() + "-" + System.nanoTime();
-        Properties reading = new Properties();
+        Properties reading = settings();
         reading.put("bootstrap.servers", bootstrap);
         reading.put("group.id", source + "-to-" + target);
         reading.put("group.protocol", protocol);
@@ -62,7 +63,7 @@ public final class Transformer {
         }
         consumer = new KafkaConsumer<>(reading, new StringDeserializer(), new StringDeserializer());
         consumer.subscribe(List.of(source));
-        Properties writing = new Properties();
+        Properties writing = settings();
         writing.put("bootstrap.servers", bootstrap);
         writing.put("transactional.id", name);
         writing.put("transaction.timeout.ms", "5000");
@@ -70,6 +71,17 @@ public final class Transformer {
         writing.put("max.block.ms", String.valueOf(TIMEOUT_MS));
         writing.put("reconnect.backoff.max.ms", "500");
         producer = new KafkaProducer<>(writing, new StringSerializer(), new StringSerializer());
+    }
+
+    /** Those of the environment, such as how to log in. */
+    private static Properties settings() {
+        Properties found = new Properties();
+        try {
+            found.load(new StringReader(System.getenv().getOrDefault("TRANSFORMER_SETTINGS", "")));
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+        return found;
     }
 
     /** One line of JSON, in one piece and with the kernel before the next step is taken. */

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ottla.client.coordinator_client import CoordinatorClient
 from ottla.client.network_client import NetworkClient
+from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -129,7 +130,8 @@ class GroupOffsets:
         group = answer.groups[0] if answer.groups else answer
         if group.error_code:
             code = ErrorCode.of(group.error_code)
-            raise KafkaError(code, f"group {self._group_id!r}: cannot read its offsets: {code.text}")
+            text = self._cluster.explain(code, AclOperation.DESCRIBE, self._group_id)
+            raise KafkaError(code, f"group {self._group_id!r}: cannot read its offsets: {text}")
         found: dict[TopicPartition, CommittedOffset] = {}
         for topic in group.topics:
             name = topic.name or names.get(getattr(topic, "topic_id", ZERO_UUID), "")
@@ -137,8 +139,9 @@ class GroupOffsets:
                 partition = TopicPartition(name, entry.partition_index)
                 if entry.error_code:
                     code = ErrorCode.of(entry.error_code)
+                    text = self._cluster.explain(code, AclOperation.DESCRIBE, name)
                     raise KafkaError(
-                        code, f"group {self._group_id!r}: cannot read its offset of {partition}: {code.text}"
+                        code, f"group {self._group_id!r}: cannot read its offset of {partition}: {text}"
                     )
                 if entry.committed_offset >= 0:
                     found[partition] = CommittedOffset(
@@ -195,7 +198,11 @@ class GroupOffsets:
         if not code:
             return None
         error = ErrorCode.of(code)
-        return KafkaError(error, f"group {self._group_id!r}: cannot commit {partition}: {error.text}")
+        of_group = error is ErrorCode.GROUP_AUTHORIZATION_FAILED
+        text = self._cluster.explain(
+            error, AclOperation.READ, self._group_id if of_group else partition.topic
+        )
+        return KafkaError(error, f"group {self._group_id!r}: cannot commit {partition}: {text}")
 
 
 def _fetch_errors(answer: OffsetFetchResponse) -> list[int]:

@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 
 from ottla.client.cluster_metadata import Broker, ClusterMetadata, TopicInfo
 from ottla.client.errors import AuthenticationFailed, BootstrapFailed, ConnectionFailed
+from ottla.client.missing_acl import explain_denial, principal_of
 from ottla.client.settings import ConnectionConfig, parse_addresses
+from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
@@ -78,6 +80,8 @@ class NetworkClient:
             ),
             security=client_security(runtime, config.security),
         )
+        # As brokers probably see this client.
+        self._principal = principal_of(config.security)
         self._topics: set[str] = set()
         self._all_topics = False
         self._refresh: asyncio.Task[ClusterMetadata] | None = None
@@ -269,6 +273,12 @@ class NetworkClient:
             return None
         return (asyncio.get_running_loop().time() - self._refreshed_at) * 1000
 
+    def explain(self, code: ErrorCode, operation: AclOperation, name: str, message: str | None = None) -> str:
+        """The text of an error, or the broker's message, and which ACL is missing if that is the error:
+        `operation` on the topic, group or transactional id of this name.
+        """
+        return (message or code.text) + explain_denial(code, operation, name, self._principal)
+
     async def topic(self, name: str, *, timeout_ms: int) -> TopicInfo:
         """Return the topic's partitions; wait up to `timeout_ms` for the topic to be created."""
 
@@ -279,7 +289,7 @@ class NetworkClient:
                 known = (await self.refresh(topics=[name])).topics.get(name)
             if known is None or known.error:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if known is None else known.error
-                raise KafkaError(code, f"topic {name!r}: {code.text}")
+                raise KafkaError(code, f"topic {name!r}: {self.explain(code, AclOperation.DESCRIBE, name)}")
             return known
 
         return await self.retrying(look, timeout_ms=timeout_ms, what=f"metadata of topic {name!r}")
@@ -331,11 +341,9 @@ class NetworkClient:
         )
         found = answer.coordinators[0] if answer.coordinators else answer
         if found.error_code:
-            raise KafkaError(
-                ErrorCode.of(found.error_code),
-                f"{kind.name.lower()} {key!r} has no coordinator: "
-                f"{found.error_message or ErrorCode.of(found.error_code).text}",
-            )
+            code = ErrorCode.of(found.error_code)
+            text = self.explain(code, AclOperation.DESCRIBE, key, found.error_message)
+            raise KafkaError(code, f"{kind.name.lower()} {key!r} has no coordinator: {text}")
         return Broker(found.node_id, found.host, found.port)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ottla.client.admin.requests import AdminRequests, raise_error
+from ottla.client.admin.requests import AdminRequests
 from ottla.protocol.acl import (
     AclOperation,
     AclPermissionType,
@@ -91,7 +91,7 @@ class AclsAdmin:
             permission_type=wanted.permission_type,
         )
         answer = await self._requests.any(request, DescribeAclsResponse)
-        raise_error(answer, "ACLs")
+        self._requests.raise_error(answer, "ACLs")
         found = [
             _binding(
                 acl.principal,
@@ -130,7 +130,7 @@ class AclsAdmin:
             request, CreateAclsResponse, lambda r: (each.error_code for each in r.results)
         )
         for acl, result in zip(bindings, answer.results, strict=True):
-            raise_error(result, acl.text)
+            self._requests.raise_error(result, acl.text)
 
     async def delete(self, filters: Sequence[AclBindingFilter]) -> list[AclBinding]:
         """Delete the ACLs that match one of the filters, and return them."""
@@ -153,9 +153,9 @@ class AclsAdmin:
         )
         deleted: set[AclBinding] = set()
         for result in answer.filter_results:
-            raise_error(result, "ACLs")
+            self._requests.raise_error(result, "ACLs")
             for acl in result.matching_acls:
-                raise_error(acl, "ACLs")
+                self._requests.raise_error(acl, "ACLs")
                 deleted.add(
                     _binding(
                         acl.principal,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from ottla import __version__
-from ottla.client.admin.requests import AdminRequests, raise_error
+from ottla.client.admin.requests import AdminRequests
 from ottla.client.cluster_metadata import Broker
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_raft_voter import AddRaftVoterRequest, AddRaftVoterResponse
@@ -74,7 +74,7 @@ class ClusterAdmin:
     async def describe(self) -> ClusterInfo:
         """The cluster's id, controller and brokers."""
         answer = await self._requests.any(DescribeClusterRequest(), DescribeClusterResponse)
-        raise_error(answer, "cluster")
+        self._requests.raise_error(answer, "cluster")
         brokers = sorted(answer.brokers, key=lambda broker: broker.broker_id)
         return ClusterInfo(
             answer.cluster_id,
@@ -89,9 +89,9 @@ class ClusterAdmin:
             partitions=[DescribeQuorumRequestPartitionData(partition_index=0)],
         )
         answer = await self._requests.any(DescribeQuorumRequest(topics=[topic]), DescribeQuorumResponse)
-        raise_error(answer, "quorum")
+        self._requests.raise_error(answer, "quorum")
         state = answer.topics[0].partitions[0]
-        raise_error(state, "quorum")
+        self._requests.raise_error(state, "quorum")
         return Quorum(
             state.leader_id,
             state.leader_epoch,
@@ -115,13 +115,13 @@ class ClusterAdmin:
             ],
         )
         answer = await self._requests.controller(request, AddRaftVoterResponse, lambda r: [r.error_code])
-        raise_error(answer, f"voter {voter_id}")
+        self._requests.raise_error(answer, f"voter {voter_id}")
 
     async def remove_voter(self, voter_id: int, directory_id: bytes) -> None:
         """Remove a voter from the quorum; VOTER_NOT_FOUND if there is none with this id and directory."""
         request = RemoveRaftVoterRequest(cluster_id=None, voter_id=voter_id, voter_directory_id=directory_id)
         answer = await self._requests.controller(request, RemoveRaftVoterResponse, lambda r: [r.error_code])
-        raise_error(answer, f"voter {voter_id}")
+        self._requests.raise_error(answer, f"voter {voter_id}")
 
     async def api_versions(self) -> list[tuple[int, int, int]]:
         """The (API key, first version, last version) that a broker announces, by key."""
@@ -160,9 +160,9 @@ class ClusterAdmin:
             validate_only=validate_only,
         )
         answer = await self._requests.controller(request, UpdateFeaturesResponse, lambda r: [r.error_code])
-        raise_error(answer, "features")
+        self._requests.raise_error(answer, "features")
         for result in answer.results:
-            raise_error(result, f"feature {result.feature!r}")
+            self._requests.raise_error(result, f"feature {result.feature!r}")
 
     async def unregister_broker(self, broker_id: int) -> None:
         """Unregister a broker that will not come back; BROKER_ID_NOT_REGISTERED if there is none with this
@@ -170,4 +170,4 @@ class ClusterAdmin:
         """
         request = UnregisterBrokerRequest(broker_id=broker_id)
         answer = await self._requests.controller(request, UnregisterBrokerResponse, lambda r: [r.error_code])
-        raise_error(answer, f"broker {broker_id}")
+        self._requests.raise_error(answer, f"broker {broker_id}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ottla.client.admin.requests import AdminRequests, raise_error
+from ottla.client.admin.requests import AdminRequests
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -108,7 +108,7 @@ class ConfigsAdmin:
         else:
             answer = await self._requests.any(request, DescribeConfigsResponse)
         result = answer.results[0]
-        raise_error(result, f"{resource_type.name.lower()} {name!r}")
+        self._requests.raise_error(result, f"{resource_type.name.lower()} {name!r}")
         return {
             entry.name: Config(
                 entry.name,
@@ -161,7 +161,7 @@ class ConfigsAdmin:
             answer = await self._requests.controller(
                 request, IncrementalAlterConfigsResponse, lambda r: (x.error_code for x in r.responses)
             )
-        raise_error(answer.responses[0], f"{resource_type.name.lower()} {name!r}")
+        self._requests.raise_error(answer.responses[0], f"{resource_type.name.lower()} {name!r}")
 
     async def resources(self, *types: ResourceType) -> list[tuple[ResourceType, str]]:
         """The resources that have a configuration of their own, of all types or of these."""

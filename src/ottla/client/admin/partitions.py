@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from ottla.client.admin.offsets import by_topic
-from ottla.client.admin.requests import AdminRequests, error_of, raise_error
+from ottla.client.admin.requests import AdminRequests
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -77,9 +77,9 @@ class PartitionsAdmin:
         answer = await self._requests.controller(
             request, AlterPartitionReassignmentsResponse, lambda r: [r.error_code]
         )
-        raise_error(answer, "reassignment")
+        self._requests.raise_error(answer, "reassignment")
         return {
-            partition: error_of(result, str(partition))
+            partition: self._requests.error_of(result, str(partition))
             for topic in answer.responses
             for result in topic.partitions
             for partition in [TopicPartition(topic.name, result.partition_index)]
@@ -99,7 +99,7 @@ class PartitionsAdmin:
         answer = await self._requests.controller(
             request, ListPartitionReassignmentsResponse, lambda r: [r.error_code]
         )
-        raise_error(answer, "reassignments")
+        self._requests.raise_error(answer, "reassignments")
         return {
             TopicPartition(topic.name, p.partition_index): Reassignment(
                 tuple(p.replicas), tuple(p.adding_replicas), tuple(p.removing_replicas)
@@ -127,7 +127,7 @@ class PartitionsAdmin:
         if answer.error_code:
             raise KafkaError(ErrorCode.of(answer.error_code))
         return {
-            partition: error_of(result, str(partition))
+            partition: self._requests.error_of(result, str(partition))
             for topic in answer.replica_election_results
             for result in topic.partition_result
             for partition in [TopicPartition(topic.topic, result.partition_id)]
@@ -149,7 +149,7 @@ class PartitionsAdmin:
             )
             answer = await self._requests.cluster.request(node_id, request, DescribeProducersResponse)
             return {
-                partition: error_of(result, str(partition)) or result.active_producers
+                partition: self._requests.error_of(result, str(partition)) or result.active_producers
                 for topic in answer.topics
                 for result in topic.partitions
                 for partition in [TopicPartition(topic.name, result.partition_index)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
-from ottla.client.admin.requests import AdminRequests, raise_error
+from ottla.client.admin.requests import AdminRequests
 from ottla.protocol.client_quotas import USER, MatchType
 from ottla.protocol.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
@@ -76,7 +76,7 @@ class QuotasAdmin:
             components=[_component(type, name) for type, name in (entities or {}).items()], strict=strict
         )
         answer = await self._requests.any(request, DescribeClientQuotasResponse)
-        raise_error(answer, "client quotas")
+        self._requests.raise_error(answer, "client quotas")
         found = [
             EntityQuotas(
                 {part.entity_type: part.entity_name for part in sorted(entry.entity, key=_user_first)},
@@ -108,7 +108,7 @@ class QuotasAdmin:
             request, AlterClientQuotasResponse, lambda r: (each.error_code for each in r.entries)
         )
         for result in answer.entries:
-            raise_error(result, entity_text(entity))
+            self._requests.raise_error(result, entity_text(entity))
 
 
 def _user_first(part: DescribedEntity) -> bool:

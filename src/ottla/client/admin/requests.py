@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from ottla.client.network_client import NetworkClient
+from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.errors import ClientFailure
 
-__all__ = ["AdminRequests", "HasError", "error_of", "raise_error"]
+__all__ = ["AdminRequests", "HasError"]
 
 R = TypeVar("R", bound=Response)
 T = TypeVar("T")
@@ -24,18 +25,21 @@ class HasError(Protocol):
     error_message: str | None
 
 
-def error_of(result: HasError, subject: str) -> KafkaError | None:
-    """Return the error of a result about `subject`, in the broker's words if it has some."""
-    if not result.error_code:
-        return None
-    code = ErrorCode.of(result.error_code)
-    return KafkaError(code, f"{subject}: {result.error_message or code.text}")
-
-
-def raise_error(result: HasError, subject: str) -> None:
-    error = error_of(result, subject)
-    if error is not None:
-        raise error
+# What a client must be allowed to do, by the result that says that it is not.
+_OPERATIONS: Final = {
+    "CreatableTopicResult": AclOperation.CREATE,
+    "DeletableTopicResult": AclOperation.DELETE,
+    "CreatePartitionsTopicResult": AclOperation.ALTER,
+    "DescribeConfigsResult": AclOperation.DESCRIBE_CONFIGS,
+    "DescribeClientQuotasResponse": AclOperation.DESCRIBE_CONFIGS,
+    "AlterConfigsResourceResponse": AclOperation.ALTER_CONFIGS,
+    "EntryData": AclOperation.ALTER_CONFIGS,
+    "DescribeAclsResponse": AclOperation.DESCRIBE,
+    "DescribeQuorumResponse": AclOperation.DESCRIBE,
+    "ListPartitionReassignmentsResponse": AclOperation.DESCRIBE,
+    "DescribeUserScramCredentialsResponse": AclOperation.DESCRIBE,
+    "PartitionResponse": AclOperation.READ,
+}
 
 
 class AdminRequests:
@@ -48,6 +52,21 @@ class AdminRequests:
     def __init__(self, cluster: NetworkClient, timeout_ms: int) -> None:
         self.cluster = cluster
         self.timeout_ms = timeout_ms
+
+    def error_of(self, result: HasError, subject: str) -> KafkaError | None:
+        """Return the error of a result about `subject`, in the broker's words if it has some."""
+        if not result.error_code:
+            return None
+        code = ErrorCode.of(result.error_code)
+        operation = _OPERATIONS.get(type(result).__name__, AclOperation.ALTER)
+        name = getattr(result, "name", None) or getattr(result, "resource_name", None) or subject
+        text = self.cluster.explain(code, operation, name, result.error_message)
+        return KafkaError(code, f"{subject}: {text}")
+
+    def raise_error(self, result: HasError, subject: str) -> None:
+        error = self.error_of(result, subject)
+        if error is not None:
+            raise error
 
     async def retrying(self, attempt: Callable[[], Awaitable[T]], what: str) -> T:
         return await self.cluster.retrying(attempt, timeout_ms=self.timeout_ms, what=what)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ottla.client.admin.requests import AdminRequests, error_of
+from ottla.client.admin.requests import AdminRequests
 from ottla.client.cluster_metadata import TopicInfo
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_partitions import (
@@ -87,7 +87,10 @@ class TopicsAdmin:
             answer = await self._requests.controller(
                 request, CreateTopicsResponse, lambda r: (topic.error_code for topic in r.topics)
             )
-            results = {result.name: error_of(result, f"topic {result.name!r}") for result in answer.topics}
+            results = {
+                result.name: self._requests.error_of(result, f"topic {result.name!r}")
+                for result in answer.topics
+            }
             return results, answer.throttle_time_ms
 
         return await self._within_quota([topic.name for topic in wanted], attempt)
@@ -138,7 +141,7 @@ class TopicsAdmin:
                 request, DeleteTopicsResponse, lambda r: (topic.error_code for topic in r.responses)
             )
             results = {
-                result.name: error_of(result, f"topic {result.name!r}")
+                result.name: self._requests.error_of(result, f"topic {result.name!r}")
                 for result in answer.responses
                 if result.name is not None
             }
@@ -190,7 +193,9 @@ class TopicsAdmin:
             answer = await self._requests.controller(
                 request, CreatePartitionsResponse, lambda r: (topic.error_code for topic in r.results)
             )
-            return {name: error_of(answer.results[0], f"topic {name!r}")}, answer.throttle_time_ms
+            return {
+                name: self._requests.error_of(answer.results[0], f"topic {name!r}")
+            }, answer.throttle_time_ms
 
         error = (await self._within_quota([name], attempt))[name]
         if error is not None:

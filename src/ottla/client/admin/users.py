@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ottla.client.admin.requests import AdminRequests, error_of, raise_error
+from ottla.client.admin.requests import AdminRequests
 from ottla.protocol import scram
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_user_scram_credentials import (
@@ -58,9 +58,9 @@ class UsersAdmin:
         answer = await self._requests.any(
             DescribeUserScramCredentialsRequest(users=users), DescribeUserScramCredentialsResponse
         )
-        raise_error(answer, "SCRAM users")
+        self._requests.raise_error(answer, "SCRAM users")
         for result in answer.results:
-            raise_error(result, f"user {result.user!r}")
+            self._requests.raise_error(result, f"user {result.user!r}")
         return sorted(
             (
                 UserCredentials(
@@ -112,7 +112,7 @@ class UsersAdmin:
             lambda response: [result.error_code for result in response.results],
         )
         for result in answer.results:
-            error = error_of(result, f"user {result.user!r}")
+            error = self._requests.error_of(result, f"user {result.user!r}")
             if error is not None:
                 raise error
 

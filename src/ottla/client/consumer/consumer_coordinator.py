@@ -30,6 +30,7 @@ from ottla.client.consumer.heartbeat_thread import HeartbeatThread
 from ottla.client.coordinator_client import CoordinatorClient
 from ottla.client.group_offsets import GroupMemberIdentity
 from ottla.client.network_client import CoordinatorType, NetworkClient
+from ottla.protocol.acl import AclOperation
 from ottla.protocol.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
@@ -386,7 +387,8 @@ class ClassicConsumerCoordinator:
             hint = ""
             if error is ErrorCode.FENCED_INSTANCE_ID:
                 hint = f" (group.instance.id={self._config.group_instance_id!r})"
-            raise KafkaError(error, f"cannot {what} group {self._group_id!r}{hint}: {error.text}")
+            text = self._cluster.explain(error, AclOperation.READ, self._group_id)
+            raise KafkaError(error, f"cannot {what} group {self._group_id!r}{hint}: {text}")
 
     async def leave(self) -> None:
         """Leave the group, unless the member is static: then its partitions wait for its return."""

@@ -24,6 +24,7 @@ from ottla.client.consumer.group_membership import (
 from ottla.client.consumer.heartbeat_thread import HeartbeatThread
 from ottla.client.group_offsets import GroupMemberIdentity
 from ottla.client.network_client import NetworkClient
+from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -69,6 +70,7 @@ class ConsumerMembershipManager:
             config,
             self._group_id,
             member_id=_member_id(cluster.runtime.random.uuid()),
+            explain=cluster.explain,
             on_target=self._on_target,
             on_lost=self._on_lost,
             on_failure=self._on_failure,
@@ -217,6 +219,7 @@ class ConsumerHeartbeatRequestManager:
         group_id: str,
         *,
         member_id: str,
+        explain: Callable[[ErrorCode, AclOperation, str, str | None], str],
         on_target: Callable[[Target], object],
         on_lost: Callable[[], object],
         on_failure: Callable[[KafkaError], object],
@@ -226,6 +229,7 @@ class ConsumerHeartbeatRequestManager:
         self._thread = thread
         self._config = config
         self._group_id = group_id
+        self._explain = explain
         self.member_id = member_id
         self.epoch = JOIN_EPOCH
         self._on_target = on_target
@@ -373,7 +377,9 @@ class ConsumerHeartbeatRequestManager:
             self._lose()
             return True
         if code:
-            self._fail(KafkaError(code, f"group {self._group_id!r}: {answer.error_message or code.text}"))
+            self._fail(
+                KafkaError(code, f"group {self._group_id!r}: {self._text(code, answer.error_message)}")
+            )
             return True
         self._send_all = False
         if sent_owned is self._owned:
@@ -417,6 +423,12 @@ class ConsumerHeartbeatRequestManager:
                 for topic, partitions in self._owned.items()
             ]
         return request
+
+    def _text(self, code: ErrorCode, message: str | None) -> str:
+        if code is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            topics = () if self._subscription is None else sorted(self._subscription.topics)
+            return self._explain(code, AclOperation.DESCRIBE, ", ".join(topics), message)
+        return self._explain(code, AclOperation.READ, self._group_id, message)
 
     def _fail(self, error: KafkaError) -> None:
         self._active = False

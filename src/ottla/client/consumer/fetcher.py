@@ -19,6 +19,7 @@ from ottla.client.consumer.config import ConsumerConfig, Reset
 from ottla.client.consumer.fetch_session_handler import FetchSessionHandler, Wanted
 from ottla.client.consumer.subscription_state import SubscriptionState, TopicPartitionState
 from ottla.client.network_client import MetadataUpdater, NetworkClient
+from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
 from ottla.protocol.names import TopicPartition
@@ -375,9 +376,10 @@ class Fetcher:
         elif code is ErrorCode.UNKNOWN_SERVER_ERROR or code.retriable:
             log.debug("%s: %s; trying again", state.partition, code.name)
         else:
+            text = self._cluster.explain(code, AclOperation.READ, state.partition.topic)
             self._stop_partition(
                 state,
-                KafkaError(code, f"{state.partition}: cannot fetch from offset {entry.offset}: {code.text}"),
+                KafkaError(code, f"{state.partition}: cannot fetch from offset {entry.offset}: {text}"),
             )
 
     def _handle_offset_out_of_range(self, node_id: int, entry: _Sent) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ottla.client.network_client import NetworkClient
+from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from ottla.protocol.names import TopicPartition
@@ -68,7 +69,9 @@ class IdempotentProducerIdentity:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=NO_TRANSACTION_TIMEOUT)
         answer = await self._cluster.request_any(request, InitProducerIdResponse)
         if answer.error_code:
-            raise KafkaError(ErrorCode.of(answer.error_code), "cannot get a producer id")
+            code = ErrorCode.of(answer.error_code)
+            text = self._cluster.explain(code, AclOperation.IDEMPOTENT_WRITE, "")
+            raise KafkaError(code, f"cannot get a producer id: {text}")
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
 
     def begin_new_epoch(self) -> None:

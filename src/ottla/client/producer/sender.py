@@ -20,6 +20,7 @@ from ottla.client.producer.config import ProducerConfig
 from ottla.client.producer.identity import ProducerIdentity
 from ottla.client.producer.producer_batch import ProducerBatch
 from ottla.client.producer.record_accumulator import PartitionQueue, RecordAccumulator
+from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.produce import (
     PartitionProduceData,
@@ -121,6 +122,9 @@ class Sender:
                 self._fail_waiting(error)
                 return self._config.retry_backoff_ms / 1000
             except KafkaError as error:
+                if error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                    self._fail_waiting(error)
+                    return IDLE_CHECK_S
                 log.debug("no producer id yet: %s", error)
                 return self._config.retry_backoff_ms / 1000
         wait = IDLE_CHECK_S
@@ -297,7 +301,7 @@ class Sender:
                     batch.complete(result.base_offset, result.log_append_time_ms)
                     self._accumulator.deallocate(batch)
             else:
-                error = _error_of(batch, result)
+                error = _error_of(self._cluster, batch, result)
                 self._fail_or_retry(batch, error)
                 if error.code in _STALE_METADATA:
                     stale.add(batch.partition.topic)
@@ -392,9 +396,9 @@ class Sender:
 
         task.add_done_callback(on_connected)
 
-    def _fail_waiting(self, error: AuthenticationFailed, node_id: int | None = None) -> None:
+    def _fail_waiting(self, error: KafkaError, node_id: int | None = None) -> None:
         """Fail the batches that wait, of all partitions or of those that a broker leads: it does not let this
-        client in, and would not let it in later.
+        client in, or write, and would not later.
         """
         for queue in list(self._accumulator.waiting.values()):
             leader = self._cluster.metadata.leader(queue.partition)
@@ -412,9 +416,9 @@ class Sender:
         task.add_done_callback(lambda _: self._wake.set())
 
 
-def _error_of(batch: ProducerBatch, result: PartitionProduceResponse) -> KafkaError:
+def _error_of(cluster: NetworkClient, batch: ProducerBatch, result: PartitionProduceResponse) -> KafkaError:
     code = ErrorCode.of(result.error_code)
-    text = result.error_message or code.text
+    text = cluster.explain(code, AclOperation.WRITE, batch.partition.topic, result.error_message)
     refused = [
         f"record {item.batch_index}: {item.batch_index_error_message or 'refused'}"
         for item in result.record_errors

@@ -25,6 +25,7 @@ from ottla.client.group_offsets import CommittedOffset, GroupMemberIdentity
 from ottla.client.network_client import CoordinatorType, NetworkClient
 from ottla.client.producer.config import ProducerConfig
 from ottla.client.producer.record_accumulator import RecordAccumulator
+from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from ottla.protocol.messages.add_partitions_to_txn import (
@@ -396,7 +397,8 @@ class TransactionManager:
         hint = ""
         if code is ErrorCode.PRODUCER_FENCED:
             hint = "; another producer has taken the id over, or the transaction took too long"
-        error = KafkaError(code, f"transactional.id {self._id!r} {what}: {code.text}{hint}")
+        text = self._cluster.explain(code, AclOperation.WRITE, self._id)
+        error = KafkaError(code, f"transactional.id {self._id!r} {what}: {text}{hint}")
         self.state, self._cause = TransactionManagerState.FATAL_ERROR, error
         return error
 

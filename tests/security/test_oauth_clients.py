@@ -16,6 +16,7 @@ import pytest
 from ottla.client.admin.admin import Admin
 from ottla.client.errors import AuthenticationFailed
 from ottla.client.producer.producer import Producer
+from ottla.protocol.errors import KafkaError
 from ottla.runtime.random import SeededRandom
 from ottla.security.oauth.jwks import is_verified, parse_jwks
 from ottla.security.oauth.jws import parse_token
@@ -237,6 +238,32 @@ class StoppedClock:
 
     def monotonic_ns(self) -> int:
         return self.now_ms * 1_000_000
+
+
+def test_a_client_waits_for_a_token_server_that_is_away(node: LocalNode, issuer: Issuer) -> None:
+    """It connects again and again, and gives up when its own time is over."""
+    answers = [503] * 4
+
+    def answer(_path: str, _form: dict[str, list[str]], _headers: dict[str, str]) -> tuple[int, bytes]:
+        if answers:
+            return answers.pop(), b""
+        return 200, json.dumps({"access_token": issuer.token()}).encode()
+
+    with http_server(answer) as url:
+        settings = JAVA | {"sasl.login.retry.backoff.ms": "1", "sasl.login.retry.backoff.max.ms": "1"}
+        settings["sasl.oauthbearer.token.endpoint.url"] = url
+
+        async def produce() -> None:
+            base = {"bootstrap.servers": node.bootstrap_servers, "security.protocol": "SASL_PLAINTEXT"}
+            async with Producer(base | {"sasl.mechanism": "OAUTHBEARER"} | settings) as producer:
+                await producer.send("late", b"x")
+                await producer.flush()
+
+        with pytest.raises(KafkaError, match="status 503") as failed:
+            cluster_id(node, settings)
+        assert not isinstance(failed.value, AuthenticationFailed)
+        answers.clear()
+        asyncio.run(asyncio.wait_for(produce(), DEADLINE_SECONDS))
 
 
 def test_a_token_is_kept_for_most_of_its_life() -> None:

@@ -30,7 +30,13 @@ _MAX_SHOWN: Final = 200
 
 
 class TokenUnavailable(Exception):
-    """There is no token to log in with; the text says why, and has no secret."""
+    """There is no token to log in with; the text says why, and has no secret. `is_temporary` if the token
+    server does not answer.
+    """
+
+    def __init__(self, reason: str, *, is_temporary: bool = False) -> None:
+        super().__init__(reason)
+        self.is_temporary = is_temporary
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +186,7 @@ class TokenServer:
             except HttpError as error:
                 problem = str(error)
             if waited_ms + backoff_ms > self._retry.max_backoff_ms:
-                raise TokenUnavailable(problem)
+                raise TokenUnavailable(problem, is_temporary=True)
             await asyncio.sleep(backoff_ms / 1000)
             waited_ms += backoff_ms
             backoff_ms = min(backoff_ms * 2, self._retry.max_backoff_ms)

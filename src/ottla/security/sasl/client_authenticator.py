@@ -7,13 +7,14 @@ what to change; it is not retriable, as the same login would fail again.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from ottla.protocol.errors import ErrorCode, KafkaError, UnsupportedVersion
 from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from ottla.rpc.connection import BrokerConnection
-from ottla.rpc.errors import AuthenticationFailed, ConnectionLost
+from ottla.rpc.errors import AuthenticationFailed, ConnectionFailed, ConnectionLost
 from ottla.runtime.random import Random
 from ottla.security.sasl.mechanism import SaslClientFactory, SaslFailure
 
@@ -44,7 +45,7 @@ class SaslLogin:
         """Log in, and return the milliseconds that the session lasts; 0 if it does not end."""
         address, mechanism = connection.address, self._factory.mechanism
         try:
-            client = await self._factory.create(address.host)
+            client = await asyncio.wait_for(self._factory.create(address.host), timeout_ms / 1000)
             await self._shake_hands(connection, timeout_ms)
             token: bytes | None = client.initial_response()
             for _ in range(_MAX_TOKENS):
@@ -54,7 +55,12 @@ class SaslLogin:
                 if token is None:
                     return answer.session_lifetime_ms
         except SaslFailure as failure:
-            raise AuthenticationFailed(f"{address}: SASL {mechanism} failed: {failure}") from None
+            kind = ConnectionFailed if failure.is_temporary else AuthenticationFailed
+            raise kind(f"{address}: SASL {mechanism} failed: {failure}") from None
+        except TimeoutError:
+            raise ConnectionFailed(
+                f"{address}: SASL {mechanism} failed: there are no credentials within {timeout_ms} ms"
+            ) from None
         except ConnectionLost as error:
             raise ConnectionLost(f"{error.message} during the login with SASL {mechanism}") from None
         raise AuthenticationFailed(f"{address}: SASL {mechanism} does not come to an end")

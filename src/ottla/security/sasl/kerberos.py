@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 GSSAPI: Final = "GSSAPI"
 _NO_LAYER: Final = 1
+# KRB5_KDC_UNREACH, as the library returns it.
+_KDC_UNREACHABLE: Final = -1765328228 & 0xFFFFFFFF
 # The bits of the layers that a side offers or takes, and three bytes for the size of wrapped messages.
 _OFFER: Final = bytes((_NO_LAYER, 0, 0, 0))
 
@@ -129,7 +131,10 @@ class GssapiClientFactory:
         try:
             return await self._pool.run(self._begin, gss, host)
         except gss.exceptions.GSSError as error:
-            raise SaslFailure(f"there is no ticket for {self._service}@{host}: {_reason(error)}") from None
+            raise SaslFailure(
+                f"there is no ticket for {self._service}@{host}: {_reason(error)}",
+                is_temporary=error.min_code == _KDC_UNREACHABLE,
+            ) from None
 
     def _begin(self, gss: Any, host: str) -> GssapiClient:
         context = gss.SecurityContext(

@@ -16,12 +16,14 @@ from ottla.security.principal import KafkaPrincipal
 class SaslFailure(Exception):
     """The client is not who it says, or does not speak the mechanism. `client_message` is all that the client
     learns; None stands for Kafka's sentence about invalid credentials, which tells no cause. The exception's
-    text is for the log of this node, and has neither passwords nor tokens.
+    text is for the log of this node, and has neither passwords nor tokens. `is_temporary` says that the same
+    login may succeed later: the service that has the client's credential does not answer.
     """
 
-    def __init__(self, reason: str, *, client_message: str | None = None) -> None:
+    def __init__(self, reason: str, *, client_message: str | None = None, is_temporary: bool = False) -> None:
         super().__init__(reason)
         self.client_message = client_message
+        self.is_temporary = is_temporary
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ class OAuthBearerClientFactory:
         try:
             token = await self._tokens.token()
         except TokenUnavailable as error:
-            raise SaslFailure(f"there is no token: {error}") from None
+            raise SaslFailure(f"there is no token: {error}", is_temporary=error.is_temporary) from None
         extensions = {**self._extensions, **token.extensions}
         try:
             check_extensions(token.extensions)

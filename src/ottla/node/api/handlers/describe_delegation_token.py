@@ -6,6 +6,7 @@ DESCRIBE_TOKENS on its owner. The answer has their HMACs, as in Kafka.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from ottla.metadata.controller.delegation_tokens import is_owner_or_renewer, token_hmac
@@ -23,9 +24,10 @@ from ottla.protocol.messages.describe_delegation_token import (
 from ottla.security.principal import KafkaPrincipal
 
 _FIRST_WITH_REQUESTER: Final = 3
+_TOKENS_IN_A_TURN: Final = 100
 
 
-def handle(
+async def handle(
     context: ApiRequestContext, request: DescribeDelegationTokenRequest
 ) -> DescribeDelegationTokenResponse:
     if not may_use_tokens(context):
@@ -36,14 +38,15 @@ def handle(
     owners = None
     if request.owners is not None:
         owners = {f"{each.principal_type}:{each.principal_name}" for each in request.owners}
-    tokens = [
-        _described(token, token_hmac(secret_key, token.id))
-        for token in context.image.delegation_tokens.values()
-        if _is_asked_for(token, owners) and _is_visible(context, token)
-    ]
+    tokens = []
+    for number, token in enumerate(context.image.delegation_tokens.values(), 1):
+        if _is_asked_for(token, owners) and _is_visible(context, token):
+            tokens.append(_described(token, token_hmac(secret_key, token.id)))
+        if number % _TOKENS_IN_A_TURN == 0:
+            await asyncio.sleep(0)
     if context.version < _FIRST_WITH_REQUESTER:
-        for token in tokens:
-            token.token_requester_principal_type = token.token_requester_principal_name = ""
+        for each in tokens:
+            each.token_requester_principal_type = each.token_requester_principal_name = ""
     return DescribeDelegationTokenResponse(tokens=tokens)
 
 
@@ -58,8 +61,10 @@ def _is_asked_for(token: DelegationToken, owners: set[str] | None) -> bool:
 def _is_visible(context: ApiRequestContext, token: DelegationToken) -> bool:
     return (
         is_owner_or_renewer(token, str(context.principal))
-        or context.allowed(AclOperation.DESCRIBE, AclResourceType.DELEGATION_TOKEN, token.id)
-        or context.allowed(AclOperation.DESCRIBE_TOKENS, AclResourceType.USER, token.owner)
+        or context.allowed(
+            AclOperation.DESCRIBE, AclResourceType.DELEGATION_TOKEN, token.id, log_denied=False
+        )
+        or context.allowed(AclOperation.DESCRIBE_TOKENS, AclResourceType.USER, token.owner, log_denied=False)
     )
 
 

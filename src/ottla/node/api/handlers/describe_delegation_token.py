@@ -11,7 +11,7 @@ from typing import Final
 
 from ottla.metadata.controller.delegation_tokens import is_owner_or_renewer, token_hmac
 from ottla.metadata.image.entities import DelegationToken
-from ottla.node.api.context import ApiRequestContext
+from ottla.node.api.context import RequestContext
 from ottla.node.api.delegation_tokens import may_use_tokens, token_settings
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode
@@ -28,7 +28,7 @@ _TOKENS_IN_A_TURN: Final = 100
 
 
 async def handle(
-    context: ApiRequestContext, request: DescribeDelegationTokenRequest
+    context: RequestContext, request: DescribeDelegationTokenRequest
 ) -> DescribeDelegationTokenResponse:
     if not may_use_tokens(context):
         return _error(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
@@ -58,7 +58,7 @@ def _is_asked_for(token: DelegationToken, owners: set[str] | None) -> bool:
     return owners is None or token.owner in owners or not owners.isdisjoint(token.renewers)
 
 
-def _is_visible(context: ApiRequestContext, token: DelegationToken) -> bool:
+def _is_visible(context: RequestContext, token: DelegationToken) -> bool:
     return (
         is_owner_or_renewer(token, str(context.principal))
         or context.allowed(

@@ -12,6 +12,7 @@ from ottla.raft.snapshot import decode_snapshot
 from ottla.raft.voters import VoterSet
 from ottla.runtime.address import Address
 from ottla.runtime.disk import RealDisk
+from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
 
 SNAPSHOT = "__cluster_metadata-0/00000000000000000000-0000000000.checkpoint"
@@ -116,3 +117,35 @@ def test_a_file_that_is_not_there_is_named_once(tmp_path: Path, offline: Command
     file = str(tmp_path / "no.properties")
     ended = offline("storage", "format", "-c", file)
     assert (ended.status, ended.err) == (1, f"ottla: cannot read {file}: No such file or directory\n")
+
+
+def test_first_users_log_in_and_commands_take_their_settings_from_a_file(
+    tmp_path: Path, offline: CommandLine
+) -> None:
+    offline.ok(
+        *("storage", "format", str(tmp_path / "data")),
+        *("--add-scram", "SCRAM-SHA-512=[name=admin,password=admin-secret]"),
+    )
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    settings = {
+        "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "scram-sha-512.sasl.jaas.config": f"{module} required;",
+    }
+    file = tmp_path / "client.properties"
+    with LocalNode(settings, data_dir=str(tmp_path / "data")) as node:
+        ottla = CommandLine(node.bootstrap_servers)
+        for password, status in (("admin-secret", 0), ("wrong", 1)):
+            jaas = f'{module} required username="admin" password="{password}";'
+            file.write_text(
+                f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-512\nsasl.jaas.config={jaas}\n"
+            )
+            ended = ottla("users", "list", "--json", "--command-config", str(file))
+            assert ended.status == status, ended.err
+            assert password not in ended.err
+            if status:
+                assert "invalid credentials with SASL mechanism SCRAM-SHA-512" in ended.err
+            else:
+                assert ended.json == [{"user": "admin", "mechanisms": {"SCRAM-SHA-512": 4096}}]
+    refused = offline("storage", "format", str(tmp_path / "b"), "-S", "SCRAM-SHA-1=[name=a,password=pw]")
+    assert "SCRAM-SHA-1 is not supported" in refused.err

@@ -18,7 +18,9 @@ from ottla.runtime.random import SystemRandom
 from ottla.runtime.runtime import Runtime
 from ottla.security.sasl.add_scram import scram_records
 from ottla.testing.cluster_plan import free_ports
+from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import FOR_TESTS
+from tests.security.test_sasl_kafka import SaslApacheKafka
 
 DEADLINE_SECONDS = 90
 CLUSTER_ID = "dGhlLWNsdXN0ZXItaWQtMQ"
@@ -110,3 +112,42 @@ def test_nodes_log_in_at_each_other(tmp_path: Path, mechanism: str) -> None:
             runtime.close()
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE_SECONDS))
+
+
+def test_a_secured_cluster_survives_a_killed_node() -> None:
+    with LocalCluster(nodes=3, security="SASL_SSL") as cluster:
+        given = {"bootstrap.servers": cluster.bootstrap_servers, **cluster.client_settings}
+
+        async def write(values: range) -> None:
+            async with Producer(given) as producer:
+                for n in values:
+                    await producer.send("orders", b"%d" % n)
+
+        asyncio.run(write(range(5)))
+        cluster.kill(cluster.leader("orders"))
+        asyncio.run(asyncio.wait_for(write(range(5, 10)), DEADLINE_SECONDS))
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_apache_kafka_knows_the_users_that_a_directory_was_formatted_with(tmp_path: Path) -> None:
+    runtime = Runtime.real(guest=True)
+    kafka = SaslApacheKafka(tmp_path, free_ports(2), cluster_id=CLUSTER_ID)
+    format_node(runtime, kafka.data_dir, 1)
+    runtime.close()
+    with kafka:
+
+        async def log_in(password: str) -> None:
+            given = {
+                "bootstrap.servers": kafka.sasl,
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "SCRAM-SHA-512",
+                "sasl.username": "alice",
+                "sasl.password": password,
+            }
+            async with Admin(given) as admin:
+                assert [user.name for user in await admin.users.list()] == ["alice", "nodes"]
+
+        asyncio.run(log_in("alice-secret"))
+        with pytest.raises(AuthenticationFailed):
+            asyncio.run(log_in("wrong"))

@@ -69,8 +69,8 @@ Outcome: TypeAlias = tuple[Any, ...]
 class SaslApacheKafka(ApacheKafka):
     """Apache Kafka with two further listeners."""
 
-    def __init__(self, directory: Path, ports: list[int]) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: Path, ports: list[int], cluster_id: str | None = None) -> None:
+        super().__init__(directory, cluster_id=cluster_id)
         self.sasl = f"127.0.0.1:{ports[0]}"
         self.short = f"127.0.0.1:{ports[1]}"
 

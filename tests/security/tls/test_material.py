@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import ssl
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ottla.runtime.disk import RealDisk
+from ottla.runtime.runtime import Runtime
 from ottla.security.tls import jks
 from ottla.security.tls.ciphers import openssl_name
 from ottla.security.tls.context import TlsMaterial, client_context, server_context
@@ -202,3 +204,27 @@ def test_a_listener_needs_a_certificate() -> None:
     store = StoreSettings("keystore")
     with pytest.raises(TlsError, match=r"set ssl\.keystore\.location"):
         server_context(TlsSettings(store, StoreSettings("truststore")), TlsMaterial(None, None))
+
+
+def test_a_client_reads_changed_files_for_its_next_connection(tmp_path: Path) -> None:
+    from ottla.security.clients.client_security import ClientSecurity
+    from ottla.security.clients.settings import SecuritySettings
+
+    path = Path(certificates.write_pem(tmp_path, "alice", certificates.client_certificate()))
+    settings = {
+        "security.protocol": "SSL",
+        "ssl.ca.location": certificates.write_ca(tmp_path),
+        "ssl.certificate.location": str(path),
+        "ssl.key.location": str(path),
+    }
+    client = ClientSecurity(Runtime.real(pool_workers=1), SecuritySettings.of(settings))
+    first = client.tls()
+    assert first is not None
+    assert client.tls() is first
+    certificates.write_pem(tmp_path, "alice", certificates.client_certificate("CN=alice, renewed"))
+    os.utime(path, ns=(1, 1))
+    second = client.tls()
+    assert second is not first
+    path.write_text("half of it")
+    os.utime(path, ns=(2_000_000, 2_000_000))
+    assert client.tls() is second

@@ -18,13 +18,14 @@ from confluent_kafka.admin import AdminClient
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from kafka import KafkaProducer
+from ottla.client.producer.producer import Producer as OurProducer
 from ottla.node.config.errors import NodeFailed
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.metadata import MetadataRequest
 from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from ottla.testing.local_node import LocalNode
-from tests.support.certificates import server_certificate, write_ca, write_pem
+from tests.support.certificates import server_certificate, server_settings, write_ca, write_pem
 from tests.support.tokens import AUDIENCE, ISSUER, Issuer, claims, compact, http_server
 from tests.support.wire import CLOSED, WireClient
 
@@ -364,3 +365,33 @@ def test_the_default_mechanism_is_named() -> None:
     settings = {"listeners": "SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}
     with pytest.raises(NodeFailed, match=r"enabled\.mechanisms is not set, and its default is GSSAPI"):
         LocalNode(settings).start()
+
+
+def test_tokens_over_tls(issuer: Issuer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_bytes(issuer.jwks())
+    settings = {
+        **{
+            name.replace("sasl_plaintext", "sasl_ssl"): value
+            for name, value in node_settings(keys.as_uri()).items()
+        },
+        **server_settings(tmp_path, "SASL_SSL"),
+        "sasl.mechanism.inter.broker.protocol": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": (tmp_path / "node-token").as_uri(),
+    }
+    (tmp_path / "node-token").write_text(issuer.token(claims(sub="node")))
+    with LocalNode(settings) as node:
+        client = librdkafka(node, ssl_ca_location=write_ca(tmp_path)) | {
+            "security.protocol": "SASL_SSL",
+            "oauth_cb": lambda _: (issuer.token(), time.time() + 300),
+        }
+        assert AdminClient(client).list_topics(timeout=DEADLINE_SECONDS).brokers
+
+        async def produce() -> None:
+            ours = {**client, "sasl.mechanism": "OAUTHBEARER"}
+            del ours["sasl.mechanisms"]
+            async with OurProducer(ours) as producer:
+                await producer.send("over-tls", b"hello")
+                await producer.flush()
+
+        asyncio.run(asyncio.wait_for(produce(), DEADLINE_SECONDS))

@@ -1,31 +1,40 @@
 """Three nodes with everything on: SASL_SSL on all listeners, SCRAM among brokers, PLAIN at controllers, ACLs.
 
 A user with just the ACLs that it needs writes, reads in a group and copies in transactions, while nodes are
-killed; what was acknowledged is there, and others are refused all the time.
+killed; what was acknowledged is there, and others are refused all the time. Certificates are renewed under
+load.
 """
 
 from __future__ import annotations
 
+import ssl
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 from confluent_kafka import KafkaError as RdKafkaError
 from confluent_kafka import Producer
+from cryptography.x509 import load_pem_x509_certificate
 
 from ottla import blocking
+from ottla.client.admin.configs import ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.testing.local_cluster import LocalCluster
+from ottla.security.tls.authority import CertificateAuthority
+from ottla.testing.local_cluster import ClusterNode, LocalCluster
+from ottla.testing.security import write_secret
 from tests.cluster.conftest import SETTINGS
 from tests.support.acknowledged_workload import Load
 from tests.support.transform_workload import Copying, Worker, read
 from tests.support.users import ScramUser, add_user, admin_of, copying_acls
-from tests.support.waiting import came_true
+from tests.support.waiting import came_true, wait_until
 
 PARTITIONS = 3
 PER_SECOND = 300
-SOURCE, TARGET = "source", "target"
+SOURCE, TARGET, RENEWED = "source", "target", "renewed"
 GROUP = f"{SOURCE}-to-{TARGET}"
 # Those of the processes that copy, and of what reads their result and that of the load.
 GROUPS = (GROUP, "reader-read_committed", "none")
@@ -126,3 +135,91 @@ def test_our_clients_read_in_a_group_and_no_further(
         with pytest.raises(KafkaError, match="other-group"):
             consumer.poll(timeout_ms=30_000)
     refused(secured, mallory)
+
+
+def serial(node: ClusterNode) -> int:
+    """The serial number of the certificate that a new connection to the node is shown."""
+    pem = ssl.get_server_certificate(("127.0.0.1", node.port))
+    return load_pem_x509_certificate(pem.encode()).serial_number
+
+
+def issue(directory: Path, name: str) -> tuple[Path, int]:
+    """A new certificate of the nodes in a file of this name, put there in one step, and its serial number."""
+    authority = CertificateAuthority.load(
+        (directory / "ca.key").read_bytes(), (directory / "ca.crt").read_bytes()
+    )
+    hosts = ("localhost", "127.0.0.1", "::1")
+    issued = authority.issue("CN=node,O=Ottla", int(time.time() * 1000), hosts=hosts)
+    unfinished = directory / "unfinished"
+    write_secret(unfinished, issued.key_pem() + issued.chain_pem())
+    unfinished.replace(directory / name)
+    return directory / name, issued.certificate.serial_number
+
+
+class Visitors:
+    """Producers that connect, write a few records and go, one after the other: all of them are let in."""
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        self._settings = settings
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="visitors")
+        self.visits = 0
+        self.failures: list[BaseException] = []
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                with blocking.Producer(self._settings, linger_ms=0) as producer:
+                    for partition in range(PARTITIONS):
+                        producer.send(TARGET, b"visit", partition=partition)
+                self.visits += 1
+        except BaseException as error:
+            self.failures.append(error)
+
+    def wait_for_more(self, count: int) -> None:
+        wanted = self.visits + count
+        wait_until(lambda: self.visits >= wanted or bool(self.failures), "no more visits")
+        assert self.failures == []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def test_certificates_are_renewed_under_load_and_no_request_fails(
+    secured: LocalCluster, alice: ScramUser
+) -> None:
+    bootstrap, directory = secured.bootstrap_servers, Path(secured.data_dir) / "security"
+    with admin_of(secured) as admin:
+        admin.topics.create(RENEWED, partitions=PARTITIONS, replication_factor=3)
+        admin.acls.create(copying_acls(alice, (RENEWED,), GROUPS, "worker-"))
+    load = Load(bootstrap, RENEWED, PARTITIONS, per_second=PER_SECOND, settings=alice.librdkafka)
+    node, others = secured.nodes[0], secured.nodes[1:]
+    with load, Visitors({"bootstrap.servers": bootstrap, **alice.java}) as visitors:
+        load.wait_for_more(PER_SECOND)
+        visitors.wait_for_more(1)
+        # By a changed setting of one node.
+        path, expected = issue(directory, "node-1.pem")
+        name = "listener.name.sasl_ssl.ssl.keystore.location"
+        with admin_of(secured) as admin:
+            admin.configs.alter(ResourceType.BROKER, str(node.id), set={name: str(path)})
+        wait_until(lambda: serial(node) == expected, "the new certificate is not shown")
+        assert expected not in {serial(other) for other in others}
+        load.wait_for_more(PER_SECOND)
+        visitors.wait_for_more(2)
+        # By a changed file, which two nodes share.
+        _, expected = issue(directory, "node.pem")
+        wait_until(lambda: {serial(other) for other in others} == {expected}, "not shown by the others")
+        # And nodes connect to each other with what they have now.
+        secured.kill(node)
+        load.wait_for_more(PER_SECOND)
+        secured.start(node)
+        secured.wait_in_sync()
+        load.wait_for_more(PER_SECOND)
+        visitors.wait_for_more(2)
+        load.finish()
+    load.check(bootstrap)

@@ -122,11 +122,14 @@ class Load:
         left = self._producer.flush(DEADLINE_SECONDS)
         assert left == 0, f"{left} records are still under way"
 
-    def check(self, bootstrap: str) -> None:
-        """After `finish`: what is in the topic is what was written, once, at the acknowledged offsets."""
+    def check(self, bootstrap: str, settings: Mapping[str, str] | None = None) -> None:
+        """After `finish`: what is in the topic is what was written, once, at the acknowledged offsets.
+
+        The reader has the settings of the writer, unless there are others.
+        """
         assert self.failures == []
         for partition in range(self._partitions):
-            found = read_all(bootstrap, self._topic, partition, self._settings)
+            found = read_all(bootstrap, self._topic, partition, settings or self._settings)
             assert list(found) == list(range(len(found)))
             placed = self.acknowledged[partition]
             assert placed.items() <= found.items()

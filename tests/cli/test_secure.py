@@ -71,3 +71,16 @@ def test_users_with_passwords_are_there_at_the_first_start(offline: CommandLine,
         assert "TOPIC_AUTHORIZATION_FAILED" in offline("produce", "orders", "one", *bob).err
         offline.ok("acls", "add", "--principal", "User:bob", "--producer", "--topic", "orders", *admin)
         offline.ok("produce", "orders", "one", *bob)
+
+
+def test_no_key_is_written_into_what_others_have_put_there(offline: CommandLine, tmp_path: Path) -> None:
+    directory = tmp_path / "security"
+    offline.ok("secure", "init", "--dir", str(directory))
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    theirs, file = tmp_path / "theirs", directory / "bob.pem"
+    theirs.touch(0o666)
+    (directory / "bob.pem.tmp").symlink_to(theirs)
+    offline.ok("secure", "issue", "bob", "--dir", str(directory))
+    assert theirs.read_text() == ""
+    assert not file.is_symlink()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -654,7 +654,9 @@ A_LONG_TIME = b"3600"
 
 @scenario
 async def test_a_throttled_client_has_its_response_and_nothing_after_it_is_started() -> None:
-    async with serving(connections_max_idle_ms="100") as bench:
+    async with serving(
+        connections_max_idle_ms="100", connection_failed_authentication_delay_ms="50"
+    ) as bench:
         noisy, quiet = await bench.client(), await bench.client()
         noisy.send(b"throttle " + A_LONG_TIME, b"echo second")
         assert await noisy.receive() == b"throttle " + A_LONG_TIME

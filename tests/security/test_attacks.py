@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,8 @@ import pytest
 
 from ottla.metadata.image.entities import AccessControlEntry
 from ottla.node.api.routes import ROUTES
-from ottla.node.network.connection import ClientConnection, ClientFaultLog
+from ottla.node.network import connection
+from ottla.node.network.connection import ClientConnection, ClientFaultLog, ConnectionLimits
 from ottla.protocol.acl import AclOperation, AclPermissionType, AclResourceType, PatternType
 from ottla.protocol.api import API_BY_NAME, CONTROLLER_ONLY
 from ottla.protocol.errors import ErrorCode
@@ -54,6 +56,8 @@ from ottla.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
+from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest
 from ottla.protocol.messages.vote import VoteRequest
 from ottla.protocol.schema import Request, Response
 from ottla.records.builder import build_batch
@@ -379,6 +383,36 @@ def test_no_secret_is_described(attacked: Attacked) -> None:
             refusal = admin.receive_frame()
             assert refusal is not None
             assert b"hunter2" not in refusal
+
+
+# Too many
+
+
+def test_clients_that_do_not_log_in_do_not_keep_others_out(
+    attacked: Attacked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold handles, of which a process has so many: the oldest of them are closed."""
+    monkeypatch.setattr(connection, "_LOGIN_GRACE_SECONDS", 0.0)
+    for limits in gc.get_objects():
+        if isinstance(limits, ConnectionLimits):
+            monkeypatch.setattr(limits, "max_logging_in", 20)
+    with attacked.client() as known, ExitStack() as stack:
+        assert known.ask(MetadataRequest(topics=[]), 9) is not CLOSED
+        silent = []
+        for number in range(50):
+            one = stack.enter_context(WireClient(attacked.users))
+            # Half of them say something, and wait.
+            one.send(SaslHandshakeRequest(mechanism="PLAIN"), 1) if number % 2 else one.send_bytes(b"\0")
+            silent.append(one)
+        for one in silent[:30]:
+            while one.receive_frame() is not None:
+                pass
+        for one in silent[31::2]:
+            assert one.receive_frame() is not None
+            token = b"\0bob\0bob"
+            login = one.get(SaslAuthenticateRequest(auth_bytes=token), 2, SaslAuthenticateResponse)
+            assert login.error_code == 0
+        assert known.ask(MetadataRequest(topics=[]), 9) is not CLOSED
 
 
 # Names and texts

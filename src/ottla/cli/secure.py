@@ -107,7 +107,7 @@ def init(
 def _write(path: Path, files: dict[str, str]) -> None:
     from ottla.testing.security import write_secret
 
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for file, text in files.items():
         if (path / file).exists():
             raise CliError(f"{path / file} exists already; choose another --dir")

@@ -66,7 +66,7 @@ class LocalSecurity:
     def write(self, directory: str | Path) -> None:
         """Make the certificates and `client.properties`, unless they are there."""
         self._directory = Path(directory)
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (self._directory / CLIENT_FILE).exists():
             return
         if self.protocol.tls:
@@ -199,7 +199,10 @@ def client_settings_in(directory: Path) -> Mapping[str, str]:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a file that only its owner may read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    """Write a file that only its owner may read, in place of one that is there: that may be one of another
+    user, or a link.
+    """
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(descriptor, "w") as file:
         file.write(text)

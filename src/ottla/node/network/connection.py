@@ -56,6 +56,9 @@ _PRODUCE: Final = b"\0\0"
 _MANY_IN_PROGRESS: Final = 20_000
 # Mostly their clients are gone for good, so only so many are kept for those that still read.
 _MOST_HALF_CLOSED: Final = 500
+# Clients that have not logged in, before the oldest are closed, and for how long none of them is.
+_MOST_LOGGING_IN: Final = 2_000
+_LOGIN_GRACE_SECONDS: Final = 2.0
 _FAULTS_BURST: Final = 50
 _FAULTS_PER_SECOND: Final = 5
 _MAX_REASON: Final = 1_000
@@ -95,10 +98,12 @@ class ConnectionLimits:
     __slots__ = (
         "half_closed",
         "in_progress",
+        "logging_in",
         "max_frame_bytes",
         "max_half_closed",
         "max_in_flight",
         "max_in_flight_bytes",
+        "max_logging_in",
     )
 
     def __init__(
@@ -115,6 +120,22 @@ class ConnectionLimits:
         # Connections whose clients send nothing more and have not got all their responses.
         self.half_closed = 0
         self.max_half_closed = _MOST_HALF_CLOSED
+        # Connections whose clients have not logged in yet, the oldest first, and when they were made.
+        self.logging_in: dict[ClientConnection, float] = {}
+        self.max_logging_in = _MOST_LOGGING_IN
+
+    def add_login(self, connection: ClientConnection, now: float) -> None:
+        """Count a client that has to log in. Of too many the oldest are closed, unless they have just come:
+        they hold handles that those who can log in need.
+        """
+        logging_in = self.logging_in
+        logging_in[connection] = now
+        while len(logging_in) > self.max_logging_in:
+            oldest, since = next(iter(logging_in.items()))
+            if now - since < _LOGIN_GRACE_SECONDS:
+                return
+            del logging_in[oldest]
+            oldest.abort_because("it did not log in while many others came")
 
     def requests_at_once(self) -> int:
         """How many requests one connection may have in progress; at least one, as each goes on by its own
@@ -334,7 +355,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self._on_open(self):
             self.closed = True
             transport.abort()
-        elif self._principal_of is not None:
+            return
+        if self.login_deadline is not None:
+            self.limits.add_login(self, self.last_active)
+        if self._principal_of is not None:
             try:
                 self.principal = self._principal_of(transport)
             except ValueError as error:
@@ -384,6 +408,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.closed = True
         self._drop_frame()
         limits = self.limits
+        limits.logging_in.pop(self, None)
         if self._half_closed:
             limits.half_closed -= 1
         requests, self._pending = self._pending, deque()
@@ -795,6 +820,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._dispatcher = dispatcher
         self._frame_bounds = self.limits
         self.login_deadline = None
+        self.limits.logging_in.pop(self, None)
 
     # Closing
 

@@ -26,6 +26,7 @@ from ottla.node.network.connection import (
 from ottla.node.network.connection_quotas import ConnectionQuotas, ListenerQuota
 from ottla.node.network.memory_budget import MemoryBudget
 from ottla.protocol.client_quotas import CONNECTION_CREATION_RATE, IP
+from ottla.runtime import process
 from ottla.runtime.address import Address
 from ottla.runtime.network import Network, NetworkListener, SocketOptions, TlsContext, peer_is_done
 from ottla.runtime.tls import TlsAcceptor
@@ -102,6 +103,7 @@ class SocketServer:
         )
         self._receive = memoryview(bytearray(RECEIVE_BYTES))
         self._limits = ConnectionLimits()
+        self._limits.max_logging_in = min(self._limits.max_logging_in, process.open_file_limit() // 4)
         if on_closed is not None:
             # `on_closed` is called at once, also while requests are in progress.
             self._limits.max_half_closed = 0

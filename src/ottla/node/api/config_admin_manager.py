@@ -106,9 +106,10 @@ def _preprocess(
                 raise _invalid("Each resource must appear at most once.")
             _check_form(changes)
             if resource.type == ConfigResourceType.BROKER:
-                _authorize_broker(context)
                 if context.listener.kind is ListenerType.BROKER:
                     _check_broker(context, resource, changes, incremental=incremental)
+                else:
+                    _authorize_broker(context)
                 outcomes.append(None)
             elif resource.type == ConfigResourceType.BROKER_LOGGER and incremental:
                 _change_loggers(context, resource, changes, validate_only=validate_only)
@@ -149,6 +150,7 @@ def _check_broker(
             raise _invalid(
                 f"Unexpected broker id, expected {context.config.node_id}, but received {resource.name}"
             )
+    _authorize_broker(context)
     settings = _settings_after(context, resource, changes, incremental=incremental)
     check_broker_settings(context.config, settings, per_broker=bool(resource.name))
 

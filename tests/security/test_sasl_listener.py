@@ -129,6 +129,10 @@ def test_token_in_pieces(node: LocalNode) -> None:
         ),
         ({"sasl.server.callback.handler.class": "com.corp.Handler"}, "com.corp.Handler"),
         (
+            {"listener.name.sasl_plaintext.plain.connections.max.reauth.ms": "soon"},
+            "Invalid value soon for configuration connections.max.reauth.ms",
+        ),
+        (
             {"listener.name.sasl_plaintext.plain.sasl.jaas.config": f"{PLAIN_MODULE} required user_a='x'"},
             "not terminated by semi-colon",
         ),

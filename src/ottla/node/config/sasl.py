@@ -38,11 +38,21 @@ def server_mechanisms(
             check_classes(mechanism, settings)
             max_reauth_ms = settings.setting(_MAX_REAUTH)
             mechanisms[name] = ServerMechanism(
-                mechanism.make_server(settings, environment), int(max_reauth_ms or 0)
+                mechanism.make_server(settings, environment), _milliseconds(max_reauth_ms, mechanism.name)
             )
     except SaslConfigError as error:
         raise ConfigError(str(error)) from None
     return mechanisms
+
+
+def _milliseconds(text: str | None, mechanism: str) -> int:
+    # With the prefix of a mechanism it is in no table, and so was not checked with the others.
+    try:
+        return 0 if text is None else int(text)
+    except ValueError:
+        raise SaslConfigError(
+            f"Invalid value {text} for configuration {_MAX_REAUTH} of {mechanism}: it is no number"
+        ) from None
 
 
 def client_mechanism(

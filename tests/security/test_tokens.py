@@ -71,7 +71,9 @@ def test_a_token_without_a_key_id_is_verified_with_all_keys() -> None:
     )
 
 
+# Of the import: a test may come much later.
 NOW = int(time.time())
+DAY = 86_400
 RS = ISSUERS["RS256"]
 
 
@@ -112,7 +114,7 @@ BAD_TOKENS: dict[str, str] = {
     "an end beyond all bounds": RS.token(claims(exp=10**400)),
     "a negative end": RS.token(claims(exp=-1)),
     "no issue time": RS.token(claims(iat=None)),
-    "not yet valid": RS.token(claims(nbf=NOW + 600)),
+    "not yet valid": RS.token(claims(nbf=NOW + DAY, exp=NOW + 2 * DAY)),
     "end before begin": RS.token(claims(iat=NOW + 7200)),
     "a wrong issuer": RS.token(claims(iss=ISSUER + "/")),
     "no issuer": RS.token(claims(iss=None)),
@@ -208,7 +210,7 @@ def test_unsecured_tokens_are_taken_only_by_their_own_validator() -> None:
         RS.token(claims(scope=["a", "b"])),
         good + encoded(b"signature"),
         compact({"alg": "none"}, claims(scope=["a", "b"], exp=NOW - 1)),
-        compact({"alg": "none"}, claims(scope=["a", "b"], iat=NOW + 60)),
+        compact({"alg": "none"}, claims(scope=["a", "b"], iat=NOW + DAY, exp=NOW + 2 * DAY)),
         compact({"alg": "none"}, claims(scope=["a", "b"], sub="")),
     ):
         with pytest.raises(TokenRefused):

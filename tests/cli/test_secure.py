@@ -84,3 +84,10 @@ def test_no_key_is_written_into_what_others_have_put_there(offline: CommandLine,
     assert theirs.read_text() == ""
     assert not file.is_symlink()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_name_that_is_none_is_refused(offline: CommandLine, tmp_path: Path) -> None:
+    offline.ok("secure", "init", "--dir", str(tmp_path), "--host", "localhost")
+    refused = offline("secure", "issue", "CN=a, b", "--dir", str(tmp_path))
+    assert refused.status == 1
+    assert "it is no name such as CN=alice" in refused.err

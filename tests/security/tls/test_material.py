@@ -221,7 +221,7 @@ def test_a_client_reads_changed_files_for_its_next_connection(tmp_path: Path) ->
     first = client.tls()
     assert first is not None
     assert client.tls() is first
-    certificates.write_pem(tmp_path, "alice", certificates.client_certificate("CN=alice, renewed"))
+    certificates.write_pem(tmp_path, "alice", certificates.client_certificate("CN=alice,O=Renewed"))
     os.utime(path, ns=(1, 1))
     second = client.tls()
     assert second is not first

@@ -138,7 +138,10 @@ def _time(now_ms: int) -> datetime:
 
 def _name(text: str) -> x509.Name:
     if "=" in text:
-        return x509.Name.from_rfc4514_string(text)
+        try:
+            return x509.Name.from_rfc4514_string(text)
+        except ValueError:
+            raise ValueError("it is no name such as CN=alice,OU=Orders,O=Example") from None
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 

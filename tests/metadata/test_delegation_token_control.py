@@ -5,6 +5,9 @@ from __future__ import annotations
 import hmac
 from typing import Any
 
+import pytest
+
+from ottla.metadata.controller import delegation_tokens
 from ottla.metadata.controller.delegation_tokens import DelegationTokenIndex, DelegationTokenSettings
 from ottla.metadata.image.entities import DelegationToken
 from ottla.protocol.errors import ErrorCode
@@ -64,6 +67,20 @@ def test_the_longest_life_bounds_every_renewal() -> None:
     request = CreateDelegationTokenRequest(max_lifetime_ms=FOREVER)
     decided = harness.controller.create_delegation_token(request, ALICE, unbounded, 5)
     assert (decided.response.max_timestamp_ms, decided.response.expiry_timestamp_ms) == (FOREVER, FOREVER)
+
+
+def test_a_client_does_not_fill_the_metadata_with_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delegation_tokens, "MAX_TOKENS_OF_REQUESTER", 3)
+    harness = ControllerHarness()
+    first = [create(harness, 0) for _ in range(3)]
+    assert [each.error_code for each in first] == [0, 0, 0]
+    assert create(harness, 0).error_code == ErrorCode.POLICY_VIOLATION
+    assert len(harness.image.delegation_tokens) == 3
+    request = CreateDelegationTokenRequest(max_lifetime_ms=-1)
+    other = harness.controller.create_delegation_token(request, ("User", "bob"), SETTINGS, 0)
+    assert harness.do(other).error_code == 0
+    expire(harness, first[0].hmac, 0)
+    assert create(harness, 0).error_code == 0
 
 
 def test_tokens_that_have_ended_are_swept() -> None:

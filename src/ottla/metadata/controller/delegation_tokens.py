@@ -32,6 +32,8 @@ from ottla.protocol.metadata_records import RemoveDelegationTokenRecord
 from ottla.protocol.names import uuid_text
 
 _USER: Final = "User"
+# Tokens that one client has asked for and that have not ended.
+MAX_TOKENS_OF_REQUESTER: Final = 10_000
 _MAX_TIMESTAMP: Final = 2**63 - 1
 
 
@@ -94,6 +96,9 @@ def create_delegation_token(
     if error or settings.secret_key is None:
         response.error_code = int(error)
         return Result([], response)
+    if _has_too_many(state.image.delegation_tokens, _text(requester)):
+        response.error_code = int(ErrorCode.POLICY_VIOLATION)
+        return Result([], response)
     lifetime_ms = settings.max_lifetime_ms
     if request.max_lifetime_ms > 0:
         lifetime_ms = min(lifetime_ms, request.max_lifetime_ms)
@@ -113,6 +118,15 @@ def create_delegation_token(
     response.token_id = token.id
     response.hmac = token_hmac(settings.secret_key, token.id)
     return Result([token.to_record()], response)
+
+
+def _has_too_many(tokens: Mapping[str, DelegationToken], requester: str) -> bool:
+    """Whether a client has all the tokens that it may have: every user may ask for them, and all nodes hold
+    them.
+    """
+    if len(tokens) < MAX_TOKENS_OF_REQUESTER:
+        return False
+    return sum(token.requester == requester for token in tokens.values()) >= MAX_TOKENS_OF_REQUESTER
 
 
 def renew_delegation_token(

@@ -27,6 +27,10 @@ from ottla.protocol.headers import read_response, request_parts
 from ottla.protocol.messages.alter_configs import AlterableConfig as ReplacedConfig
 from ottla.protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from ottla.protocol.messages.alter_configs import AlterConfigsResource as ReplacedResource
+from ottla.protocol.messages.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    ScramCredentialUpsertion,
+)
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.create_acls import AclCreation, CreateAclsRequest, CreateAclsResponse
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
@@ -34,6 +38,7 @@ from ottla.protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequ
 from ottla.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
+    DescribeConfigsResponse,
 )
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from ottla.protocol.messages.fetch import (
@@ -57,8 +62,9 @@ from ottla.protocol.messages.produce import (
     TopicProduceData,
 )
 from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
-from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest
+from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from ottla.protocol.messages.vote import VoteRequest
+from ottla.protocol.names import CLUSTER_METADATA_TOPIC
 from ottla.protocol.schema import Request, Response
 from ottla.records.builder import build_batch
 from ottla.runtime.address import plain_host
@@ -313,6 +319,29 @@ def test_a_user_is_no_follower(attacked: Attacked) -> None:
         assert again.error_code == 0
 
 
+def test_the_metadata_log_is_no_topic(attacked: Attacked) -> None:
+    """It has the keys of users, and no ACL lets clients read it."""
+    by_name = FetchRequest(
+        max_wait_ms=0,
+        topics=[
+            FetchTopic(topic=CLUSTER_METADATA_TOPIC, partitions=[FetchPartition(partition_max_bytes=9_999)])
+        ],
+    )
+    with attacked.client(ADMIN) as admin:
+        for request, version in ((by_name, 12), (fetch_of(bytes(15) + b"\1"), 17)):
+            for replica in (-1, 1):
+                if version == 12:
+                    request.replica_id = replica
+                else:
+                    request.replica_state = ReplicaState(replica_id=replica, replica_epoch=-1)
+                answer = admin.get(request, version, FetchResponse)
+                (partition,) = (part for each in answer.responses for part in each.partitions)
+                unknown = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+                assert partition.error_code in unknown
+                assert not partition.records
+        assert produce(admin, CLUSTER_METADATA_TOPIC) != 0
+
+
 # Settings
 
 
@@ -350,6 +379,30 @@ def test_settings_of_a_broker_are_checked_for_those_who_may_change_them(
                     AlterConfigsRequest(resources=[replaced], validate_only=True), 2, AlterConfigsResponse
                 )
                 assert [(e.error_code, e.error_message) for e in old.responses] == [(refused, refused.text)]
+
+
+@pytest.mark.parametrize("name", ["+-1", "--1", "9" * 5_000, "2147483648", "1\n", ""])
+def test_ids_of_brokers_that_are_none(
+    attacked: Attacked, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are refused like others, and leave no traceback in the log."""
+    for kind in (4, 8):
+        resource = AlterConfigsResource(
+            resource_type=kind,
+            resource_name=name,
+            configs=[AlterableConfig(name="log.cleaner.threads", config_operation=0, value="1")],
+        )
+        described = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
+        for user in ("mallory", ADMIN):
+            with attacked.client(user) as client:
+                altered = client.ask(
+                    IncrementalAlterConfigsRequest(resources=[resource], validate_only=True), 1
+                )
+                assert isinstance(altered, IncrementalAlterConfigsResponse)
+                assert altered.responses[0].error_code != ErrorCode.UNKNOWN_SERVER_ERROR
+                answer = client.ask(DescribeConfigsRequest(resources=[described]), 4)
+                assert isinstance(answer, DescribeConfigsResponse)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 SECRETS: Final = (NODE_PASSWORD, STORE_PASSWORD, "PRIVATE KEY")
@@ -461,6 +514,19 @@ def test_an_address_of_ipv4_is_the_same_by_a_socket_of_ipv6() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "name", ["Admin", "admin ", "ａdmin", "admi\u200bn", "admin\u0301", "User:admin", "*", "node\0"]
+)
+def test_names_that_look_like_others(attacked: Attacked, name: str) -> None:
+    """Names are neither normalized nor folded, so no other name logs in as a user."""
+    with WireClient(attacked.users) as client:
+        client.get(SaslHandshakeRequest(mechanism="PLAIN"), 1, SaslHandshakeResponse)
+        token = f"\0{name}\0admin".encode()
+        login = client.get(SaslAuthenticateRequest(auth_bytes=token), 2, SaslAuthenticateResponse)
+        assert login.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert client.receive_frame() is None
+
+
 def test_a_client_writes_no_lines_of_its_own_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Names of users and client ids are part of what is logged."""
     with caplog.at_level(logging.WARNING):
@@ -470,6 +536,32 @@ def test_a_client_writes_no_lines_of_its_own_into_the_log(caplog: pytest.LogCapt
     (line,) = caplog.messages
     assert line.isprintable()
     assert len(line) < 2_000
+
+
+def test_no_secret_is_in_the_log_at_its_most_verbose(
+    attacked: Attacked, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        for password in ("bob", "the-wrong-password"):
+            with WireClient(attacked.users) as client:
+                client.get(SaslHandshakeRequest(mechanism="PLAIN"), 1, SaslHandshakeResponse)
+                token = f"\0bob\0{password}".encode()
+                client.get(SaslAuthenticateRequest(auth_bytes=token), 2, SaslAuthenticateResponse)
+        with attacked.client(ADMIN) as admin:
+            salted = ScramCredentialUpsertion(
+                name="carol",
+                mechanism=1,
+                iterations=4096,
+                salt=b"a-salt",
+                salted_password=b"a-salted-password",
+            )
+            request = AlterUserScramCredentialsRequest(upsertions=[salted])
+            assert admin.ask(request, 0) is not CLOSED
+            assert "a-salted-password" not in repr(request)
+    written = "\n".join(str(record.__dict__) for record in caplog.records)
+    assert "carol" in written
+    for secret in (*SECRETS, "the-wrong-password", "a-salted-password"):
+        assert secret not in written
 
 
 def test_what_a_client_says_of_its_software_is_not_kept_without_bound(attacked: Attacked) -> None:

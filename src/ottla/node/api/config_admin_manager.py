@@ -7,6 +7,7 @@ forwarded.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -22,6 +23,8 @@ from ottla.node.config.tables.config_def import ConfigType
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.api import ListenerType
 from ottla.protocol.errors import ErrorCode, KafkaError
+
+_NODE_ID: Final = re.compile(r"[+-]?\d{1,10}")
 
 
 class Change(NamedTuple):
@@ -73,6 +76,14 @@ async def alter(
         )
         for (resource, _), outcome in zip(resources, outcomes)
     ]
+
+
+def parse_node_id(name: str) -> int | None:
+    """The node that a resource of brokers names; None if it is no number of 32 bits."""
+    if _NODE_ID.fullmatch(name) is None:
+        return None
+    number = int(name)
+    return number if -(2**31) <= number < 2**31 else None
 
 
 def all_failed(
@@ -144,9 +155,10 @@ def _check_broker(
     context: ApiRequestContext, resource: ConfigResource, changes: Sequence[Change], *, incremental: bool
 ) -> None:
     if resource.name:
-        if not resource.name.lstrip("+-").isdecimal():
+        node_id = parse_node_id(resource.name)
+        if node_id is None:
             raise _invalid(f"Node id must be an integer, but it is: {resource.name}")
-        if int(resource.name) != context.config.node_id:
+        if node_id != context.config.node_id:
             raise _invalid(
                 f"Unexpected broker id, expected {context.config.node_id}, but received {resource.name}"
             )
@@ -218,9 +230,10 @@ def _change_loggers(
         error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         raise KafkaError(error, error.text)
     own = context.config.node_id
-    if not resource.name.lstrip("+-").isdecimal():
+    node_id = parse_node_id(resource.name)
+    if node_id is None:
         raise _invalid(f"Node id must be an integer, but it is: {resource.name}")
-    if int(resource.name) != own:
+    if node_id != own:
         raise _invalid(f"Unexpected node id. Expected {own}, but received {resource.name}")
     known = logger_levels()
     for name, operation, value in changes:

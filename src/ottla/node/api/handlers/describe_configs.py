@@ -8,6 +8,7 @@ names more of them than any client does (`deduplication`). Version 3 added types
 from __future__ import annotations
 
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
+from ottla.node.api.config_admin_manager import parse_node_id
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import deduplicate_long
 from ottla.node.config.describe import ConfigValueSource, ConfigView
@@ -100,9 +101,10 @@ def _authorize(context: RequestContext, kind: int, name: str) -> None:
 
 def _check_own_id(context: RequestContext, name: str) -> None:
     own = context.config.node_id
-    if not name.lstrip("+-").isdecimal():
+    node_id = parse_node_id(name)
+    if node_id is None:
         raise _invalid(f"Broker id must be an integer, but it is: {name}")
-    if int(name) != own:
+    if node_id != own:
         raise _invalid(
             f"Unexpected broker id, expected {own} or empty string, but received {name}; "
             f"ask broker {name} itself"

@@ -151,22 +151,21 @@ class AclsAdmin:
         answer = await self._requests.controller(
             request, DeleteAclsResponse, lambda r: (each.error_code for each in r.filter_results)
         )
-        deleted: set[AclBinding] = set()
+        deleted: dict[AclBinding, None] = {}
         for result in answer.filter_results:
             self._requests.raise_error(result, "ACLs")
             for acl in result.matching_acls:
                 self._requests.raise_error(acl, "ACLs")
-                deleted.add(
-                    _binding(
-                        acl.principal,
-                        acl.operation,
-                        acl.resource_type,
-                        acl.resource_name,
-                        acl.pattern_type,
-                        acl.permission_type,
-                        acl.host,
-                    )
+                binding = _binding(
+                    acl.principal,
+                    acl.operation,
+                    acl.resource_type,
+                    acl.resource_name,
+                    acl.pattern_type,
+                    acl.permission_type,
+                    acl.host,
                 )
+                deleted[binding] = None
         return sorted(deleted, key=_order)
 
 

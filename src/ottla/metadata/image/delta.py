@@ -147,7 +147,7 @@ class MetadataDelta:
         self.changed_brokers: Final[set[int]] = set()
         self.changed_features: Final[set[str]] = set()
         self.changed_quotas: Final[set[QuotaEntity]] = set()
-        self.changed_acls: Final[set[bytes]] = set()
+        self.changed_acls: Final[dict[bytes, None]] = {}
         self.changed_scram: Final[set[ScramUser]] = set()
         self.changed_tokens: Final[set[str]] = set()
         self.records: int = 0
@@ -444,14 +444,14 @@ class MetadataDelta:
         if self._acls is None:
             self._acls = dict(self.base.acls)
         self._acls[bytes(record.id)] = AccessControlEntry.from_record(record)
-        self.changed_acls.add(bytes(record.id))
+        self.changed_acls[bytes(record.id)] = None
 
     def _remove_acl(self, record: RemoveAccessControlEntryRecord) -> None:
         if self._acls is None:
             self._acls = dict(self.base.acls)
         if self._acls.pop(bytes(record.id), None) is None:
             raise ReplayError(f"{record} removes an ACL that does not exist")
-        self.changed_acls.add(bytes(record.id))
+        self.changed_acls[bytes(record.id)] = None
 
     def _scram_credential(self, record: UserScramCredentialRecord) -> None:
         if self._scram is None:

@@ -50,10 +50,10 @@ def client_login(values: Mapping[str, str], environment: SaslEnvironment) -> Sas
 
 
 def _mechanism_settings(values: Mapping[str, str]) -> tuple[Mechanism, MechanismSettings]:
-    given = {values[name].strip() for name in ("sasl.mechanism", "sasl.mechanisms") if name in values}
-    if len(given) > 1:
+    given = [values[name].strip() for name in ("sasl.mechanism", "sasl.mechanisms") if name in values]
+    if len(given) > 1 and given[0] != given[1]:
         raise SaslConfigError("sasl.mechanism and sasl.mechanisms are two names of one setting, and differ")
-    name = given.pop() if given else _DEFAULT_MECHANISM
+    name = given[0] if given else _DEFAULT_MECHANISM
     mechanism = find_mechanism(name, "sasl.mechanism")
     text = values.get(JAAS)
     if text is not None:

@@ -86,7 +86,7 @@ def client_context(settings: TlsSettings, material: TlsMaterial) -> ssl.SSLConte
 
 
 def _apply(context: ssl.SSLContext, settings: TlsSettings, material: TlsMaterial) -> None:
-    protocols = sorted(set(settings.enabled_protocols), key=KNOWN_PROTOCOLS.index)
+    protocols = [each for each in KNOWN_PROTOCOLS if each in settings.enabled_protocols]
     context.minimum_version = _VERSIONS[protocols[0]]
     context.maximum_version = _VERSIONS[protocols[-1]]
     if len(protocols) <= KNOWN_PROTOCOLS.index(protocols[-1]) - KNOWN_PROTOCOLS.index(protocols[0]):

@@ -38,10 +38,13 @@ test-faults: $(STAMP)
 		tests/spark/test_exactly_once.py
 	PIPELINE_LIVES=$(PIPELINE_LIVES) $(BIN)/python -m pytest -s tests/spark/test_pipelines_kills.py
 
-# Ten minutes of kills, pauses and restarts of three nodes under load. OTTLA_CLUSTER_FAULT_SEED repeats a choice.
+# Ten minutes of kills, pauses and restarts of three nodes under load, and ten with TLS, logins and ACLs.
+# OTTLA_CLUSTER_FAULT_SEED repeats a choice.
 test-cluster-faults: $(STAMP)
 	OTTLA_CLUSTER_FAULT_SECONDS=$(CLUSTER_FAULT_SECONDS) $(BIN)/python -m pytest -s \
 		tests/cluster/test_faults.py
+	OTTLA_CLUSTER_FAULT_SECONDS=$(CLUSTER_FAULT_SECONDS) OTTLA_CLUSTER_FAULT_SECURITY=SASL_SSL \
+		$(BIN)/python -m pytest -s tests/cluster/test_faults.py
 
 # Three nodes under load, churn and slow readers: memory stays flat, no turn is long, no task dies, nothing is lost.
 soak: $(STAMP)

@@ -6,6 +6,8 @@ included: one with librdkafka, one with Kafka's Java client where there is Java.
 record is at the acknowledged offset, every number is in the output once, the checker of transactions finds
 nothing in the whole history, and all replicas have the same bytes. `OTTLA_CLUSTER_FAULT_SECONDS` says how
 long, `OTTLA_CLUSTER_FAULT_SEED` repeats the choice of faults (not the moment: these are real processes).
+`OTTLA_CLUSTER_FAULT_SECURITY=SASL_SSL` has everything on: TLS and logins on all listeners, and clients that
+are a user with just the ACLs needed.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ from tests.support.acknowledged_workload import Load
 from tests.support.process_faults import Nemesis
 from tests.support.replicas import replicas_of
 from tests.support.transform_workload import Copying, Worker, read
+from tests.support.users import ScramUser, add_user, admin_of, copying_acls
 
 SECONDS = float(os.environ.get("OTTLA_CLUSTER_FAULT_SECONDS", "20"))
 SEED = int(os.environ.get("OTTLA_CLUSTER_FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
+SECURITY = os.environ.get("OTTLA_CLUSTER_FAULT_SECURITY") or None
 SETTLE_S = 180.0
 PER_SECOND = 300
 SOURCE, TARGET, PARTITIONS = "source", "target", 3
@@ -46,6 +50,14 @@ SETTINGS = {
 
 def clients() -> list[str]:
     return ["librdkafka"] if kafka_libs.missing_requirement() else ["librdkafka", "java"]
+
+
+def copying_user(admin: blocking.Admin, directory: Path) -> ScramUser:
+    """A user with just the ACLs that the processes need, and the readers of their results."""
+    user = add_user(admin, "alice", directory / "cluster" / "security" / "ca.crt")
+    groups = (f"{SOURCE}-to-{TARGET}", "reader-read_committed", "reader-read_uncommitted", "none")
+    admin.acls.create(copying_acls(user, (SOURCE, TARGET), groups, "worker-"))
+    return user
 
 
 @contextmanager
@@ -67,13 +79,25 @@ def copied(copying: Copying, directory: Path) -> Iterator[list[Worker]]:
 @pytest.mark.timeout(SECONDS + 700)
 def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
     print(f"repeat with OTTLA_CLUSTER_FAULT_SEED={SEED}")
-    with LocalCluster(nodes=3, settings=SETTINGS, data_dir=str(tmp_path / "cluster")) as cluster:
+    with LocalCluster(
+        nodes=3, settings=SETTINGS, data_dir=str(tmp_path / "cluster"), security=SECURITY
+    ) as cluster:
         bootstrap = cluster.bootstrap_servers
-        with blocking.Admin(bootstrap) as admin:
+        with admin_of(cluster) as admin:
             for topic in (SOURCE, TARGET):
                 admin.topics.create(topic, partitions=PARTITIONS, replication_factor=3)
-        copying = Copying(bootstrap, SOURCE, TARGET, PARTITIONS)
-        load = Load(bootstrap, SOURCE, PARTITIONS, per_second=PER_SECOND, bare=True)
+            user = copying_user(admin, tmp_path) if SECURITY else None
+        copying = Copying(
+            bootstrap,
+            SOURCE,
+            TARGET,
+            PARTITIONS,
+            librdkafka=user.librdkafka if user else {},
+            java=user.java if user else {},
+        )
+        load = Load(
+            bootstrap, SOURCE, PARTITIONS, per_second=PER_SECOND, bare=True, settings=copying.librdkafka
+        )
         with load, copied(copying, tmp_path) as workers:
             load.wait_for_more(PER_SECOND)
 
@@ -101,6 +125,7 @@ def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
         history = [transaction for worker in workers for transaction in worker.transactions()]
         load.check(bootstrap)
         cluster.wait_in_sync()
+    report += f", {SECURITY}" if SECURITY else ""
     report += (
         f", {len(history)} transactions of {', '.join(clients())}, "
         f"slowest recovery {nemesis.slowest_recovery_s:.1f} s"

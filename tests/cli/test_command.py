@@ -189,7 +189,7 @@ def test_completion_knows_commands_and_options() -> None:
         }
         return [line.partition(",")[2] for line in process(env=environment).stdout.splitlines()]
 
-    assert complete("ottla to") == ["topics"]
+    assert complete("ottla top") == ["topics"]
     assert complete("ottla topics d") == ["delete", "describe"]
     assert "--from-beginning" in complete("ottla consume --from")
 

@@ -344,7 +344,7 @@ def test_a_kafka_node_of_one_starts_with_its_own_file(tmp_path: Path) -> None:
 
 def test_a_listener_that_cannot_be_served_as_asked_is_refused(tmp_path: Path) -> None:
     line = refused(["--data-dir", str(tmp_path), "--set", "listeners=SSL://127.0.0.1:0"])
-    assert "asks for SSL, which is not served yet" in line
+    assert "listener SSL: there is no certificate for the listener: set ssl.keystore.location" in line
 
 
 def test_it_serves_what_lies_elsewhere_when_the_disk_of_a_directory_is_broken(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ async def made(nodes: SimNodes) -> int:
     await nodes.ready()
     await nodes.create("orders", 1)
     await nodes.until(lambda: all("orders" in nodes.topics(id) for id in ROLES))
+    brokers = [node for id, node in nodes.nodes.items() if id != 4]
+    await nodes.until(lambda: all(len(node.replicas) for node in brokers))  # their logs are created
     return nodes.partition("orders", by=4).leader
 
 

@@ -26,7 +26,8 @@ class CallOnce(Generic[T]):
     __slots__ = ("_fn", "_lock", "_outcome")
 
     def __init__(self, fn: Callable[[], T]) -> None:
-        self._fn: Final = fn
+        # None once the outcome is known: what it refers to, often its owner, may go then.
+        self._fn: Callable[[], T] | None = fn
         self._lock: Final = threading.Lock()
         # What the call returned, in a tuple, or raised; None before it was made.
         self._outcome: tuple[T] | Exception | None = None
@@ -34,11 +35,12 @@ class CallOnce(Generic[T]):
     def __call__(self) -> T:
         """Return, or raise, what the call does."""
         with self._lock:
-            if self._outcome is None:
+            if self._fn is not None:
                 try:
                     self._outcome = (self._fn(),)
                 except Exception as error:
                     self._outcome = error
+                self._fn = None
         if isinstance(self._outcome, Exception):
             raise self._outcome
         return self._outcome[0]
@@ -46,8 +48,9 @@ class CallOnce(Generic[T]):
     def settle(self, result: T) -> None:
         """Have `result` in place of a call that was not made yet; one that is being made is waited for."""
         with self._lock:
-            if self._outcome is None:
+            if self._fn is not None:
                 self._outcome = (result,)
+                self._fn = None
 
 
 class Pool(Protocol):

@@ -41,9 +41,11 @@ class CallOnce(Generic[T]):
                 except Exception as error:
                     self._outcome = error
                 self._fn = None
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome[0]
+        outcome = self._outcome
+        assert outcome is not None
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome[0]
 
     def settle(self, result: T) -> None:
         """Have `result` in place of a call that was not made yet; one that is being made is waited for."""

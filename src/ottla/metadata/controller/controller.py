@@ -206,10 +206,10 @@ class Controller:
             self._broker_change_offsets[id] = image.provenance.last_contained_offset
 
     def _follow_acls(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        for id in delta.changed_acls:
+        for id in sorted(delta.changed_acls):
             if (before := delta.base.acls.get(id)) is not None:
                 self._acls.discard(before)
-        self._acls.update(image.acls[id] for id in delta.changed_acls if id in image.acls)
+        self._acls.update(image.acls[id] for id in sorted(delta.changed_acls) if id in image.acls)
 
     def _index_name(self, name: str) -> None:
         if has_collision_chars(name):

@@ -97,7 +97,7 @@ class StandardAuthorizer:
             self.load(image)
             return
         self._acls = after
-        for id in delta.changed_acls:
+        for id in sorted(delta.changed_acls):
             if (acl := before.get(id)) is not None:
                 self._index.remove(acl)
             if (acl := after.get(id)) is not None:

@@ -11,7 +11,7 @@ import pytest
 
 from ottla.sim.cluster.planted_bugs import CLUSTER_BUGS, cluster_bug_scenario, plant_cluster_bug
 from ottla.sim.cluster.run import ClusterOutcome, ClusterRun
-from ottla.sim.cluster.scenario import MANY_PARTITIONS
+from ottla.sim.cluster.scenario import MANY_PARTITIONS, ClusterScenario
 
 ASKED = "OTTLA_SIM_SEEDS" in os.environ
 SEEDS = int(os.environ.get("OTTLA_SIM_SEEDS", "6"))
@@ -60,6 +60,28 @@ def test_fresh_seeds_of_many_partitions_on_bad_disks_keep_every_guarantee() -> N
             break
     assert coverage["failing file"] + coverage["failing directory"] + coverage["no handles"] > 0
     print(f"{runs} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0 if ASKED else 300)
+def test_fresh_seeds_with_logins_and_changing_acls_keep_every_guarantee() -> None:
+    coverage: Counter[str] = Counter()
+    began, runs = time.monotonic(), 0
+    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
+        outcome = ClusterRun(seed, seconds=SECONDS, scenario=ClusterScenario(secured=True)).run()
+        runs += 1
+        coverage.update(outcome.coverage)
+        assert not outcome.violations, f"{explain(outcome)} --secured"
+        if not ASKED and time.monotonic() - began > BUDGET_S / 2:
+            break
+    print(f"{runs} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
+
+
+def test_answers_to_a_client_are_compared_with_the_acls_that_nodes_have_applied() -> None:
+    outcome = ClusterRun(0, seconds=6, scenario=cluster_bug_scenario("allowed-stays-allowed")).run()
+    assert not outcome.violations, explain(outcome)
+    assert outcome.coverage["access: allowed as it should be"] > 0
+    assert outcome.coverage["access: denied as it should be"] > 0
 
 
 def test_a_failing_run_names_the_command_that_replays_it() -> None:

@@ -17,10 +17,17 @@ import pytest
 RUNS = {
     "cluster": "ClusterRun(seed, seconds=5, scenario=SCENARIO).run()",
     "partitions and disks": "ClusterRun(seed, seconds=3, scenario=MANY_PARTITIONS).run()",
+    "logins and ACLs": "ClusterRun(seed, seconds=3, scenario=replace(SCENARIO, secured=True)).run()",
     "quorum": "QuorumRun(seed, seconds=4).run()",
     "node": "NodeRun(seed, seconds=3).run()",
 }
-SEEDS = {"cluster": (104, 113), "partitions and disks": (4,), "quorum": (5,), "node": (5,)}
+SEEDS = {
+    "cluster": (104, 113),
+    "partitions and disks": (4,),
+    "logins and ACLs": (3,),
+    "quorum": (5,),
+    "node": (5,),
+}
 # (seed of hashes, allocator, seed of the garbage): with `malloc` objects are where the C library puts them.
 LAYOUTS = (("0", "pymalloc", 1), ("7", "malloc", 2), ("1234", "pymalloc", 3))
 
@@ -33,6 +40,8 @@ junk = [bytearray(source.randrange(1, 5_000)) for _ in range(source.randrange(1,
 holes = [[object() for _ in range(source.randrange(1, 50))] for _ in range(2_000)]
 source.shuffle(junk), source.shuffle(holes)
 del junk[::2], holes[::3]
+
+from dataclasses import replace
 
 from ottla.sim.cluster.run import ClusterRun
 from ottla.sim.cluster.scenario import MANY_PARTITIONS, ClusterScenario

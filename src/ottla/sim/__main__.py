@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import click
@@ -51,14 +52,23 @@ def node(seed: int, seeds: int, seconds: float, trace: bool) -> None:
 @click.option("--seconds", type=float, default=20.0, show_default=True, help="Virtual seconds of faults.")
 @click.option("--nodes", type=int, help="How many brokers; drawn from the seed if not given.")
 @click.option("--many-partitions", is_flag=True, help="Run many partitions on bad disks.")
+@click.option("--secured", is_flag=True, help="Ask all clients for a login, and change ACLs meanwhile.")
 @click.option("--trace", is_flag=True, help="Show what happens, line by line.")
 def cluster(
-    seed: int, seeds: int, seconds: float, nodes: int | None, many_partitions: bool, trace: bool
+    seed: int,
+    seeds: int,
+    seconds: float,
+    nodes: int | None,
+    many_partitions: bool,
+    secured: bool,
+    trace: bool,
 ) -> None:
     """A whole cluster with clients of every kind."""
     scenario = MANY_PARTITIONS if many_partitions else ClusterScenario(nodes=nodes)
+    scenario = replace(scenario, secured=secured)
     more = "" if nodes is None else f" --nodes {nodes}"
     more += " --many-partitions" if many_partitions else ""
+    more += " --secured" if secured else ""
     _run(partial(ClusterRun, scenario=scenario), seed, seeds, seconds, trace, more)
 
 

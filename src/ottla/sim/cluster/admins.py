@@ -17,7 +17,7 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.environment import EVENTS, ClusterEnvironment, attempt
 from ottla.sim.cluster.writers import producer_settings
 
-__all__ = ["ReplicaMover", "SettingsChanger", "TopicChurn", "admin_settings"]
+__all__ = ["Administrator", "ReplicaMover", "SettingsChanger", "TopicChurn", "admin_settings"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def admin_settings() -> dict[str, int]:
     return {"request_timeout_ms": 2_000, "default_api_timeout_ms": 8_000}
 
 
-class _Administrator:
+class Administrator:
     """Executes one operation after the other, with a new admin client from time to time."""
 
     def __init__(self, environment: ClusterEnvironment, name: str) -> None:
@@ -63,7 +63,7 @@ class _Administrator:
         self.environment.world.coverage[f"admin: {what}"] += 1
 
 
-class TopicChurn(_Administrator):
+class TopicChurn(Administrator):
     """Creates topics, writes a few records to them, and deletes them; names are used again."""
 
     async def act(self, admin: Admin, runtime: Runtime) -> None:
@@ -91,7 +91,7 @@ class TopicChurn(_Administrator):
                 await producer.send(name, b"%d" % number)
 
 
-class SettingsChanger(_Administrator):
+class SettingsChanger(Administrator):
     """Changes settings of topics, and adds partitions."""
 
     async def act(self, admin: Admin, runtime: Runtime) -> None:
@@ -114,7 +114,7 @@ class SettingsChanger(_Administrator):
         self.count("change a setting")
 
 
-class ReplicaMover(_Administrator):
+class ReplicaMover(Administrator):
     """Reassigns partitions, cancels some reassignments, and elects preferred leaders."""
 
     async def act(self, admin: Admin, runtime: Runtime) -> None:

@@ -7,6 +7,7 @@ from ottla.sim.cluster.environment import COPIES, EVENTS, MANY, ORDERS, ClusterE
 from ottla.sim.cluster.journal import GroupHistory
 from ottla.sim.cluster.readers import Copier, GroupReader, StandaloneReader
 from ottla.sim.cluster.scenario import ClusterScenario
+from ottla.sim.cluster.security import AccessView, GuardedWriter, SecurityChanger
 from ottla.sim.cluster.writers import TransactionalWriter, Writer
 
 __all__ = ["make_clients"]
@@ -14,7 +15,9 @@ __all__ = ["make_clients"]
 _STRATEGIES = (("range",), ("cooperative-sticky",), ("range", "cooperative-sticky"))
 
 
-def make_clients(environment: ClusterEnvironment, scenario: ClusterScenario) -> dict[str, SimClient]:
+def make_clients(
+    environment: ClusterEnvironment, scenario: ClusterScenario, servers: str, access: AccessView
+) -> dict[str, SimClient]:
     """The clients by name. Only groups with members are noted in the journal."""
     random = environment.world.random
     groups = {}
@@ -51,6 +54,11 @@ def make_clients(environment: ClusterEnvironment, scenario: ClusterScenario) -> 
             for n in range(2)
         ]
     wanted = [client for kind in scenario.clients or () for client in made[kind]]
+    if scenario.secured:
+        wanted += [
+            SecurityChanger(environment, "security"),
+            GuardedWriter(environment, "guarded", servers, access),
+        ]
     for client in wanted:
         if isinstance(client, GroupReader):
             environment.journal.groups[client.group.name] = client.group

@@ -23,7 +23,8 @@ EVENTS, ORDERS, COPIES, MANY = "events", "orders", "copies", "many"
 class ClusterEnvironment:
     world: World
     checker: ClusterChecker
-    servers: str
+    servers: str | Mapping[str, str]
+    """Where it is, and how to log in there."""
     brokers: tuple[int, ...]
     # The topics that are there from the beginning, and the number of their partitions.
     topics: Mapping[str, int]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ottla.metadata.log.bootstrap_metadata import format_directory
+from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.log.bootstrap_metadata import bootstrap_records, format_directory
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
@@ -14,6 +15,7 @@ from ottla.runtime.random import SeededRandom
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.checker import ClusterChecker, NodeWatcher
 from ottla.sim.cluster.scenario import ClusterScenario
+from ottla.sim.cluster.security import first_users, server_settings
 from ottla.sim.loop import Process
 from ottla.sim.world import World
 
@@ -49,6 +51,7 @@ class ClusterMember:
         self._checker = checker
         self.id = id
         self.settings = dict(settings)
+        self.is_secured = "authorizer.class.name" in settings
         self.machine = world.machine(f"node{id}", self.main)
         self.machine.on_end = self._ends
         checker.machines[id] = self.machine
@@ -62,6 +65,10 @@ class ClusterMember:
     def format(self, directories: Mapping[str, bytes], voters: VoterSet | None) -> None:
         """Format its directories; with dynamic voters the bootstrap snapshot names them."""
         machine, config = self.machine, NodeConfig(self.settings)
+        # All nodes are formatted with the same first users.
+        records = bootstrap_records()
+        if self.is_secured:
+            records = [*records, *first_users(SeededRandom(f"{self._world.seed}/users"))]
         for path, directory_id in directories.items():
             format_directory(
                 machine.disk,
@@ -70,6 +77,7 @@ class ClusterMember:
                 path,
                 cluster_id=CLUSTER_ID,
                 node_id=self.id,
+                bootstrap=records,
                 directory_id=directory_id,
                 dynamic_voters=voters if path == config.metadata_log_dir else None,
             )
@@ -83,6 +91,16 @@ class ClusterMember:
     @property
     def is_ready(self) -> bool:
         return self.node is not None and self.node.ready.is_set()
+
+    @property
+    def boot(self) -> int:
+        """How often it was booted."""
+        return self.machine.boots
+
+    @property
+    def ready_image(self) -> MetadataImage | None:
+        """The metadata that it has applied; None if it is not ready."""
+        return self.node.image if self.node is not None and self.is_ready else None
 
     @property
     def has_disk_fault(self) -> bool:
@@ -220,7 +238,7 @@ def _settings(
     factor = str(min(len(brokers), 3))
     roles = [role for role, ids in (("broker", brokers), ("controller", controllers)) if id in ids]
     listeners = {
-        "broker": f"PLAINTEXT://node{id}:{BROKER_PORT}",
+        "broker": f"{'SASL_PLAINTEXT' if scenario.secured else 'PLAINTEXT'}://node{id}:{BROKER_PORT}",
         "controller": f"{LISTENER}://node{id}:{CONTROLLER_PORT}",
     }
     if scenario.dynamic:
@@ -268,4 +286,5 @@ def _settings(
         "producer.id.expiration.ms": "2147483647",
         "transactional.id.expiration.ms": "2147483647",
         **({"log.flush.interval.messages": "1"} if scenario.synced else {}),
+        **(server_settings(LISTENER) if scenario.secured else {}),
     }

@@ -29,6 +29,7 @@ from ottla.protocol.errors import ErrorCode
 from ottla.protocol.metadata_records import ConfigRecord
 from ottla.records.validation import AppendOrigin
 from ottla.replication.partition import FetchIsolation, Partition
+from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.loop import current_process
 from ottla.sim.nemesis import NemesisConfig
@@ -186,6 +187,22 @@ def _metadata_record_skipped() -> list[Patch]:
     return [(MetadataDelta, "replay", replay)]
 
 
+def _decisions_kept_when_acls_change() -> list[Patch]:
+    def on_change(self: StandardAuthorizer) -> None:
+        self.version += 1
+
+    return [(StandardAuthorizer, "_on_change", on_change)]
+
+
+def _allowed_stays_allowed() -> list[Patch]:
+    def on_change(self: StandardAuthorizer) -> None:
+        self.version += 1
+        self._younger = {key: rule for key, rule in self._younger.items() if rule.is_allowed}
+        self._older.clear()
+
+    return [(StandardAuthorizer, "_on_change", on_change)]
+
+
 CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "sync-skipped": _sync_skipped,
     "acknowledged-before-replicas-have-it": _acknowledged_before_replicas_have_it,
@@ -206,6 +223,8 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "generations-not-checked": _generations_not_checked,
     "aborted-offsets-kept": _aborted_offsets_kept,
     "metadata-record-skipped": _metadata_record_skipped,
+    "decisions-kept-when-acls-change": _decisions_kept_when_acls_change,
+    "allowed-stays-allowed": _allowed_stays_allowed,
 }
 
 _KILLS = {"kill a process": 3, "kill it after some steps": 2, "power loss": 2, "isolate a machine": 3}
@@ -235,6 +254,7 @@ _TRANSACTIONS = _scenario("transactional", "rivals", "committed-follower")
 _COPIES = _scenario(
     "idempotent", "copy-classic", "copy-consumer", pause_a_client=4, kill_a_client=2, kill_a_process=1
 )
+_ACCESS = replace(_scenario("idempotent", sever_connections=1), secured=True)
 SCENARIOS: Mapping[str, ClusterScenario] = {
     "sync-skipped": _scenario("idempotent", synced=True, power_loss=3, kill_all=2),
     "divergence-not-noticed": _scenario("acks-1", "idempotent", longest_s=4.0, split_the_network=1),
@@ -259,6 +279,8 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "generations-not-checked": _scenario("idempotent", "copy-classic", longest_s=6.0, pause_a_client=1),
     "aborted-offsets-kept": _COPIES,
     "metadata-record-skipped": _scenario("idempotent", "settings"),
+    "decisions-kept-when-acls-change": _ACCESS,
+    "allowed-stays-allowed": _ACCESS,
 }
 
 

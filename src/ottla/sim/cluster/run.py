@@ -23,6 +23,7 @@ from ottla.sim.cluster.members import BROKER_PORT, DIRECTORIES, make_members
 from ottla.sim.cluster.quiescence import reason_healthy_replicas_lag, reason_not_quiescent
 from ottla.sim.cluster.readers import GroupReader, StandaloneReader
 from ottla.sim.cluster.scenario import ClusterScenario
+from ottla.sim.cluster.security import AccessView, login_settings
 from ottla.sim.cluster.verdict import verdict
 from ottla.sim.world import World
 
@@ -90,7 +91,13 @@ class ClusterRun:
         topics = dict.fromkeys((EVENTS, ORDERS, COPIES), _PARTITIONS)
         if scenario.partitions:
             topics[MANY] = scenario.partitions
-        self.environment = ClusterEnvironment(self.world, self.checker, servers, brokers, topics)
+        self.environment = ClusterEnvironment(
+            self.world,
+            self.checker,
+            login_settings(servers) if scenario.secured else servers,
+            brokers,
+            topics,
+        )
         self.members = make_members(self.world, self.checker, scenario, brokers)
         self._faults = ClusterFaultInjector(
             self.world,
@@ -100,7 +107,7 @@ class ClusterRun:
             synced=bool(scenario.synced),
             directories=DIRECTORIES,
         )
-        self._clients = make_clients(self.environment, scenario)
+        self._clients = make_clients(self.environment, scenario, servers, AccessView(self.members))
         self._created = False
         self._committed: dict[str, dict[PartitionKey, int]] = {}
         self._offsets_read = False

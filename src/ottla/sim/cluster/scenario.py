@@ -80,6 +80,8 @@ class ClusterScenario:
     # Of the topic that has many; 0 if there is none.
     partitions: int | None = None
     nemesis: NemesisConfig | None = None
+    # Whether all listeners ask for a login, and there are ACLs, which change; it is not drawn.
+    secured: bool = False
 
     def draw(self, random: Random) -> ClusterScenario:
         """A copy with all fields set. Takes the same draws for every scenario, so runs can be compared."""

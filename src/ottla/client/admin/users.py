@@ -18,6 +18,7 @@ from ottla.protocol.messages.alter_user_scram_credentials import (
 from ottla.protocol.messages.describe_user_scram_credentials import (
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
+    DescribeUserScramCredentialsResult,
     UserName,
 )
 from ottla.protocol.scram import ScramMechanism
@@ -65,7 +66,7 @@ class UsersAdmin:
             (
                 UserCredentials(
                     result.user,
-                    {_mechanism_name(each.mechanism): each.iterations for each in result.credential_infos},
+                    {_mechanism_name(kind): iterations for kind, iterations in _mechanisms(result)},
                 )
                 for result in answer.results
             ),
@@ -130,3 +131,8 @@ def _mechanism(name: str) -> ScramMechanism:
 def _mechanism_name(number: int) -> str:
     mechanism = ScramMechanism.of_type(number)
     return f"mechanism {number}" if mechanism is None else mechanism.mechanism_name
+
+
+def _mechanisms(result: DescribeUserScramCredentialsResult) -> list[tuple[int, int]]:
+    """The mechanisms of a user, in their order and not in that of the answer, with the iterations of each."""
+    return sorted((each.mechanism, each.iterations) for each in result.credential_infos)

@@ -31,7 +31,7 @@ from ottla.spark.pipelines.checkpoints import read_checkpoints
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import Project, ProjectError, find_project
 from ottla.spark.pipelines.run_lock import AlreadyRunning, run_lock
-from ottla.spark.pipelines.runner import Selection, definition_error
+from ottla.spark.pipelines.runner import Selection, definition_error, remove_unfinished_files
 from ottla.spark.pipelines.tables import PipelineTables, has_own_catalog
 from ottla.spark.pipelines.template import write_project
 from ottla.spark.session import prepare_environment, settings_for, socket_settings
@@ -859,3 +859,13 @@ class TestCheckpoints:
         (tmp_path / "spark-pipeline.yml").write_text("name: p\nstorage: s3a://bucket/p\n")
         with pytest.raises(ProjectError, match="s3a://bucket/p"):
             read_checkpoints(find_project(tmp_path))
+
+
+def test_what_a_killed_run_was_writing_is_removed(tmp_path: Path) -> None:
+    log = tmp_path / "_checkpoints" / "orders" / "orders" / "0" / "offsets"
+    log.mkdir(parents=True)
+    for name in ("0", ".0.crc", ".1.f534315c.tmp", "..1.f534315c.tmp.crc"):
+        (log / name).touch()
+    remove_unfinished_files(tmp_path)
+    assert sorted(file.name for file in log.iterdir()) == [".0.crc", "0"]
+    remove_unfinished_files(None)

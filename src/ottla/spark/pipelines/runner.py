@@ -140,6 +140,8 @@ def _run(
         except Exception as error:
             raise definition_error(project, error) from None
         listener.on_definitions_loaded()
+        if not dry:
+            remove_unfinished_files(project.storage_path)
         results = start_run(
             spark,
             graph,
@@ -284,6 +286,15 @@ def storage_for_spark(project: Project) -> str:
     """
     path = project.storage_path
     return project.storage if path is None else path.resolve().as_uri()
+
+
+def remove_unfinished_files(storage: Path | None) -> None:
+    """Remove what a killed run was writing to the logs of its checkpoints: Spark refuses to begin its first
+    batch again beside such a file.
+    """
+    for log in ("offsets", "commits"):
+        for file in [] if storage is None else storage.glob(f"_checkpoints/**/{log}/.*.tmp*"):
+            file.unlink(missing_ok=True)
 
 
 def definition_error(project: Project, error: Exception) -> RunFailed:

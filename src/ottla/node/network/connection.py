@@ -62,6 +62,8 @@ _LOGIN_GRACE_SECONDS: Final = 2.0
 _FAULTS_BURST: Final = 50
 _FAULTS_PER_SECOND: Final = 5
 _MAX_REASON: Final = 1_000
+# A client that was throttled within this time may soon be throttled again.
+_LATELY_SECONDS: Final = 60.0
 
 
 class ProtocolViolation(Exception):
@@ -366,8 +368,10 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is None:
-            # What is received while the client is throttled waits here, so that is to be little.
-            is_little = self.pool.is_short or self._throttled_until
+            # What is received before the client is throttled again waits here, so that is to be little.
+            is_little = self.pool.is_short or (
+                self._throttled_until and self.last_active - self._throttled_until < _LATELY_SECONDS
+            )
             return self._receive[:_RECEIVE_WHEN_SHORT_BYTES] if is_little else self._receive
         if self._filled == len(self._frame):
             if self._filled == self._frame_bytes:

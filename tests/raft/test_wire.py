@@ -34,7 +34,8 @@ REQUESTS = [
     m.RemoveVoter(YOU),
     m.UpdateVoter(YOU, 5, AT, 0, 1),
 ]
-ENDPOINT = Address("leader", 9093)
+LISTENER = "CONTROLLER"
+ENDPOINT = {LISTENER: Address("leader", 9093)}
 REPLIES: list[tuple[m.Request, m.Reply]] = [
     (REQUESTS[0], m.VoteReply(5, 1, True, ErrorCode.NONE, ENDPOINT)),
     (REQUESTS[0], m.VoteReply(5, -1, False, ErrorCode.FENCED_LEADER_EPOCH)),
@@ -62,16 +63,33 @@ def test_requests(request_: m.Request) -> None:
 @pytest.mark.parametrize(("request_", "reply"), REPLIES, ids=lambda each: type(each).__name__)
 def test_replies(request_: m.Request, reply: m.Reply) -> None:
     message = wire.encode_request(request_, CLUSTER)
-    response = wire.encode_reply(message, reply)
+    response = wire.encode_reply(message, reply, LISTENER)
     version = wire.VERSIONS[message.API_KEY]
-    assert wire.decode_reply(type(response).decode(response.encode(version), version)) == reply
+    assert wire.decode_reply(type(response).decode(response.encode(version), version), LISTENER) == reply
+
+
+@pytest.mark.parametrize(("request_", "reply"), REPLIES, ids=lambda each: type(each).__name__)
+def test_replies_have_the_endpoint_of_the_listener_that_was_asked(
+    request_: m.Request, reply: m.Reply
+) -> None:
+    """That of another listener may speak another protocol: a node that begins to use a secured listener would
+    greet the plain one of the leader by TLS, and never reach it."""
+    if not isinstance(reply, m.LeaderReply):
+        return
+    by_two = {LISTENER: Address("leader", 9093), "SECURED": Address("leader", 9095)}
+    message = wire.encode_request(request_, CLUSTER)
+    for listener, expected in [("SECURED", {"SECURED": by_two["SECURED"]}), ("OTHER", {})]:
+        response = wire.encode_reply(message, replace(reply, leader_id=1, endpoints=by_two), listener)
+        decoded = wire.decode_reply(response, listener)
+        assert isinstance(decoded, m.LeaderReply)
+        assert decoded.endpoints == expected
 
 
 @pytest.mark.parametrize(("request_", "reply"), REPLIES, ids=lambda each: type(each).__name__)
 def test_replies_fit_every_version(request_: m.Request, reply: m.Reply) -> None:
     message = wire.encode_request(request_, CLUSTER)
     for version in range(API[message.API_KEY].min_version, wire.VERSIONS[message.API_KEY] + 1):
-        response = wire.encode_reply(message, reply)
+        response = wire.encode_reply(message, reply, LISTENER)
         drop_newer_fields(response, version)
         told = type(response).decode(response.encode(version), version)
         assert getattr(told, "topics", None) == getattr(response, "topics", None)
@@ -107,7 +125,7 @@ def test_what_is_for_another_cluster_or_another_partition_is_refused() -> None:
 
 def test_an_error_of_the_whole_response_is_raised() -> None:
     with pytest.raises(KafkaError) as error:
-        wire.decode_reply(VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID))
+        wire.decode_reply(VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID), LISTENER)
     assert error.value.code is ErrorCode.INCONSISTENT_CLUSTER_ID
     with pytest.raises(KafkaError):
-        wire.decode_reply(VoteResponse(error_code=12345))
+        wire.decode_reply(VoteResponse(error_code=12345), LISTENER)

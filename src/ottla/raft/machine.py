@@ -361,9 +361,8 @@ class KafkaRaftMachine:
     def _handle_response(self, inflight: InflightRequest, reply: Reply, now_ms: int) -> None:
         quorum = self.quorum
         if isinstance(reply, LeaderReply):
-            endpoints = {} if reply.endpoint is None else {quorum.listener: reply.endpoint}
             leader_id = None if reply.leader_id == NO_LEADER_ID else reply.leader_id
-            self._maybe_transition(reply.epoch, leader_id, endpoints, now_ms)
+            self._maybe_transition(reply.epoch, leader_id, reply.endpoints, now_ms)
         request, from_id = inflight.request, inflight.node_id
         match request, reply:
             case Vote(), VoteReply():
@@ -474,7 +473,7 @@ class KafkaRaftMachine:
 
     def _vote_reply(self, error: ErrorCode = ErrorCode.NONE, *, granted: bool = False) -> VoteReply:
         quorum = self.quorum
-        return VoteReply(quorum.epoch, quorum.leader_id_or_none, granted, error, quorum.leader_endpoint())
+        return VoteReply(quorum.epoch, quorum.leader_id_or_none, granted, error, quorum.leader_endpoints())
 
     def _maybe_send_vote_requests(self, state: ProspectiveState | CandidateState, now_ms: int) -> None:
         """Ask every voter that has not answered, unless the election is decided."""
@@ -518,7 +517,7 @@ class KafkaRaftMachine:
                     quorum.transition_to_follower(request.epoch, request.leader_id, reachable, now_ms)
             if not quorum.is_local_voter(request.voter):
                 error = ErrorCode.INVALID_VOTER_KEY
-        return BeginEpochReply(quorum.epoch, quorum.leader_id_or_none, error, quorum.leader_endpoint())
+        return BeginEpochReply(quorum.epoch, quorum.leader_id_or_none, error, quorum.leader_endpoints())
 
     def _validate_leader_request(self, leader_id: int, epoch: int) -> ErrorCode:
         if leader_id < 0 or epoch < 0:
@@ -553,7 +552,7 @@ class KafkaRaftMachine:
             if isinstance(state, FollowerState) and state.leader_id == request.leader_id:
                 state.has_fetched_from_leader = False
                 state.deadline_ms = now_ms + self._end_epoch_election_backoff_ms(request.preferred)
-        return EndEpochReply(quorum.epoch, quorum.leader_id_or_none, error, quorum.leader_endpoint())
+        return EndEpochReply(quorum.epoch, quorum.leader_id_or_none, error, quorum.leader_endpoints())
 
     def _end_epoch_election_backoff_ms(self, preferred: tuple[ReplicaKey, ...]) -> int:
         """Zero for the first preferred successor, then growing, so that the first is likely to be alone."""
@@ -675,7 +674,7 @@ class KafkaRaftMachine:
             request.position,
             data,
             error,
-            quorum.leader_endpoint(),
+            quorum.leader_endpoints(),
         )
 
     # Replication: the follower

@@ -46,7 +46,7 @@ class VoteReply:
     leader_id: int
     granted: bool
     error: ErrorCode = ErrorCode.NONE
-    endpoint: Address | None = None
+    endpoints: Mapping[str, Address] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class BeginEpochReply:
     epoch: int
     leader_id: int
     error: ErrorCode = ErrorCode.NONE
-    endpoint: Address | None = None
+    endpoints: Mapping[str, Address] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class EndEpochReply:
     epoch: int
     leader_id: int
     error: ErrorCode = ErrorCode.NONE
-    endpoint: Address | None = None
+    endpoints: Mapping[str, Address] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class FetchReply:
     diverging: OffsetAndEpoch | None = None
     snapshot: SnapshotId | None = None
     error: ErrorCode = ErrorCode.NONE
-    endpoint: Address | None = None
+    endpoints: Mapping[str, Address] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class FetchSnapshotReply:
     position: int = 0
     data: bytes = b""
     error: ErrorCode = ErrorCode.NONE
-    endpoint: Address | None = None
+    endpoints: Mapping[str, Address] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class UpdateVoterReply:
     epoch: int
     leader_id: int
     error: ErrorCode = ErrorCode.NONE
-    endpoint: Address | None = None
+    endpoints: Mapping[str, Address] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,14 +217,14 @@ class QuorumState:
         found = endpoints.get(self.listener)
         return found if found is not None else next(iter(endpoints.values()), None)
 
-    def leader_endpoint(self) -> Address | None:
-        """Where the leader is reached, as replies carry it."""
+    def leader_endpoints(self) -> Mapping[str, Address]:
+        """Where the leader is reached, by listener, as far as this replica knows."""
         if self.is_leader or self.state.role is Role.RESIGNED:
-            return self.address(self.local.endpoints)
+            return self.local.endpoints
         if isinstance(self.state, FollowerState | ProspectiveState):
-            return self.address(self.state.leader_endpoints)
+            return self.state.leader_endpoints
         leader = self.state.leader_id
-        return None if leader is None else self.address(self.endpoints_of(leader))
+        return {} if leader is None else self.endpoints_of(leader)
 
     def is_local_voter(self, voter: ReplicaKey | None) -> bool:
         """Whether a request that names its voter, or None, is for this replica."""
@@ -284,7 +284,7 @@ class QuorumState:
             diverging,
             snapshot,
             error,
-            self.leader_endpoint(),
+            self.leader_endpoints(),
         )
 
     def not_leader_reply(self) -> VoterChangeReply:

@@ -203,7 +203,7 @@ def handle_remove_voter_request(
 
 def handle_update_voter_request(quorum: QuorumState, request: UpdateVoter, now_ms: int) -> UpdateVoterReply:
     error = _update_voter(quorum, request, now_ms)
-    return UpdateVoterReply(quorum.epoch, quorum.leader_id_or_none, error, quorum.leader_endpoint())
+    return UpdateVoterReply(quorum.epoch, quorum.leader_id_or_none, error, quorum.leader_endpoints())
 
 
 def _update_voter(quorum: QuorumState, request: UpdateVoter, now_ms: int) -> ErrorCode:

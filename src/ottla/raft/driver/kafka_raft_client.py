@@ -176,7 +176,7 @@ class KafkaRaftClient:
     @property
     def leader_address(self) -> Address | None:
         """Where the leader is reached; None if it is not known."""
-        return self._quorum.leader_endpoint()
+        return self._quorum.address(self._quorum.leader_endpoints())
 
     @property
     def is_closed(self) -> bool:
@@ -189,9 +189,11 @@ class KafkaRaftClient:
         self._machine.start(self._now_ms())
         self._carry_out_effects()
 
-    async def handle(self, message: WireRequest, version: int | None = None) -> WireResponse:
-        """Answer a request of the quorum's protocol, in a version or the newest one; KafkaError for an error
-        of the response as a whole.
+    async def handle(
+        self, message: WireRequest, version: int | None = None, listener: str | None = None
+    ) -> WireResponse:
+        """Answer a request of the quorum's protocol, in a version or the newest one, that came by a listener,
+        or by that of the quorum; KafkaError for an error of the response as a whole.
         """
         self.check_usable()
         request = wire.decode_request(message, self._cluster_id)
@@ -200,7 +202,7 @@ class KafkaRaftClient:
         answer.add_done_callback(lambda done: self._answers.pop(done, None))
         self._give(self._machine.handle_request, answer, request, self._now_ms())
         self._carry_out_effects()
-        response = wire.encode_reply(message, await answer)
+        response = wire.encode_reply(message, await answer, listener or self._quorum.listener)
         if version is not None and version < wire.VERSIONS[message.API_KEY]:
             drop_newer_fields(response, version)
         return response
@@ -386,7 +388,7 @@ class KafkaRaftClient:
                 message = wire.encode_request(effect.request, self._cluster_id)
                 newest = wire.VERSIONS[message.API_KEY]
                 response = await self._channel.request(effect.address, message, newest, timeout_ms=timeout_ms)
-                reply = wire.decode_reply(response)
+                reply = wire.decode_reply(response, self._quorum.listener)
         except KafkaError as error:
             if error.code is ErrorCode.INCONSISTENT_CLUSTER_ID:
                 self._log_foreign_controller(effect.address)

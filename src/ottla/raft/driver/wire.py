@@ -347,7 +347,10 @@ def error_reply(request: m.Request, error: ErrorCode, epoch: int) -> m.Reply | N
 # Replies: encode
 
 
-def encode_reply(request: schema.Request, reply: m.Reply) -> schema.Response:
+def encode_reply(request: schema.Request, reply: m.Reply, listener: str) -> schema.Response:
+    """Encode a reply to a request that came by a listener: it has the leader's endpoint of this listener
+    only, as that of another may speak another protocol.
+    """
     match reply:
         case m.VoteReply():
             part = vote.VoteResponsePartitionData(
@@ -359,7 +362,7 @@ def encode_reply(request: schema.Request, reply: m.Reply) -> schema.Response:
             )
             return vote.VoteResponse(
                 topics=[vote.VoteResponseTopicData(topic_name=CLUSTER_METADATA_TOPIC, partitions=[part])],
-                node_endpoints=_nodes(vote.NodeEndpoint, reply),
+                node_endpoints=_nodes(vote.NodeEndpoint, reply, listener),
             )
         case m.BeginEpochReply():
             begun = begin_quorum_epoch.BeginQuorumEpochResponsePartitionData(
@@ -374,7 +377,7 @@ def encode_reply(request: schema.Request, reply: m.Reply) -> schema.Response:
                         topic_name=CLUSTER_METADATA_TOPIC, partitions=[begun]
                     )
                 ],
-                node_endpoints=_nodes(begin_quorum_epoch.NodeEndpoint, reply),
+                node_endpoints=_nodes(begin_quorum_epoch.NodeEndpoint, reply, listener),
             )
         case m.EndEpochReply():
             ended = end_quorum_epoch.EndQuorumEpochResponsePartitionData(
@@ -389,12 +392,12 @@ def encode_reply(request: schema.Request, reply: m.Reply) -> schema.Response:
                         topic_name=CLUSTER_METADATA_TOPIC, partitions=[ended]
                     )
                 ],
-                node_endpoints=_nodes(end_quorum_epoch.NodeEndpoint, reply),
+                node_endpoints=_nodes(end_quorum_epoch.NodeEndpoint, reply, listener),
             )
         case m.FetchReply():
-            return _fetch_response(reply)
+            return _fetch_response(reply, listener)
         case m.FetchSnapshotReply():
-            return _snapshot_response(reply)
+            return _snapshot_response(reply, listener)
         case m.VoterChangeReply():
             changed = (
                 add_raft_voter.AddRaftVoterResponse
@@ -403,7 +406,7 @@ def encode_reply(request: schema.Request, reply: m.Reply) -> schema.Response:
             )
             return changed(error_code=reply.error, error_message=reply.message)
         case m.UpdateVoterReply():
-            at = reply.endpoint or Address("", 0)
+            at = reply.endpoints.get(listener, Address("", 0))
             return update_raft_voter.UpdateRaftVoterResponse(
                 error_code=reply.error,
                 current_leader=update_raft_voter.CurrentLeader(
@@ -414,7 +417,7 @@ def encode_reply(request: schema.Request, reply: m.Reply) -> schema.Response:
             raise TypeError(f"{reply} cannot be sent as a message of the quorum")
 
 
-def _fetch_response(reply: m.FetchReply) -> schema.Response:
+def _fetch_response(reply: m.FetchReply, listener: str) -> schema.Response:
     diverging = reply.diverging or m.OffsetAndEpoch(-1, -1)
     snapshot = reply.snapshot or SnapshotId(-1, -1)
     part = fetch.PartitionData(
@@ -431,10 +434,10 @@ def _fetch_response(reply: m.FetchReply) -> schema.Response:
     topic = fetch.FetchableTopicResponse(
         topic=CLUSTER_METADATA_TOPIC, topic_id=CLUSTER_METADATA_TOPIC_ID, partitions=[part]
     )
-    return fetch.FetchResponse(responses=[topic], node_endpoints=_nodes(fetch.NodeEndpoint, reply))
+    return fetch.FetchResponse(responses=[topic], node_endpoints=_nodes(fetch.NodeEndpoint, reply, listener))
 
 
-def _snapshot_response(reply: m.FetchSnapshotReply) -> schema.Response:
+def _snapshot_response(reply: m.FetchSnapshotReply, listener: str) -> schema.Response:
     part = fetch_snapshot.FetchSnapshotResponsePartitionSnapshot(
         index=PARTITION,
         error_code=reply.error,
@@ -446,46 +449,49 @@ def _snapshot_response(reply: m.FetchSnapshotReply) -> schema.Response:
     )
     topic = fetch_snapshot.FetchSnapshotResponseTopicSnapshot(name=CLUSTER_METADATA_TOPIC, partitions=[part])
     return fetch_snapshot.FetchSnapshotResponse(
-        topics=[topic], node_endpoints=_nodes(fetch_snapshot.NodeEndpoint, reply)
+        topics=[topic], node_endpoints=_nodes(fetch_snapshot.NodeEndpoint, reply, listener)
     )
 
 
-def _nodes(node_class: type[T], reply: m.LeaderReply) -> list[T]:
-    if reply.endpoint is None or reply.leader_id < 0:
+def _nodes(node_class: type[T], reply: m.LeaderReply, listener: str) -> list[T]:
+    at = reply.endpoints.get(listener)
+    if at is None or reply.leader_id < 0:
         return []
-    return [node_class(node_id=reply.leader_id, host=reply.endpoint.host, port=reply.endpoint.port)]  # type: ignore[call-arg]
+    return [node_class(node_id=reply.leader_id, host=at.host, port=at.port)]  # type: ignore[call-arg]
 
 
 # Replies: decode
 
 
-def decode_reply(message: schema.Response) -> m.Reply:
-    """Decode a response; KafkaError if it is an error as a whole, or not about the metadata log."""
+def decode_reply(message: schema.Response, listener: str) -> m.Reply:
+    """Decode a response of a node's listener; KafkaError if it is an error as a whole, or not about the
+    metadata log.
+    """
     code = getattr(message, "error_code", 0)
     match message:
         case add_raft_voter.AddRaftVoterResponse() | remove_raft_voter.RemoveRaftVoterResponse():
             return m.VoterChangeReply(_error(code), message.error_message)
         case update_raft_voter.UpdateRaftVoterResponse():
             leader = message.current_leader
-            at = Address(leader.host, leader.port) if leader.host else None
+            at = {listener: Address(leader.host, leader.port)} if leader.host else {}
             return m.UpdateVoterReply(leader.leader_epoch, leader.leader_id, _error(code), at)
     if code != ErrorCode.NONE:
         raise KafkaError(_error(code))
     match message:
         case vote.VoteResponse():
             v = _only_partition(message.topics, "topic_name")
-            at = _endpoint(message.node_endpoints, v.leader_id)
+            at = _leader_endpoints(message.node_endpoints, v.leader_id, listener)
             return m.VoteReply(v.leader_epoch, v.leader_id, v.vote_granted, _error(v.error_code), at)
         case begin_quorum_epoch.BeginQuorumEpochResponse():
             b = _only_partition(message.topics, "topic_name")
-            at = _endpoint(message.node_endpoints, b.leader_id)
+            at = _leader_endpoints(message.node_endpoints, b.leader_id, listener)
             return m.BeginEpochReply(b.leader_epoch, b.leader_id, _error(b.error_code), at)
         case end_quorum_epoch.EndQuorumEpochResponse():
             e = _only_partition(message.topics, "topic_name")
-            at = _endpoint(message.node_endpoints, e.leader_id)
+            at = _leader_endpoints(message.node_endpoints, e.leader_id, listener)
             return m.EndEpochReply(e.leader_epoch, e.leader_id, _error(e.error_code), at)
         case fetch.FetchResponse():
-            return _read_fetch_response(message)
+            return _read_fetch_response(message, listener)
         case fetch_snapshot.FetchSnapshotResponse():
             s = _only_partition(message.topics, "name")
             return m.FetchSnapshotReply(
@@ -496,13 +502,13 @@ def decode_reply(message: schema.Response) -> m.Reply:
                 s.position,
                 bytes(s.unaligned_records),
                 _error(s.error_code),
-                _endpoint(message.node_endpoints, s.current_leader.leader_id),
+                _leader_endpoints(message.node_endpoints, s.current_leader.leader_id, listener),
             )
         case _:
             raise TypeError(f"{type(message).__name__} is not an answer of the quorum")
 
 
-def _read_fetch_response(message: fetch.FetchResponse) -> m.FetchReply:
+def _read_fetch_response(message: fetch.FetchResponse, listener: str) -> m.FetchReply:
     if len(message.responses) != 1 or len(message.responses[0].partitions) != 1:
         raise _not_the_metadata_partition()
     part = message.responses[0].partitions[0]
@@ -516,7 +522,7 @@ def _read_fetch_response(message: fetch.FetchResponse) -> m.FetchReply:
         m.OffsetAndEpoch(diverging.end_offset, diverging.epoch) if diverging.epoch >= 0 else None,
         SnapshotId(snapshot.end_offset, snapshot.epoch) if snapshot.epoch >= 0 else None,
         _error(part.error_code),
-        _endpoint(message.node_endpoints, leader.leader_id),
+        _leader_endpoints(message.node_endpoints, leader.leader_id, listener),
     )
 
 
@@ -527,5 +533,6 @@ def _error(code: int) -> ErrorCode:
         return ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-def _endpoint(nodes: Iterable[Any], leader_id: int) -> Address | None:
-    return next((Address(node.host, node.port) for node in nodes if node.node_id == leader_id), None)
+def _leader_endpoints(nodes: Iterable[Any], leader_id: int, listener: str) -> dict[str, Address]:
+    leader = next((node for node in nodes if node.node_id == leader_id), None)
+    return {} if leader is None else {listener: Address(leader.host, leader.port)}

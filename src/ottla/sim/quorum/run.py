@@ -253,7 +253,7 @@ class QuorumRun:
                     newest = wire.VERSIONS[message.API_KEY]
                     timeout_ms = self.members[0].config.quorum.request_timeout_ms * 5 // 4
                     response = await channel.request(address, message, newest, timeout_ms=timeout_ms)
-                    reply = wire.decode_reply(response)
+                    reply = wire.decode_reply(response, LISTENER)
                     assert isinstance(reply, VoterChangeReply)
                     self._trace(f"{kind} {change.voter.id}: {reply.error.name} {reply.message or ''}")
                     if reply.error is ErrorCode.NONE:

@@ -13,4 +13,4 @@ from ottla.protocol.schema import Response
 
 async def handle(context: ApiRequestContext, request: AddRaftVoterRequest) -> Response:
     context.require_of_cluster(AclOperation.ALTER)
-    return await context.controller.metadata.client.handle(request, context.version)
+    return await context.controller.metadata.client.handle(request, context.version, context.listener.name)

@@ -12,4 +12,4 @@ from ottla.protocol.schema import Response
 
 async def handle(context: RequestContext, request: EndQuorumEpochRequest) -> Response:
     context.require_cluster_action()
-    return await context.controller.metadata.client.handle(request, context.version)
+    return await context.controller.metadata.client.handle(request, context.version, context.listener.name)

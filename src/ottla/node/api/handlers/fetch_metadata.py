@@ -12,4 +12,4 @@ __all__ = ["failure_response", "handle"]
 
 async def handle(context: RequestContext, request: FetchRequest) -> Response:
     context.require_cluster_action()
-    return await context.controller.metadata.client.handle(request, context.version)
+    return await context.controller.metadata.client.handle(request, context.version, context.listener.name)

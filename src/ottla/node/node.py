@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +40,8 @@ from ottla.node.config.node_config import NodeConfig
 from ottla.node.coordinators.coordinators import Coordinators
 from ottla.node.coordinators.producer_id_manager import ProducerIdManager
 from ottla.node.fetch.session import FetchSessionCache
+from ottla.node.http.listener import NodeHttp
+from ottla.node.http.mounts import MountAccess
 from ottla.node.metadata_publisher import BrokerMetadataPublisher
 from ottla.node.network.endpoints import NodeEndpoints
 from ottla.node.network.node_security import NodeSecurity
@@ -51,6 +53,7 @@ from ottla.protocol.api import ListenerType
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.schema import Request, Response
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
+from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaManager, registration_of
 from ottla.runtime import process
 from ottla.runtime.runtime import Runtime
@@ -59,8 +62,10 @@ from ottla.security.quota.quota_managers import QuotaManagers
 from ottla.security.quota.rate import QuotaWindows
 
 if TYPE_CHECKING:
+    from ottla.metadata.log.metadata_log import MetadataLog
     from ottla.node.network.login import SaslListener
     from ottla.runtime.clock import Clock
+    from ottla.runtime.http_server import HttpMount
     from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
 
 log = logging.getLogger(__name__)
@@ -73,7 +78,8 @@ _HAND_OVER_ALONE_SECONDS: Final = 1.0
 class Node:
     """Make one, `start` it, `stop` it. It is used once."""
 
-    def __init__(self, runtime: Runtime, config: NodeConfig) -> None:
+    def __init__(self, runtime: Runtime, config: NodeConfig, *, default_http: str = "") -> None:
+        """`default_http` is where HTTP is answered if no setting says so and the address is free."""
         self.runtime: Final = runtime
         self.now_ms: Final = runtime.clock.wall_ms
         # The background tasks of all parts: none of them ends unnoticed.
@@ -93,6 +99,17 @@ class Node:
         )
         # Set once clients are served.
         self.ready: Final = asyncio.Event()
+        # What the node does while it is not ready.
+        self.phase = "starting"
+        self._stopping = False
+        self.http: Final = NodeHttp(
+            runtime,
+            config,
+            default=default_http,
+            image=lambda: self.image,
+            authorizer=self.authorizer,
+        )
+        self.http.mount("/health", self._load_health, MountAccess.SUMMARY)
         self.security: Final = NodeSecurity(runtime, self.dynamic_config)
         self.quorum: Final = QuorumMember(
             runtime,
@@ -171,6 +188,35 @@ class Node:
             list(self.logs.directories_set_aside),
         )
 
+    # What its health depends on
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it has started, and has not begun to stop."""
+        return self.ready.is_set() and not self._stopping
+
+    @property
+    def failure(self) -> str | None:
+        """Why it has given up; None as long as it has not."""
+        return self._failure.result() if self._failure.done() else None
+
+    @property
+    def metadata(self) -> MetadataLog | None:
+        """The metadata log; None until the node takes part in the quorum."""
+        return self.quorum.metadata if self.quorum.opened.is_set() else None
+
+    @property
+    def broker_epoch(self) -> int:
+        return self.lifecycle.epoch
+
+    def hosted_partitions(self) -> Iterable[Partition]:
+        return () if self._publisher is None else self.replicas
+
+    async def _load_health(self) -> HttpMount:
+        from ottla.node.http.health import NodeHealth
+
+        return await NodeHealth(self, self.runtime.clock).routes()
+
     def topic_config(self, topic: str) -> LogConfig:
         """The settings of a topic's logs, as the newest image has them."""
         return self.dynamic_config.topic_config(topic, self.image)
@@ -201,16 +247,24 @@ class Node:
 
     async def _start(self) -> None:
         await self.security.load()
+        await self.http.open(self.security.listener_tls)
+        self._on_stop(self.http.close)
         if self.security.has_certificates:
             self._on_stop(self.tasks.start("renewal of certificates", self.security.watch).stop)
         self._logins = self._make_logins()
         await self.endpoints.check(self.server)
+        self.phase = "opening its directories"
         storage = await self._open_storage()
+        self.phase = "waiting for a leader of the quorum"
         await self._join_quorum(storage)
         if self.config.is_broker:
+            self.phase = "registering with the controller"
             await self._register_broker(storage)
+            self.phase = "loading its logs"
             await self._start_broker(storage)
+            self.phase = "waiting for the controller to let it serve"
             await self._serve()
+        self.phase = "registering with the controller"
         await self.quorum.wait_until_registered()
         self.ready.set()
 
@@ -506,6 +560,8 @@ class Node:
 
     async def stop(self) -> None:
         """Hand over, close everything and leave the marks of a clean shutdown. Stopping twice is harmless."""
+        self._stopping = True
+        self.phase = "stopping"
         while self._started:
             action = self._started.pop()
             try:

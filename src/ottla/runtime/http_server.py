@@ -25,7 +25,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import gmtime
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 from urllib.parse import parse_qsl, unquote
 
 from ottla.runtime.address import Address, plain_host
@@ -44,6 +44,7 @@ from ottla.runtime.http_parser import (
 
 __all__ = [
     "HttpLimits",
+    "HttpMatch",
     "HttpMount",
     "HttpProblem",
     "HttpRoute",
@@ -179,7 +180,7 @@ class HttpServerRequest:
         self.max_body_bytes = 0
         self.params: Mapping[str, str] = {}
         self.principal: object = None
-        """Who asks, where a guard of the server knows."""
+        """Who asks, as the guard of the server found out; None if it does not know."""
 
     @property
     def method(self) -> str:
@@ -318,6 +319,14 @@ class _LazyMount:
         return self.router
 
 
+class HttpMatch(NamedTuple):
+    """A route for a request, with what the names in its path stand for and the mount that it came by."""
+
+    route: HttpRoute
+    params: dict[str, str]
+    mount: str = ""
+
+
 class HttpRouter:
     """Finds the route of a request: a fixed part of a path goes before a named one, routes before mounts, and
     of mounts the longest prefix.
@@ -351,18 +360,19 @@ class HttpRouter:
         self._mounts.append(_LazyMount(prefix.rstrip("/"), load))
         self._mounts.sort(key=lambda mount: -len(mount.prefix))
 
-    async def find(self, method: str, path: str) -> tuple[HttpRoute, dict[str, str]]:
-        """Return the route and what its names stand for. HttpProblem 404 or 405 if there is none."""
+    async def find(self, method: str, path: str) -> HttpMatch:
+        """Return the route of a path. HttpProblem 404 or 405 if there is none."""
         methods: dict[str, tuple[HttpRoute, dict[str, str]]] = {}
         parts = [unquote(part, errors="replace") for part in path.split("/")[1:]]
         _match(self._root, parts, 0, {}, methods)
         found = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
         if found is not None:
-            return found
+            return HttpMatch(*found)
         for mount in self._mounts:
             if path == mount.prefix or path.startswith(mount.prefix + "/"):
                 try:
-                    return await (await mount.routes()).find(method, path)
+                    match = await (await mount.routes()).find(method, path)
+                    return HttpMatch(match.route, match.params, mount.prefix or "/")
                 except HttpProblem as problem:
                     if problem.status != 404 or methods:
                         raise
@@ -407,11 +417,11 @@ def _match(
 
 # The server
 
-Guard: TypeAlias = "Callable[[HttpServerRequest], Awaitable[HttpServerResponse | None]]"
+HttpGuard: TypeAlias = "Callable[[HttpServerRequest, HttpMatch], Awaitable[HttpServerResponse | None]]"
 
 
 class HttpServer:
-    """`guard` sees each request first, and returns the response of one that it refuses. `hosts` are the names
+    """`guard` sees each request before its handler, and returns the response if it refuses it. `hosts` are the names
     by which clients reach the server, all if None: a page of another host whose name suddenly has the address
     of this machine gets nothing.
     """
@@ -422,7 +432,7 @@ class HttpServer:
         router: HttpRouter,
         *,
         limits: HttpLimits | None = None,
-        guard: Guard | None = None,
+        guard: HttpGuard | None = None,
         hosts: frozenset[str] | None = None,
         receive: memoryview | None = None,
     ) -> None:
@@ -455,14 +465,15 @@ class HttpServer:
         try:
             if self._hosts is not None and request.host not in self._hosts:
                 raise HttpProblem(421, f"This server is not {request.host or 'without a name'!r}.")
-            if self._guard is not None and (refusal := await self._guard(request)) is not None:
-                return refusal
-            route, request.params = await self.router.find(request.method, request.path)
-            bound = route.max_body_bytes
+            match = await self.router.find(request.method, request.path)
+            request.params = match.params
+            bound = match.route.max_body_bytes
             request.max_body_bytes = self.limits.max_body_bytes if bound is None else bound
             if request.body_length is not None and request.body_length > request.max_body_bytes:
                 raise _too_large(request.max_body_bytes)
-            return await route.handle(request)
+            if self._guard is not None and (refusal := await self._guard(request, match)) is not None:
+                return refusal
+            return await match.route.handle(request)
         except HttpProblem as problem:
             return problem_response(problem)
         except asyncio.CancelledError:

@@ -27,6 +27,11 @@ class Endpoint:
         """Whether it means every interface and so is no address that a client could use."""
         return self.host in WILDCARD_HOSTS
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.name}://{host}:{self.port}"
@@ -67,6 +72,26 @@ def parse_endpoints(
             f"Each listener must have a different name, {setting}: {','.join(map(str, endpoints))}"
         )
     return tuple(endpoints)
+
+
+HTTP_LISTENER_NAME: Final = "HTTP"
+"""The name by which TLS settings are given to the HTTP listener: `listener.name.http.ssl.*`."""
+
+
+def parse_http_listener(text: str) -> Endpoint | None:
+    """Parse `http.listener`: `http://host:port` or `https://host:port`; None if it is empty."""
+    if not text:
+        return None
+    match = _ENDPOINT.fullmatch(text.removesuffix("/"))
+    scheme = "" if match is None else match["name"].lower()
+    if match is None or scheme not in ("http", "https") or not 0 <= int(match["port"]) <= 65535:
+        raise ConfigError(
+            f"Invalid value {text} for configuration http.listener: expected http://host:port or "
+            "https://host:port, or nothing"
+        )
+    protocol = SecurityProtocol.SSL if scheme == "https" else SecurityProtocol.PLAINTEXT
+    host = match["v6"] if match["v6"] is not None else match["host"]
+    return Endpoint(HTTP_LISTENER_NAME, protocol, host, int(match["port"]))
 
 
 def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ottla.node.config.listeners import Endpoint, parse_endpoints, parse_protocol_map
+from ottla.node.config.listeners import Endpoint, parse_endpoints, parse_http_listener, parse_protocol_map
 from ottla.node.config.rules import check_rules
 from ottla.node.config.tables.config_def import ConfigError, ConfigKey, UpdateMode, Value
 from ottla.node.config.tables.coordinators import COORDINATORS
@@ -88,6 +88,7 @@ class NodeConfig:
         "dynamic_broker",
         "dynamic_default",
         "given",
+        "http_listener",
         "listeners",
         "security_protocols",
     )
@@ -103,6 +104,8 @@ class NodeConfig:
     """Where clients connect."""
     advertised_of_controller: tuple[Endpoint, ...]
     """Where other nodes reach the controller: as advertised, else as it listens."""
+    http_listener: Endpoint | None
+    """Where HTTP is answered, if it is."""
     security_protocols: Mapping[str, SecurityProtocol]
     """The protocol of each listener, by its name; also of listeners that only other nodes have."""
 
@@ -128,6 +131,7 @@ class NodeConfig:
                 protocols.setdefault(name.upper(), protocols["PLAINTEXT"])
         self.security_protocols = protocols
         self.listeners = parse_endpoints("listeners", self.names("listeners"), protocols)
+        self.http_listener = parse_http_listener(self.text("http.listener"))
         advertised = (
             self.listeners
             if self._values["advertised.listeners"] is None

@@ -95,7 +95,7 @@ class NodeEndpoints:
         """Warn of listeners that other machines reach and that ask no client who it is."""
         if is_authorized:
             return
-        exposed = [each for each in self.for_clients() if not _is_local(each.host) and not self._asks(each)]
+        exposed = [each for each in self.for_clients() if not each.is_loopback and not self._asks(each)]
         if exposed:
             networks = "every network" if any(each.wildcard for each in exposed) else "the network"
             log.warning(
@@ -110,10 +110,6 @@ class NodeEndpoints:
         config = self._config.current
         client_auth = config.with_listener_prefix(endpoint.name, "ssl.client.auth")
         return endpoint.protocol.sasl or (endpoint.protocol.tls and client_auth == "required")
-
-
-def _is_local(host: str) -> bool:
-    return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
 @contextlib.contextmanager

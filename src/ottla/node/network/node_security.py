@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.errors import NodeFailed
-from ottla.node.config.listeners import Endpoint
+from ottla.node.config.listeners import HTTP_LISTENER_NAME, Endpoint
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.tables.config_def import ConfigError
 from ottla.node.network.server import ListenerTls
@@ -110,6 +110,8 @@ class NodeSecurity:
         """Read all key material. NodeFailed names the listener, the setting and the file."""
         config = self._config.current
         names = {each.name: each.protocol for each in config.listeners if each.protocol.tls}
+        if config.http_listener is not None and config.http_listener.protocol.tls:
+            names[HTTP_LISTENER_NAME] = config.http_listener.protocol
         for name, security, mechanism in (
             (config.inter_broker_listener, self.inter_broker, "sasl.mechanism.inter.broker.protocol"),
             (config.controller_listener_names[0], self.controller, "sasl.mechanism.controller.protocol"),
@@ -167,7 +169,7 @@ class NodeSecurity:
 
     async def _renewed(self, factory: SslFactory, config: NodeConfig) -> SslFactory | None:
         """Read the key material that the settings have now; None if nothing has changed."""
-        protocol = config.security_protocols[factory.listener]
+        protocol = config.security_protocols.get(factory.listener, SecurityProtocol.SSL)
         settings = listener_tls_settings(config, factory.listener, protocol)
         if not factory.is_outdated(self._runtime.disk, settings):
             return None
@@ -220,7 +222,9 @@ class NodeSecurity:
             from ottla.security.tls.errors import TlsError
 
             config = self._config.current
-            listens = any(each.name == listener for each in config.listeners)
+            listens = listener == HTTP_LISTENER_NAME or any(
+                each.name == listener for each in config.listeners
+            )
             is_inter_broker = listener == config.inter_broker_listener
             try:
                 settings = listener_tls_settings(config, listener, protocol)

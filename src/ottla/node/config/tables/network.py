@@ -70,6 +70,13 @@ NETWORK: Final[dict[str, ConfigKey]] = table(
         "responses that are not read. A quarter of it is for other nodes. When it is short, requests and "
         "responses wait, and connections on which nothing moves are closed.",
         InRange(1_048_576), mode=CLUSTER_WIDE, internal=True),
+    key("http.listener", STRING, "", MEDIUM,
+        "Where the node answers HTTP for health, metrics and the console: http://host:port or "
+        "https://host:port, with the TLS settings of listener.name.http. Empty for none; `ottla start` "
+        "without this setting takes http://127.0.0.1:9644 if it is free.", internal=True),
+    key("http.public.paths", LIST, (), MEDIUM,
+        "The paths, such as /metrics, that clients on other machines get without a login. Whether the node "
+        "is live and ready they always learn.", ValidList(), internal=True),
     key("connections.max.idle.ms", LONG, 600_000, MEDIUM,
         "A connection on which nothing moved for this long, in either direction, is closed."),
     key("connection.failed.authentication.delay.ms", INT, 100, LOW,

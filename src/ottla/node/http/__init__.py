@@ -1,0 +1,1 @@
+"""HTTP of a node: the listener, who may ask, and health."""

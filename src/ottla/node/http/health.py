@@ -1,0 +1,266 @@
+"""The health of a node: whether it lives, and whether it is ready, with what is wrong if it is not.
+
+A node is live while it has not given up: a supervisor restarts one that is not. It is ready when all of these
+hold, each of which has its name in the answer:
+
+- `started`: it has gone through its start, and has not begun to stop;
+- `quorum`: the quorum has a leader, and the metadata log works;
+- `caught_up`: this node has applied what the quorum has committed;
+- `registered`: the controller has registered this broker and lets it serve;
+- `storage`: no directory and no replica of this node is offline;
+- `partitions`: every partition with a replica here has a leader;
+- `in_sync`: every replica here is in sync with its leader;
+- `tasks`: all background tasks run.
+
+The walk over all partitions is done in turns, once for each image of the metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, Protocol
+
+from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.log.metadata_log import MetadataLog
+from ottla.node.config.node_config import NodeConfig
+from ottla.protocol.names import TopicPartition
+from ottla.replication.partition import Partition
+from ottla.runtime.clock import Clock
+from ottla.runtime.http_server import HttpMount, HttpProblem, HttpRoute, HttpServerRequest, HttpServerResponse
+from ottla.runtime.tasks import TaskState, TaskStatus, TaskSupervisor
+from ottla.runtime.turns import Turns
+
+CHECKS: Final = (
+    *("started", "quorum", "caught_up", "registered", "storage", "partitions", "in_sync", "tasks"),
+)
+# Partitions that are named where some are not as they should be.
+_EXAMPLES: Final = 5
+
+
+class StorageState(Protocol):
+    """What of a node's storage does not serve."""
+
+    @property
+    def offline_directories(self) -> Mapping[str, str]: ...
+
+    @property
+    def offline_partitions(self) -> int: ...
+
+    @property
+    def damaged_partitions(self) -> int: ...
+
+    @property
+    def offline_reasons(self) -> Mapping[str, str]: ...
+
+
+class NodeState(Protocol):
+    """What health asks a node."""
+
+    @property
+    def config(self) -> NodeConfig: ...
+
+    @property
+    def image(self) -> MetadataImage: ...
+
+    @property
+    def phase(self) -> str:
+        """What a node that is not ready does now."""
+        ...
+
+    @property
+    def is_serving(self) -> bool: ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why the node has given up."""
+        ...
+
+    @property
+    def metadata(self) -> MetadataLog | None:
+        """None until it takes part in the quorum."""
+        ...
+
+    @property
+    def broker_epoch(self) -> int: ...
+
+    @property
+    def tasks(self) -> TaskSupervisor: ...
+
+    def storage_status(self) -> StorageState: ...
+
+    def hosted_partitions(self) -> Iterable[Partition]: ...
+
+
+class NodeHealth:
+    def __init__(self, node: NodeState, clock: Clock) -> None:
+        self._node: Final = node
+        self._clock: Final = clock
+        self._walk: Final = asyncio.Lock()
+        # What the walk over the partitions found in an image.
+        self._walked: MetadataImage | None = None
+        self._leaderless: list[TopicPartition] = []
+        self._out_of_sync: list[TopicPartition] = []
+
+    def live_problem(self) -> str | None:
+        """Why the node is not live; None if it is."""
+        return self._node.failure
+
+    async def ready_problems(self, skip: Collection[str] = ()) -> dict[str, str | None]:
+        """The checks of readiness by name, those of `skip` left out; each with what is wrong, or None. Before
+        the node has started, only those that can be made.
+        """
+        node = self._node
+        checks: dict[str, Callable[[], str | None]] = {"started": self._started, "tasks": self._tasks}
+        if (metadata := node.metadata) is not None:
+            checks["quorum"] = lambda: _quorum(metadata)
+        if metadata is not None and node.is_serving:
+            checks["caught_up"] = lambda: _caught_up(metadata)
+            checks["registered"] = self._registered
+            if node.config.is_broker:
+                if "partitions" not in skip or "in_sync" not in skip:
+                    await self._walk_partitions()
+                checks["storage"] = self._storage
+                checks["partitions"] = lambda: _counted(self._leaderless, "partitions have no leader")
+                checks["in_sync"] = lambda: _counted(
+                    self._out_of_sync, "replicas are not in sync with their leaders"
+                )
+        return {name: checks[name]() for name in CHECKS if name in checks and name not in skip}
+
+    def _started(self) -> str | None:
+        node = self._node
+        if node.failure is not None:
+            return f"the node has given up: {node.failure}"
+        return None if node.is_serving else node.phase
+
+    def _registered(self) -> str | None:
+        node = self._node
+        config, image = node.config, node.image
+        if not config.is_broker:
+            return None  # a controller registers before it is ready, and stays so
+        registration = image.cluster.brokers.get(config.node_id)
+        if registration is None or registration.epoch != node.broker_epoch:
+            return f"broker {config.node_id} is not registered"
+        if registration.in_controlled_shutdown:
+            return f"broker {config.node_id} is shutting down"
+        return f"broker {config.node_id} is fenced by the controller" if registration.fenced else None
+
+    def _storage(self) -> str | None:
+        status = self._node.storage_status()
+        problems = [
+            f"directory {path} is offline: {error}" for path, error in status.offline_directories.items()
+        ]
+        if status.offline_partitions:
+            damaged = status.damaged_partitions
+            examples = "; ".join(f"{tp}: {error}" for tp, error in status.offline_reasons.items())
+            problems.append(
+                f"{status.offline_partitions} replicas are offline"
+                f"{f', {damaged} of them damaged' if damaged else ''}: {examples}"
+            )
+        return "; ".join(problems) or None
+
+    def _tasks(self) -> str | None:
+        down = [each for each in self._node.tasks.statuses() if _is_down(each)]
+        return "; ".join(f"{each.name}: {each.state.value}, {each.last_error}" for each in down) or None
+
+    async def _walk_partitions(self) -> None:
+        """Find the partitions of this node that are not as they should be, unless the image is known."""
+        async with self._walk:
+            image = self._node.image
+            if image is self._walked:
+                return
+            node_id = self._node.config.node_id
+            leaderless: list[TopicPartition] = []
+            out_of_sync: list[TopicPartition] = []
+            turns = Turns(self._clock, check_every=16)
+            for partition in self._node.hosted_partitions():
+                tp = partition.topic_partition
+                registration = image.topics.partition(partition.topic_id, tp.partition)
+                if registration is not None and node_id in registration.replicas:
+                    if registration.leader < 0:
+                        leaderless.append(tp)
+                    elif node_id not in registration.isr:
+                        out_of_sync.append(tp)
+                await turns.pause_if_due()
+            self._walked, self._leaderless, self._out_of_sync = image, leaderless, out_of_sync
+
+    # Answers
+
+    async def routes(self) -> HttpMount:
+        return HttpMount(
+            (
+                HttpRoute("GET", "/health/live", self._answer_live),
+                HttpRoute("GET", "/health/ready", self._answer_ready),
+            )
+        )
+
+    async def _answer_live(self, request: HttpServerRequest) -> HttpServerResponse:
+        problem = self.live_problem()
+        answer: dict[str, Any] = {"status": "failed" if problem else "live"}
+        if request.principal is not None:
+            answer |= self._identity()
+            answer["problems"] = [problem] if problem else []
+            answer["tasks"] = self._described_tasks()
+        return HttpServerResponse.json(answer, 503 if problem else 200)
+
+    async def _answer_ready(self, request: HttpServerRequest) -> HttpServerResponse:
+        skip = [name for name in request.query().get("skip", "").split(",") if name]
+        if unknown := [name for name in skip if name not in CHECKS]:
+            raise HttpProblem(400, f"There is no check {unknown[0]!r}; there are {', '.join(CHECKS)}.")
+        checks = await self.ready_problems(skip)
+        problems = {name: problem for name, problem in checks.items() if problem is not None}
+        answer: dict[str, Any] = {"status": "not ready" if problems else "ready"}
+        if request.principal is not None:
+            answer |= self._identity()
+            answer["checks"] = {name: problem or "ok" for name, problem in checks.items()}
+            answer["problems"] = [f"{name}: {problem}" for name, problem in problems.items()]
+            answer["tasks"] = self._described_tasks()
+        return HttpServerResponse.json(answer, 503 if problems else 200)
+
+    def _identity(self) -> dict[str, Any]:
+        config = self._node.config
+        return {"node": config.node_id, "roles": list(config.names("process.roles"))}
+
+    def _described_tasks(self) -> dict[str, Any]:
+        """The background tasks: how many run, and those that had errors since the start."""
+        statuses = self._node.tasks.statuses()
+        return {
+            "running": sum(not _is_down(each) for each in statuses),
+            "down": sum(map(_is_down, statuses)),
+            "with_errors": [
+                {
+                    "name": each.name,
+                    "state": each.state.value,
+                    "errors": each.restarts,
+                    "last_error": each.last_error,
+                    "last_error_ms": each.last_error_ms,
+                }
+                for each in statuses
+                if each.restarts
+            ],
+        }
+
+
+def _is_down(status: TaskStatus) -> bool:
+    return status.state in (TaskState.BACKING_OFF, TaskState.FAILED)
+
+
+def _quorum(metadata: MetadataLog) -> str | None:
+    if metadata.failure is not None:
+        return f"the metadata log failed: {metadata.failure}"
+    if metadata.leader_id is None:
+        return f"the quorum has no leader; its voters are {metadata.known_voters}"
+    return None
+
+
+def _caught_up(metadata: MetadataLog) -> str | None:
+    if metadata.is_caught_up:
+        return None
+    return f"the metadata are applied up to offset {metadata.image.provenance.last_contained_offset}"
+
+
+def _counted(partitions: list[TopicPartition], what: str) -> str | None:
+    if not partitions:
+        return None
+    more = "" if len(partitions) <= _EXAMPLES else ", ..."
+    return f"{len(partitions)} {what}: {', '.join(map(str, partitions[:_EXAMPLES]))}{more}"

@@ -1,0 +1,166 @@
+"""The HTTP listener of a node: where health, metrics and the console are mounted.
+
+It is open from the first moment of a start to the last one of a stop, so that health can be asked for all
+that time. Until the first client connects only the socket is there: the server, and each thing that is
+mounted, is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from ottla.node.config.errors import NodeFailed
+from ottla.node.config.listeners import Endpoint, parse_http_listener
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.http.mounts import MountAccess
+from ottla.node.network.connection import ClientFaultLog
+from ottla.node.network.server import ListenerTls
+from ottla.runtime.address import Address
+from ottla.runtime.network import NetworkListener
+from ottla.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from ottla.metadata.image.image import MetadataImage
+    from ottla.runtime.http_server import HttpMount, HttpServer
+    from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
+
+log = logging.getLogger(__name__)
+
+DEFAULT_HTTP_LISTENER: Final = "http://127.0.0.1:9644"
+
+
+class NodeHttp:
+    """`default` is where to listen if no setting says so, unless that address is taken."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: NodeConfig,
+        *,
+        default: str = "",
+        image: Callable[[], MetadataImage],
+        authorizer: StandardAuthorizer | None,
+    ) -> None:
+        self._runtime: Final = runtime
+        self._config: Final = config
+        self._image: Final = image
+        self._authorizer: Final = authorizer
+        self._is_optional: Final = not config.is_set("http.listener")
+        self._endpoint: Endpoint | None = config.http_listener
+        if self._is_optional:
+            self._endpoint = parse_http_listener(default)
+        self._listener: NetworkListener | None = None
+        self._server: HttpServer | None = None
+        self._mounts: dict[str, tuple[Callable[[], Awaitable[HttpMount]], MountAccess]] = {}
+        self._tls: ListenerTls | None = None
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """Where it listens, with the port that is really open; None if it does not."""
+        if self._endpoint is None or self._listener is None:
+            return None
+        return Endpoint(
+            self._endpoint.name, self._endpoint.protocol, self._endpoint.host, self._listener.port
+        )
+
+    @property
+    def url(self) -> str | None:
+        """The address of the root page; None if there is none."""
+        endpoint = self.endpoint
+        if endpoint is None:
+            return None
+        host = self._runtime.network.host_name() if endpoint.wildcard else endpoint.host
+        return f"{'https' if endpoint.protocol.tls else 'http'}://{Address(host, endpoint.port)}"
+
+    @property
+    def connections(self) -> int:
+        return 0 if self._server is None else self._server.connections
+
+    @property
+    def requests(self) -> int:
+        """Requests that were answered."""
+        return 0 if self._server is None else self._server.requests
+
+    def mount(
+        self,
+        prefix: str,
+        load: Callable[[], Awaitable[HttpMount]],
+        access: MountAccess = MountAccess.LOGIN,
+    ) -> None:
+        """Have a path, and those below it, answered by routes that `load` returns when one is first asked
+        for. A longer prefix goes before a shorter one, and `/` has all that is left.
+        """
+        prefix = prefix.rstrip("/") or "/"
+        assert prefix not in self._mounts, f"{prefix} is mounted already"
+        self._mounts[prefix] = (load, access)
+        if self._server is not None:
+            self._server.router.mount(prefix, load)
+
+    async def open(self, tls_for: Callable[[Endpoint], ListenerTls | None]) -> None:
+        """Listen, if that is asked for. NodeFailed if an address that a setting names cannot be bound."""
+        endpoint = self._endpoint
+        if endpoint is None:
+            return
+        self._tls = tls_for(endpoint)
+        try:
+            self._listener = await self._runtime.network.listen(
+                self._connect,
+                endpoint.host,
+                endpoint.port,
+                tls=None if self._tls is None else _HttpTls(self._tls),
+            )
+        except OSError as error:
+            if self._is_optional and error.errno == errno.EADDRINUSE:
+                log.info("%s; there is no HTTP for health, metrics and the console", error.strerror)
+                return
+            raise NodeFailed(f"http.listener: {error.strerror or error}") from None
+
+    def _connect(self) -> asyncio.BaseProtocol:
+        if self._server is None:
+            self._server = self._make_server()
+        return self._server.connect()
+
+    def _make_server(self) -> HttpServer:
+        from ottla.node.http.access import HttpAccess
+        from ottla.runtime.http_server import HttpRouter, HttpServer
+
+        assert self._endpoint is not None
+        router = HttpRouter()
+        for prefix, (load, _) in self._mounts.items():
+            router.mount(prefix, load)
+        access = HttpAccess(
+            self._endpoint,
+            self._config.names("http.public.paths"),
+            lambda prefix: self._mounts[prefix][1],
+            self._image,
+            self._tls,
+            self._authorizer,
+            self._runtime.pool,
+        )
+        return HttpServer(self._runtime.clock, router, guard=access.check, hosts=access.hosts)
+
+    async def close(self) -> None:
+        """Stop listening, and end all connections."""
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
+        if self._server is not None:
+            await self._server.close()
+
+
+class _HttpTls:
+    """`TlsAcceptor` of the listener."""
+
+    __slots__ = ("_fault_log", "context")
+
+    def __init__(self, tls: ListenerTls) -> None:
+        self.context: Final = tls.context
+        self._fault_log: Final = ClientFaultLog()
+
+    def on_handshake_failed(self, peer: Address, reason: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._fault_log.log_closed((peer.host, peer.port), f"SSL handshake failed: {reason}", now)

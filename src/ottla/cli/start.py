@@ -9,16 +9,19 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ottla.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from ottla.node.node import Node
 
 HELP: Final = """\
 Usage: ottla start [server.properties] [options]
 
 Start a node. Without a file it is a cluster by itself: broker and controller, on 127.0.0.1:9092,
 with its data in ./ottla-data. An empty data directory is formatted at the first start. SIGTERM or
-Ctrl-C stops it.
+Ctrl-C stops it. Health and metrics are at http://127.0.0.1:9644, if that is free (http.listener).
 
 Options:
   --data-dir DIR       the data directory (log.dirs)
@@ -162,7 +165,7 @@ def start(arguments: Sequence[str]) -> int:
     try:
         run_node(
             NodeConfig(settings),
-            ready=lambda addresses, dirs: _ready(addresses, dirs, began_ns),
+            ready=lambda node, addresses: _ready(node, addresses, began_ns),
             report=lambda status: print(f"ottla status: {status.to_json()}", flush=True),
         )
     except ConfigError as error:
@@ -172,11 +175,15 @@ def start(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _ready(addresses: str, dirs: Sequence[str], began_ns: int) -> None:
+def _ready(node: Node, addresses: str, began_ns: int) -> None:
     from ottla import __version__
 
     took_ms = (SystemClock().monotonic_ns() - began_ns) // 1_000_000
-    print(f"ottla {__version__} is ready: {addresses}, data in {', '.join(dirs)}, {took_ms} ms", flush=True)
+    dirs = ", ".join(node.data_directories())
+    lines = [f"ottla {__version__} is ready: {addresses}, data in {dirs}, {took_ms} ms"]
+    if node.http.url is not None:
+        lines.append(f"ottla answers HTTP at {node.http.url}")
+    print("\n".join(lines), flush=True)
 
 
 def _fail(problem: str, *, status: int = 1) -> int:

@@ -147,6 +147,7 @@ class Node:
         self._incarnation_id: Final = runtime.random.uuid()
         self._loop: asyncio.AbstractEventLoop
         self._failure: asyncio.Future[str]
+        self._failure_reason: str | None = None
         # The actions of a stop, in the reverse order.
         self._started: list[Callable[[], Awaitable[None]]] = []
 
@@ -198,7 +199,7 @@ class Node:
     @property
     def failure(self) -> str | None:
         """Why it has given up; None as long as it has not."""
-        return self._failure.result() if self._failure.done() else None
+        return self._failure_reason
 
     @property
     def metadata(self) -> MetadataLog | None:
@@ -546,6 +547,8 @@ class Node:
 
     def fail(self, reason: str) -> None:
         """Give up, and let `wait_until_failed` return the reason."""
+        if self._failure_reason is None:
+            self._failure_reason = reason
         if not self._failure.done():
             self._failure.set_result(reason)
 

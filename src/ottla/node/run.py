@@ -10,6 +10,7 @@ from typing import Final
 
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
+from ottla.node.http.listener import DEFAULT_HTTP_LISTENER
 from ottla.node.node import Node
 from ottla.node.process_status import ProcessStatus, process_status
 from ottla.runtime import process
@@ -18,6 +19,7 @@ from ottla.runtime.garbage_collection import GarbageCollection
 from ottla.runtime.loop import run
 from ottla.runtime.loop_watchdog import DEFAULT_BOUND_MS, LoopWatchdog
 from ottla.runtime.runtime import Runtime
+from ottla.runtime.service_manager import ServiceManager
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,9 @@ __all__ = ["NodeFailed", "run_node"]
 
 # How long a turn of the event loop may take, in milliseconds, before the watchdog logs it; 0 for no watchdog.
 MAX_TURN_MS: Final = "OTTLA_MAX_TURN_MS"
+# How often the service manager hears of the node at least, and how long a start or a stop may then go on.
+_MAX_NOTIFY_MS: Final = 5_000
+_MORE_TIME_MS: Final = 30_000
 # How often the node looks whether a complete garbage collection is due.
 _GARBAGE_CHECK_MS: Final = 60_000
 
@@ -32,15 +37,16 @@ _GARBAGE_CHECK_MS: Final = 60_000
 def run_node(
     config: NodeConfig,
     *,
-    ready: Callable[[str, list[str]], None],
+    ready: Callable[[Node, str], None],
     report: Callable[[ProcessStatus], None],
+    prepare: Callable[[Node], None] | None = None,
 ) -> None:
-    """Run a node until SIGTERM or SIGINT. `ready` is called once, with the addresses that it serves and the
-    directories of its data; `report`, with the state of the process, for each SIGUSR1.
+    """Run a node until SIGTERM or SIGINT. `prepare` is called with the node before it starts; `ready` once it
+    serves, with its addresses; `report`, with the state of the process, for each SIGUSR1.
 
     NodeFailed if it cannot start or has to give up.
     """
-    run(_main(config, ready, report))
+    run(_main(config, ready, report, prepare))
 
 
 async def _start_unless_stopped(node: Node, stop: asyncio.Event) -> bool:
@@ -59,22 +65,28 @@ async def _start_unless_stopped(node: Node, stop: asyncio.Event) -> bool:
 
 
 async def _main(
-    config: NodeConfig, ready: Callable[[str, list[str]], None], report: Callable[[ProcessStatus], None]
+    config: NodeConfig,
+    ready: Callable[[Node, str], None],
+    report: Callable[[ProcessStatus], None],
+    prepare: Callable[[Node], None] | None,
 ) -> None:
     process.raise_open_file_limit()
     process.let_threads_switch_quickly()
     runtime = Runtime.real(pool_workers=config.number("background.threads"))
-    node = Node(runtime, config)
+    node = Node(runtime, config, default_http=DEFAULT_HTTP_LISTENER)
+    if prepare is not None:
+        prepare(node)
     stop = asyncio.Event()
     undo = process.on_termination(lambda _signal: stop.set())
-    with _watched_process(node, report):
+    with _watched_process(node, report), _service_manager(node) as manager:
         try:
             if not await _start_unless_stopped(node, stop):
                 return
             addresses = ", ".join(
                 str(Address(at.host or "*", at.port)) for at in node.endpoints.for_operators()
             )
-            ready(addresses, node.data_directories())
+            ready(node, addresses)
+            manager.send_ready(f"serving at {addresses}")
             stopped = asyncio.ensure_future(stop.wait())
             failed = asyncio.ensure_future(node.wait_until_failed())
             await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
@@ -82,7 +94,11 @@ async def _main(
                 future.cancel()
             if failed.done() and not failed.cancelled():
                 raise NodeFailed(failed.result())
+        except NodeFailed as failure:
+            manager.send_status(str(failure))
+            raise
         finally:
+            manager.send_stopping()
             await node.stop()
             undo()
             runtime.close()
@@ -115,6 +131,32 @@ def _watched_process(node: Node, report: Callable[[ProcessStatus], None]) -> Ite
         if watchdog is not None:
             watchdog.stop()
         collections.stop()
+
+
+@contextlib.contextmanager
+def _service_manager(node: Node) -> Iterator[ServiceManager]:
+    """Let the service manager know what the node does, from its start to its end: a start that loads many
+    logs gets the time that it takes, and a node whose event loop does not turn any more is restarted.
+    """
+    manager = ServiceManager(process.environment(), process.pid())
+    if not manager.is_there:
+        yield manager
+        return
+
+    async def notify() -> None:
+        if not node.is_serving:
+            manager.ask_for_time(_MORE_TIME_MS, node.phase)
+        if node.failure is None:
+            manager.send_alive()
+
+    interval_ms = min(manager.watchdog_ms // 3 or _MAX_NOTIFY_MS, _MAX_NOTIFY_MS)
+    notifying = node.tasks.every(
+        lambda: interval_ms, notify, "notification of the service manager", first_ms=0
+    )
+    try:
+        yield manager
+    finally:
+        notifying.cancel()
 
 
 def _watchdog(collections: GarbageCollection) -> LoopWatchdog | None:

@@ -421,9 +421,9 @@ HttpGuard: TypeAlias = "Callable[[HttpServerRequest, HttpMatch], Awaitable[HttpS
 
 
 class HttpServer:
-    """`guard` sees each request before its handler, and returns the response if it refuses it. `hosts` are the names
-    by which clients reach the server, all if None: a page of another host whose name suddenly has the address
-    of this machine gets nothing.
+    """`guard` sees each request before its handler, and returns the response if it refuses it. `hosts` are
+    the names by which clients reach the server, all if None: a page of another host whose name suddenly has
+    the address of this machine gets nothing.
     """
 
     def __init__(

@@ -277,6 +277,7 @@ class ClusterPlan:
             "inter.broker.listener.name": listener,
             **quorum,
             "log.dirs": str(node.data_dir),
+            "http.listener": "",
             "default.replication.factor": str(replicas),
             "min.insync.replicas": str(in_sync),
             "offsets.topic.replication.factor": str(replicas),

@@ -25,6 +25,7 @@ from ottla.testing.cluster_plan import NodePlan
 STOP_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.02
 _READY: Final = b" is ready: "
+_HTTP: Final = b"ottla answers HTTP at "
 _STATUS: Final = b"ottla status: "
 
 # The processes that this process has started, by pid: it has to wait for them when they end. The objects are
@@ -102,6 +103,13 @@ class NodeProcess:
     def said_ready(self) -> bool:
         """Whether the process that was started last has logged that it is ready."""
         return _READY in self._own_log()
+
+    def http_url(self) -> str | None:
+        """Where the process that was started last answers HTTP; None if it does not, or is not ready."""
+        for line in self._own_log().splitlines():
+            if line.startswith(_HTTP):
+                return line.removeprefix(_HTTP).decode()
+        return None
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the node's process; ClusterError if there is none."""

@@ -116,6 +116,11 @@ class ClusterNode:
         return str(self.plan.data_dir)
 
     @property
+    def http_url(self) -> str | None:
+        """Where the node answers HTTP; None without the setting `http.listener`, whose port may be 0."""
+        return self._process.http_url()
+
+    @property
     def pid(self) -> int | None:
         """The id of its process; None while it is down."""
         return self._process.pid()

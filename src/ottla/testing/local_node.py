@@ -64,6 +64,7 @@ class LocalNode:
         self._wanted_port = port
         self._data_dir: str | None = None
         self._port = 0
+        self._http_url: str | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -86,6 +87,12 @@ class LocalNode:
     def bootstrap_servers(self) -> str:
         """The address of the node, for `bootstrap.servers`."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def http_url(self) -> str | None:
+        """Where the node answers HTTP; None without the setting `http.listener`, whose port may be 0."""
+        self._check_started()
+        return self._http_url
 
     @property
     def client_settings(self) -> dict[str, str]:
@@ -187,6 +194,7 @@ class LocalNode:
         try:
             await node.start()
             self._port = node.client_endpoints()[0].port
+            self._http_url = node.http.url
             self._ready.set()
             await self._stop.wait()
         finally:

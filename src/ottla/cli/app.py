@@ -42,6 +42,8 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "offsets": CommandEntry("offsets", "Show offsets of partitions: first, end, or at a time."),
     "delete-records": CommandEntry("delete_records", "Delete the records of partitions up to an offset."),
     "log-dirs": CommandEntry("log_dirs", "Show the data directories of brokers and their replicas."),
+    "wait": CommandEntry("wait", "Wait until a node or a cluster is ready."),
+    "top": CommandEntry("top", "Show what a cluster does, live."),
     "cluster": CommandEntry("cluster", "Run a cluster on this machine; describe any cluster."),
     "secure": CommandEntry("secure", "Make certificates and the settings that use them."),
     "quorum": CommandEntry("quorum", "Describe the quorum of controllers, and change its voters."),

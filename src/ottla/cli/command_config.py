@@ -25,10 +25,11 @@ def use(path: str | None) -> None:
 
 def connect_to(bootstrap: str) -> dict[str, str]:
     """The settings of a client: the servers, and what the file has for all kinds of clients."""
-    return {**_settings(), "bootstrap.servers": bootstrap}
+    return {**client_settings(), "bootstrap.servers": bootstrap}
 
 
-def _settings() -> dict[str, str]:
+def client_settings() -> dict[str, str]:
+    """What the file has for all kinds of clients; empty without one."""
     path = _path.get()
     if path is None:
         return {}

@@ -33,6 +33,7 @@ class HttpRequest:
     body: bytes | None = field(default=None, repr=False)
     connect_timeout_seconds: float = 10.0
     read_timeout_seconds: float = 10.0
+    max_body_bytes: int = MAX_BODY_BYTES
     # What an https server is verified with; None is what the system trusts.
     tls: ssl.SSLContext | None = None
 
@@ -84,8 +85,8 @@ def _exchange(connection: http.client.HTTPConnection, request: HttpRequest, path
     body = bytearray()
     while chunk := response.read1(_READ_BYTES):
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise HttpError(f"{_shown(request.url)} answers with more than {MAX_BODY_BYTES} bytes")
+        if len(body) > request.max_body_bytes:
+            raise HttpError(f"{_shown(request.url)} answers with more than {request.max_body_bytes} bytes")
         if time.monotonic() > deadline:
             raise HttpError(f"{_shown(request.url)} answers too slowly")
     return HttpResponse(response.status, bytes(body))

@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.node.config.node_config import NodeConfig
+from ottla.node.http.checks import CHECKS, IN_SYNC, PARTITIONS
 from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import Partition
 from ottla.runtime.clock import Clock
@@ -31,9 +32,6 @@ from ottla.runtime.http_server import HttpMount, HttpProblem, HttpRoute, HttpSer
 from ottla.runtime.tasks import TaskState, TaskStatus, TaskSupervisor
 from ottla.runtime.turns import Turns
 
-CHECKS: Final = (
-    *("started", "quorum", "caught_up", "registered", "storage", "partitions", "in_sync", "tasks"),
-)
 # Partitions that are named where some are not as they should be.
 _EXAMPLES: Final = 5
 
@@ -118,11 +116,11 @@ class NodeHealth:
             checks["caught_up"] = lambda: _caught_up(metadata)
             checks["registered"] = self._registered
             if node.config.is_broker:
-                if "partitions" not in skip or "in_sync" not in skip:
+                if PARTITIONS not in skip or IN_SYNC not in skip:
                     await self._walk_partitions()
                 checks["storage"] = self._storage
-                checks["partitions"] = lambda: _counted(self._leaderless, "partitions have no leader")
-                checks["in_sync"] = lambda: _counted(
+                checks[PARTITIONS] = lambda: _counted(self._leaderless, "partitions have no leader")
+                checks[IN_SYNC] = lambda: _counted(
                     self._out_of_sync, "replicas are not in sync with their leaders"
                 )
         return {name: checks[name]() for name in CHECKS if name in checks and name not in skip}

@@ -163,12 +163,12 @@ def _brokers(brokers: Sequence[Broker], topics: Sequence[TopicInfo], controller:
     partitions = [each for topic in topics for each in topic.partitions]
     return [
         {
-            "broker": broker.id,
+            "broker": broker.node_id,
             "address": f"{broker.host}:{broker.port}",
-            "controller": broker.id == controller,
-            "replicas": sum(broker.id in each.replicas for each in partitions),
-            "leads": sum(broker.id == each.leader for each in partitions),
-            "in_sync": sum(broker.id in each.isr for each in partitions),
+            "controller": broker.node_id == controller,
+            "replicas": sum(broker.node_id in each.replicas for each in partitions),
+            "leads": sum(broker.node_id == each.leader for each in partitions),
+            "in_sync": sum(broker.node_id in each.isr for each in partitions),
         }
         for broker in brokers
     ]

@@ -9,33 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from ottla.cli.commands import Option, command
 from ottla.cli.node_http import DEFAULT_URL, Http, ask, checked_url
 from ottla.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP_SERVERS, Json
-from ottla.cli.output import Cell, drawn_table, print_json, print_json_line, print_table
+from ottla.cli.output import drawn_table, print_json, print_json_line, print_table
 from ottla.cli.session import run
+from ottla.cli.top_view import TopView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-Table: TypeAlias = tuple[str, Sequence[str], list[Sequence[Cell]]]
-"""A title, the columns and the rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopView:
-    """One output: the document for programs, and the tables for people."""
-
-    document: dict[str, Any]
-    tables: list[Table]
-    problems: list[str]
-
 
 Look: TypeAlias = Callable[[], Awaitable[TopView]]
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ottla.cli.node_http import ask
 from ottla.cli.output import Cell, size_text
 from ottla.cli.prometheus_text import samples
-from ottla.cli.top import Table, TopView
+from ottla.cli.top_view import Table, TopView
 
 _TOPIC: Final = "kafka_server_brokertopicmetrics_"
 _IN_RECORDS: Final = f"{_TOPIC}messagesin_total"

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.cli.output import Cell, size_text
-from ottla.cli.top import Table, TopView
+from ottla.cli.top_view import Table, TopView
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 

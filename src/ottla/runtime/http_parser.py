@@ -19,7 +19,6 @@ __all__ = [
     "ChunkedBody",
     "HttpHeaders",
     "HttpProblem",
-    "NoBody",
     "RequestHead",
     "SizedBody",
     "body_of",
@@ -171,19 +170,8 @@ def _host(text: str) -> str:
     return found[1].strip("[]").lower()
 
 
-class NoBody:
-    """The body of a request that has none."""
-
-    __slots__ = ()
-
-    is_done: Final = True
-
-    def take(self, received: bytearray) -> bytes:
-        return b""
-
-
 class SizedBody:
-    """A body whose length is given first."""
+    """A body whose length is known first; 0 of a request that has none."""
 
     __slots__ = ("_left",)
 
@@ -273,7 +261,7 @@ class ChunkedBody:
         return True
 
 
-def body_of(head: RequestHead) -> tuple[NoBody | SizedBody | ChunkedBody, int | None]:
+def body_of(head: RequestHead) -> tuple[SizedBody | ChunkedBody, int | None]:
     """Make the reader of a request's body, with its length where that is known. HttpProblem if it is
     ambiguous where the body ends.
     """
@@ -286,8 +274,7 @@ def body_of(head: RequestHead) -> tuple[NoBody | SizedBody | ChunkedBody, int | 
             raise HttpProblem(501, "The only Transfer-Encoding is `chunked`, once.")
         return ChunkedBody(), None
     if not lengths:
-        return NoBody(), 0
+        return SizedBody(0), 0
     if len(lengths) > 1 or not _LENGTH.fullmatch(lengths[0]):
         raise HttpProblem(400, "The Content-Length is no number.")
-    size = int(lengths[0])
-    return (SizedBody(size) if size else NoBody()), size
+    return SizedBody(int(lengths[0])), int(lengths[0])

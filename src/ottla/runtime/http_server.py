@@ -34,7 +34,6 @@ from ottla.runtime.http_parser import (
     ChunkedBody,
     HttpHeaders,
     HttpProblem,
-    NoBody,
     RequestHead,
     SizedBody,
     body_of,
@@ -169,7 +168,7 @@ class HttpServerRequest:
         self,
         connection: _Connection,
         head: RequestHead,
-        body: NoBody | SizedBody | ChunkedBody,
+        body: SizedBody | ChunkedBody,
         length: int | None,
     ) -> None:
         self._connection: Final = connection
@@ -716,7 +715,7 @@ class _Connection(asyncio.BufferedProtocol):
         seconds = limits.head_seconds if self._received else limits.idle_seconds
         self._set_timer(seconds, self._on_head_timeout)
 
-    async def next_part(self, body: NoBody | SizedBody | ChunkedBody, received: int) -> bytes:
+    async def next_part(self, body: SizedBody | ChunkedBody, received: int) -> bytes:
         """Return the next part of a body; empty at its end."""
         limits = self._limits
         while True:

@@ -649,6 +649,45 @@ def test_a_connection_that_is_lost_leaves_no_request_unawaited(recwarn: pytest.W
     assert [each for each in recwarn if "never awaited" in str(each.message)] == []
 
 
+@scenario
+async def test_a_client_that_sends_without_pause_gives_way_to_others() -> None:
+    """The event loop reads on as long as there is something, so the connection itself has to stop."""
+    script = Script()
+    connection = ClientConnection(
+        script,
+        connections.ConnectionLimits(),
+        MemoryBudget(),
+        memoryview(bytearray(connections.RECEIVE_BYTES)),
+        lambda _: True,
+        lambda _: None,
+        connections.ClientFaultLog(),
+    )
+    connection.connection_made(
+        Mock(
+            get_extra_info=Mock(return_value=("127.0.0.1", 1)),
+            get_write_buffer_size=Mock(return_value=0),
+        )
+    )
+    requests = 40
+    sent = bytearray(frame(b"silent " + bytes(500_000)) * requests)
+    most = turns = 0
+    while sent:
+        taken = 0
+        while sent and not connection.is_reading_paused:
+            buffer = connection.get_buffer(-1)
+            size = min(len(buffer), len(sent))
+            buffer[:size] = sent[:size]
+            del sent[:size]
+            connection.buffer_updated(size)
+            taken += size
+        most, turns = max(most, taken), turns + 1
+        await asyncio.sleep(0)
+    assert len(script.started) == requests
+    # What a turn has, and the buffer that was given out at its end.
+    assert most <= connections._BYTES_OF_A_TURN + 1024 * 1024
+    assert turns >= 10
+
+
 A_LONG_TIME = b"3600"
 
 

@@ -24,6 +24,7 @@ Seeds = Annotated[int, Option("--seeds", min=1, help="The number of runs, from t
 Nodes = Annotated[int, Option("--nodes", min=1, max=9, help="The number of brokers.")]
 Minutes = Annotated[float, Option("--minutes", min=0.01, help="The time with faults, in virtual minutes.")]
 Traced = Annotated[bool, Option("--trace", help="Print every event.")]
+Secured = Annotated[bool, Option("--secured", help="Ask all clients for a login, and change ACLs meanwhile.")]
 Plant = Annotated[
     str | None, Option("--plant", metavar="BUG", help="Insert a known bug, to check that it is found.")
 ]
@@ -36,6 +37,7 @@ def app(
     nodes: Nodes = 3,
     minutes: Minutes = 1.0,
     trace: Traced = False,
+    secured: Secured = False,
     plant: Plant = None,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +55,7 @@ def app(
     outcomes = []
     with plant_cluster_bug(plant):
         for number in range(seed, seed + seeds):
-            outcome = _run(number, nodes, minutes, trace=trace and not as_json)
+            outcome = _run(number, nodes, minutes, trace=trace and not as_json, secured=secured)
             outcomes.append(outcome)
             coverage.update(outcome.coverage)
             if not as_json:
@@ -70,15 +72,15 @@ def app(
         if not trace and not as_json:
             print("\n".join(("", *last.tail)))
         replay = f"ottla sim --seed {last.seed} --nodes {nodes} --minutes {minutes:g} --trace"
-        more = "" if plant is None else f" --plant {plant}"
+        more = (" --secured" if secured else "") + ("" if plant is None else f" --plant {plant}")
         raise CliError(f"a guarantee was broken: {last.violations[0]}\nreplay it: {replay}{more}")
 
 
-def _run(seed: int, nodes: int, minutes: float, *, trace: bool) -> ClusterOutcome:
+def _run(seed: int, nodes: int, minutes: float, *, trace: bool, secured: bool) -> ClusterOutcome:
     from ottla.sim.cluster.run import ClusterRun
     from ottla.sim.cluster.scenario import ClusterScenario
 
-    run = ClusterRun(seed, seconds=minutes * 60, scenario=ClusterScenario(nodes=nodes))
+    run = ClusterRun(seed, seconds=minutes * 60, scenario=ClusterScenario(nodes=nodes, secured=secured))
     if trace:
         run.world.trace.echo = print
     return run.run()

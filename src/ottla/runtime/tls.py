@@ -25,6 +25,9 @@ from typing import Any, Final, Protocol, cast
 from ottla.runtime.address import Address
 
 _RECEIVE_BYTES: Final = 256 * 1024
+# What of one connection is decrypted in one turn of the event loop, which would otherwise read on for as long
+# as the other side sends: so much takes some milliseconds.
+_BYTES_OF_A_TURN: Final = 1024 * 1024
 # The largest record, with what TLS adds to it.
 _RECORD_BYTES: Final = 16 * 1024 + 512
 _ENCRYPT_BYTES: Final = 128 * 1024
@@ -73,20 +76,24 @@ class TlsConnection(asyncio.BufferedProtocol):
         "_backlog_bytes",
         "_connected",
         "_context",
+        "_gives_way",
         "_high",
         "_hostname",
         "_incoming",
         "_is_server",
         "_low",
+        "_offered",
         "_on_done",
         "_outgoing",
         "_peer_done",
         "_protocol",
         "_raw",
         "_raw_paused",
+        "_reading_paused",
         "_receive",
         "_ssl",
         "_state",
+        "_unbroken",
         "_writing_paused",
         "ended",
     )
@@ -117,6 +124,12 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._backlog_bytes = 0
         self._raw_paused = False
         self._writing_paused = False
+        # The size of the buffer that was given out last, and the bytes since one was not filled.
+        self._offered = 0
+        self._unbroken = 0
+        # Whether reading is paused for a turn, as others have theirs, or by the protocol above.
+        self._gives_way = False
+        self._reading_paused = False
         self._high, self._low = 64 * 1024, 16 * 1024
         self._peer_done = False
         # Whether the protocol above got `connection_made`, and not yet `connection_lost`.
@@ -140,12 +153,19 @@ class TlsConnection(asyncio.BufferedProtocol):
             return self._receive[:_RECORD_BYTES]
         # The protocol above asks for little while memory is short.
         wanted = len(cast("memoryview", self._protocol.get_buffer(sizehint)))
-        return self._receive if wanted >= _RECEIVE_BYTES else self._receive[: max(wanted, _RECORD_BYTES)]
+        self._offered = offered = min(max(wanted, _RECORD_BYTES), _RECEIVE_BYTES)
+        return self._receive[:offered]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._state is _State.OPEN:
             self._incoming.write(self._receive[:nbytes])
             self._read()
+            if nbytes < self._offered:
+                self._unbroken = 0
+                return
+            self._unbroken += nbytes
+            if self._unbroken >= _BYTES_OF_A_TURN:
+                self._give_way()
         elif self._state is _State.HANDSHAKE:
             if self._ssl is None:
                 self._make_ssl()
@@ -280,6 +300,19 @@ class TlsConnection(asyncio.BufferedProtocol):
         if self._outgoing.pending:  # an answer to a change of keys
             self._send()
 
+    def _give_way(self) -> None:
+        """Let other connections have a turn before this one is read on."""
+        self._unbroken = 0
+        if self._state is _State.OPEN and not self._reading_paused:
+            self._gives_way = True
+            self._raw.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        self._gives_way = False
+        if self._state is _State.OPEN and not self._reading_paused and not self._raw.is_closing():
+            self._raw.resume_reading()
+
     def _on_close_notify(self) -> None:
         self._peer_done = True
         if self._state is _State.OPEN and not self._protocol.eof_received():
@@ -377,14 +410,18 @@ class TlsConnection(asyncio.BufferedProtocol):
 
     def pause_reading(self) -> None:
         if self._state is _State.OPEN:
-            self._raw.pause_reading()
+            self._reading_paused = True
+            if not self._gives_way:
+                self._raw.pause_reading()
 
     def resume_reading(self) -> None:
         if self._state is _State.OPEN:
-            self._raw.resume_reading()
+            self._reading_paused = False
+            if not self._gives_way:
+                self._raw.resume_reading()
 
     def is_reading(self) -> bool:
-        return self._state is _State.OPEN and self._raw.is_reading()
+        return self._state is _State.OPEN and not self._reading_paused
 
     def get_write_buffer_size(self) -> int:
         """All bytes that were written and that the system does not have yet."""

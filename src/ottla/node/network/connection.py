@@ -43,7 +43,9 @@ _WRITE_HIGH_BYTES: Final = 1024 * 1024
 _JOIN_BYTES: Final = 64 * 1024
 _WRITE_LOW_BYTES: Final = 256 * 1024
 # How long requests of one connection are started before other connections have their turn.
-_TURN_SECONDS: Final = 0.01
+_TURN_SECONDS: Final = 0.002
+# As long, for requests of which one or a few fill a turn.
+_BYTES_OF_A_TURN: Final = 512 * 1024
 _LENGTH: Final = struct.Struct(">i")
 _NOTHING: Final = memoryview(b"")
 # What is received at once, and of a large frame at first, while memory is short.
@@ -232,6 +234,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_last_left",
         "_loop",
         "_memory",
+        "_offered",
         "_on_close",
         "_on_open",
         "_out",
@@ -244,6 +247,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_response_bytes",
         "_throttle_timer",
         "_throttled_until",
+        "_unbroken",
         "_unread",
         "_unwatched",
         "_waiting_for_memory",
@@ -318,6 +322,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._reading_paused = False
         self._waiting_for_memory = False
         self._yielding = False
+        # The size of the buffer that was given out last, and the bytes since one was not filled.
+        self._offered = 0
+        self._unbroken = 0
         self._write_paused = False
         # Until when no further request is started, as the client has exceeded a quota; 0 if it never has.
         self._throttled_until = 0.0
@@ -372,15 +379,30 @@ class ClientConnection(asyncio.BufferedProtocol):
             is_little = self.pool.is_short or (
                 self._throttled_until and self.last_active - self._throttled_until < _LATELY_SECONDS
             )
-            return self._receive[:_RECEIVE_WHEN_SHORT_BYTES] if is_little else self._receive
+            buffer = self._receive[:_RECEIVE_WHEN_SHORT_BYTES] if is_little else self._receive
+            self._offered = len(buffer)
+            return buffer
         if self._filled == len(self._frame):
             if self._filled == self._frame_bytes:
                 self._count_growth(self._growth())  # Bytes that were on their way already.
             self._frame += _ZEROS[: self._frame_bytes - self._filled]
+        self._offered = len(self._frame) - self._filled
         return memoryview(self._frame)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_active = self._loop.time()
+        unbroken = self._unbroken + nbytes if nbytes == self._offered else 0
+        self._take(nbytes)
+        if unbroken >= _BYTES_OF_A_TURN:
+            # The event loop would read on for as long as the client sends.
+            unbroken = 0
+            if not self.closed:
+                self._yield()
+                self._pause_reading()
+        self._unbroken = unbroken
+
+    def _take(self, nbytes: int) -> None:
+        """Start the requests that have come, and keep the rest."""
         if self._frame is not None:
             self._filled = filled = self._filled + nbytes
             if filled < self._frame_bytes:
@@ -765,8 +787,9 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _yield(self) -> None:
         """Let other connections have their turn before more requests of this one are started."""
-        self._yielding = True
-        self._loop.call_soon(self._on_yielded)
+        if not self._yielding:
+            self._yielding = True
+            self._loop.call_soon(self._on_yielded)
 
     def _on_yielded(self) -> None:
         self._yielding = False

@@ -619,10 +619,15 @@ class _Connection(asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """A client that sends no more may still wait for its response, but not for an endless one."""
+        """Serve the request of a client that sends no more: it may wait for its response. Mostly it is gone,
+        so it does not get much time, and no endless response.
+        """
         self._eof = True
         _wake(self._arrived)
-        return self._task is not None and not self._is_streaming and not self._ended
+        if self._task is None or self._is_streaming or self._ended:
+            return False
+        self._set_timer(self._limits.linger_seconds, self.abort)
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_timer(0, None)

@@ -114,7 +114,7 @@ def test_the_version(offline: CommandLine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "meant"), [(["topcs"], "topics"), (["topics", "lst"], "list"), (["consum", "x"], "consume")]
+    ("arguments", "meant"), [(["tpics"], "topics"), (["topics", "lst"], "list"), (["consum", "x"], "consume")]
 )
 def test_a_mistyped_command_is_answered_with_a_suggestion(
     offline: CommandLine, arguments: list[str], meant: str
@@ -189,7 +189,7 @@ def test_completion_knows_commands_and_options() -> None:
         }
         return [line.partition(",")[2] for line in process(env=environment).stdout.splitlines()]
 
-    assert complete("ottla top") == ["topics"]
+    assert complete("ottla topi") == ["topics"]
     assert complete("ottla topics d") == ["delete", "describe"]
     assert "--from-beginning" in complete("ottla consume --from")
 

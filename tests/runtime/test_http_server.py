@@ -475,7 +475,7 @@ class TestConnections:
     async def test_a_request_may_come_byte_by_byte(self) -> None:
         async with serving() as site:
             client = await site.connect()
-            client.writer.transport.set_write_buffer_limits(0)  # type: ignore[attr-defined]
+            client.writer.transport.set_write_buffer_limits(0)
             for byte in GET:
                 await client.send(bytes([byte]))
             assert (await client.answer()).status == 200

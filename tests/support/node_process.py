@@ -14,7 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-READY = re.compile(r"ottla \S+ is ready: (?P<host>\S+):(?P<port>\d+), data in (?P<dir>.+), (?P<ms>\d+) ms")
+READY = re.compile(
+    r"ottla \S+ is ready: (?P<host>\S+):(?P<port>\d+), data in (?P<dir>.+), (?P<ms>\d+) ms(, (?P<http>\S+))?"
+)
 START_SECONDS = 120
 
 

@@ -180,10 +180,8 @@ def _ready(node: Node, addresses: str, began_ns: int) -> None:
 
     took_ms = (SystemClock().monotonic_ns() - began_ns) // 1_000_000
     dirs = ", ".join(node.data_directories())
-    lines = [f"ottla {__version__} is ready: {addresses}, data in {dirs}, {took_ms} ms"]
-    if node.http.url is not None:
-        lines.append(f"ottla answers HTTP at {node.http.url}")
-    print("\n".join(lines), flush=True)
+    http = "" if node.http.url is None else f", {node.http.url}"
+    print(f"ottla {__version__} is ready: {addresses}, data in {dirs}, {took_ms} ms{http}", flush=True)
 
 
 def _fail(problem: str, *, status: int = 1) -> int:

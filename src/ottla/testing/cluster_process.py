@@ -12,6 +12,7 @@ import contextlib
 import enum
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from ottla.testing.cluster_plan import NodePlan
 STOP_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.02
 _READY: Final = b" is ready: "
-_HTTP: Final = b"ottla answers HTTP at "
+_HTTP: Final = re.compile(rb" is ready: .*, [0-9]+ ms, (https?://\S+)\n")
 _STATUS: Final = b"ottla status: "
 
 # The processes that this process has started, by pid: it has to wait for them when they end. The objects are
@@ -106,10 +107,8 @@ class NodeProcess:
 
     def http_url(self) -> str | None:
         """Where the process that was started last answers HTTP; None if it does not, or is not ready."""
-        for line in self._own_log().splitlines():
-            if line.startswith(_HTTP):
-                return line.removeprefix(_HTTP).decode()
-        return None
+        found = _HTTP.search(self._own_log())
+        return None if found is None else found[1].decode()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the node's process; ClusterError if there is none."""

@@ -28,6 +28,7 @@ from ottla.protocol.schema import Request, Response
 from ottla.rpc.backoff import ExponentialBackoff
 from ottla.rpc.channel import BrokerChannel, ChannelConfig, Lane
 from ottla.rpc.connection import BrokerConnection
+from ottla.rpc.connection_statistics import ConnectionStatistics
 from ottla.runtime.address import Address
 from ottla.runtime.network import SocketOptions
 from ottla.runtime.runtime import Runtime
@@ -71,6 +72,7 @@ class NetworkClient:
         self.metadata = ClusterMetadata()
         self._bootstrap = parse_addresses(config.bootstrap_servers)
         self._channels: dict[Address, BrokerChannel] = {}
+        self._statistics: dict[Address, ConnectionStatistics] = {}
         self._channel_config = ChannelConfig(
             config.client_id,
             max_idle_ms=config.connections_max_idle_ms,
@@ -119,6 +121,13 @@ class NetworkClient:
         """Whether there is any connection to close."""
         return any(channel.is_connected for channel in self._channels.values())
 
+    def statistics(self) -> list[tuple[int, ConnectionStatistics]]:
+        """What requests cost, with the id of the broker at each address; -1 for one that is of no broker, as
+        a bootstrap server may be.
+        """
+        ids = {Address(broker.host, broker.port): broker.node_id for broker in self.metadata.brokers.values()}
+        return [(ids.get(address, -1), found) for address, found in self._statistics.items()]
+
     def new_backoff(self) -> ExponentialBackoff:
         return ExponentialBackoff(
             self.runtime.random, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms
@@ -148,7 +157,11 @@ class NetworkClient:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = BrokerChannel(
-                self.runtime.network, address, self._channel_config, self._new_reconnect_backoff
+                self.runtime.network,
+                address,
+                self._channel_config,
+                self._new_reconnect_backoff,
+                self._statistics.setdefault(address, ConnectionStatistics()),
             )
         return channel
 

@@ -37,6 +37,7 @@ class ConnectionConfig:
     receive_buffer_bytes: int = -1
     metadata_max_age_ms: int = 300_000
     allow_auto_create_topics: bool = True
+    enable_metrics_push: bool = True
     security: SecuritySettings = PLAINTEXT_SETTINGS
 
 
@@ -72,6 +73,7 @@ T = TypeVar("T")
 SHARED_SETTINGS = frozenset(
     (
         "connections.max.idle.ms",
+        "enable.metrics.push",
         "metadata.max.age.ms",
         "receive.buffer.bytes",
         "reconnect.backoff.max.ms",

@@ -30,6 +30,7 @@ from ottla.rpc.connection import (
     BrokerConnection,
     ConnectionSecurity,
 )
+from ottla.rpc.connection_statistics import ConnectionStatistics
 from ottla.rpc.errors import ClientFailure, RequestTimedOut, os_error
 from ottla.runtime.address import Address
 from ottla.runtime.network import DEFAULT_OPTIONS, Network, SocketOptions
@@ -91,8 +92,10 @@ class BrokerChannel:
         address: Address,
         config: ChannelConfig,
         new_backoff: Callable[[], ExponentialBackoff] | None = None,
+        statistics: ConnectionStatistics | None = None,
     ) -> None:
         self.address: Final = address
+        self.statistics: Final = statistics
         self._network: Final = network
         self._config: Final = config
         self._new_backoff: Final = new_backoff
@@ -143,6 +146,7 @@ class BrokerChannel:
                 recycles_frames=config.recycles_frames,
                 options=config.options,
                 security=config.security,
+                statistics=self.statistics,
             )
             if state.backoff is not None:
                 state.backoff.reset()

@@ -23,6 +23,7 @@ from ottla.protocol.headers import read_response, request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.schema import Buffer, Request, Response
 from ottla.records._kernel import Block
+from ottla.rpc.connection_statistics import ConnectionStatistics
 from ottla.rpc.errors import ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut
 from ottla.runtime.address import Address
 from ottla.runtime.network import DEFAULT_OPTIONS, Network, SocketOptions, TlsContext
@@ -77,6 +78,8 @@ class _Pending(NamedTuple):
     version: int
     response: asyncio.Future[Response]
     timer: asyncio.TimerHandle
+    # Loop time.
+    sent_at: float
 
 
 class BrokerVersions:
@@ -122,8 +125,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
         recycles_frames: bool = True,
+        statistics: ConnectionStatistics | None = None,
     ) -> None:
         self.address = address
+        self._statistics = statistics
         self.versions: BrokerVersions | None = None  # None until they are negotiated
         self._client_id = client_id
         self._max_response_bytes = max_response_bytes
@@ -166,6 +171,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         recycles_frames: bool = True,
         options: SocketOptions = DEFAULT_OPTIONS,
         security: ConnectionSecurity = PLAINTEXT,
+        statistics: ConnectionStatistics | None = None,
     ) -> BrokerConnection:
         """Connect, negotiate versions and log in. ConnectionFailed and NotKafka name the address and the
         cause.
@@ -180,6 +186,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
                     max_response_bytes=max_response_bytes,
                     buffer_bytes=buffer_bytes,
                     recycles_frames=recycles_frames,
+                    statistics=statistics,
                 ),
                 address.host,
                 address.port,
@@ -239,8 +246,11 @@ class BrokerConnection(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         response: asyncio.Future[Response] = loop.create_future()
         timer = loop.call_later(timeout_ms / 1000, self._on_timeout, api, timeout_ms)
-        pending = _Pending(correlation_id, api, version, response, timer)
-        self._last_used = loop.time()
+        self._last_used = now = loop.time()
+        pending = _Pending(correlation_id, api, version, response, timer, now)
+        if self._statistics is not None:
+            self._statistics.requests += 1
+            self._statistics.sent_bytes += sum(map(len, parts))
         if self._held_back is not None and api.key not in _OF_LOGIN:
             self._held_back.append((pending, parts))
         else:
@@ -256,6 +266,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
         parts = request_parts(version, self._next_correlation_id, self._client_id, request)
         self._next_correlation_id = (self._next_correlation_id + 1) & 0x7FFFFFFF
         self._last_used = asyncio.get_running_loop().time()
+        if self._statistics is not None:
+            self._statistics.requests += 1
+            self._statistics.sent_bytes += sum(map(len, parts))
         if self._held_back is not None:
             self._held_back.append((None, parts))
         else:
@@ -337,6 +350,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
+        if self._statistics is not None:
+            self._statistics.connections_made += 1
         if self._max_idle_s >= 0:
             self._check_idle()
 
@@ -363,6 +378,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
             if self._is_unheard and self.versions is not None and self._pending:
                 why += " at its first request (does the listener expect a login? see security.protocol)"
             self._end(ConnectionLost(f"{self.address}: the broker ended the connection{why}"))
+        if self._statistics is not None:
+            self._statistics.connections_closed += 1
         if not self._closed.done():
             self._closed.set_result(None)
 
@@ -422,7 +439,11 @@ class BrokerConnection(asyncio.BufferedProtocol):
             return
         pending = self._pending.popleft()
         pending.timer.cancel()
-        self._last_used = asyncio.get_running_loop().time()
+        self._last_used = now = asyncio.get_running_loop().time()
+        if self._statistics is not None:
+            self._statistics.responses += 1
+            self._statistics.received_bytes += len(frame)
+            self._statistics.latency_ms.record((now - pending.sent_at) * 1000, now)
         version = pending.version
         correlation_id, error_code = _CORRELATION_AND_ERROR.unpack_from(frame) if len(frame) >= 6 else (-1, 0)
         if pending.api.key == API_VERSIONS and error_code == ErrorCode.UNSUPPORTED_VERSION:

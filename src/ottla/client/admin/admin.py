@@ -9,8 +9,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from ottla.client.admin.requests import AdminRequests
+from ottla.client.metrics import ClientMetrics, MetricName
 from ottla.client.network_client import NetworkClient
 from ottla.client.settings import Servers, connection_config, settings_of
+from ottla.client.telemetry_reporter import ClientTelemetryReporter
 from ottla.runtime.runtime import Runtime
 from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
@@ -48,6 +50,7 @@ class AdminConfig:
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
     metadata_max_age_ms: int = 300_000
+    enable_metrics_push: bool = True
     security: SecuritySettings = PLAINTEXT_SETTINGS
 
 
@@ -71,6 +74,8 @@ class Admin:
             allow_auto_create_topics=False,
         )
         self._cluster = NetworkClient(self._runtime, connections)
+        self._metrics = ClientMetrics("admin-client", self.config.client_id, self._cluster)
+        self._telemetry = ClientTelemetryReporter(self._cluster, self._metrics)
         self._requests = AdminRequests(self._cluster, self.config.default_api_timeout_ms)
         self._closed = False
 
@@ -158,14 +163,20 @@ class Admin:
         except BaseException:
             await self.close()
             raise
+        self._telemetry.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def metrics(self) -> dict[MetricName, float]:
+        """The client's metrics, by Kafka's names; an average without values is NaN."""
+        return self._metrics.values()
+
     async def close(self) -> None:
         """End all connections."""
         self._closed = True
+        await self._telemetry.close()
         await self._cluster.close()
         if self._own_runtime:
             self._runtime.close()

@@ -18,6 +18,7 @@ from ottla.client import producer as producers
 from ottla.client.admin import Admin as AsyncAdmin
 from ottla.client.admin.offsets import FoundOffset
 from ottla.client.group_offsets import CommittedOffset
+from ottla.client.metrics import MetricName
 from ottla.client.producer.producer_batch import Delivery, RecordMetadata
 from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import ConsumerRecord
@@ -148,6 +149,9 @@ class Producer(_Client):
 
     def partitions_for(self, topic: str) -> list[TopicPartition]:
         return self._call(self._producer.partitions_for(topic))
+
+    def metrics(self) -> dict[MetricName, float]:
+        return self._do(self._producer.metrics)
 
     def transaction(self) -> Transaction:
         """Return a transaction for `with`: committed at the end of the block, aborted if it raises."""
@@ -340,6 +344,9 @@ class Consumer(_Client, Generic[K, V]):
         """Start a commit; closing waits for it, and a failure is logged."""
         self._do(self._consumer.commit_nowait, offsets)
 
+    def metrics(self) -> dict[MetricName, float]:
+        return self._do(self._consumer.metrics)
+
     def group_member(self) -> producers.GroupMember:
         return self._do(self._consumer.group_member)
 
@@ -366,6 +373,9 @@ class Admin(_Client):
         if self._thread.is_running:
             self._call(self._admin.close())
             self._thread.stop()
+
+    def metrics(self) -> dict[MetricName, float]:
+        return self._do(self._admin.metrics)
 
     def __getattr__(self, name: str) -> _Group:
         if name.startswith("_"):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from ottla.client.consumer.config import ConsumerConfig
+from ottla.client.consumer.consumer_metrics import ConsumerMetrics
 from ottla.client.consumer.group_membership import GroupMembership
 from ottla.client.group_offsets import CommittedOffset, GroupMemberIdentity, GroupOffsets
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -44,7 +45,9 @@ class CommitRequestManager:
         config: ConsumerConfig,
         offsets: GroupOffsets,
         positions: Callable[[], dict[TopicPartition, CommittedOffset]],
+        metrics: ConsumerMetrics,
     ) -> None:
+        self._metrics = metrics
         self._config = config
         self._offsets = offsets
         self._positions = positions
@@ -76,8 +79,12 @@ class CommitRequestManager:
 
     async def commit(self, offsets: Offsets) -> None:
         """Commit all offsets, or raise the first error."""
+        loop, metrics = asyncio.get_running_loop(), self._metrics
         for attempt in range(STALE_RETRIES):
+            begun = loop.time()
             results = await self._offsets.commit(offsets, member=self.require_member())
+            metrics.commits.value += 1
+            metrics.commit_latency.record((loop.time() - begun) * 1000, loop.time())
             error = next((error for error in results.values() if error is not None), None)
             if error is None:
                 return

@@ -92,6 +92,7 @@ class ConsumerConfig:
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
     metadata_max_age_ms: int = 300_000
+    enable_metrics_push: bool = True
     allow_auto_create_topics: bool = True
     exclude_internal_topics: bool = True
     security: SecuritySettings = PLAINTEXT_SETTINGS

@@ -20,6 +20,7 @@ from ottla.client.consumer.commit_request_manager import CommitRequestManager
 from ottla.client.consumer.config import ConsumerConfig, Reset, ResetPolicy
 from ottla.client.consumer.consumer_coordinator import ClassicConsumerCoordinator
 from ottla.client.consumer.consumer_membership_manager import ConsumerMembershipManager
+from ottla.client.consumer.consumer_metrics import ConsumerMetrics
 from ottla.client.consumer.fetch_collector import FetchCollector
 from ottla.client.consumer.fetcher import Fetcher
 from ottla.client.consumer.group_membership import GroupMembership, OnStalled, RebalanceListener, Subscription
@@ -28,10 +29,12 @@ from ottla.client.consumer.offset_fetcher import OffsetFetcher
 from ottla.client.consumer.subscription_state import SubscriptionState, TopicPartitionState
 from ottla.client.coordinator_client import CoordinatorClient
 from ottla.client.group_offsets import CommittedOffset, GroupOffsets
+from ottla.client.metrics import ClientMetrics, MetricName
 from ottla.client.network_client import CoordinatorType, MetadataUpdater, NetworkClient
 from ottla.client.producer.transaction_manager import GroupMember
 from ottla.client.serialization import Deserializer, deserializer
 from ottla.client.settings import Servers, connection_config, settings_of
+from ottla.client.telemetry_reporter import ClientTelemetryReporter
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import ConsumerRecord
@@ -88,6 +91,11 @@ class Consumer(Generic[K, V]):
         self._runtime = runtime if runtime is not None else Runtime.real(pool_workers=1)
         self._cluster = NetworkClient(self._runtime, connection_config(self.config))
         self._subscriptions = SubscriptionState()
+        self._metrics = ClientMetrics("consumer", self.config.client_id, self._cluster)
+        self._sensors = ConsumerMetrics(
+            self._metrics, self._subscriptions, read_committed=self.config.read_committed
+        )
+        self._telemetry = ClientTelemetryReporter(self._cluster, self._metrics, self._resource)
         self._metadata_updater = MetadataUpdater(self._cluster, self._on_metadata_update)
         self._commit_manager: CommitRequestManager | None = None
         if self.config.group_id is not None:
@@ -98,7 +106,7 @@ class Consumer(Generic[K, V]):
                 timeout_ms=self.config.default_api_timeout_ms,
             )
             offsets = GroupOffsets(self._cluster, self.config.group_id, coordinator)
-            self._commit_manager = CommitRequestManager(self.config, offsets, self.positions)
+            self._commit_manager = CommitRequestManager(self.config, offsets, self.positions, self._sensors)
         self._offset_fetcher = OffsetFetcher(
             self._cluster,
             self.config,
@@ -107,7 +115,12 @@ class Consumer(Generic[K, V]):
             self._commit_manager.fetch if self._commit_manager is not None else None,
         )
         self._fetcher = Fetcher(
-            self._cluster, self.config, self._subscriptions, self._metadata_updater, self._offset_fetcher.wake
+            self._cluster,
+            self.config,
+            self._subscriptions,
+            self._metadata_updater,
+            self._offset_fetcher.wake,
+            self._sensors,
         )
         self._fetch_collector: FetchCollector[K, V] = FetchCollector(
             self._fetcher,
@@ -149,6 +162,7 @@ class Consumer(Generic[K, V]):
             loop.create_task(part.run(), name=f"ottla-consumer-{type(part).__name__.lower()}")
             for part in (self._metadata_updater, self._offset_fetcher, self._fetcher)
         ]
+        self._telemetry.start()
 
     async def close(self) -> None:
         """Commit if commits are automatic, leave the group, and disconnect."""
@@ -165,6 +179,7 @@ class Consumer(Generic[K, V]):
             await self._release()
 
     async def _release(self) -> None:
+        await self._telemetry.close()
         if self._commit_manager is not None:
             await self._commit_manager.close()
         for task in self._tasks:
@@ -357,15 +372,18 @@ class Consumer(Generic[K, V]):
 
     async def _poll(self, most: int, timeout_ms: float | None) -> list[ConsumerRecord[K, V]]:
         deadline = self._deadline(timeout_ms)
+        self._sensors.on_poll()
         while True:
             await self._turn()
             records = self._fetch_collector.take(most)
             if records:
+                self._sensors.on_poll_done(len(records))
                 for interceptor in self._interceptors:
                     records = interceptor.on_consume(records)
                 return records
             self._raise_error()
             if not await self._fetch_collector.wait(deadline):
+                self._sensors.on_poll_done(0)
                 return []
 
     async def poll_arrow(
@@ -389,13 +407,16 @@ class Consumer(Generic[K, V]):
         self._fetch_collector.rewind()
         schema = arrow_schema(tuple(columns))
         deadline = self._deadline(timeout_ms)
+        self._sensors.on_poll()
         while True:
             await self._turn()
             batches = await self._fetch_collector.take_arrow(columns, max_bytes)
             if batches:
+                self._sensors.on_poll_done(sum(batch.num_rows for batch in batches))
                 return pa.Table.from_batches(batches, schema)
             self._raise_error()
             if not await self._fetch_collector.wait(deadline):
+                self._sensors.on_poll_done(0)
                 return schema.empty_table()
 
     def __aiter__(self) -> AsyncIterator[ConsumerRecord[K, V]]:
@@ -424,6 +445,25 @@ class Consumer(Generic[K, V]):
         if self._membership is not None:
             self._membership.on_poll()
             await self._membership.poll()
+            if self._membership.is_stable:
+                self._sensors.on_rebalance_done()
+            else:
+                self._sensors.on_rebalance_begins()
+
+    def metrics(self) -> dict[MetricName, float]:
+        """The consumer's metrics, by Kafka's names; an average without values is NaN."""
+        return self._metrics.values()
+
+    def _resource(self) -> dict[str, str]:
+        config = self.config
+        member = self._membership.member.member_id if self._membership is not None else ""
+        found = {
+            "group_id": config.group_id,
+            "group_instance_id": config.group_instance_id,
+            "group_member_id": member,
+            "client_rack": config.client_rack,
+        }
+        return {name: value for name, value in found.items() if value}
 
     # Committed offsets.
 

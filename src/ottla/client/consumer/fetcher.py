@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ottla.client.cluster_metadata import PartitionInfo
 from ottla.client.consumer.completed_fetch import CompletedFetch
 from ottla.client.consumer.config import ConsumerConfig, Reset
+from ottla.client.consumer.consumer_metrics import ConsumerMetrics
 from ottla.client.consumer.fetch_session_handler import FetchSessionHandler, Wanted
 from ottla.client.consumer.subscription_state import SubscriptionState, TopicPartitionState
 from ottla.client.network_client import MetadataUpdater, NetworkClient
@@ -67,7 +68,9 @@ class Fetcher:
         subscriptions: SubscriptionState,
         refresher: MetadataUpdater,
         on_reset: Callable[[], object],
+        metrics: ConsumerMetrics,
     ) -> None:
+        self._metrics = metrics
         self._cluster = cluster
         self._config = config
         self._subscriptions = subscriptions
@@ -262,12 +265,18 @@ class Fetcher:
         answer: asyncio.Future[FetchResponse] | None,
     ) -> None:
         """Complete one request: connect if there is no connection, and handle the response or the failure."""
+        begun = asyncio.get_running_loop().time()
         try:
             if answer is None:
                 connection = await self._cluster.connection(node_id, Lane.FETCH)
                 await connection.drain()
                 answer = self._send(connection, node_id, wanted, room)
-            await self._handle_fetch_response(node_id, self._session(node_id), sent, await answer)
+            response = await answer
+            now = asyncio.get_running_loop().time()
+            self._metrics.fetches.value += 1
+            self._metrics.fetch_latency.record((now - begun) * 1000, now)
+            self._metrics.fetch_throttle_time.record(response.throttle_time_ms, now)
+            await self._handle_fetch_response(node_id, self._session(node_id), sent, response)
         except KafkaError as error:
             self._session(node_id).handle_error()
             await self._handle_fetch_failure(node_id, sent, error)
@@ -319,7 +328,7 @@ class Fetcher:
             await self._handle_fetch_failure(node_id, sent, error)
             return
         names = self._cluster.metadata.names_by_id
-        failed = False
+        failed, size = False, 0
         for topic in answer.responses:
             name = topic.topic or names.get(topic.topic_id, "")
             for data in topic.partitions:
@@ -331,6 +340,9 @@ class Fetcher:
                     self._handle_partition_error(node_id, entry, ErrorCode.of(data.error_code))
                 else:
                     self._add_completed_fetch(node_id, entry, data)
+                    size += len(data.records or b"")
+        self._metrics.bytes_consumed.value += size
+        self._metrics.fetch_size.record(size, asyncio.get_running_loop().time())
         wait_ms = answer.throttle_time_ms
         if failed:
             wait_ms = max(wait_ms, self._config.retry_backoff_ms)

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 
 from ottla.client.errors import BufferFull
+from ottla.client.metrics import ClientMetrics, MetricName
 from ottla.client.network_client import MetadataUpdater, NetworkClient
 from ottla.client.producer.config import ProducerConfig
 from ottla.client.producer.identity import IdempotentProducerIdentity, ProducerIdentity
 from ottla.client.producer.partitioner import Partitioner, RecordRouter, TopicRoute, partitioner_of
 from ottla.client.producer.producer_batch import Delivery, ProducerBatch, RecordMetadata
+from ottla.client.producer.producer_metrics import ProducerMetrics
 from ottla.client.producer.record_accumulator import RecordAccumulator
 from ottla.client.producer.sender import Sender
 from ottla.client.producer.transaction_manager import Transaction, TransactionManager, Transactions
 from ottla.client.serialization import Serializer, serializer
 from ottla.client.settings import Servers, connection_config, settings_of
+from ottla.client.telemetry_reporter import ClientTelemetryReporter
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import record_size_bound
@@ -137,7 +140,16 @@ class Producer:
             identity = manager
         else:
             identity = IdempotentProducerIdentity(self._cluster)
-        self._sender = Sender(self._cluster, self.config, self._accumulator, identity, self._metadata_updater)
+        self._metrics = ClientMetrics("producer", self.config.client_id, self._cluster)
+        self._sender = Sender(
+            self._cluster,
+            self.config,
+            self._accumulator,
+            identity,
+            self._metadata_updater,
+            ProducerMetrics(self._metrics, self._accumulator, self.config.buffer_memory),
+        )
+        self._telemetry = ClientTelemetryReporter(self._cluster, self._metrics, self._resource)
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -175,6 +187,7 @@ class Producer:
         ]
         for task in self._tasks:
             task.add_done_callback(self._on_task_ended)
+        self._telemetry.start(push=self._own_cluster)
 
     def _on_task_ended(self, task: asyncio.Task[None]) -> None:
         """Fail all records when a task of the producer dies, rather than let callers wait without end."""
@@ -200,6 +213,7 @@ class Producer:
             await self._release()
 
     async def _release(self) -> None:
+        await self._telemetry.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -375,6 +389,14 @@ class Producer:
         """The partitions of a topic; waits up to `max.block.ms` for the topic to be created."""
         info = await self._cluster.topic(topic, timeout_ms=self.config.max_block_ms)
         return [TopicPartition(topic, p.partition) for p in info.partitions]
+
+    def metrics(self) -> dict[MetricName, float]:
+        """The producer's metrics, by Kafka's names; an average without values is NaN."""
+        return self._metrics.values()
+
+    def _resource(self) -> dict[str, str]:
+        transactional_id = self.config.transactional_id
+        return {} if transactional_id is None else {"transactional_id": transactional_id}
 
     # Transactions.
 

@@ -19,6 +19,7 @@ from ottla.client.network_client import MetadataUpdater, NetworkClient
 from ottla.client.producer.config import ProducerConfig
 from ottla.client.producer.identity import ProducerIdentity
 from ottla.client.producer.producer_batch import ProducerBatch
+from ottla.client.producer.producer_metrics import ProducerMetrics
 from ottla.client.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -75,8 +76,10 @@ class Sender:
         accumulator: RecordAccumulator,
         identity: ProducerIdentity,
         refresher: MetadataUpdater,
+        metrics: ProducerMetrics,
     ) -> None:
         self._cluster = cluster
+        self._metrics = metrics
         self._config = config
         self._accumulator = accumulator
         self._identity = identity
@@ -205,6 +208,7 @@ class Sender:
         names = dict.fromkeys(queue.partition.topic for queue, _ in batches)
         ids = {name: self._topic_id(name) for name in names}
         topics: dict[str, TopicProduceData] = {}
+        now, metrics, records = asyncio.get_running_loop().time(), self._metrics, 0
         for queue, batch in batches:
             if self._config.idempotent:
                 queue.number(batch, self._identity)
@@ -218,6 +222,12 @@ class Sender:
                 transactional=self._identity.is_transactional,
             )
             queue.ratio = batch.builder.compression_ratio
+            records += batch.count
+            metrics.batch_size.record(len(data), now)
+            if batch.attempts == 1:
+                metrics.record_queue_time.record((now - batch.created_at) * 1000, now)
+            else:
+                metrics.record_retries.value += batch.count
             topic = topics.get(batch.partition.topic)
             if topic is None:
                 name = batch.partition.topic
@@ -229,6 +239,8 @@ class Sender:
             timeout_ms=self._config.request_timeout_ms,
             topic_data=list(topics.values()),
         )
+        metrics.record_sends.value += records
+        metrics.records_per_request.record(records, now)
         with_ids = all(ids.values())
         at_most = self._identity.produce_version(None if with_ids else WITHOUT_TOPIC_IDS)
         try:
@@ -247,7 +259,9 @@ class Sender:
                 self._complete(batch, None)
             return
         self._in_flight[node_id] = self._in_flight.get(node_id, 0) + 1
-        answer.add_done_callback(partial(self._on_produce_done, node_id, [batch for _, batch in batches]))
+        answer.add_done_callback(
+            partial(self._on_produce_done, node_id, [batch for _, batch in batches], now)
+        )
 
     def _topic_id(self, name: str) -> bytes | None:
         topic = self._cluster.metadata.topics.get(name)
@@ -256,14 +270,20 @@ class Sender:
     # Responses.
 
     def _on_produce_done(
-        self, node_id: int, batches: list[ProducerBatch], answer: asyncio.Future[ProduceResponse]
+        self,
+        node_id: int,
+        batches: list[ProducerBatch],
+        sent_at: float,
+        answer: asyncio.Future[ProduceResponse],
     ) -> None:
         self._in_flight[node_id] -= 1
         error = answer.exception()
         if error is None:
+            now = asyncio.get_running_loop().time()
+            self._metrics.request_latency.record((now - sent_at) * 1000, now)
             throttle_ms = answer.result().throttle_time_ms
+            self._metrics.produce_throttle_time.record(throttle_ms, now)
             if throttle_ms > 0:
-                now = asyncio.get_running_loop().time()
                 self._muted_until[node_id] = now + throttle_ms / 1000
             self._handle_produce_response(batches, answer.result())
         elif isinstance(error, KafkaError):
@@ -374,6 +394,7 @@ class Sender:
             batch.complete(-1, -1)
         else:
             self._identity.on_failed(batch.partition, error)
+            self._metrics.record_errors.value += batch.count
             batch.fail(error)
         self._accumulator.deallocate(batch)
 

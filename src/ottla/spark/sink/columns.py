@@ -23,6 +23,7 @@ null in rows that are written themselves.
 _LETTER_COLUMNS = ["key", "value", "headers"]
 _RECORD_COLUMNS = ("key", "value", "headers", "partition", "timestamp")
 _TEXT_OR_BYTES = ("string", "binary")
+_TRACEPARENT = "traceparent"
 _HEADERS = "array<struct<key:string,value:binary>>"
 _TYPES = {
     "topic": ("string",),
@@ -70,15 +71,40 @@ def largest_field(records: pa.RecordBatch) -> int:
 
 
 def rows_by_topic(
+    batch: pa.RecordBatch, columns: tuple[str, ...], topic: str | None, traceparent: str | None = None
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield (topic, its rows with the columns of a record); rows of one topic keep their order. With
+    `traceparent` each row has the header of that name, its own or this one.
+    """
+    for found, rows in _rows_by_topic(batch, columns, topic):
+        yield found, rows if traceparent is None else _with_traceparent(rows, traceparent)
+
+
+def _rows_by_topic(
     batch: pa.RecordBatch, columns: tuple[str, ...], topic: str | None
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield (topic, its rows with the columns of a record); rows of one topic keep their order."""
     for name in batch.schema.names:
         if name.startswith(DEAD_LETTER):
             batch, letters = _take_letters(batch, name)
             yield from letters
     if batch.num_rows:
         yield from _plain_rows_by_topic(batch, columns, topic)
+
+
+def _with_traceparent(rows: pa.RecordBatch, traceparent: str) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    header = {"key": _TRACEPARENT, "value": traceparent.encode()}
+    names = rows.schema.names
+    present = rows.column("headers").to_pylist() if "headers" in names else [None] * rows.num_rows
+    headers = [
+        each if any(one["key"] == _TRACEPARENT for one in each or ()) else [*(each or ()), header]
+        for each in present
+    ]
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    columns = {name: rows.column(name) for name in names}
+    columns["headers"] = pa.array(headers, kind)
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _take_letters(

@@ -31,6 +31,8 @@ _KNOWN = (
     "codeVersion",
     # Of Spark's own sink: a column `headers` is written with or without it.
     "includeHeaders",
+    # The context of a trace, for the header of that name.
+    "traceparent",
 )
 # Options that Spark itself may pass to a data source.
 _ADDED_BY_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
@@ -47,7 +49,6 @@ _IGNORED = frozenset(
         "auto.include.jmx.reporter",
         "client.dns.lookup",
         "connections.max.idle.ms",
-        "enable.metrics.push",
         "metadata.max.idle.ms",
         "metadata.recovery.rebootstrap.trigger.ms",
         "metadata.recovery.strategy",
@@ -88,6 +89,8 @@ class SinkOptions:
     two_phase: TwoPhaseCommitMode
     fail_on_lost: bool
     fail_on_unsafe_restart: bool
+    # The header `traceparent` of rows that have none.
+    traceparent: str | None = None
 
     @property
     def settings(self) -> dict[str, str]:
@@ -138,6 +141,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         two_phase=TwoPhaseCommitMode.OFF if timeout_is_set else two_phase,
         fail_on_lost=_one_of(given, "onLostTransactions", ["fail", "report"], "fail") == "fail",
         fail_on_unsafe_restart=_one_of(given, "onUnsafeRestart", ["fail", "continue"], "fail") == "fail",
+        traceparent=_traceparent(given),
     )
     if found.transaction_timeout_ms is not None and found.transaction_timeout_ms < 1:
         raise ValueError(
@@ -155,6 +159,19 @@ def _check_names(given: Mapping[str, str]) -> None:
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean {known[near[0]]}?" if near else "docs/spark/sink.md lists them"
         raise ValueError(f'format("ottla") has no option {name!r} for writing; {hint}')
+
+
+def _traceparent(given: Mapping[str, str]) -> str | None:
+    # Imported here: tasks use checked options and do not need it.
+    from ottla.client.tracing.traceparent import is_traceparent
+
+    text = given.get("traceparent", "").strip()
+    if text and not is_traceparent(text):
+        raise ValueError(
+            f"traceparent={text!r} is not the context of a trace, as "
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+        )
+    return text or None
 
 
 def _one_of(given: Mapping[str, str], option: str, allowed: list[str], default: str) -> str:

@@ -117,7 +117,7 @@ def write_at_least_once(
             continue
         if sender is None:
             sender = _RowSender(client.call(client.plain_producer()))
-        for topic, data in rows_by_topic(batch, columns, options.topic):
+        for topic, data in rows_by_topic(batch, columns, options.topic, options.traceparent):
             client.call(sender.send(topic, data))
     if sender is not None:
         client.call(sender.flush())
@@ -143,7 +143,7 @@ def write_transaction(
                 task.rows_not_written += sum(batch.num_rows for batch in held)
                 continue
             for batch in held:
-                for topic, data in rows_by_topic(batch, columns, options.topic):
+                for topic, data in rows_by_topic(batch, columns, options.topic, options.traceparent):
                     client.call(task.rows.send(topic, data))
         if task.is_new:
             return task.message_without_rows()

@@ -59,6 +59,7 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.node.node.Node.start": "its caller waits for it",
     "ottla.node.node.Node._on_damage_in_thread": "one call, on the event loop",
     "ottla.node.node.Node._on_directory_failure_in_thread": "ends the node",
+    "ottla.node.telemetry.client_telemetry.ClientTelemetry.push": "a request; its errors are its result",
     "ottla.node.run._start_unless_stopped": "its caller waits for it",
     "ottla.node.run._main": "its caller waits for it",
     "ottla.raft.driver.kafka_raft_client.KafkaRaftClient._spawn": "the metadata log fails, and the node ends",

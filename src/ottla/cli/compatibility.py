@@ -33,6 +33,7 @@ _READERS: Final = (
     "component_settings.py",
     "coordinator_settings.py",
     "properties.py",
+    "client_metrics.py",
     "sasl.py",
 )
 HONOURED: Final = "honoured"

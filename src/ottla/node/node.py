@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.log.config.log_config import LogConfig
@@ -56,6 +56,7 @@ from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaManager, registration_of
 from ottla.runtime import process
+from ottla.runtime.metrics import MetricsRegistry
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
 from ottla.security.quota.quota_managers import QuotaManagers
@@ -63,7 +64,10 @@ from ottla.security.quota.rate import QuotaWindows
 
 if TYPE_CHECKING:
     from ottla.metadata.log.metadata_log import MetadataLog
+    from ottla.node.network.connection import RequestDispatcher
     from ottla.node.network.login import SaslListener
+    from ottla.node.telemetry.client_telemetry import ClientTelemetry
+    from ottla.node.telemetry.tracing import Tracing
     from ottla.runtime.clock import Clock
     from ottla.runtime.http_server import HttpMount
     from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
@@ -86,6 +90,7 @@ class Node:
         self.tasks: Final = TaskSupervisor(runtime.clock, self.fail)
         self.dynamic_config: Final = DynamicBrokerConfig(config)
         self.cluster_id = ""
+        self.metrics: Final = MetricsRegistry()
         self.authorizer: Final = configured_authorizer(config, runtime.clock)
         # By the names of listeners; those without SASL have none.
         self._logins: dict[str, SaslListener] = {}
@@ -221,6 +226,34 @@ class Node:
     def topic_config(self, topic: str) -> LogConfig:
         """The settings of a topic's logs, as the newest image has them."""
         return self.dynamic_config.topic_config(topic, self.image)
+
+    @cached_property
+    def telemetry(self) -> ClientTelemetry:
+        """The metrics that clients push; made when the first client asks."""
+        from ottla.node.config.otlp import METRICS, parse_headers, signal_url
+        from ottla.node.telemetry.client_metrics_manager import ClientMetricsManager
+        from ottla.node.telemetry.client_metrics_store import ClientMetricsStore
+        from ottla.node.telemetry.client_telemetry import ClientTelemetry
+        from ottla.node.telemetry.otlp_forwarder import OtlpForwarder
+
+        runtime, config = self.runtime, self.config
+        forwarder = None
+        if endpoint := config.text("telemetry.otlp.endpoint"):
+            headers = parse_headers(str(config["telemetry.otlp.headers"] or ""))
+            forwarder = OtlpForwarder(runtime, signal_url(endpoint, METRICS), headers)
+            self._on_stop(self.tasks.start("forwarding of client metrics", forwarder.run).stop)
+        telemetry = ClientTelemetry(
+            ClientMetricsManager(
+                lambda: self.image.configs, runtime.random.uuid, config.number("telemetry.max.bytes")
+            ),
+            ClientMetricsStore(
+                config.number("telemetry.max.series"), lambda: runtime.clock.monotonic_ns() // 1_000_000
+            ),
+            forwarder,
+            runtime,
+        )
+        self.metrics.add_collector("client telemetry", telemetry.collect)
+        return telemetry
 
     # Starting
 
@@ -451,13 +484,32 @@ class Node:
         await self._publisher.host_offline()
         self.damaged_replicas.check()
 
-    def _dispatcher_for(self, endpoint: Endpoint) -> Dispatcher:
+    def _dispatcher_for(self, endpoint: Endpoint) -> RequestDispatcher:
         """Make what answers the requests of a listener. Those to a controller are answered while the broker
         of the node is not ready yet, as no node gets ready without them.
         """
         if endpoint.name in self.config.controller_listener_names:
-            return Dispatcher(self._services, endpoint.name, ListenerType.CONTROLLER, self.quorum.opened)
-        return Dispatcher(self._services, endpoint.name, ListenerType.BROKER, self.ready)
+            kind, opened = ListenerType.CONTROLLER, self.quorum.opened
+        else:
+            kind, opened = ListenerType.BROKER, self.ready
+        dispatcher = Dispatcher(self._services, endpoint.name, kind, opened)
+        if not self.config.flag("telemetry.traces.enable"):
+            return dispatcher
+        from ottla.node.telemetry.request_spans import TracingDispatcher
+
+        return TracingDispatcher(dispatcher, self._tracing.tracer, endpoint.name)
+
+    @cached_property
+    def _tracing(self) -> Tracing:
+        from ottla.node.telemetry.tracing import open_tracing
+
+        tracing = open_tracing(self.config, self.cluster_id)
+
+        async def flush() -> None:
+            await self.runtime.pool.run(tracing.flush)
+
+        self._on_stop(flush)
+        return tracing
 
     def _make_logins(self) -> dict[str, SaslListener]:
         """Make what SASL listeners ask of clients. NodeFailed names a setting that cannot be used."""

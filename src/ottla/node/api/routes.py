@@ -230,6 +230,9 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ApiRoute("DescribeClientQuotas", "describe_client_quotas", BROKER_ONLY, on_failure=_HANDLER),
         ApiRoute("AlterClientQuotas", "alter_client_quotas", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
         ApiRoute("UpdateFeatures", "update_features", BOTH, forwarding=_WHOLE),
+        # The metrics of clients
+        ApiRoute("GetTelemetrySubscriptions", "get_telemetry_subscriptions", BROKER_ONLY),
+        ApiRoute("PushTelemetry", "push_telemetry", BROKER_ONLY),
         # ACLs
         ApiRoute("DescribeAcls", "describe_acls", BOTH),
         ApiRoute("CreateAcls", "create_acls", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ottla.node.fetch.session import FetchSessionCache
     from ottla.node.network.endpoints import NodeEndpoints
     from ottla.node.network.node_security import NodeSecurity
+    from ottla.node.telemetry.client_telemetry import ClientTelemetry
     from ottla.replication.log_flush_scheduler import LogFlushScheduler
     from ottla.replication.replica_manager import ReplicaManager
     from ottla.runtime.runtime import Runtime
@@ -147,6 +148,11 @@ class BrokerServices(NodeServices, Protocol):
 
     @property
     def producer_ids(self) -> ProducerIdManager: ...
+
+    @property
+    def telemetry(self) -> ClientTelemetry:
+        """The metrics that clients push; made when it is first used."""
+        ...
 
 
 class ControllerServices(Protocol):

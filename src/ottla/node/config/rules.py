@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ottla.node.config.otlp import METRICS, parse_headers, signal_url
 from ottla.node.config.tables.config_def import ConfigError
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def check_rules(config: NodeConfig) -> None:
     _check_listeners(config)
     _check_sasl(config)
     _check_authorizer(config)
+    _check_telemetry(config)
 
 
 def _require(condition: bool, problem: str) -> None:
@@ -247,3 +249,17 @@ def _check_listeners(config: NodeConfig) -> None:
             f"options based on currently configured listeners are {','.join(sorted(advertised))}, and it is "
             f"{inter_broker}",
         )
+
+
+def _check_telemetry(config: NodeConfig) -> None:
+    endpoint = config.text("telemetry.otlp.endpoint")
+    if not endpoint:
+        return
+    try:
+        signal_url(endpoint, METRICS)
+    except ValueError as error:
+        raise ConfigError(f"telemetry.otlp.endpoint: {error}") from None
+    try:
+        parse_headers(str(config["telemetry.otlp.headers"] or ""))
+    except ValueError as error:
+        raise ConfigError(f"telemetry.otlp.headers: {error}") from None

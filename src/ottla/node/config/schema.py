@@ -7,13 +7,13 @@ the request, because only that broker knows the settings that it was started wit
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from ottla.log.config.log_config import LogConfig, field_name
 from ottla.metadata.controller.state import EffectiveConfig
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
+from ottla.node.config.client_metrics import parse_matching_patterns
 from ottla.node.config.describe import ConfigValueSource
 from ottla.node.config.node_config import NodeConfig, broker_key, listener_base_name
 from ottla.node.config.tables.config_def import ConfigError, ConfigKey, ConfigType, UpdateMode, Value
@@ -59,16 +59,6 @@ _THREADS: Final = frozenset(
 )
 MIN_CLIENT_METRICS_INTERVAL_MS: Final = 100
 MAX_CLIENT_METRICS_INTERVAL_MS: Final = 60 * 60 * 1000
-_CLIENT_MATCHES: Final = frozenset(
-    (
-        "client_id",
-        "client_instance_id",
-        "client_software_name",
-        "client_software_version",
-        "client_source_address",
-        "client_source_port",
-    )
-)
 
 
 class TableSchema:
@@ -232,22 +222,7 @@ def _check_client_metrics(subscription: str, values: Mapping[str, Value]) -> Non
             f"Invalid value {interval} for interval.ms, interval must be between {low} and {high} (1 hour)",
         )
     matches = values.get("match")
-    for match in matches if isinstance(matches, tuple) else ():
-        name, _, pattern = match.partition("=")
-        if not pattern or name.strip() not in _CLIENT_MATCHES or not _is_pattern(pattern):
-            raise KafkaError(
-                ErrorCode.INVALID_CONFIG,
-                f"Illegal client matching pattern: {match}; expected NAME=PATTERN with one of "
-                f"{', '.join(sorted(_CLIENT_MATCHES))}",
-            )
-
-
-def _is_pattern(text: str) -> bool:
-    try:
-        re.compile(text.strip())
-    except re.error:
-        return False
-    return True
+    parse_matching_patterns(matches if isinstance(matches, tuple) else ())
 
 
 def check_broker_settings(config: NodeConfig, settings: Mapping[str, str], *, per_broker: bool) -> None:

@@ -257,6 +257,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "client_software",
         "closed",
         "kept_fetch",
+        "kept_telemetry",
         "last_active",
         "last_produce",
         "last_taken",
@@ -347,6 +348,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.last_produce: asyncio.Future[None] | None = None
         # The partitions of the client's last Fetch, if it uses no fetch sessions.
         self.kept_fetch: KeptForClient | None = None
+        # The instance as which the client pushes its metrics.
+        self.kept_telemetry: KeptForClient | None = None
 
     # What the event loop calls
 
@@ -455,6 +458,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         pool.forget(self)
         if self.kept_fetch is not None:
             self.kept_fetch.close()
+        if self.kept_telemetry is not None:
+            self.kept_telemetry.close()
         self._on_close(self)
         assert pool.requests >= 0, pool.requests
         assert pool.responses >= 0, pool.responses

@@ -16,6 +16,7 @@ from ottla.node.config.tables.config_def import (
     MAX_INT,
     MAX_LONG,
     MEDIUM,
+    PASSWORD,
     PER_BROKER,
     STRING,
     ConfigKey,
@@ -135,7 +136,20 @@ NETWORK: Final[dict[str, ConfigKey]] = table(
     key("kafka.metrics.reporters", LIST, (), LOW,
         "Java reporters of Apache Kafka's older metrics. Ottla does not load them.", ValidList()),
     key("telemetry.max.bytes", INT, 1_048_576, LOW,
-        "The largest push of client metrics that is accepted.", InRange(1)),
+        "The largest push of client metrics that is accepted, compressed or not.", InRange(1)),
+    key("telemetry.max.series", INT, 10_000, LOW,
+        "How many series of metrics that clients push are shown at /metrics; more are left out and counted. "
+        "Apache Kafka has no such setting.", InRange(0)),
+    key("telemetry.otlp.endpoint", STRING, "", LOW,
+        "The http or https address of an OpenTelemetry collector, as http://collector:4318: metrics that "
+        "clients push are forwarded to it, and traces go there. Empty forwards nothing. Apache Kafka has no "
+        "such setting."),
+    key("telemetry.otlp.headers", PASSWORD, None, LOW,
+        "Headers of the requests to telemetry.otlp.endpoint, as name=value,name=value. "
+        "Apache Kafka has no such setting."),
+    key("telemetry.traces.enable", BOOLEAN, False, LOW,
+        "Whether each request gets an OpenTelemetry span; needs the extra otel. Apache Kafka has no such "
+        "setting."),
     key("config.providers", LIST, (), LOW,
         "Names of Java classes that look up settings in Apache Kafka. Ottla does not load them.",
         ValidList(), mode=CLUSTER_WIDE),

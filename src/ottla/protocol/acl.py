@@ -109,6 +109,15 @@ def operation_bits(operations: Iterable[int]) -> int:
     return bits
 
 
+def operations_of(bits: int) -> frozenset[AclOperation]:
+    """The operations of a number that `operation_bits` made; none if a broker sent none.
+
+    >>> sorted(each.name for each in operations_of(operation_bits([AclOperation.READ, AclOperation.ALTER])))
+    ['ALTER', 'READ']
+    """
+    return frozenset(each for each in AclOperation if bits >= 0 and bits >> each & 1)
+
+
 def enum_name(kind: type[IntEnum], number: int) -> str:
     """The name of a number as Kafka writes it in messages; UNKNOWN if it has none."""
     try:

@@ -9,6 +9,7 @@ from enum import IntEnum
 from ottla import __version__
 from ottla.client.admin.requests import AdminRequests
 from ottla.client.cluster_metadata import Broker
+from ottla.protocol.acl import AclOperation, operations_of
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_raft_voter import AddRaftVoterRequest, AddRaftVoterResponse
 from ottla.protocol.messages.add_raft_voter import Listener as AddedListener
@@ -81,6 +82,13 @@ class ClusterAdmin:
             answer.controller_id,
             tuple(Broker(b.broker_id, b.host, b.port, b.rack) for b in brokers),
         )
+
+    async def authorized_operations(self) -> frozenset[AclOperation]:
+        """What the principal of this client may do with the cluster; all without an authorizer."""
+        request = DescribeClusterRequest(include_cluster_authorized_operations=True)
+        answer = await self._requests.any(request, DescribeClusterResponse)
+        self._requests.raise_error(answer, "cluster")
+        return operations_of(answer.cluster_authorized_operations)
 
     async def quorum(self) -> Quorum:
         """The quorum of the controllers, with the log end offset of each voter and observer."""

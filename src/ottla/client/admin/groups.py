@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ottla.client.admin.offsets import by_topic
@@ -16,7 +16,14 @@ from ottla.protocol.consumer_protocol import decode_assignment
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages import consumer_group_describe as consumer_groups
 from ottla.protocol.messages import describe_groups as classic_groups
+from ottla.protocol.messages import share_group_describe as share_groups
+from ottla.protocol.messages import streams_group_describe as streams_groups
 from ottla.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from ottla.protocol.messages.describe_share_group_offsets import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequestGroup,
+    DescribeShareGroupOffsetsResponse,
+)
 from ottla.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
 from ottla.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from ottla.protocol.messages.offset_delete import (
@@ -30,6 +37,8 @@ from ottla.protocol.names import TopicPartition
 __all__ = ["GroupInfo", "MemberDescription", "GroupsAdmin", "ListedGroupInfo"]
 
 CONSUMER = "consumer"
+SHARE = "share"
+STREAMS = "streams"
 _NOT_OF_THIS_KIND = frozenset({ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION})
 
 
@@ -44,7 +53,9 @@ class ListedGroupInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
-    """`epoch` is -1 in classic groups, which have one generation for all members."""
+    """`epoch` is -1 in classic groups, which have one generation for all members. Members of streams groups
+    have `tasks` as `0_1`, by "active", "standby" and "warmup", in place of an assignment.
+    """
 
     member_id: str
     instance_id: str | None
@@ -52,11 +63,14 @@ class MemberDescription:
     host: str
     assignment: tuple[TopicPartition, ...]
     epoch: int = -1
+    rack: str | None = None
+    subscription: tuple[str, ...] = ()
+    tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """`type` is "classic" or "consumer"; `assignor` names the assignor that was used."""
+    """`type` is "classic", "consumer", "share" or "streams"; `assignor` names the assignor that was used."""
 
     group_id: str
     type: str
@@ -108,7 +122,19 @@ class GroupsAdmin:
         except KafkaError as error:
             if error.code not in _NOT_OF_THIS_KIND:
                 raise
-        return await self._describe_classic(group_id)
+        try:
+            return await self._describe_classic(group_id)
+        except KafkaError as error:
+            if error.code not in _NOT_OF_THIS_KIND:
+                raise
+            missing = error
+        for describe in (self._describe_share, self._describe_streams):
+            try:
+                return await describe(group_id)
+            except KafkaError as error:
+                if error.code not in _NOT_OF_THIS_KIND:
+                    raise
+        raise missing
 
     async def _describe_consumer(self, group_id: str) -> GroupInfo:
         answer = await self._coordinator(group_id).call(
@@ -137,6 +163,76 @@ class GroupsAdmin:
                         for index in topic.partitions
                     ),
                     member.member_epoch,
+                    member.rack_id,
+                    tuple(member.subscribed_topic_names or ()),
+                )
+                for member in group.members
+            ),
+        )
+
+    async def _describe_share(self, group_id: str) -> GroupInfo:
+        answer = await self._coordinator(group_id).call(
+            share_groups.ShareGroupDescribeRequest(group_ids=[group_id]),
+            share_groups.ShareGroupDescribeResponse,
+            lambda answer: [group.error_code for group in answer.groups],
+        )
+        group = answer.groups[0]
+        _check(group_id, group.error_code, group.error_message)
+        return GroupInfo(
+            group_id,
+            SHARE,
+            SHARE,
+            group.group_state,
+            group.assignor_name,
+            group.group_epoch,
+            tuple(
+                MemberDescription(
+                    member.member_id,
+                    None,
+                    member.client_id,
+                    member.client_host,
+                    tuple(
+                        TopicPartition(topic.topic_name, index)
+                        for topic in member.assignment.topic_partitions
+                        for index in topic.partitions
+                    ),
+                    member.member_epoch,
+                    member.rack_id,
+                    tuple(member.subscribed_topic_names),
+                )
+                for member in group.members
+            ),
+        )
+
+    async def _describe_streams(self, group_id: str) -> GroupInfo:
+        answer = await self._coordinator(group_id).call(
+            streams_groups.StreamsGroupDescribeRequest(group_ids=[group_id]),
+            streams_groups.StreamsGroupDescribeResponse,
+            lambda answer: [group.error_code for group in answer.groups],
+        )
+        group = answer.groups[0]
+        _check(group_id, group.error_code, group.error_message)
+        return GroupInfo(
+            group_id,
+            STREAMS,
+            STREAMS,
+            group.group_state,
+            "",
+            group.group_epoch,
+            tuple(
+                MemberDescription(
+                    member.member_id,
+                    member.instance_id,
+                    member.client_id,
+                    member.client_host,
+                    (),
+                    member.member_epoch,
+                    member.rack_id,
+                    tasks={
+                        "active": _task_names(member.assignment.active_tasks),
+                        "standby": _task_names(member.assignment.standby_tasks),
+                        "warmup": _task_names(member.assignment.warmup_tasks),
+                    },
                 )
                 for member in group.members
             ),
@@ -179,6 +275,37 @@ class GroupsAdmin:
         left out.
         """
         return await self._offsets(group_id).fetch(partitions, require_stable=False)
+
+    async def coordinator(self, group_id: str) -> int:
+        """The broker that coordinates a group, whether the group exists or not."""
+        address = await self._requests.retrying(
+            lambda: self._requests.cluster.coordinator_address(CoordinatorType.GROUP, group_id),
+            "FindCoordinator",
+        )
+        for broker in self._requests.cluster.metadata.brokers.values():
+            if (broker.host, broker.port) == (address.host, address.port):
+                return broker.node_id
+        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {group_id!r}: no broker at {address}")
+
+    async def share_offsets(self, group_id: str) -> dict[TopicPartition, int]:
+        """The start offsets of a share group: what is before them was handled. Partitions that cannot be read
+        are left out.
+        """
+        answer = await self._coordinator(group_id).call(
+            DescribeShareGroupOffsetsRequest(
+                groups=[DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=None)]
+            ),
+            DescribeShareGroupOffsetsResponse,
+            lambda answer: [group.error_code for group in answer.groups],
+        )
+        group = answer.groups[0]
+        _check(group_id, group.error_code, group.error_message)
+        return {
+            TopicPartition(topic.topic_name, entry.partition_index): entry.start_offset
+            for topic in group.topics
+            for entry in topic.partitions
+            if not entry.error_code and entry.start_offset >= 0
+        }
 
     async def alter_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int]
@@ -269,6 +396,10 @@ class GroupsAdmin:
             )
             results[group_id] = _error(answer.results[0].error_code, f"group {group_id!r}")
         return results
+
+
+def _task_names(tasks: Iterable[streams_groups.TaskIds]) -> tuple[str, ...]:
+    return tuple(f"{task.subtopology_id}_{index}" for task in tasks for index in task.partitions)
 
 
 def _classic_assignment(protocol_type: str, data: bytes) -> tuple[TopicPartition, ...]:

@@ -51,21 +51,25 @@ class LogDirsAdmin:
         self._requests = caller
 
     async def describe(
-        self, *, brokers: Iterable[int] | None = None, topics: Iterable[str] | None = None
+        self,
+        *,
+        brokers: Iterable[int] | None = None,
+        topics: Iterable[str] | None = None,
+        partitions: Iterable[TopicPartition] | None = None,
     ) -> list[LogDir]:
-        """The directories of all brokers, or of these; with only the replicas of some topics if these are
-        given.
+        """The directories of all brokers, or of these; with only the replicas of some topics, or of some
+        partitions, if these are given.
         """
-        view = await self._requests.cluster.refresh()
         wanted = None
         if topics is not None:
             partitions = [p for topic in topics for p in await self._requests.partitions_of(topic)]
+        if partitions is not None:
             wanted = [
                 DescribableLogDirTopic(topic=topic, partitions=indexes)
                 for topic, indexes in by_topic(partitions).items()
             ]
         request = DescribeLogDirsRequest(topics=wanted)
-        ids = sorted(view.brokers) if brokers is None else list(brokers)
+        ids = sorted((await self._requests.cluster.refresh()).brokers) if brokers is None else list(brokers)
         answers = await asyncio.gather(
             *(self._requests.node(broker, request, DescribeLogDirsResponse) for broker in ids)
         )

@@ -9,6 +9,7 @@ from typing import Final
 
 from ottla.client.admin.requests import AdminRequests
 from ottla.client.cluster_metadata import TopicInfo
+from ottla.protocol.acl import AclOperation, operations_of
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_partitions import (
     CreatePartitionsAssignment,
@@ -28,6 +29,7 @@ from ottla.protocol.messages.delete_topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
+from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
 __all__ = ["NewTopic", "TopicsAdmin"]
 
@@ -165,6 +167,23 @@ class TopicsAdmin:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
             raise KafkaError(code, f"topic {name!r}: {code.text}")
         return info
+
+    async def authorized_operations(self, name: str) -> frozenset[AclOperation]:
+        """What the principal of this client may do with a topic; UNKNOWN_TOPIC_OR_PARTITION if there is none
+        with this name, or the principal may not see it.
+        """
+        request = MetadataRequest(
+            topics=[MetadataRequestTopic(name=name)],
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=True,
+        )
+        answer = await self._requests.any(request, MetadataResponse)
+        for topic in answer.topics:
+            code = ErrorCode.of(topic.error_code)
+            if code:
+                text = self._requests.cluster.explain(code, AclOperation.DESCRIBE, name)
+                raise KafkaError(code, f"topic {name!r}: {text}")
+        return operations_of(answer.topics[0].topic_authorized_operations)
 
     async def add_partitions(
         self,

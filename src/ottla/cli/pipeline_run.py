@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -30,6 +30,7 @@ from ottla.spark.pipelines.flow_graph import save_graph
 from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import Project, ProjectError
 from ottla.spark.pipelines.query_listener import listen_to_queries
+from ottla.spark.pipelines.run_record import record_run
 from ottla.spark.pipelines.runner import RunFailed, RunListener, Selection, run_once
 from ottla.spark.pipelines.spark_flows import FlowNotSupported, SparkFlows
 from ottla.spark.pipelines.tables import PipelineTables, TableListener, has_own_catalog
@@ -117,6 +118,7 @@ class _Session:
             tables.begin_run(self._spark, selection)
         try:
             with (
+                self._recorded(progress, "once" if request.runs == 1 else "repeated"),
                 show_progress(progress, quiet=request.dry or number > 1),
                 listen_to_queries(self._context, progress),
             ):
@@ -134,6 +136,12 @@ class _Session:
             if tables is not None:
                 tables.end_run(self._context, progress)
         self._report(progress, number, monotonic() - began)
+
+    def _recorded(self, progress: PipelineProgress, mode: str) -> AbstractContextManager[None]:
+        """Keep the progress of a run in a file, unless it changes nothing."""
+        if self._request.dry:
+            return nullcontext()
+        return record_run(progress, self._request.state, self._request.project.name, mode=mode)
 
     def _keep_flows(self, graph: str) -> None:
         """Keep what Spark knows of the flows, and a copy for `ottla pipeline graph`."""
@@ -192,6 +200,7 @@ class _Session:
 
         thread = Thread(target=supervise, name="continuous flows", daemon=True)
         with (
+            self._recorded(progress, "continuous"),
             show_progress(progress, lines_every_s=_SECONDS_BETWEEN_LONG_LINES),
             listen_to_queries(self._context, progress),
         ):

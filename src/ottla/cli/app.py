@@ -44,6 +44,7 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "log-dirs": CommandEntry("log_dirs", "Show the data directories of brokers and their replicas."),
     "wait": CommandEntry("wait", "Wait until a node or a cluster is ready."),
     "top": CommandEntry("top", "Show what a cluster does, live."),
+    "console": CommandEntry("console", "See and manage a cluster in the browser."),
     "cluster": CommandEntry("cluster", "Run a cluster on this machine; describe any cluster."),
     "secure": CommandEntry("secure", "Make certificates and the settings that use them."),
     "quorum": CommandEntry("quorum", "Describe the quorum of controllers, and change its voters."),

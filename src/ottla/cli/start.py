@@ -21,7 +21,8 @@ Usage: ottla start [server.properties] [options]
 
 Start a node. Without a file it is a cluster by itself: broker and controller, on 127.0.0.1:9092,
 with its data in ./ottla-data. An empty data directory is formatted at the first start. SIGTERM or
-Ctrl-C stops it. Health and metrics are at http://127.0.0.1:9644, if that is free (http.listener).
+Ctrl-C stops it. The console, health and metrics are at http://127.0.0.1:9644, if that is free
+(http.listener).
 
 Options:
   --data-dir DIR       the data directory (log.dirs)
@@ -153,6 +154,7 @@ def start(arguments: Sequence[str]) -> int:
 
     import logging
 
+    from ottla.console.in_node import mount_console
     from ottla.node.config.loggers import configure_logging
     from ottla.node.config.node_config import NodeConfig, unknown_names
     from ottla.node.config.tables.config_def import ConfigError
@@ -167,6 +169,7 @@ def start(arguments: Sequence[str]) -> int:
             NodeConfig(settings),
             ready=lambda node, addresses: _ready(node, addresses, began_ns),
             report=lambda status: print(f"ottla status: {status.to_json()}", flush=True),
+            prepare=mount_console,
         )
     except ConfigError as error:
         return _fail(str(error))

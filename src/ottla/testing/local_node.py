@@ -191,6 +191,10 @@ class LocalNode:
         self._stop = asyncio.Event()
         runtime = Runtime.real(guest=True)
         node = Node(runtime, config)
+        if config.is_set("http.listener"):
+            from ottla.console.in_node import mount_console
+
+            mount_console(node)
         try:
             await node.start()
             self._port = node.client_endpoints()[0].port

@@ -118,10 +118,11 @@ def dump_file(disk: Disk, path: str, *, records: bool = False, decode: str | Non
     raise NotReadable(f"{path}: not a file of a partition or of a data directory")
 
 
-def batch_headers(file: File) -> Iterator[tuple[int, BatchHeader | KafkaError]]:
-    """Yield position and header of each batch, and at last an error if the bytes go on without a batch."""
+def batch_headers(file: File, position: int = 0) -> Iterator[tuple[int, BatchHeader | KafkaError]]:
+    """Yield position and header of each batch from a position on, and at last an error if the bytes go on
+    without a batch.
+    """
     size = file.size()
-    position = 0
     while position < size:
         head = file.pread(HEADER_SIZE, position)
         if len(head) == HEADER_SIZE and not any(head):

@@ -1,0 +1,1 @@
+"""The console: a cluster in the browser, beside any Kafka or inside a node."""

@@ -1,0 +1,1 @@
+"""The endpoints of the console, one module for each page."""

@@ -1,0 +1,45 @@
+"""The settings of a console."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from ottla.console.schemas.topic_schemas import TopicSchemas
+
+__all__ = ["ConsoleConfig", "LoginMode"]
+
+
+class LoginMode(StrEnum):
+    """Who may use the console: all who reach it, acting as its own principal; or the cluster's users, each
+    acting as themselves.
+    """
+
+    NONE = "none"
+    SASL = "sasl"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleConfig:
+    """`client_settings` are those of Kafka's clients, by their names, with `bootstrap.servers`. With a login
+    they are without credentials, and `mechanisms` are tried in their order.
+    """
+
+    client_settings: Mapping[str, str] = field(repr=False)
+    login: LoginMode = LoginMode.NONE
+    mechanisms: tuple[str, ...] = ()
+    principal: str | None = None
+    """As what a console without login acts, if that is known."""
+    loopback_only: bool = True
+    """Whether browsers have to name this machine as loopback does: others were led here by a foreign page."""
+    read_only: bool = False
+    payloads: bool = True
+    schemas: TopicSchemas = field(default_factory=TopicSchemas)
+    registry_url: str | None = field(default=None, repr=False)
+    pipelines: tuple[Path, ...] = ()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self.client_settings.get("bootstrap.servers", "")

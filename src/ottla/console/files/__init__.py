@@ -1,0 +1,1 @@
+"""The files of partitions on this machine, read as they are."""

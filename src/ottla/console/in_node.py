@@ -1,0 +1,121 @@
+"""Mount the console at the HTTP listener of a node. Its code is imported with the first request for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ottla.node.http.mounts import MountAccess
+
+if TYPE_CHECKING:
+    from ottla.console.config import ConsoleConfig
+    from ottla.console.console import Console
+    from ottla.node.node import Node
+    from ottla.runtime.http_server import HttpMount
+    from ottla.runtime.runtime import Runtime
+
+__all__ = ["mount_console"]
+
+# What a user can type in; the strongest first.
+LOGIN_MECHANISMS: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
+_TRUST: Final = (
+    "ssl.truststore.location",
+    "ssl.truststore.password",
+    "ssl.truststore.type",
+    "ssl.truststore.certificates",
+)
+
+
+def mount_console(node: Node) -> None:
+    """Have a broker's HTTP listener answer for the console, unless `http.console.enable` is false."""
+    if not node.config.is_broker or not node.config.flag("http.console.enable"):
+        return
+
+    async def load() -> HttpMount:
+        from ottla.console.console import Console
+        from ottla.console.host import mount_in_thread
+        from ottla.console.node_inspector import RunningNodeInspector
+        from ottla.console.schemas.errors import SchemaError
+        from ottla.runtime.http_server import HttpProblem
+
+        if not node.is_serving:
+            raise HttpProblem(503, "The node is starting; the console comes with it.")
+        try:
+            config = console_config(node)
+        except SchemaError as error:
+            raise HttpProblem(500, f"http.console.schemas: {error}") from None
+        inspector = RunningNodeInspector(node)
+
+        def make(runtime: Runtime) -> Console:
+            return Console(runtime, config, inspector)
+
+        return await mount_in_thread(make)
+
+    node.http.mount("/", load, MountAccess.OWN)
+
+
+def console_config(node: Node) -> ConsoleConfig:
+    """How a console in a node reaches the cluster: through a listener of the node that needs no login, where
+    only this machine reaches the console; otherwise through one with SASL, as the users that log in.
+    """
+    from ottla.console.config import ConsoleConfig, LoginMode
+    from ottla.console.schemas.topic_schemas import TopicSchemas, load_topic_schemas
+    from ottla.runtime.address import Address
+    from ottla.runtime.http_server import HttpProblem
+
+    http, config = node.http.endpoint, node.config
+    assert http is not None
+    endpoints = node.client_endpoints()
+    open_ones = [each for each in endpoints if not each.protocol.tls and not each.protocol.sasl]
+    secured = [each for each in endpoints if each.protocol.sasl]
+    mechanisms: tuple[str, ...] = ()
+    if http.is_loopback and open_ones:
+        chosen, login = open_ones[0], LoginMode.NONE
+    elif secured:
+        chosen, login = secured[0], LoginMode.SASL
+        enabled = config.with_listener_prefix(chosen.name, "sasl.enabled.mechanisms")
+        names = enabled if isinstance(enabled, tuple) else str(enabled).split(",")
+        mechanisms = tuple(each for each in LOGIN_MECHANISMS if each in {str(name).strip() for name in names})
+    else:
+        raise HttpProblem(
+            503,
+            "The console acts as a user of the cluster: that takes a listener with SASL, or, on a loopback "
+            "address, one without TLS. This node has neither; use `ottla console --command-config`.",
+        )
+    if login is LoginMode.SASL and not mechanisms:
+        raise HttpProblem(
+            503, f"The console logs in by {', '.join(LOGIN_MECHANISMS)}; listener {chosen.name} has none."
+        )
+    host = "127.0.0.1" if chosen.wildcard else chosen.host
+    settings = {"bootstrap.servers": str(Address(host, chosen.port))}
+    if login is LoginMode.SASL:
+        settings["security.protocol"] = chosen.protocol.name
+    if chosen.protocol.tls:
+        for name in _TRUST:
+            value = config.with_listener_prefix(chosen.name, name)
+            if value:
+                settings[name] = str(value)
+        # It is this machine's own certificate, whatever name it is for.
+        settings["ssl.endpoint.identification.algorithm"] = ""
+    schemas = config.text("http.console.schemas")
+    return ConsoleConfig(
+        settings,
+        login,
+        mechanisms,
+        "User:ANONYMOUS" if login is LoginMode.NONE else None,
+        loopback_only=http.is_loopback,
+        read_only=config.flag("http.console.read.only"),
+        payloads=config.flag("http.console.payloads"),
+        schemas=load_topic_schemas(Path(schemas)) if schemas else TopicSchemas(),
+        pipelines=tuple(_spec(path) for path in config.names("http.console.pipelines")),
+    )
+
+
+def _spec(path: str) -> Path:
+    """The specification of a pipeline by its file or its directory; that it is missing is shown later."""
+    from ottla.spark.pipelines.project import SPEC_NAMES, ProjectError, find_project
+
+    try:
+        return find_project(Path(path)).spec
+    except ProjectError:
+        return Path(path) / SPEC_NAMES[0]

@@ -1,0 +1,1 @@
+"""Messages of topics: find, filter and decode them."""

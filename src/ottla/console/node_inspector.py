@@ -1,0 +1,71 @@
+"""Looks into the node that a console runs in. The node's state belongs to its loop, and is read there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from ottla.console.files.inspector import NodeCounters, PartitionState
+from ottla.log.directory.dir_names import dir_name
+from ottla.node.node import Node
+from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition
+from ottla.runtime.tasks import TaskStatus
+
+__all__ = ["RunningNodeInspector"]
+
+T = TypeVar("T")
+
+
+class RunningNodeInspector:
+    """Made on the node's loop; used on that of the console."""
+
+    def __init__(self, node: Node) -> None:
+        self._node: Final = node
+        self._loop: Final = asyncio.get_running_loop()
+        self._started_ns: Final = node.runtime.clock.monotonic_ns()
+
+    @property
+    def node_id(self) -> int:
+        return self._node.config.node_id
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        async def on_the_loop() -> T:
+            return question()
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(on_the_loop(), self._loop))
+
+    async def directory_of(self, partition: TopicPartition) -> str | None:
+        return await self._ask(lambda: self._directory_of(partition))
+
+    def _directory_of(self, partition: TopicPartition) -> str | None:
+        if partition.topic == CLUSTER_METADATA_TOPIC:
+            if partition.partition:
+                return None
+            return f"{self._node.config.metadata_log_dir}/{dir_name(partition)}"
+        log = self._node.logs.get_log(partition)
+        return None if log is None else log.dir
+
+    async def state_of(self, partition: TopicPartition) -> PartitionState | None:
+        return await self._ask(lambda: self._state_of(partition))
+
+    def _state_of(self, partition: TopicPartition) -> PartitionState | None:
+        log = self._node.logs.get_log(partition)
+        if log is None:
+            return None
+        return PartitionState(
+            log.log_start_offset,
+            log.log_end_offset,
+            log.high_watermark,
+            log.last_stable_offset,
+            log.recovery_point,
+        )
+
+    async def tasks(self) -> list[TaskStatus]:
+        return await self._ask(self._node.tasks.statuses)
+
+    async def counters(self) -> NodeCounters | None:
+        return None
+
+    async def uptime_ms(self) -> int:
+        return (self._node.runtime.clock.monotonic_ns() - self._started_ns) // 1_000_000

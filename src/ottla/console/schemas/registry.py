@@ -1,0 +1,164 @@
+"""Schemas by their ids, from a registry that answers as Confluent's does; and its wire format.
+
+A message in that format begins with a zero byte and the id of its schema in four bytes; one of Protobuf has
+then the place of its message in the file. Only the schema of an id is ever asked for, once: it never changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, urlsplit
+
+from ottla.console.schemas.errors import SchemaError
+from ottla.console.schemas.schema import MessageSchema, make_schema
+from ottla.runtime.clock import Clock
+from ottla.runtime.http import HttpError, HttpRequest, http_fetch
+from ottla.runtime.pool import Pool
+
+__all__ = ["SchemaRegistry", "WireFormat", "parse_wire_format"]
+
+MAX_SCHEMAS: Final = 1_000
+MAX_REFERENCES: Final = 50
+# After a failure, the registry is not asked for that id again for so long.
+_FAILURE_NS: Final = 30 * 1_000_000_000
+_TIMEOUT_SECONDS: Final = 5.0
+_HEAD: Final = 5
+
+
+class WireFormat(NamedTuple):
+    """The id of a schema, and where the data begin."""
+
+    schema_id: int
+    start: int
+
+
+def parse_wire_format(data: bytes) -> WireFormat | None:
+    """
+    >>> parse_wire_format(bytes([0, 0, 0, 0, 7, 42]))
+    WireFormat(schema_id=7, start=5)
+    """
+    if len(data) < _HEAD or data[0] != 0:
+        return None
+    return WireFormat(int.from_bytes(data[1:_HEAD], "big"), _HEAD)
+
+
+def message_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
+    """The place of a Protobuf message in its file, and where its data begin. ValueError if there is none."""
+    count, at = _zigzag(data, at)
+    if count == 0:
+        return (0,), at
+    if not 0 < count <= 20:
+        raise ValueError("no place of a message")
+    indexes = []
+    for _ in range(count):
+        index, at = _zigzag(data, at)
+        indexes.append(index)
+    return tuple(indexes), at
+
+
+def _zigzag(data: bytes, at: int) -> tuple[int, int]:
+    found = shift = 0
+    while at < len(data) and shift < 35:
+        byte = data[at]
+        at += 1
+        found |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (found >> 1) ^ -(found & 1), at
+        shift += 7
+    raise ValueError("no place of a message")
+
+
+@dataclass(slots=True)
+class SchemaRegistry:
+    """`url` may have a user and a password, which are sent to it only."""
+
+    url: str
+    pool: Pool
+    clock: Clock
+    # The newest last; a text is the failure, which holds for a while.
+    _found: OrderedDict[int, MessageSchema | tuple[str, int]] = field(default_factory=OrderedDict)
+    _asking: dict[int, asyncio.Future[MessageSchema | str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("the address of a schema registry begins with http:// or https://")
+
+    async def schema(self, schema_id: int) -> MessageSchema | str:
+        """Return the schema, or why there is none."""
+        found = self._found.get(schema_id)
+        if isinstance(found, MessageSchema):
+            self._found.move_to_end(schema_id)
+            return found
+        if found is not None and self.clock.monotonic_ns() < found[1]:
+            return found[0]
+        asking = self._asking.get(schema_id)
+        if asking is None:
+            asking = asyncio.ensure_future(self._ask(schema_id))
+            self._asking[schema_id] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(schema_id, None))
+        return await asyncio.shield(asking)
+
+    async def _ask(self, schema_id: int) -> MessageSchema | str:
+        result: MessageSchema | str
+        try:
+            document = await self._get(f"/schemas/ids/{schema_id}")
+            references = await self._references(document, set())
+            result = make_schema(
+                f"registry id {schema_id}",
+                str(document.get("schemaType") or "AVRO"),
+                str(document.get("schema") or ""),
+                references=references,
+            )
+        except (HttpError, SchemaError, ValueError) as error:
+            result = f"the schema {schema_id} of the registry cannot be used: {error}"
+        self._found[schema_id] = (
+            result if isinstance(result, MessageSchema) else (result, self.clock.monotonic_ns() + _FAILURE_NS)
+        )
+        self._found.move_to_end(schema_id)
+        while len(self._found) > MAX_SCHEMAS:
+            self._found.popitem(last=False)
+        return result
+
+    async def _references(self, document: dict[str, Any], seen: set[tuple[str, str]]) -> tuple[str, ...]:
+        """The texts of the schemas that a schema refers to, those that they need before them."""
+        texts: list[str] = []
+        for each in document.get("references") or ():
+            key = (str(each.get("subject")), str(each.get("version")))
+            if key in seen:
+                continue
+            seen.add(key)
+            if len(seen) > MAX_REFERENCES:
+                raise SchemaError("it refers to too many others")
+            other = await self._get(f"/subjects/{quote(key[0], safe='')}/versions/{quote(key[1], safe='')}")
+            texts += await self._references(other, seen)
+            texts.append(str(other.get("schema") or ""))
+        return tuple(texts)
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        parts = urlsplit(self.url)
+        headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
+        if parts.username is not None:
+            login = f"{parts.username}:{parts.password or ''}".encode()
+            headers["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
+        host = parts.netloc.rpartition("@")[2]
+        response = await self.pool.run(
+            http_fetch,
+            HttpRequest(
+                f"{parts.scheme}://{host}{parts.path.rstrip('/')}{path}",
+                headers=headers,
+                connect_timeout_seconds=_TIMEOUT_SECONDS,
+                read_timeout_seconds=_TIMEOUT_SECONDS,
+            ),
+        )
+        if response.status != 200:
+            raise SchemaError(f"the registry answers {response.status}")
+        document = json.loads(response.body)
+        if not isinstance(document, dict):
+            raise SchemaError("the registry answers with no object")
+        return document

@@ -25,6 +25,7 @@ PARTS = {
     "scale": "Many partitions beside Apache Kafka",
     "restart": "A restart after a crash beside Apache Kafka",
     "coordinators": "Groups and transactions beside Apache Kafka",
+    "metrics": "What metrics cost",
     "quotas": "A noisy client and a quiet one, beside Apache Kafka",
     "cluster": "Three nodes beside three of Apache Kafka",
     "idle-partitions": "Idle partitions of three nodes, beside Apache Kafka",

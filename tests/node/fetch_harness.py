@@ -17,6 +17,7 @@ from ottla.metadata.records import MetadataRecord
 from ottla.node.api.context import RequestContext
 from ottla.node.api.handlers import fetch
 from ottla.node.fetch.session import FetchSessionCache
+from ottla.node.network.request_statistics import NetworkStatistics
 from ottla.protocol.api import API
 from ottla.protocol.messages.fetch import (
     FetchPartition,
@@ -74,6 +75,7 @@ class FetchHarness:
         self.authorizer: Any = None
         self.runtime = SimpleNamespace(clock=self.clock, pool=InlinePool())
         self.config = SimpleNamespace(number=lambda name: MANY_BYTES, node_id=0)
+        self.network_statistics = NetworkStatistics(None)
         self.endpoints = SimpleNamespace(advertises_nothing=lambda listener: False)
         self.replication = SimpleNamespace(
             selects_nearest=False,

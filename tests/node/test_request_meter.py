@@ -50,7 +50,7 @@ def metered(
         client_id="c",
         principal=SimpleNamespace(name="u"),
         connection=connection,
-        pending=SimpleNamespace(size=1_000, connection=connection),
+        pending=SimpleNamespace(size=1_000, connection=connection, statistics=None),
     )
     return RequestMeter(managers, context, ListenerType.BROKER), managers, connection
 

@@ -183,6 +183,17 @@ class LocalLog:
         return sum(segment.size for segment in self._segments)
 
     @property
+    def known_size(self) -> int | None:
+        """The size if it is known without asking the disk."""
+        total = 0
+        for segment in self._segments:
+            size = segment.known_size
+            if size < 0:
+                return None
+            total += size
+        return total
+
+    @property
     def names_synced(self) -> bool:
         return self._names_synced == self._names_version
 

@@ -28,7 +28,9 @@ from ottla.log.directory.contents import list_directory, open_directory
 from ottla.log.directory.dir_names import DirKind, dir_name, moved_dir_name, parse_dir_name
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.log_creation import LogCreation
+from ottla.log.local_log import FlushPlan
 from ottla.log.log_loader import LoadedPartition, LoadOptions, create_log, load_part, report_damage
+from ottla.log.log_statistics import LogStatistics
 from ottla.log.producers.state_manager import DEFAULT_PRODUCER_STATE_CONFIG, ProducerStateManagerConfig
 from ottla.log.segment.handles import DEFAULT_CAPACITY, DEFAULT_UNSYNCED_CAPACITY, FileHandles
 from ottla.log.segment.segment import LogSegment
@@ -121,6 +123,7 @@ class LogManager:
         self._pool = pool
         self._producer_config = replace(producer_config)  # its own, which may change
         self.handles = FileHandles(disk, open_files, unsynced_files)
+        self.statistics = LogStatistics()
         self._directories = [
             LogDirectory(path, self.handles, clock, random, on_directory_failure, on_damage) for path in dirs
         ]
@@ -823,11 +826,17 @@ class LogManager:
             return
         over = self._flushing[log] = asyncio.Event()
         try:
-            await self._pool.run(log.run_flush, plan)
+            self.statistics.flushes.observe(await self._pool.run(self._run_flush, log, plan))
             log.complete_flush(plan)
         finally:
             del self._flushing[log]
             over.set()
+
+    def _run_flush(self, log: UnifiedLog, plan: FlushPlan) -> int:
+        """Flush a log, in any thread; how long that took, in nanoseconds."""
+        began_ns = self._clock.monotonic_ns()
+        log.run_flush(plan)
+        return self._clock.monotonic_ns() - began_ns
 
     async def checkpoint_log_recovery_offsets(self) -> None:
         """Write the recovery points of all logs, so that the next recovery is short."""
@@ -922,6 +931,7 @@ class LogManager:
                 _log.error("retention of %s: %s", log.topic_partition, error.message)
             # The names of each log are synced: let other tasks run in between.
             await asyncio.sleep(0)
+        self.statistics.deleted_segments += deleted
         return deleted
 
     def _keep_log_starts(self, logs: Sequence[UnifiedLog]) -> None:

@@ -369,6 +369,11 @@ class UnifiedLog:
         return min(max(unstable, self.log_start_offset), self.high_watermark)
 
     @property
+    def loaded_producer_state(self) -> ProducerStateManager | None:
+        """The producers, if they were needed so far: to look at."""
+        return self._producer_state
+
+    @property
     def unflushed_messages(self) -> int:
         local = self.local_log
         return local.log_end_offset - max(local.recovery_point, self.log_start_offset)

@@ -43,8 +43,10 @@ from ottla.node.fetch.session import FetchSessionCache
 from ottla.node.http.listener import NodeHttp
 from ottla.node.http.mounts import MountAccess
 from ottla.node.metadata_publisher import BrokerMetadataPublisher
+from ottla.node.metrics.node_metrics import NodeMetrics
 from ottla.node.network.endpoints import NodeEndpoints
 from ottla.node.network.node_security import NodeSecurity
+from ottla.node.network.request_statistics import NetworkStatistics
 from ottla.node.network.server import SocketServer
 from ottla.node.process_status import StorageStatus
 from ottla.node.storage import NodeStorage, clean_shutdown_epoch, open_storage
@@ -63,13 +65,16 @@ from ottla.security.quota.quota_managers import QuotaManagers
 from ottla.security.quota.rate import QuotaWindows
 
 if TYPE_CHECKING:
+    from ottla.log.cleaner.cleaner import LogCleaner
     from ottla.metadata.log.metadata_log import MetadataLog
     from ottla.node.network.connection import RequestDispatcher
     from ottla.node.network.login import SaslListener
     from ottla.node.telemetry.client_telemetry import ClientTelemetry
     from ottla.node.telemetry.tracing import Tracing
     from ottla.runtime.clock import Clock
+    from ottla.runtime.garbage_collection import GarbageCollection
     from ottla.runtime.http_server import HttpMount
+    from ottla.runtime.loop_watchdog import LoopWatchdog
     from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
 
 log = logging.getLogger(__name__)
@@ -90,10 +95,18 @@ class Node:
         self.tasks: Final = TaskSupervisor(runtime.clock, self.fail)
         self.dynamic_config: Final = DynamicBrokerConfig(config)
         self.cluster_id = ""
+        self.started_ms: Final = runtime.clock.wall_ms()
+        is_measured = config.flag("metrics.enable")
+        self.network_statistics: Final = NetworkStatistics(
+            runtime.clock.monotonic_ns if is_measured else None
+        )
         self.metrics: Final = MetricsRegistry()
+        # The process of the node, where the node has one of its own.
+        self.loop_watchdog: LoopWatchdog | None = None
+        self.collections: GarbageCollection | None = None
         self.authorizer: Final = configured_authorizer(config, runtime.clock)
         # By the names of listeners; those without SASL have none.
-        self._logins: dict[str, SaslListener] = {}
+        self.logins: dict[str, SaslListener] = {}
         self.quotas: Final = QuotaManagers(
             runtime.clock,
             QuotaWindows(config.number("quota.window.num"), config.number("quota.window.size.seconds")),
@@ -123,6 +136,7 @@ class Node:
             self._login_for,
             self._decide_locally,
             self.security,
+            self.network_statistics,
         )
         self.server: Final = SocketServer(
             runtime.network,
@@ -131,6 +145,7 @@ class Node:
             memory=self.quorum.server.memory,
             tls_for=self.security.listener_tls,
             login_for=self._login_for,
+            statistics=self.network_statistics,
         )
         self.dynamic_config.add_reconfigurable(self.server.configure)
         self.endpoints: Final = NodeEndpoints(runtime.network, self.dynamic_config)
@@ -149,12 +164,14 @@ class Node:
         self.damaged_replicas: DamagedReplicas
         self.coordinators: Coordinators
         self._publisher: BrokerMetadataPublisher | None = None
+        self._broker_tasks: BrokerTasks | None = None
         self._incarnation_id: Final = runtime.random.uuid()
         self._loop: asyncio.AbstractEventLoop
         self._failure: asyncio.Future[str]
         self._failure_reason: str | None = None
         # The actions of a stop, in the reverse order.
         self._started: list[Callable[[], Awaitable[None]]] = []
+        NodeMetrics(self, self.metrics)
 
     # What handlers ask
 
@@ -167,6 +184,15 @@ class Node:
     def image(self) -> MetadataImage:
         """The newest committed metadata that this node has applied."""
         return self.quorum.metadata.image
+
+    @property
+    def observed_broker(self) -> Node | None:
+        """This node, once it has the parts of a broker; for its metrics."""
+        return None if self._publisher is None else self
+
+    @property
+    def cleaner(self) -> LogCleaner | None:
+        return None if self._broker_tasks is None else self._broker_tasks.cleaner
 
     def _broker_epoch(self) -> int:
         return self.lifecycle.epoch
@@ -285,7 +311,7 @@ class Node:
         self._on_stop(self.http.close)
         if self.security.has_certificates:
             self._on_stop(self.tasks.start("renewal of certificates", self.security.watch).stop)
-        self._logins = self._make_logins()
+        self.logins = self._make_logins()
         await self.endpoints.check(self.server)
         self.phase = "opening its directories"
         storage = await self._open_storage()
@@ -476,6 +502,7 @@ class Node:
             self.lifecycle,
             self._retry_offline,
         )
+        self._broker_tasks = tasks
         tasks.start()
         self._on_stop(tasks.stop)
 
@@ -488,11 +515,14 @@ class Node:
         """Make what answers the requests of a listener. Those to a controller are answered while the broker
         of the node is not ready yet, as no node gets ready without them.
         """
+        statistics = None
+        if self.network_statistics.now_ns is not None:
+            statistics = self.network_statistics.listener(endpoint.name)
         if endpoint.name in self.config.controller_listener_names:
             kind, opened = ListenerType.CONTROLLER, self.quorum.opened
         else:
             kind, opened = ListenerType.BROKER, self.ready
-        dispatcher = Dispatcher(self._services, endpoint.name, kind, opened)
+        dispatcher = Dispatcher(self._services, endpoint.name, kind, opened, statistics)
         if not self.config.flag("telemetry.traces.enable"):
             return dispatcher
         from ottla.node.telemetry.request_spans import TracingDispatcher
@@ -537,7 +567,7 @@ class Node:
         )
 
     def _login_for(self, endpoint: Endpoint) -> SaslListener | None:
-        return self._logins.get(endpoint.name)
+        return self.logins.get(endpoint.name)
 
     def _decide_locally(self, request: Request, version: int) -> Awaitable[Response | None]:
         return decide_locally(self._services, request, version)

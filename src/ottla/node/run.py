@@ -112,6 +112,7 @@ def _watched_process(node: Node, report: Callable[[ProcessStatus], None]) -> Ite
     watchdog = _watchdog(collections)
     if watchdog is not None:
         watchdog.start()
+    node.loop_watchdog, node.collections = watchdog, collections
     undo = process.on_status_request(
         lambda: report(
             process_status(node.tasks, node.storage_status(), node.server.memory, watchdog, collections)

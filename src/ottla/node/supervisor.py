@@ -203,6 +203,11 @@ class BrokerTasks:
     ) -> None:
         self._started.append(self._tasks.every(interval_ms, work, name, first_ms=first_ms))
 
+    @property
+    def cleaner(self) -> LogCleaner | None:
+        """The log cleaner, once it has begun."""
+        return self._cleaner
+
     async def stop(self) -> None:
         await self._tasks.stop(self._started)
 

@@ -32,6 +32,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import BatchHeader, iter_batches
 from ottla.records.validation import AppendOrigin
+from ottla.replication.topic_statistics import TopicStatistics
 from ottla.runtime import invariants
 from ottla.runtime.disk import Buffer, waiting
 
@@ -276,6 +277,7 @@ class Partition:
         "rejects_appends_since_ms",
         "replica_lag_max_ms",
         "replicas",
+        "statistics",
         "topic_id",
         "topic_partition",
     )
@@ -289,9 +291,12 @@ class Partition:
         listener: PartitionListener,
         *,
         replica_lag_max_ms: int = DEFAULT_REPLICA_LAG_MS,
+        statistics: TopicStatistics | None = None,
     ) -> None:
+        """`statistics` is what all partitions of the topic add to."""
         self.topic_partition: Final = topic_partition
         self.topic_id: Final = topic_id
+        self.statistics: Final = TopicStatistics() if statistics is None else statistics
         self.log = log
         self.broker_id: Final = broker_id
         self.replica_lag_max_ms = replica_lag_max_ms
@@ -354,6 +359,8 @@ class Partition:
         self.log.finish_truncation()
         was_leader = self.is_leader
         new_epoch = registration.leader_epoch > self.leader_epoch
+        if was_leader:
+            self._count_isr_change(len(registration.isr))
         self._update_assignment_and_isr(registration.replicas, registration.isr, leader=True)
         end = self.log.log_end_offset
         if new_epoch:
@@ -551,6 +558,11 @@ class Partition:
                 ) from error
             raise
         self.rejects_appends_since_ms = None
+        if info.size:
+            statistics = self.statistics
+            statistics.produces += 1
+            statistics.bytes_in += info.size
+            statistics.messages_in += info.last_offset - info.first_offset + 1
         self._maybe_increment_high_watermark(now_ms)
         self._on_progress()
         return info
@@ -591,6 +603,7 @@ class Partition:
             self._note_refused_append(error, now_ms)
             raise
         self.rejects_appends_since_ms = None
+        self.statistics.replication_bytes_in += info.size
         return info
 
     def _note_refused_append(self, error: KafkaError, now_ms: int) -> None:
@@ -811,6 +824,8 @@ class Partition:
             return
         if partition_epoch < self.partition_epoch:
             return
+        isr = frozenset(isr)
+        self._count_isr_change(len(isr))
         self._isr_state.reset(isr)
         if invariants.thorough:
             assert self.broker_id in self.isr, (self, change)
@@ -824,7 +839,15 @@ class Partition:
         If the error means that this broker's metadata is behind, the change stays pending until the metadata
         log brings the partition's new state.
         """
+        self.statistics.failed_isr_updates += 1
         return self._isr_state.on_refused(change, error)
+
+    def _count_isr_change(self, size: int) -> None:
+        before = len(self._isr_state.isr)
+        if size < before:
+            self.statistics.isr_shrinks += 1
+        elif size > before:
+            self.statistics.isr_expands += 1
 
     def _maybe_increment_high_watermark(self, now_ms: int) -> bool:
         """Raise the high watermark to what all replicas of the maximal ISR have; True if it moved. (Kafka's

@@ -76,6 +76,7 @@ class PartitionFetchState:
         "_listener",
         "_pause_ms",
         "has_caught_up",
+        "lag",
         "leader_epoch",
         "leader_id",
         "partition",
@@ -88,6 +89,7 @@ class PartitionFetchState:
         self.leader_id: Final = partition.leader_id
         self.paused_until_ms = 0  # of a monotonic clock
         self.has_caught_up = False  # with the leader's high watermark, as of the last answer
+        self.lag = 0  # records below the leader's high watermark that are not here, as of the last answer
         self._pause_ms = 0
         self._listener: Callable[[], None] | None = None
         self._due_truncation: Callable[[], LogTruncation | None] | None = None
@@ -179,7 +181,8 @@ class PartitionFetchState:
                 _log.warning("%s: the leader sent corrupt records: %s", self, error.message)
                 return AfterFetch.PAUSE
         self.partition.follow_leader_offsets(answer.high_watermark, answer.log_start_offset)
-        self.has_caught_up = log.log_end_offset >= answer.high_watermark
+        self.lag = max(0, answer.high_watermark - log.log_end_offset)
+        self.has_caught_up = not self.lag
         return AfterFetch.FETCH
 
     def _on_error(self, error: ErrorCode) -> AfterFetch:

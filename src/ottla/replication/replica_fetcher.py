@@ -186,6 +186,9 @@ class ReplicaFetcher:
     def __len__(self) -> int:
         return len(self._partitions)
 
+    def states(self) -> list[PartitionFetchState]:
+        return list(self._partitions.values())
+
     def add(self, state: PartitionFetchState) -> None:
         """Fetch a partition from now on. A fetch that waits at the leader for other partitions is aborted,
         unless it would take many requests to name them all again: after an election, a produce request with

@@ -9,7 +9,7 @@ fetches never overtake each other.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias
 
 from ottla.protocol.names import TopicPartition
@@ -114,6 +114,15 @@ class ReplicaFetcherManager:
     def __len__(self) -> int:
         """How many partitions are fetched."""
         return len(self._partitions)
+
+    def states(self) -> Iterator[PartitionFetchState]:
+        """The partitions that are fetched, with how far they are."""
+        for fetcher, _, _ in self._fetchers.values():
+            yield from fetcher.states()
+
+    @property
+    def fetchers(self) -> int:
+        return len(self._fetchers)
 
     def _add_fetcher_for_partition(self, partition: Partition, leader: int) -> None:
         tp = partition.topic_partition

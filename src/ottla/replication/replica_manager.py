@@ -34,6 +34,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import DEFAULT_REPLICA_LAG_MS, Partition, PendingPartitionChange
 from ottla.replication.purgatory import DelayedOperationPurgatory
+from ottla.replication.topic_statistics import BrokerTopicStatistics
 from ottla.runtime import invariants
 from ottla.runtime.turns import Turns
 from ottla.runtime.work_queue import in_turns
@@ -96,6 +97,7 @@ class ReplicaManager:
         self.broker_id: Final = broker_id
         self.logs: Final = logs
         self.purgatory: Final = DelayedOperationPurgatory()
+        self.topic_statistics: Final = BrokerTopicStatistics()
         self._config_of: Final = config_of
         self._replica_lag_max_ms = replica_lag_max_ms
         self._submit_change = submit_change
@@ -125,6 +127,10 @@ class ReplicaManager:
                 ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {self.broker_id} has no replica of {tp}"
             )
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {tp}")
+
+    def find(self, tp: TopicPartition) -> Partition | None:
+        """The partition, if this broker hosts it and can serve it."""
+        return self._partitions.get(tp)
 
     def partition_by_id(self, topic_id: bytes, index: int) -> Partition:
         """The same by topic id; UNKNOWN_TOPIC_ID if the image has no such topic."""
@@ -372,7 +378,13 @@ class ReplicaManager:
             return partition
         log = self._get_or_create_log(tp, replica, self._config_of(tp.topic), is_new=is_new)
         partition = Partition(
-            tp, replica.topic_id, log, self.broker_id, self, replica_lag_max_ms=self._replica_lag_max_ms
+            tp,
+            replica.topic_id,
+            log,
+            self.broker_id,
+            self,
+            replica_lag_max_ms=self._replica_lag_max_ms,
+            statistics=self.topic_statistics.of(tp.topic),
         )
         self._partitions[tp] = partition
         return partition
@@ -417,6 +429,8 @@ class ReplicaManager:
             self._lost.pop(tp, None)
             if partition is not None:
                 _resign(partition)
+            if tp.topic not in self._image.topics.by_name:
+                self.topic_statistics.retire(tp.topic)
             await turns.pause_if_due()
         try:
             errors = await self.logs.delete_logs_in_turns(partitions, turns)

@@ -30,5 +30,5 @@ class SystemClock:
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def monotonic_ns(self) -> int:
-        return time.monotonic_ns()
+    # Read several times for each request: without a call of its own it costs half.
+    monotonic_ns = staticmethod(time.monotonic_ns)

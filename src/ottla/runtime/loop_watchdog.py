@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Final
 
 from ottla.runtime.garbage_collection import GarbageCollection
+from ottla.runtime.metrics import Histogram
 
 __all__ = ["DEFAULT_BOUND_MS", "LoopStatistics", "LoopWatchdog"]
 
@@ -100,6 +101,7 @@ class LoopWatchdog:
         self._above_bound_cpu = 0
         self._limits_ns: Final = [int(share * self._bound_ns) for share in _CLASSES]
         self._counts: Final = [0] * (len(_CLASSES) + 1)
+        self._held_ns = 0
         self._logged: dict[str, tuple[float, int]] = {}
 
     def start(self) -> None:
@@ -144,6 +146,17 @@ class LoopWatchdog:
             above_bound_cpu=self._above_bound_cpu,
             histogram=dict(zip([*names, "more"], self._counts, strict=True)),
         )
+
+    def waits(self) -> Histogram:
+        """The waits so far, in nanoseconds, as a histogram of seconds."""
+        found = Histogram(self._limits_ns, scale=1e-9)
+        found.counts[:] = self._counts
+        found.sum = self._held_ns
+        return found
+
+    @property
+    def longest_ms(self) -> float:
+        return self._longest_ns / 1e6
 
     # The thread
 
@@ -211,6 +224,7 @@ class LoopWatchdog:
         while index < len(self._limits_ns) and held_ns >= self._limits_ns[index]:
             index += 1
         self._counts[index] += 1
+        self._held_ns += held_ns
         self._above_bound += held_ns >= self._bound_ns
         self._above_bound_cpu += held_cpu_ns >= self._bound_ns
         if held_ns > self._longest_ns:

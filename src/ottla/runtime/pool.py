@@ -71,18 +71,27 @@ class ThreadPool:
     Belongs to the event loop that first waits on it.
     """
 
-    __slots__ = ("_executor", "_slots", "accepted")
+    __slots__ = ("_executor", "_slots", "accepted", "calls", "waiting", "workers")
 
     def __init__(self, workers: int = 4, *, backlog: int = 256, name: str = "ottla") -> None:
         if workers < 1 or backlog < 0:
             raise ValueError(f"a pool needs a worker and no negative backlog, got {workers=} {backlog=}")
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix=name)
         self._slots = asyncio.Semaphore(workers + backlog)
+        self.workers: Final = workers
         # Calls that have a slot: they run, or wait for a thread. Never above `workers + backlog`.
         self.accepted = 0
+        # Calls that wait for a slot, and those that have had one.
+        self.waiting = 0
+        self.calls = 0
 
     async def run(self, fn: Callable[..., T], *args: Any) -> T:
-        await self._slots.acquire()
+        self.waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self.waiting -= 1
+        self.calls += 1
         try:
             call = asyncio.get_running_loop().run_in_executor(self._executor, fn, *args)
         except BaseException:

@@ -96,11 +96,11 @@ class GroupMetadataManager:
                 group_id=group.group_id,
                 protocol_type=(group.protocol_type or "") if isinstance(group, ClassicGroup) else "consumer",
                 group_state=group.state.value,
-                group_type=_group_type(group),
+                group_type=group_type(group),
             )
             for group in self.groups.values()
             if (not request.states or group.state.value.lower() in request.states)
-            and (not request.types or _group_type(group) in request.types)
+            and (not request.types or group_type(group) in request.types)
         ]
         return Effects().reply(to, listed)
 
@@ -316,7 +316,8 @@ def group_tombstones(group: Group, out: list[CoordinatorRecord]) -> None:
     out.append(records.group_epoch_tombstone(group_id))
 
 
-def _group_type(group: Group) -> str:
+def group_type(group: Group) -> str:
+    """The protocol of a group, as ListGroups has it."""
     return "classic" if isinstance(group, ClassicGroup) else "consumer"
 
 

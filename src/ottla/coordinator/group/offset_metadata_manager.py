@@ -432,6 +432,15 @@ class OffsetMetadataManager:
         found = self._committed.get(group_id, {}).get((topic, partition))
         return None if found is None else found.value
 
+    def committed(self, group_id: str) -> list[tuple[TopicPartitionKey, int]]:
+        """The committed offsets of a group, by topic and partition."""
+        found = self._committed.get(group_id, {})
+        return [(key, committed.value.offset) for key, committed in found.items()]
+
+    @property
+    def committed_count(self) -> int:
+        return sum(map(len, self._committed.values()))
+
     def _offsets_of(self, group_id: str) -> Iterator[tuple[TopicPartitionKey, OffsetCommitValue]]:
         for key, committed in list(self._committed.get(group_id, {}).items()):
             yield key, committed.value

@@ -66,6 +66,9 @@ class TransactionCoordinatorService:
             markers, lambda: self._settings.config, self._on_written
         )
         self._sends: deque[tuple[int, Any]] = deque()
+        # Transactions whose end was decided here, or whose markers were taken over from another coordinator.
+        self.committed = 0
+        self.aborted = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.runtime: Final[CoordinatorRuntime[TransactionCoordinator]] = CoordinatorRuntime(
             RECORDS,
@@ -145,6 +148,10 @@ class TransactionCoordinatorService:
         sends, self._sends = self._sends, deque()
         for index, send in sends:
             if isinstance(send, WriteMarkers):
+                if send.commit:
+                    self.committed += 1
+                else:
+                    self.aborted += 1
                 self._markers.add_markers(index, send)
             else:
                 assert isinstance(send, ProducerIdWanted)

@@ -129,6 +129,11 @@ class LogCleaner:
         # How much smaller than a segment the groups of a log must be so that the result fits.
         self._group_share: dict[UnifiedLog, float] = {}
         self.last_stats: CleanerStats | None = None
+        self.last_clean_seconds = 0.0
+        # Of all cleanings that were completed.
+        self.cleanings = 0
+        self.bytes_read = 0
+        self.bytes_written = 0
         self.last_run_ms: int | None = None
         self.max_dirty_ratio = 0.0
         self.max_compaction_delay_ms = 0
@@ -326,6 +331,10 @@ class LogCleaner:
             await self._write_checkpoint(log.directory)
             self.last_stats = work.stats
             seconds = (self._clock.monotonic_ns() - started_ns) / 1e9
+            self.last_clean_seconds = seconds
+            self.cleanings += 1
+            self.bytes_read += work.stats.bytes_read
+            self.bytes_written += work.stats.bytes_written
             _report(log, to_clean.first_dirty_offset, work, seconds)
         except _Aborted:
             _log.info("the cleaning of %s is given up for now: the log has changed", log.topic_partition)

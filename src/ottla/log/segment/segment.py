@@ -145,6 +145,11 @@ class LogSegment:
         return self._size
 
     @property
+    def known_size(self) -> int:
+        """The size if it is known without asking the disk; -1 if not."""
+        return self._size
+
+    @property
     def indexes(self) -> SegmentIndexes:
         indexes = self._indexes
         return indexes if indexes is not None else self._open_indexes()

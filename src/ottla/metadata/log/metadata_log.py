@@ -50,6 +50,7 @@ from ottla.rpc.channel import InterNodeClient
 from ottla.rpc.connection import PLAINTEXT, ConnectionSecurity
 from ottla.runtime import invariants
 from ottla.runtime.address import Address
+from ottla.runtime.metrics import Histogram
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.turns import Turns
 from ottla.runtime.work_queue import WorkQueue, in_turns
@@ -59,6 +60,8 @@ _logger = logging.getLogger(__name__)
 _DAY_MS: Final = 24 * 60 * 60 * 1000
 # How much of the log goes into one image.
 _REPLAY_BYTES: Final = 4 * 1024 * 1024
+
+_COMMIT_BOUNDS_NS: Final = tuple(ms * 1_000_000 for ms in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000))
 
 Publisher: TypeAlias = Callable[[MetadataDelta, MetadataImage, Turns], Coroutine[Any, Any, None]]
 """Applies a delta to the parts of a node, in turns."""
@@ -184,6 +187,8 @@ class MetadataLog:
         self.config: Final = config
         self.client: KafkaRaftClient
         self._delayed_commits: Final = _DelayedCommits()
+        # How long decisions of this node's active controller waited for their commit, in nanoseconds.
+        self.commit_times: Final = Histogram(_COMMIT_BOUNDS_NS, scale=1e-9)
         self._delayed_publications: Final = _DelayedCommits()
         self._changed: asyncio.Future[None] | None = None  # done when the image or the leader changes
         self._leader_id: int | None = None
@@ -580,6 +585,11 @@ class MetadataLog:
         self.client.check_usable()
         future = self._delayed_commits.add(end_offset, self.epoch)
         self._delayed_commits.complete_until(self._log.high_watermark)
+        if not future.done():
+            began_ns = self._runtime.clock.monotonic_ns()
+            future.add_done_callback(
+                lambda _: self.commit_times.observe(self._runtime.clock.monotonic_ns() - began_ns)
+            )
         return future
 
     def wait_for_publication(self, end_offset: int) -> asyncio.Future[None]:

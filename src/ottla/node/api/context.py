@@ -151,6 +151,10 @@ class RequestContext(ApiRequestContext):
             return None
         return ApiRequestContext.mutation_quota(self, strict_since=strict_since)
 
+    def count_error(self, code: int) -> None:
+        """Count an error of one partition, where the handler counts the errors of its API."""
+        self.services.node.network_statistics.listener(self.listener.name).count_error(self.api.name, code)
+
     @property
     def broker(self) -> BrokerServices:
         return self.services.broker

@@ -16,11 +16,13 @@ from ottla.node.api.audit import AUDITED, log_changes
 from ottla.node.api.context import RequestContext, RequestListener
 from ottla.node.api.request_meter import RequestMeter
 from ottla.node.api.response_cache import MAX_REQUEST_BYTES, CacheKey, ResponseCache
+from ottla.node.api.response_errors import error_codes
 from ottla.node.api.responses import encode, make_failure_response, not_encodable, unsupported_api_versions
 from ottla.node.api.routes import ROUTES, ApiRoute, FailureResponse, Forwarding, Handler
 from ottla.node.api.services import ApiServices
 from ottla.node.network.connection import Parts, PendingRequest, ProtocolViolation
-from ottla.protocol.api import API_VERSIONS, ListenerType, api_name
+from ottla.node.network.request_statistics import ListenerStatistics, RequestStatistics
+from ottla.protocol.api import API_VERSIONS, FETCH, PRODUCE, ListenerType, api_name
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from ottla.protocol.headers import (
     RequestHeader,
@@ -31,6 +33,11 @@ from ottla.protocol.headers import (
 from ottla.protocol.schema import Request, Response
 
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
+# Their handlers count errors as they meet them: most responses have none, and all have partitions.
+_COUNT_THEIR_ERRORS: Final = frozenset((PRODUCE, FETCH))
+# Kafka's names for the fetches of its dashboards.
+_FETCH_OF_CONSUMER: Final = "FetchConsumer"
+_FETCH_OF_FOLLOWER: Final = "FetchFollower"
 
 
 class _ServedApi:
@@ -42,12 +49,15 @@ class _ServedApi:
         "api",
         "audited",
         "cache",
+        "counts_errors",
         "failure_response",
         "forwarded",
         "handle",
         "max_version",
         "min_version",
         "request_class",
+        "statistics",
+        "statistics_of_nodes",
     )
 
     def __init__(self, route: ApiRoute, listener: RequestListener) -> None:
@@ -61,6 +71,14 @@ class _ServedApi:
         self.cache = ResponseCache() if route.cached else None
         # Whether what it changes goes to the audit log.
         self.audited = route.name in AUDITED
+        # Whether the errors in its responses are counted here.
+        self.counts_errors = self.api.key not in _COUNT_THEIR_ERRORS
+        # By version, as they are needed; the fetches of other nodes count apart.
+        versions = self.max_version + 1
+        self.statistics: list[RequestStatistics | None] = [None] * versions
+        self.statistics_of_nodes: list[RequestStatistics | None] = (
+            [None] * versions if self.api.key == FETCH else self.statistics
+        )
         # Set by `load`.
         self.handle: Handler | None = None
         self.request_class: type[Request] | None = None
@@ -78,8 +96,17 @@ class _ServedApi:
 class Dispatcher:
     """The service behind one listener. Requests that come before `opened` is set wait for it."""
 
-    def __init__(self, services: ApiServices, name: str, kind: ListenerType, opened: asyncio.Event) -> None:
+    def __init__(
+        self,
+        services: ApiServices,
+        name: str,
+        kind: ListenerType,
+        opened: asyncio.Event,
+        statistics: ListenerStatistics | None = None,
+    ) -> None:
+        """`statistics` is where requests and their errors are counted."""
         self._services = services
+        self._statistics = statistics
         unstable = services.node.config.flag("unstable.api.versions.enable")
         self._listener = listener = RequestListener(name, kind, unstable)
         self._quotas = services.node.quotas
@@ -113,6 +140,13 @@ class Dispatcher:
             context.version = 0
             return encode(context, unsupported_api_versions())
         assert served.request_class is not None
+        if self._statistics is not None:
+            by_version = (
+                served.statistics_of_nodes
+                if key == FETCH and pending.connection.is_inter_broker
+                else served.statistics
+            )
+            pending.statistics = by_version[version] or self._measure(served, by_version, version)
         cache_key: CacheKey | None = None
         if (
             served.cache is not None
@@ -138,6 +172,24 @@ class Dispatcher:
         if not self._opened.is_set():
             return self._answer_when_opened(context, served, handle, request, frame)
         return self._answer(context, served, handle, request, frame, cache_key)
+
+    def _measure(
+        self, served: _ServedApi, by_version: list[RequestStatistics | None], version: int
+    ) -> RequestStatistics:
+        """Begin to count the requests of a version."""
+        assert self._statistics is not None
+        name = served.api.name
+        if by_version is not served.statistics:
+            name = _FETCH_OF_FOLLOWER
+        elif served.api.key == FETCH:
+            name = _FETCH_OF_CONSUMER
+        found = by_version[version] = self._statistics.of(name, version)
+        return found
+
+    def _count_errors(self, served: _ServedApi, response: Response) -> None:
+        if served.counts_errors and self._statistics is not None:
+            for code in error_codes(response):
+                self._statistics.count_error(served.api.name, code)
 
     async def _answer_when_opened(
         self,
@@ -179,6 +231,7 @@ class Dispatcher:
         if reply is None:
             return None
         if isinstance(reply, Response):
+            self._count_errors(served, reply)
             if served.audited:
                 log_changes(context, request, reply)
             if (
@@ -216,8 +269,10 @@ class Dispatcher:
             if served.forwarded and _is_not_controller(error):
                 return await self._forward(context, served, request, frame)
             response = make_failure_response(context, served.failure_response, request, error)
-        if served.audited and response is not None:
-            log_changes(context, request, response)
+        if response is not None:
+            self._count_errors(served, response)
+            if served.audited:
+                log_changes(context, request, response)
         if meter is not None:
             meter.finish(request, response)
         return None if response is None else encode(context, response)
@@ -237,6 +292,7 @@ class Dispatcher:
             response = read_forwarded(context, parts)
         except Exception as error:
             response = make_failure_response(context, served.failure_response, request, error)
+        self._count_errors(served, response)
         if meter is not None:
             meter.finish(request, response)
         return encode(context, response)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from ottla.node.api.audit import log_changes
 from ottla.node.api.context import ApiRequestContext, ForwardedRequestContext, RequestListener
+from ottla.node.api.response_errors import error_codes
 from ottla.node.api.responses import encode, make_failure_response
 from ottla.node.api.routes import ROUTES
 from ottla.node.network.connection import Parts, ProtocolViolation
@@ -140,6 +141,9 @@ async def answer_forwarded(services: ApiServices, envelope: EnvelopeRequest) -> 
             raise KafkaError(ErrorCode.INVALID_REQUEST, str(error)) from None
         failure_response = route.load_failure_response(ListenerType.CONTROLLER)
         response = make_failure_response(context, failure_response, request, error)
+    statistics = services.node.network_statistics.listener(listener.name)
+    for code in error_codes(response):
+        statistics.count_error(api.name, code)
     return b"".join(encode(context, response))[SIZE.size :]
 
 

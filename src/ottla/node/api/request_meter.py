@@ -130,6 +130,9 @@ class RequestMeter:
             if throttle_ms != given_ms and response is not None and hasattr(response, "throttle_time_ms"):
                 response.throttle_time_ms = throttle_ms
             self._context.connection.throttle(throttle_ms / 1000)
+            statistics = self._context.pending.statistics
+            if statistics is not None:
+                statistics.throttle_ms += throttle_ms
 
     def _record(self, request: Request) -> int:
         quotas, context = self._quotas, self._context

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ottla.node.fetch.session import FetchSessionCache
     from ottla.node.network.endpoints import NodeEndpoints
     from ottla.node.network.node_security import NodeSecurity
+    from ottla.node.network.request_statistics import NetworkStatistics
     from ottla.node.telemetry.client_telemetry import ClientTelemetry
     from ottla.replication.log_flush_scheduler import LogFlushScheduler
     from ottla.replication.replica_manager import ReplicaManager
@@ -110,6 +111,11 @@ class NodeServices(Protocol):
     @property
     def quotas(self) -> QuotaManagers:
         """How much each client may take."""
+        ...
+
+    @property
+    def network_statistics(self) -> NetworkStatistics:
+        """The requests that were answered, and their errors."""
         ...
 
     def now_ms(self) -> int: ...

@@ -31,6 +31,7 @@ from ottla.node.config.listeners import Endpoint, registration_listeners
 from ottla.node.config.schema import TableSchema
 from ottla.node.network.connection import ClientConnection, RequestDispatcher
 from ottla.node.network.node_security import NodeSecurity
+from ottla.node.network.request_statistics import NetworkStatistics
 from ottla.node.network.server import SocketServer
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.controller_registration import (
@@ -75,6 +76,7 @@ class QuorumMember:
         login_for: Callable[[Endpoint], SaslListener | None],
         local_controller: LocalController,
         security: NodeSecurity,
+        statistics: NetworkStatistics | None = None,
     ) -> None:
         self._runtime: Final = runtime
         self._config: Final = config
@@ -90,6 +92,7 @@ class QuorumMember:
             self._on_connection_closed,
             tls_for=security.listener_tls,
             login_for=login_for,
+            statistics=statistics,
         )
         config.add_reconfigurable(self.server.configure)
         # What the node was formatted with.

@@ -106,6 +106,11 @@ class BrokerReplication:
             self._fetchers.on_replica_changes(changes)
         self.assignments.report([*changes.leaders, *changes.followers])
 
+    @property
+    def fetchers(self) -> ReplicaFetcherManager | None:
+        """The fetchers from other brokers; None while nothing is followed."""
+        return self._fetchers
+
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop fetching partitions that this broker can no longer serve."""
         if self._fetchers is not None:

@@ -77,6 +77,15 @@ class Coordinators:
             self._groups = self._make_groups()
         return self._groups
 
+    @property
+    def groups_in_use(self) -> GroupCoordinatorService | None:
+        """The group coordinator, if it was needed so far: to look at."""
+        return self._groups
+
+    @property
+    def transactions_in_use(self) -> TransactionParts | None:
+        return self._transactions
+
     def _make_groups(self) -> GroupCoordinatorService:
         from ottla.coordinator.group.service import GroupCoordinatorService
         from ottla.node.config.coordinator_settings import group_config

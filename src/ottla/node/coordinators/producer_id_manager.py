@@ -34,6 +34,11 @@ class ProducerIdManager:
         self._end = 0
         self._refill: Final = asyncio.Lock()
 
+    @property
+    def remaining(self) -> int:
+        """Ids of the block that are left to give out."""
+        return self._end - self._next
+
     async def generate_producer_id(self) -> int:
         """Return an id that no producer has."""
         while self._next == self._end:

@@ -109,6 +109,9 @@ class Permissions(Protocol):
 
     def allowed(self, operation: int, resource_type: int, name: str, *, log_denied: bool = True) -> bool: ...
 
+    def count_error(self, code: int) -> None:
+        """Count an error of one partition."""
+
 
 def replica_id(request: FetchRequest, version: int) -> int:
     """The broker that fetches as a follower; -1 of a consumer."""
@@ -380,6 +383,7 @@ class FetchReader:
         requested = cached.requested
         replication = self._broker.replication
         min_one_batch = self._read_bytes == 0
+        partition: Partition | None = None
         try:
             partition = self._find(topic, index)
             max_bytes = min(requested.partition_max_bytes, self._left)
@@ -407,6 +411,9 @@ class FetchReader:
             )
         except KafkaError as error:
             self._respond_now = True
+            self._permissions.count_error(int(error.code))
+            if error.code is ErrorCode.KAFKA_STORAGE_ERROR and partition is not None:
+                partition.statistics.failed_fetches += 1
             return PartitionData(
                 partition_index=index,
                 error_code=int(error.code),
@@ -446,6 +453,12 @@ class FetchReader:
                 epoch=fetched.diverging_epoch.epoch, end_offset=fetched.diverging_epoch.end_offset
             )
         elif records:
+            statistics = partition.statistics
+            statistics.fetches += 1
+            if self.follower:
+                statistics.replication_bytes_out += len(records)
+            else:
+                statistics.bytes_out += len(records)
             self._read_bytes += len(records)
             self._left = max(0, self._left - len(records))
             if self._read_bytes < self._enough:

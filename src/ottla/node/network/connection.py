@@ -18,12 +18,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from ottla.node.network.memory_budget import MemoryBudget
 from ottla.node.network.protocol_guess import looks_like
+from ottla.node.network.request_statistics import TIME_BOUNDS_NS, RequestStatistics
 from ottla.runtime.address import Address
 from ottla.runtime.disk import Buffer
 from ottla.runtime.network import unacknowledged_bytes
@@ -151,15 +153,18 @@ class ConnectionLimits:
 class ClientFaultLog:
     """Lines in the log about clients at fault: each gets one, but a flood of them does not flood the log."""
 
-    __slots__ = ("_left", "_refilled", "_suppressed")
+    __slots__ = ("_left", "_refilled", "_suppressed", "closed")
 
     def __init__(self) -> None:
+        # Connections that were closed for a fault of their client.
+        self.closed = 0
         self._left = float(_FAULTS_BURST)
         self._refilled = 0.0
         self._suppressed = 0
 
     def log_closed(self, peer: tuple[str, int], reason: str, now: float) -> None:
         """Log that the connection of a client was closed, and why."""
+        self.closed += 1
         self._left = min(_FAULTS_BURST, self._left + (now - self._refilled) * _FAULTS_PER_SECOND)
         self._refilled = now
         if self._left < 1:
@@ -177,12 +182,35 @@ class ClientFaultLog:
 class PendingRequest:
     """A request in progress and its response. The request's handler sees it as its place in the line."""
 
-    __slots__ = ("_turn", "connection", "held_bytes", "parts", "ready", "size", "task")
+    __slots__ = (
+        "_turn",
+        "connection",
+        "held_bytes",
+        "parts",
+        "ready",
+        "ready_ns",
+        "received_ns",
+        "response_size",
+        "returned_ns",
+        "size",
+        "started_ns",
+        "statistics",
+        "task",
+    )
 
     def __init__(self, connection: ClientConnection, size: int) -> None:
         self.connection = connection
         self.size = size
         self.ready = False
+        self.response_size = 0
+        # Where the request counts; None where it does not. The dispatcher sets it, and only then the times
+        # are there: when the request was received and started, when its handler returned an awaitable, and
+        # when the response was ready.
+        self.statistics: RequestStatistics | None = None
+        self.received_ns = 0
+        self.started_ns = 0
+        self.returned_ns = 0
+        self.ready_ns = 0
         # What `hold` has counted.
         self.held_bytes = 0
         self.parts: Parts | None = None
@@ -234,6 +262,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_last_left",
         "_loop",
         "_memory",
+        "_now_ns",
         "_offered",
         "_on_close",
         "_on_open",
@@ -243,8 +272,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_principal_of",
         "_reading_paused",
         "_receive",
+        "_received_ns",
         "_request_bytes",
         "_response_bytes",
+        "_sending",
         "_throttle_timer",
         "_throttled_until",
         "_unbroken",
@@ -284,8 +315,15 @@ class ClientConnection(asyncio.BufferedProtocol):
         listener: str = "",
         is_inter_broker: bool = False,
         principal_of: Callable[[asyncio.BaseTransport], KafkaPrincipal] | None = None,
+        now_ns: Callable[[], int] | None = None,
     ) -> None:
+        """`now_ns` is the clock by which requests are timed; without it they are not."""
         self._dispatcher = dispatcher
+        self._now_ns = now_ns
+        # When bytes were last received. None are while others wait, so it is true of those too.
+        self._received_ns = 0
+        # The requests that are timed and whose responses go out with the next write.
+        self._sending: list[PendingRequest] = []
         self._principal_of = principal_of
         self.limits = limits
         self._frame_bounds: FrameBounds = limits
@@ -394,6 +432,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_active = self._loop.time()
+        if self._now_ns is not None:
+            self._received_ns = self._now_ns()
         unbroken = self._unbroken + nbytes if nbytes == self._offered else 0
         self._take(nbytes)
         if unbroken >= _BYTES_OF_A_TURN:
@@ -447,6 +487,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         limits.in_progress -= len(requests)
         self._backlog = b""
         self._out.clear()
+        self._sending.clear()
         self._write_paused = False
         if self._throttle_timer is not None:
             self._throttle_timer.cancel()
@@ -580,12 +621,18 @@ class ClientConnection(asyncio.BufferedProtocol):
         request = PendingRequest(self, size)
         self._pending.append(request)
         self.limits.in_progress += 1
+        now_ns = self._now_ns
+        if now_ns is not None:
+            request.received_ns = self._received_ns
+            request.started_ns = now_ns()
         reply = self._dispatcher.start(request, memoryview(frame))
         if self.closed:
             return
         if reply is None or isinstance(reply, list):
             self._finish(request, reply)
         else:
+            if now_ns is not None:
+                request.returned_ns = now_ns()
             request.task = asyncio.ensure_future(reply)
             request.task.add_done_callback(lambda task: self._on_request_done(request, task))
 
@@ -615,10 +662,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Take a response; it goes out with those after it that are ready, once all before it have."""
         request.ready = True
         request.parts = parts
+        if parts is not None:
+            request.response_size = sum(map(len, parts))
+        if request.statistics is not None and self._now_ns is not None:
+            request.ready_ns = self._now_ns()
         requests = self._pending
         if requests[0] is not request:
             if parts is not None:
-                request.hold(sum(map(len, parts)))
+                request.hold(request.response_size)
             return
         pool = self.pool
         while requests and requests[0].ready:
@@ -626,7 +677,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.limits.in_progress -= 1
             if done.parts is not None:
                 self._out += done.parts
-                self._out_bytes += sum(map(len, done.parts))
+                self._out_bytes += done.response_size
+            if done.statistics is not None:
+                self._sending.append(done)
             if done.held_bytes:
                 done.hold(0)
             self._request_bytes -= done.size
@@ -647,6 +700,28 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._unwatched += size
             if self._unwatched >= _UNWATCHED_BYTES:
                 self._watch_unread(size)
+        if self._sending and not self.closed:
+            self._count_sent()
+
+    def _count_sent(self) -> None:
+        """Count the requests whose responses were just given to the transport, or that have none."""
+        sent, self._sending = self._sending, []
+        assert self._now_ns is not None
+        now_ns = self._now_ns()
+        for request in sent:
+            statistics = request.statistics
+            assert statistics is not None
+            received_ns, started_ns, ready_ns = request.received_ns, request.started_ns, request.ready_ns
+            statistics.count += 1
+            statistics.request_bytes += request.size
+            statistics.response_bytes += request.response_size
+            statistics.queue_ns += started_ns - received_ns
+            if request.returned_ns:
+                statistics.remote_ns += ready_ns - request.returned_ns
+                ready_ns = request.returned_ns
+            statistics.local_ns += ready_ns - started_ns
+            statistics.send_ns += now_ns - request.ready_ns
+            statistics.times[bisect_left(TIME_BOUNDS_NS, now_ns - received_ns)] += 1
 
     def is_turn(self, request: PendingRequest) -> bool:
         pool = self.pool

@@ -170,6 +170,10 @@ class ConnectionQuotas:
             self._configure_listener(found)
         return found
 
+    def connections_by_listener(self) -> dict[str, int]:
+        """The connections of each listener by its name."""
+        return {name: listener.connections for name, listener in self._listeners.items()}
+
     def is_protected(self, listener: str) -> bool:
         """Whether a listener is that of other brokers, and not the only one."""
         return listener == self._protected_listener and len(self._listeners) > 1

@@ -94,6 +94,8 @@ class SaslListener:
         self.max_frame_bytes: Final = max_frame_bytes
         self.failure_delay_seconds: Final = failure_delay_ms / 1000
         self.opened: Final = opened
+        self.logins = 0
+        self.failed_logins = 0
 
     def gate(self, dispatcher: RequestDispatcher) -> SaslGate:
         return SaslGate(self, dispatcher)
@@ -145,6 +147,7 @@ class SaslGate:
             return self._dispatcher.start(pending, frame)
         if reply.failure is not None:
             self._has_failed = True
+            self._listener.failed_logins += 1
             return self._close_later(pending, reply)
         if reply.session is not None:
             self._on_login(pending.connection, reply.session)
@@ -153,6 +156,7 @@ class SaslGate:
     def _on_login(self, connection: ClientConnection, session: SaslSession) -> None:
         self._authenticator = None
         self._session = session
+        self._listener.logins += 1
         ends = session.expires_at is not None
         connection.on_login(session.principal, self if ends else self._dispatcher)
 

@@ -25,6 +25,7 @@ from ottla.node.network.connection import (
 )
 from ottla.node.network.connection_quotas import ConnectionQuotas, ListenerQuota
 from ottla.node.network.memory_budget import MemoryBudget
+from ottla.node.network.request_statistics import NetworkStatistics
 from ottla.protocol.client_quotas import CONNECTION_CREATION_RATE, IP
 from ottla.runtime import process
 from ottla.runtime.address import Address
@@ -84,12 +85,14 @@ class SocketServer:
         memory: MemoryBudget | None = None,
         tls_for: Callable[[Endpoint], ListenerTls | None] = lambda _: None,
         login_for: Callable[[Endpoint], SaslListener | None] = lambda _: None,
+        statistics: NetworkStatistics | None = None,
     ) -> None:
         """`memory` is the budget of a node's other server, if there is one; `tls_for` gives the TLS of an
         endpoint, if that is not in plain text; `login_for` gives what an endpoint asks of clients before it
-        serves them.
+        serves them; `statistics` counts and times requests.
         """
         self._network = network
+        self._statistics: Final = NetworkStatistics(None) if statistics is None else statistics
         self._dispatcher_for = dispatcher_for
         self._login_for = login_for
         self._on_closed = on_closed
@@ -194,6 +197,7 @@ class SocketServer:
                 is_inter_broker=listener.name in self._of_controller
                 or self._quotas.is_protected(listener.name),
                 principal_of=None if tls is None else tls.principal,
+                now_ns=self._statistics.now_ns,
             )
 
         def connect_to_log_in() -> ClientConnection:
@@ -212,8 +216,22 @@ class SocketServer:
     def connections(self) -> int:
         return len(self._connections)
 
+    @property
+    def requests_in_progress(self) -> int:
+        """Requests that have been started and not answered."""
+        return self._limits.in_progress
+
+    @property
+    def closed_for_faults(self) -> int:
+        """Connections that were closed for a fault of their client, so far."""
+        return self._fault_log.closed
+
+    def connections_by_listener(self) -> dict[str, int]:
+        return self._quotas.connections_by_listener()
+
     def _add(self, connection: ClientConnection) -> bool:
         self._connections[connection] = None
+        self._statistics.listener(connection.listener).accepted += 1
         self._close_excess()
         return True
 

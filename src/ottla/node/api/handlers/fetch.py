@@ -143,7 +143,10 @@ async def _finish_read(context: RequestContext, reader: FetchReader, missing: Mi
             await reader.pause()
         if not missing:
             return
+        clock = context.broker.runtime.clock
+        began_ns = clock.monotonic_ns()
         await load(context.broker.runtime.pool, missing)
+        context.broker.logs.statistics.cold_reads.observe(clock.monotonic_ns() - began_ns)
         missing = []
         reader.begin_with_loaded()
 
@@ -159,6 +162,8 @@ def _build_response(
         error, session_id = fetch.throttled_response_data()
         return FetchResponse(error_code=int(error), session_id=session_id)
     error, session_id, included = fetch.update_and_generate_response_data(results)
+    if error:
+        context.count_error(int(error))
     if reader is not None:
         reader.close(answered=error is ErrorCode.NONE)
     response = FetchResponse(error_code=int(error), session_id=session_id)

@@ -261,6 +261,7 @@ class _Produce:
                 data.records, now_ms=self._clock.wall_ms(), acks=acks, guard=guard, inline_flush=False
             )
         except KafkaError as error:
+            partition.statistics.failed_produces += 1
             if error.code not in _ERRORS_BEFORE_THE_LOG:
                 response.log_start_offset = partition.log.log_start_offset
             self._reject(topic, response, error)
@@ -304,6 +305,7 @@ class _Produce:
 
     def _reject(self, topic: TopicProduceData, response: PartitionProduceResponse, error: KafkaError) -> None:
         response.error_code = int(error.code)
+        self.context.count_error(response.error_code)
         if isinstance(error, RecordErrors):
             response.error_message = error.message
             response.record_errors = [
@@ -349,6 +351,7 @@ class _Produce:
             if not done and self._must_wait_for_replicas():
                 for _, _, response in self._awaiting_replication:
                     response.error_code = int(ErrorCode.REQUEST_TIMED_OUT)
+                    self.context.count_error(response.error_code)
         return self._with_leaders()
 
     async def _flush(self) -> None:
@@ -358,6 +361,7 @@ class _Produce:
                 await self._broker.log_flushes.flush(partition)
             except KafkaError as error:
                 response.error_code, response.base_offset = int(error.code), -1
+                self.context.count_error(response.error_code)
                 self._awaiting_replication = [
                     each for each in self._awaiting_replication if each[2] is not response
                 ]
@@ -373,6 +377,8 @@ class _Produce:
                 undecided.append(each)
                 continue
             response.error_code = int(outcome)
+            if outcome:
+                self.context.count_error(response.error_code)
             if outcome in LEADER_CHANGED:
                 tp = partition.topic_partition
                 self._moved.append((partition.topic_id if self._by_id else tp.topic, response))

@@ -142,6 +142,18 @@ NETWORK: Final[dict[str, ConfigKey]] = table(
         "The finest level of metrics that is recorded: INFO, DEBUG or TRACE."),
     key("metrics.sample.window.ms", LONG, 30_000, LOW,
         "The time one sample of a metric covers.", InRange(1)),
+    key("metrics.enable", BOOLEAN, True, LOW,
+        "Whether requests are counted and timed for /metrics. What costs nothing is there without it.",
+        internal=True),
+    key("metrics.max.topics", INT, 1_000, LOW,
+        "How many topics have series of their own in /metrics. Each takes its place with its first records; "
+        "those that come later are counted together, as _other.", InRange(0), internal=True),
+    key("metrics.max.partitions", INT, 2_000, LOW,
+        "How many partitions have series of their own in /metrics. The sizes of the others are shown as one "
+        "sum, _other.", InRange(0), internal=True),
+    key("metrics.max.group.partitions", INT, 5_000, LOW,
+        "How many series by group and partition /metrics has for the lag of groups. Groups beyond it have "
+        "only their sums.", InRange(0), internal=True),
     key("kafka.metrics.polling.interval.secs", INT, 10, LOW,
         "How often the Java reporters of kafka.metrics.reporters are polled, in seconds.", InRange(1)),
     key("kafka.metrics.reporters", LIST, (), LOW,

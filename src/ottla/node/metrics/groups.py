@@ -1,0 +1,198 @@
+"""Groups and transactions that this broker coordinates.
+
+Groups are counted by protocol and state. The lag of a group is known here for the partitions of which this
+broker has a replica; the committed offsets of all are shown, so that Prometheus can compute the rest with the
+offsets of the leaders (a recording rule in `dashboards/` does).
+
+At most `metrics.max.group.partitions` series have a group and a partition. A group has all of its partitions
+or none, and the first groups of the coordinator have theirs; sums by group and topic are there for as many
+groups again. All groups beyond are one sum, `_other`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ottla.node.metrics.observed_node import ObservedBroker, ObservedNode
+from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition
+from ottla.runtime.metrics import OTHER, MetricKind, MetricsText, label_text
+from ottla.runtime.turns import Turns
+
+if TYPE_CHECKING:
+    from ottla.coordinator.group.group_coordinator_shard import GroupCoordinatorShard
+    from ottla.coordinator.group.service import GroupCoordinatorService
+    from ottla.coordinator.transaction.service import TransactionCoordinatorService
+    from ottla.coordinator.transaction.transaction_metadata import TransactionMetadata
+
+_GROUP: Final = "kafka_consumergroup_"
+_CLASSIC: Final = "kafka_coordinator_group_groupmetadatamanager_numgroups"
+_CLASSIC_STATES: Final = ("PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty")
+_BY_PARTITION: Final = ("consumergroup", "topic", "partition")
+_BY_TOPIC: Final = ("consumergroup", "topic")
+
+
+class GroupCollector:
+    def __init__(self, node: ObservedNode) -> None:
+        self._node: Final = node
+
+    async def collect(self, text: MetricsText, turns: Turns) -> None:
+        broker = self._node.observed_broker
+        if broker is None:
+            return
+        await self._write_groups(text, turns, broker)
+        await self._write_transactions(text, turns, broker)
+
+    async def _write_groups(self, text: MetricsText, turns: Turns, broker: ObservedBroker) -> None:
+        service = broker.coordinators.groups_in_use
+        bound = self._node.config.number("metrics.max.group.partitions")
+        walk = _GroupWalk(text, broker, bound)
+        if service is not None:
+            for shard in _loaded_shards(service):
+                await walk.visit(shard, turns)
+        walk.finish(text)
+
+    async def _write_transactions(self, text: MetricsText, turns: Turns, broker: ObservedBroker) -> None:
+        parts = broker.coordinators.transactions_in_use
+        states: dict[str, int] = {}
+        oldest_ms: int | None = None
+        if parts is not None:
+            for transactions in _loaded_transactions(parts.service):
+                for transaction in list(transactions.values()):
+                    states[transaction.state.title] = states.get(transaction.state.title, 0) + 1
+                    if not transaction.state.is_idle and transaction.start_ms >= 0:
+                        oldest_ms = min(transaction.start_ms, oldest_ms or transaction.start_ms)
+                    if turns.is_due():
+                        await turns.pause()
+        states.setdefault("Ongoing", 0)
+        text.gauge(
+            "ottla_transactional_ids",
+            "Transactional ids that this broker coordinates, by the state of their transaction",
+            [((state,), count) for state, count in sorted(states.items())],
+            ("state",),
+        )
+        now_ms = self._node.runtime.clock.wall_ms()
+        text.gauge(
+            "ottla_transaction_oldest_open_seconds",
+            "The age of the oldest transaction that is open or being ended",
+            0 if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000,
+        )
+        text.counter(
+            "ottla_transactions_ended_total",
+            "Transactions whose end was decided here",
+            [
+                (("commit",), 0 if parts is None else parts.service.committed),
+                (("abort",), 0 if parts is None else parts.service.aborted),
+            ],
+            ("result",),
+        )
+
+
+class _GroupWalk:
+    """One walk over the groups of this broker."""
+
+    def __init__(self, text: MetricsText, broker: ObservedBroker, bound: int) -> None:
+        self._replicas: Final = broker.replicas
+        self._left = self._groups_left = bound
+        self._counts: Final[dict[tuple[str, str], int]] = {}
+        self._offsets = 0
+        self._other_lag = self._other_groups = 0
+        gauge = MetricKind.GAUGE
+        self._members: Final = text.family(f"{_GROUP}members", "Members of the group", gauge)
+        self._lags: Final = text.family(
+            f"{_GROUP}lag", "Records of the partition that the group has not committed", gauge
+        )
+        self._committed: Final = text.family(
+            f"{_GROUP}current_offset", "The committed offset of the group", gauge
+        )
+        self._sums: Final = text.family(
+            f"{_GROUP}lag_sum",
+            "The lag of the group in all partitions of the topic that are known here",
+            gauge,
+        )
+
+    async def visit(self, shard: GroupCoordinatorShard, turns: Turns) -> None:
+        from ottla.coordinator.group.group_metadata_manager import group_type
+
+        self._offsets += shard.offsets.committed_count
+        for group in list(shard.metadata.groups.values()):
+            protocol, state = group_type(group), group.state.value
+            self._counts[protocol, state] = self._counts.get((protocol, state), 0) + 1
+            await self._visit_group(shard, group.group_id, len(group.members), turns)
+
+    async def _visit_group(
+        self, shard: GroupCoordinatorShard, group_id: str, members: int, turns: Turns
+    ) -> None:
+        committed = shard.offsets.committed(group_id)
+        detailed = len(committed) <= self._left
+        if detailed:
+            self._left -= len(committed)
+        sums: dict[str, int] = {}
+        for (topic, index), offset in committed:
+            lag = self._lag(topic, index, offset)
+            if lag is not None:
+                sums[topic] = sums.get(topic, 0) + lag
+            if detailed:
+                labels = label_text(_BY_PARTITION, (group_id, topic, str(index)))
+                self._committed.append(f"{_GROUP}current_offset{labels} {offset}")
+                if lag is not None:
+                    self._lags.append(f"{_GROUP}lag{labels} {lag}")
+            if turns.is_due():
+                await turns.pause()
+        if self._groups_left > len(sums):
+            self._groups_left -= 1 + len(sums)
+            self._members.append(f"{_GROUP}members{label_text(_BY_TOPIC[:1], (group_id,))} {members}")
+            for topic, lag in sums.items():
+                self._sums.append(f"{_GROUP}lag_sum{label_text(_BY_TOPIC, (group_id, topic))} {lag}")
+        else:
+            self._other_groups += 1
+            self._other_lag += sum(sums.values())
+        if turns.is_due():
+            await turns.pause()
+
+    def _lag(self, topic: str, index: int, offset: int) -> int | None:
+        """How far a group is behind the high watermark; None if this broker has no replica."""
+        partition = self._replicas.find(TopicPartition(topic, index))
+        return None if partition is None else max(0, partition.log.high_watermark - offset)
+
+    def finish(self, text: MetricsText) -> None:
+        if self._other_groups:
+            self._sums.append(f"{_GROUP}lag_sum{label_text(_BY_TOPIC, (OTHER, OTHER))} {self._other_lag}")
+        text.gauge(
+            "ottla_groups",
+            "Groups that this broker coordinates",
+            [(key, count) for key, count in sorted(self._counts.items())] or [(("consumer", "Stable"), 0)],
+            ("protocol", "state"),
+        )
+        classic = {state: count for (kind, state), count in self._counts.items() if kind == "classic"}
+        text.gauge(_CLASSIC, "Groups of the classic protocol", sum(classic.values()))
+        for state in _CLASSIC_STATES:
+            text.gauge(_CLASSIC + state.lower(), f"Classic groups in state {state}", classic.get(state, 0))
+        text.gauge(
+            "kafka_coordinator_group_groupmetadatamanager_numoffsets", "Committed offsets", self._offsets
+        )
+        text.gauge(
+            "ottla_groups_without_series",
+            "Groups that are only part of the sum _other",
+            self._other_groups,
+        )
+
+
+def _loaded_shards(service: GroupCoordinatorService) -> list[GroupCoordinatorShard]:
+    shards = []
+    for index in service.runtime.partitions:
+        try:
+            shards.append(service.runtime.shard(index))
+        except KafkaError:
+            continue  # it is being loaded
+    return shards
+
+
+def _loaded_transactions(service: TransactionCoordinatorService) -> list[dict[str, TransactionMetadata]]:
+    found = []
+    for index in service.runtime.partitions:
+        try:
+            found.append(service.runtime.shard(index).transactions)
+        except KafkaError:
+            continue  # it is being loaded
+    return found

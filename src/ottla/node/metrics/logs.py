@@ -1,0 +1,139 @@
+"""Logs and the disk: flushes, cold reads, retention, the cleaner, directories, file handles."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from ottla.node.metrics.observed_node import ObservedBroker, ObservedNode
+from ottla.runtime.disk import DiskUsage
+from ottla.runtime.metrics import Histogram, MetricKind, MetricsText, number_text, quantile
+from ottla.runtime.turns import Turns
+
+_FLUSHES: Final = "kafka_log_logflushstats_logflushrateandtimems"
+_QUANTILES: Final = (0.5, 0.99)
+_DIRECTORY: Final = ("directory",)
+# How long a scrape waits for a disk to report its free space.
+_USAGE_SECONDS: Final = 1.0
+
+
+class LogCollector:
+    def __init__(self, node: ObservedNode) -> None:
+        self._node: Final = node
+
+    async def collect(self, text: MetricsText, turns: Turns) -> None:
+        broker = self._node.observed_broker
+        if broker is None:
+            return
+        logs = broker.logs
+        statistics = logs.statistics
+        _write_flushes(text, statistics.flushes)
+        text.histogram("ottla_log_flush_seconds", "Time of flushes, in their thread", "", statistics.flushes)
+        text.histogram(
+            "ottla_log_cold_read_seconds",
+            "Time that fetches waited for records that were not in memory",
+            "",
+            statistics.cold_reads,
+        )
+        text.counter(
+            "ottla_log_deleted_segments_total", "Segments that retention removed", statistics.deleted_segments
+        )
+        text.gauge("ottla_log_files_open", "Files of logs that are open", len(logs.handles))
+        text.gauge(
+            "ottla_log_files_capacity",
+            "Files of logs that may be open at once, and those that may besides, until they are synced",
+            [(("any",), logs.handles.capacity), (("unsynced",), logs.handles.unsynced_capacity)],
+            ("kind",),
+        )
+        _write_cleaner(text, broker)
+        await self._write_directories(text, turns, broker)
+
+    async def _write_directories(self, text: MetricsText, turns: Turns, broker: ObservedBroker) -> None:
+        directories = broker.logs.directories
+        text.gauge(
+            "kafka_log_logmanager_offlinelogdirectorycount",
+            "Log directories that have failed",
+            sum(not each.is_online for each in directories),
+        )
+        text.gauge(
+            "kafka_log_logmanager_logdirectoryoffline",
+            "1 if the log directory has failed",
+            [((each.path,), int(not each.is_online)) for each in directories],
+            ("logDirectory",),
+        )
+        text.gauge(
+            "ottla_log_directory_lacks_room",
+            "1 if something was not written lately for lack of room",
+            [((each.path,), int(each.lacks_room)) for each in directories],
+            _DIRECTORY,
+        )
+        text.gauge(
+            "ottla_log_damaged_partitions", "Partitions whose logs are damaged", len(broker.logs.failed)
+        )
+        usages = [
+            (each.path, usage)
+            for each in directories
+            if each.is_online and (usage := await self._usage(each.path)) is not None
+        ]
+        turns.begin()
+        text.gauge(
+            "ottla_log_directory_free_bytes",
+            "Bytes that the file system of the directory has left for this process",
+            [((path,), usage.free_bytes) for path, usage in usages],
+            _DIRECTORY,
+        )
+        text.gauge(
+            "ottla_log_directory_total_bytes",
+            "Bytes of the file system of the directory",
+            [((path,), usage.total_bytes) for path, usage in usages],
+            _DIRECTORY,
+        )
+
+    async def _usage(self, path: str) -> DiskUsage | None:
+        """The room in a file system; None if that cannot be found out in time."""
+        runtime = self._node.runtime
+        try:
+            async with asyncio.timeout(_USAGE_SECONDS):
+                return await runtime.pool.run(runtime.disk.usage, path)
+        except (OSError, TimeoutError):
+            return None
+
+
+def _write_flushes(text: MetricsText, flushes: Histogram) -> None:
+    lines = text.family(_FLUSHES, "Time of flushes, in milliseconds", MetricKind.SUMMARY)
+    for share in _QUANTILES:
+        value = quantile(share, flushes.bounds, flushes.counts) / 1e6
+        lines.append(f'{_FLUSHES}{{quantile="{share}"}} {number_text(value)}')
+    lines.append(f"{_FLUSHES}_sum {number_text(flushes.sum / 1e6)}")
+    lines.append(f"{_FLUSHES}_count {flushes.count}")
+
+
+def _write_cleaner(text: MetricsText, broker: ObservedBroker) -> None:
+    cleaner = broker.cleaner
+    if cleaner is None:
+        return
+    text.gauge(
+        "kafka_log_logcleanermanager_max_dirty_percent",
+        "The dirty part of the dirtiest log, in percent",
+        100 * cleaner.max_dirty_ratio,
+    )
+    text.gauge(
+        "kafka_log_logcleaner_max_compaction_delay_secs",
+        "By how much the log that is most overdue for cleaning is overdue",
+        cleaner.max_compaction_delay_ms / 1000,
+    )
+    text.gauge(
+        "kafka_log_logcleaner_max_clean_time_secs", "Time of the last cleaning", cleaner.last_clean_seconds
+    )
+    text.gauge(
+        "kafka_log_logcleanermanager_uncleanable_partitions_count",
+        "Logs that cannot be cleaned and grow",
+        len(cleaner.uncleanable),
+    )
+    text.counter("ottla_log_cleaner_cleanings_total", "Cleanings of logs", cleaner.cleanings)
+    text.counter(
+        "ottla_log_cleaner_bytes_total",
+        "Bytes that the cleaner has read and written",
+        [(("read",), cleaner.bytes_read), (("written",), cleaner.bytes_written)],
+        ("direction",),
+    )

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from ottla.cli.node_http import ask
 from ottla.cli.output import Cell, size_text
-from ottla.cli.prometheus_text import samples
 from ottla.cli.top_view import Table, TopView
+from ottla.runtime.metrics_text import parse_metrics
 
 _TOPIC: Final = "kafka_server_brokertopicmetrics_"
 _IN_RECORDS: Final = f"{_TOPIC}messagesin_total"
@@ -39,6 +39,8 @@ _SHOWN_TIMES: Final = ("Produce", "FetchConsumer")
 _NAMES: Final = frozenset(
     (_IN_RECORDS, _IN_BYTES, _OUT_BYTES, _REQUESTS, _TIMES, _LAG, _CPU, _TASK_DOWN, *_GAUGES.values())
 )
+# These count as Fetch besides.
+_ALSO_AS_FETCH: Final = frozenset(("FetchConsumer", "FetchFollower"))
 _COUNTED: Final = (_IN_RECORDS, _IN_BYTES, _OUT_BYTES, _REQUESTS, _CPU)
 
 
@@ -58,8 +60,8 @@ class _NodeLook:
     def of(text: str, at: float) -> _NodeLook:
         look = _NodeLook(at)
         gauges = {family: name for name, family in _GAUGES.items()}
-        for name, labels, value in samples(text, _NAMES):
-            if math.isnan(value):
+        for name, labels, value in parse_metrics(text, _NAMES):
+            if math.isnan(value) or (name == _REQUESTS and labels.get("request") in _ALSO_AS_FETCH):
                 continue
             if name in _COUNTED:
                 key = (name, labels.get("topic", ""))
@@ -153,7 +155,10 @@ async def _scrape(url: str) -> _NodeLook:
     if answer.status != 200:
         hint = ": it needs a login (--command-config)" if answer.status in (401, 403) else ""
         return _NodeLook(monotonic(), f"its metrics are answered with status {answer.status}{hint}")
-    return await asyncio.to_thread(_NodeLook.of, answer.body.decode(errors="replace"), monotonic())
+    try:
+        return await asyncio.to_thread(_NodeLook.of, answer.body.decode(errors="replace"), monotonic())
+    except ValueError as error:
+        return _NodeLook(monotonic(), str(error))
 
 
 def _rates(before: _NodeLook | None, now: _NodeLook) -> dict[tuple[str, str], float]:

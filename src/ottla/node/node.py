@@ -128,6 +128,7 @@ class Node:
             authorizer=self.authorizer,
         )
         self.http.mount("/health", self._load_health, MountAccess.SUMMARY)
+        self.http.mount("/metrics", self._load_metrics)
         self.security: Final = NodeSecurity(runtime, self.dynamic_config)
         self.quorum: Final = QuorumMember(
             runtime,
@@ -248,6 +249,11 @@ class Node:
         from ottla.node.http.health import NodeHealth
 
         return await NodeHealth(self, self.runtime.clock).routes()
+
+    async def _load_metrics(self) -> HttpMount:
+        from ottla.node.metrics.endpoint import MetricsEndpoint
+
+        return MetricsEndpoint(self.metrics, self.runtime.clock).routes()
 
     def topic_config(self, topic: str) -> LogConfig:
         """The settings of a topic's logs, as the newest image has them."""

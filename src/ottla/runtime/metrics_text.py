@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 __all__ = ["MetricSample", "parse_metrics"]
@@ -21,10 +21,14 @@ class MetricSample(NamedTuple):
     value: float
 
 
-def parse_metrics(text: str) -> Iterator[MetricSample]:
-    """The samples of a text, in its order. ValueError names a line that is none."""
+def parse_metrics(text: str, names: Collection[str] | None = None) -> Iterator[MetricSample]:
+    """The samples of a text, in its order, or those of these names only. ValueError names a line that is
+    none.
+    """
     for line in text.split("\n"):
         if not line or line.startswith("#"):
+            continue
+        if names is not None and line.partition(" ")[0].partition("{")[0] not in names:
             continue
         found = _LINE.match(line)
         if found is None:

@@ -85,10 +85,13 @@ class ProcessCollector:
         statuses = self._node.tasks.statuses()
         states: dict[TaskState, int] = {state: 0 for state in TaskState if state is not TaskState.ENDED}
         errors: dict[str, int] = {}
+        down: dict[str, int] = {}
         for status in statuses:
             states[status.state] = states.get(status.state, 0) + 1
             if len(errors) < _MOST_TASKS or status.name in errors:
                 errors[status.name] = errors.get(status.name, 0) + status.restarts
+                is_down = int(status.state is not TaskState.RUNNING)
+                down[status.name] = max(is_down, down.get(status.name, 0))
         text.gauge(
             "ottla_background_tasks",
             "Background tasks by their state",
@@ -99,5 +102,11 @@ class ProcessCollector:
             "ottla_background_task_errors_total",
             "Errors of background tasks; each was logged, and the task started again",
             [((name,), count) for name, count in errors.items()],
+            ("task",),
+        )
+        text.gauge(
+            "ottla_background_task_down",
+            "1 while a background task does not run, after an error",
+            [((name,), value) for name, value in down.items()],
             ("task",),
         )

@@ -1,10 +1,11 @@
-"""`/metrics` of a live node: requests by phase, errors, topics, groups, transactions, and the bounds of labels."""
+"""`/metrics` of a live node: requests by phase, errors, topics, groups, transactions, bounds of labels."""
 
 import asyncio
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from tests.support.waiting import wait_until
 
 from ottla import LocalNode, blocking
 from ottla.protocol.messages.create_topics import (
@@ -23,7 +24,6 @@ from ottla.protocol.messages.produce import (
 from ottla.records.builder import build_batch
 from ottla.runtime.metrics_text import parse_metrics
 from ottla.testing.local_cluster import send_request
-from tests.support.waiting import until
 
 HTTP = {"http.listener": "http://127.0.0.1:0"}
 
@@ -73,18 +73,22 @@ def traffic(node: LocalNode) -> LocalNode:
     with blocking.Producer(node.bootstrap_servers) as producer:
         for _ in range(100):
             producer.send("orders", b"x" * 100)
-    settings = {"bootstrap.servers": node.bootstrap_servers, "group.id": "readers"}
-    with blocking.Consumer({**settings, "auto.offset.reset": "earliest", "max.poll.records": "60"}) as reader:
-        reader.subscribe(["orders"])
-        while not (records := reader.poll(5)):
-            pass
-        assert len(records) == 60
-        reader.commit()
+    commit(node, "readers", "orders", 60)
     return node
 
 
+def commit(node: LocalNode, group: str, topic: str, offset: int) -> None:
+    """Join a group that reads a topic, commit, and leave."""
+    settings = {"bootstrap.servers": node.bootstrap_servers, "group.id": group, "enable.auto.commit": False}
+    with blocking.Consumer({**settings, "auto.offset.reset": "earliest"}) as reader:
+        reader.subscribe([topic])
+        while not reader.poll(5):
+            pass
+        reader.commit({(topic, 0): offset})
+
+
 def produce(node: LocalNode, topic: str) -> ProduceResponse:
-    data = PartitionProduceData(index=0, records=build_batch([(None, b"value")]))
+    data = PartitionProduceData(index=0, records=build_batch([(1, b"key", b"value")]))
     request = ProduceRequest(
         acks=1, timeout_ms=1_000, topic_data=[TopicProduceData(name=topic, partition_data=[data])]
     )
@@ -150,7 +154,9 @@ class TestRequests:
 
     def test_a_fetch_that_waits_does_so_in_the_remote_phase(self, traffic: LocalNode) -> None:
         name = "kafka_network_requestmetrics_remotetimems_sum"
-        before = Scrape(traffic).total(name, request="FetchConsumer")
+        scrape = Scrape(traffic)
+        before = scrape.total(name, request="FetchConsumer")
+        end = int(scrape("kafka_topic_partition_current_offset", topic="orders", partition="0"))
         request = FetchRequest(
             max_wait_ms=300,
             min_bytes=1,
@@ -159,13 +165,10 @@ class TestRequests:
             topics=[
                 FetchTopic(
                     topic="orders",
-                    partitions=[FetchPartition(partition=0, fetch_offset=1_000, partition_max_bytes=1_000)],
+                    partitions=[FetchPartition(partition=0, fetch_offset=end, partition_max_bytes=1_000)],
                 )
             ],
         )
-        with blocking.Admin(traffic.bootstrap_servers) as admin:
-            end = admin.list_offsets({("orders", 0): "latest"})[("orders", 0)].offset
-        request.topics[0].partitions[0].fetch_offset = end
         send_request(traffic.port, request, 11, FetchResponse, timeout_s=30)
         after = Scrape(traffic)
         assert after(name, request="FetchConsumer") - before >= 290
@@ -192,7 +195,7 @@ class TestRequests:
         with blocking.Admin(traffic.bootstrap_servers) as admin:
             admin.quotas.alter({"client-id": None}, set={"producer_byte_rate": 10})
             try:
-                until(lambda: produce(traffic, "orders").throttle_time_ms > 0, "a throttled produce")
+                wait_until(lambda: produce(traffic, "orders").throttle_time_ms > 0, "none was throttled")
             finally:
                 admin.quotas.alter({"client-id": None}, remove=["producer_byte_rate"])
         assert Scrape(traffic)(name, request="Produce") > 0
@@ -218,8 +221,8 @@ class TestTopicsAndGroups:
         before = Scrape(traffic).of_node(name)
         assert Scrape(traffic)(name, topic="short-lived") == 1
         with blocking.Admin(traffic.bootstrap_servers) as admin:
-            admin.delete_topics(["short-lived"])
-        until(lambda: not Scrape(traffic).all(name, topic="short-lived"), "the series to go")
+            admin.topics.delete("short-lived")
+        wait_until(lambda: not Scrape(traffic).all(name, topic="short-lived"), "the series is still there")
         assert Scrape(traffic).of_node(name) >= before
 
     def test_a_group_has_its_state_members_and_lag(self, traffic: LocalNode) -> None:
@@ -237,7 +240,7 @@ class TestTopicsAndGroups:
         settings = {"bootstrap.servers": traffic.bootstrap_servers, "transactional.id": "teller"}
         with blocking.Producer(settings) as producer:
             producer.begin_transaction()
-            producer.send("orders", b"pending").result(30)
+            producer.send("orders", b"pending")
             scrape = Scrape(traffic)
             assert scrape("ottla_transactional_ids", state="Ongoing") == 1
             assert scrape("ottla_transaction_oldest_open_seconds") > 0
@@ -245,9 +248,9 @@ class TestTopicsAndGroups:
             assert scrape("kafka_cluster_partition_laststableoffsetlag", **labels) == 1
             assert scrape("kafka_server_replicamanager_produceridcount") >= 1
             producer.abort_transaction()
-        until(
+        wait_until(
             lambda: Scrape(traffic)("ottla_transactions_ended_total", result="abort") == 1,
-            "the abort to be counted",
+            "the abort was not counted",
         )
 
 
@@ -294,12 +297,7 @@ def test_labels_are_bounded_and_the_rest_is_summed_up() -> None:
             for topic in range(5):
                 producer.send(f"topic-{topic}", b"x")
         for group in range(4):
-            settings = {"bootstrap.servers": node.bootstrap_servers, "group.id": f"group-{group}"}
-            with blocking.Consumer({**settings, "auto.offset.reset": "earliest"}) as reader:
-                reader.subscribe(["topic-0"])
-                while not reader.poll(5):
-                    pass
-                reader.commit()
+            commit(node, f"group-{group}", "topic-0", 1)
         scrape = Scrape(node)
         name = "kafka_server_brokertopicmetrics_messagesin_total"
         topics = [labels["topic"] for labels, _ in scrape.all(name) if labels]

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import logging
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -141,3 +142,58 @@ def test_loading_a_module_is_no_warning(
     assert seen.above_bound >= 1
     found = [record for record in caplog.records if "a module is loaded" in record.getMessage()]
     assert {record.levelno for record in found} == {logging.INFO}
+
+
+# Collections come with almost every object that is made, and in the thread of the watchdog each lets the
+# loop's thread go on, as one does that takes longer than the switch interval. Calls of many shapes follow
+# each other on the stack of the loop's thread: what was the frame of one is in the middle of another then.
+WATCHED_PROGRAM = """
+import asyncio, gc, sys, time
+from ottla.runtime.loop_watchdog import LoopWatchdog
+
+sys.setswitchinterval(0.001)
+calls = []
+for size in range(1, 12):
+    variables = " = ".join(f"v{number}" for number in range(size))
+    scope = {}
+    exec(
+        f"def call(depth, turn):\\n"
+        f"    {variables} = 3\\n"
+        f"    return calls[(depth * 7 + turn) % len(calls)](depth - 1, turn) if depth else v0\\n",
+        {"calls": calls}, scope,
+    )
+    calls.append(scope["call"])
+
+def on_collection(phase, info):
+    caller = sys._getframe().f_back
+    if caller is not None and caller.f_code.co_filename.endswith("loop_watchdog.py"):
+        time.sleep(0.0002)
+
+async def main():
+    watchdog = LoopWatchdog(bound_ms=0.2)
+    watchdog.start()
+    gc.callbacks.append(on_collection)
+    gc.set_threshold(5)
+    deadline = time.monotonic() + 30
+    turn = 0
+    while watchdog.statistics().looks < 100:
+        assert time.monotonic() < deadline, watchdog.statistics()
+        assert watchdog._thread is None or watchdog._thread.is_alive()
+        turn += 1
+        for depth in range(30):
+            calls[turn % len(calls)](depth, turn)
+        if turn % 50 == 0:
+            await asyncio.sleep(0)
+    watchdog.stop()
+
+asyncio.run(main())
+print("survived")
+"""
+
+
+def test_a_collection_never_meets_a_frame_that_is_being_taken() -> None:
+    """With CPython 3.11 the process would crash, or the watchdog's thread would end, within a few looks."""
+    ended = subprocess.run(
+        [sys.executable, "-c", WATCHED_PROGRAM], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "survived\n"), ended.stderr[-2000:]

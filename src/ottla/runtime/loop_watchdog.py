@@ -10,15 +10,24 @@ What it measures is what a new event waits: the rest of a turn, and the events t
 turn of more than one and a half bounds is never missed, and two that follow each other may count as one. It
 reports the CPU time of the loop's thread as well: on a machine with too few cores a loop is late without
 doing anything. It costs the loop one callback for each look.
+
+Invariant: no garbage collection begins while the watchdog takes a frame of another thread. CPython 3.11 makes
+a frame object at that moment, and a collection for its sake runs Python code (the callbacks of `gc`) that may
+let the other thread go on. The other thread then leaves the call whose frame was being taken, and what
+CPython returns or overwrites is memory of another call: the process crashes, or worse. From CPython 3.12 on
+collections wait until the call has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Final
@@ -45,6 +54,8 @@ _LOADS_MODULE: Final = "_find_and_load"
 _LOADING: Final = "a module is loaded, "
 # A loop that is held for this long is logged while it lasts: it may never end.
 _LOG_AT_ONCE_S: Final = 1.0
+# Held by the watchdog that has put collections off: another one must not allow them meanwhile.
+_no_collection: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +176,18 @@ class LoopWatchdog:
         idle_looks = 0
         while not self._stopped:
             self._looks += 1
-            if self._is_idle(sys._current_frames().get(self._ident)):
+            if self._is_idle(self._take_frame()):
                 idle_looks += 1
                 time.sleep(pause_s if idle_looks < _IDLE_LOOKS else pause_s * _IDLE_FACTOR)
                 continue
             idle_looks = 0
             if not self._wait_for_turn(pause_s):
                 return
+
+    def _take_frame(self) -> FrameType | None:
+        """The innermost call of the loop's thread."""
+        with _without_collection():
+            return sys._current_frames().get(self._ident)
 
     def _is_idle(self, frame: FrameType | None) -> bool:
         if frame is None or frame is self._idle_frame:
@@ -238,16 +254,17 @@ class LoopWatchdog:
 
     def _culprit(self) -> str:
         """The task and the stack of the loop's thread, the innermost call first."""
-        frame = sys._current_frames().get(self._ident)
-        if self._is_idle(frame):
-            return ""
         calls: list[str] = []
         loads_module = False
-        while frame is not None and frame is not self._idle_frame:
-            code = frame.f_code
-            loads_module |= code.co_name == _LOADS_MODULE
-            calls.append(f"{code.co_name} ({_short(code.co_filename)}:{frame.f_lineno})")
-            frame = frame.f_back
+        with _without_collection():
+            frame = sys._current_frames().get(self._ident)
+            if self._is_idle(frame):
+                return ""
+            while frame is not None and frame is not self._idle_frame:
+                code = frame.f_code
+                loads_module |= code.co_name == _LOADS_MODULE
+                calls.append(f"{code.co_name} ({_short(code.co_filename)}:{frame.f_lineno})")
+                frame = frame.f_back
         if len(calls) > _MAX_FRAMES:
             half = _MAX_FRAMES // 2
             calls[half:-half] = ["..."]
@@ -279,6 +296,19 @@ class LoopWatchdog:
             also,
             culprit or "the stack is not known",
         )
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Put automatic garbage collections off; for a moment only."""
+    with _no_collection:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 def _short(path: str) -> str:

@@ -131,6 +131,21 @@ class TestErrors:
         assert (raised.value.errno, raised.value.filename) == (errno.EIO, "/file")
         file.sync()
 
+    @pytest.mark.parametrize(("code", "survives"), [(errno.EIO, False), (errno.EMFILE, True)])
+    def test_a_sync_that_found_no_handle_can_be_repeated(self, code: int, survives: bool) -> None:
+        """Other than one that has failed: the kernel then takes the pages for written."""
+        kept = []
+        for seed in range(20):
+            disk = SimDisk(seed=seed)
+            file = durable_file(disk)
+            file.pwrite(b"unsynced" * 100, 0)
+            disk.fail(code, ops=["sync"])
+            with pytest.raises(OSError):
+                file.sync()
+            file.sync()
+            kept.append(read_file(disk.after_crash(1), "/file") == b"unsynced" * 100)
+        assert all(kept) is survives
+
     def test_a_lasting_fault_lasts_until_healed(self) -> None:
         disk = SimDisk()
         file = durable_file(disk, data=b"data")

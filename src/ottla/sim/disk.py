@@ -343,7 +343,8 @@ class SimDisk:
         if failure is None:
             inode.sync()
             return
-        if isinstance(failure, OSError):
+        # Without a handle nothing was asked of the kernel, and what is not synced stays so.
+        if isinstance(failure, OSError) and failure.errno not in (errno.EMFILE, errno.ENFILE):
             self.cache_lies = True
             inode.fail_sync(self._random("sync"), self._sector_bytes)
         raise failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from ottla.metadata.image.image import MetadataImage
@@ -56,6 +57,7 @@ class ClusterMember:
         self.machine.on_end = self._ends
         checker.machines[id] = self.machine
         self._node: Node | None = None
+        self._starting: asyncio.Future[None] | None = None
         self.watcher: NodeWatcher | None = None
         self._boot = 0
         # The faults of its disk now; and whether there was one since it booted.
@@ -142,8 +144,12 @@ class ClusterMember:
         self._boot = self.machine.boots
         self._had_disk_fault = bool(self.disk_faults)
         node = self._node = _WatchedNode(runtime, NodeConfig(self.settings), self._watch)
+        self._starting = starting = asyncio.ensure_future(node.start())
+        await asyncio.wait([starting])
+        if starting.cancelled():
+            return  # it was asked to stop before it was ready
         try:
-            await node.start()
+            starting.result()
             reason = await node.wait_until_failed()
         except NodeFailed as error:
             reason = str(error)
@@ -181,6 +187,10 @@ class ClusterMember:
             return
 
         async def leave() -> None:
+            starting = self._starting
+            if starting is not None and not starting.done():
+                starting.cancel()
+                await asyncio.wait([starting])
             await node.stop()
             self._world.coverage["stopped cleanly"] += 1
             self._end(process)

@@ -242,6 +242,10 @@ class Node:
     def broker_epoch(self) -> int:
         return self.lifecycle.epoch
 
+    @property
+    def unanswered_heartbeats_ms(self) -> int:
+        return self.lifecycle.unanswered_ms
+
     def hosted_partitions(self) -> Iterable[Partition]:
         return () if self._publisher is None else self.replicas
 

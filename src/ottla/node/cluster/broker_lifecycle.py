@@ -96,6 +96,8 @@ class BrokerLifecycleManager:
         self._offline: set[bytes] = set()
         # Those that no heartbeat has reported to a controller yet, each with the task that gives up on it.
         self._unreported: dict[bytes, SupervisedTask] = {}
+        # When a controller last answered a heartbeat, on the clock of the event loop.
+        self._answered_at: float | None = None
         self._ready_to_unfence = False
         self._fences_itself = False
         self._shutting_down = False
@@ -211,6 +213,12 @@ class BrokerLifecycleManager:
                     await self._heartbeat_wanted.wait()
             self._heartbeat_wanted.clear()
 
+    @property
+    def unanswered_ms(self) -> int:
+        """For how long no controller has answered a heartbeat; 0 before the first answer."""
+        since = self._answered_at
+        return 0 if since is None else int((asyncio.get_running_loop().time() - since) * 1000)
+
     def _pause_seconds(self) -> float:
         wants_to_serve = self._ready_to_unfence and not self._fences_itself
         waits = not self._caught_up.is_set() or (wants_to_serve and not self._unfenced.is_set())
@@ -239,6 +247,7 @@ class BrokerLifecycleManager:
         assert isinstance(response, BrokerHeartbeatResponse)
         code = ErrorCode.of(response.error_code)
         if code is ErrorCode.NONE:
+            self._answered_at = asyncio.get_running_loop().time()
             self._on_heartbeat_response(response)
             for directory in offline:
                 if (waiting := self._unreported.pop(directory, None)) is not None:

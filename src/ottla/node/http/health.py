@@ -6,7 +6,7 @@ hold, each of which has its name in the answer:
 - `started`: it has gone through its start, and has not begun to stop;
 - `quorum`: the quorum has a leader, and the metadata log works;
 - `caught_up`: this node has applied what the quorum has committed;
-- `registered`: the controller has registered this broker and lets it serve;
+- `registered`: the controller has registered this broker, hears of it and lets it serve;
 - `storage`: no directory and no replica of this node is offline;
 - `partitions`: every partition with a replica here has a leader;
 - `in_sync`: every replica here is in sync with its leader;
@@ -83,6 +83,11 @@ class NodeState(Protocol):
     def broker_epoch(self) -> int: ...
 
     @property
+    def unanswered_heartbeats_ms(self) -> int:
+        """For how long no controller has answered a heartbeat of this broker."""
+        ...
+
+    @property
     def tasks(self) -> TaskSupervisor: ...
 
     def storage_status(self) -> StorageState: ...
@@ -139,6 +144,9 @@ class NodeHealth:
         registration = image.cluster.brokers.get(config.node_id)
         if registration is None or registration.epoch != node.broker_epoch:
             return f"broker {config.node_id} is not registered"
+        silent_ms = node.unanswered_heartbeats_ms
+        if silent_ms > config.number("broker.session.timeout.ms"):
+            return f"no controller has answered a heartbeat of broker {config.node_id} for {silent_ms} ms"
         if registration.in_controlled_shutdown:
             return f"broker {config.node_id} is shutting down"
         return f"broker {config.node_id} is fenced by the controller" if registration.fenced else None

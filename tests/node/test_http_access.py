@@ -1,0 +1,172 @@
+"""Who may ask a node over HTTP on an address that other machines reach."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import certificates
+
+from ottla.client.admin import Admin
+from ottla.client.admin.acls import AclBinding
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.config.tables.config_def import ConfigError
+from ottla.node.http.mounts import MountAccess
+from ottla.node.node import Node
+from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
+from ottla.runtime.http_server import HttpMount, HttpRoute, HttpServerRequest, HttpServerResponse
+from ottla.runtime.runtime import Runtime
+
+
+async def show(request: HttpServerRequest) -> HttpServerResponse:
+    principal = None if request.principal is None else str(request.principal)
+    return HttpServerResponse.json({"principal": principal})
+
+
+async def page() -> HttpMount:
+    return HttpMount((HttpRoute("GET", "/{path*}", show),))
+
+
+@asynccontextmanager
+async def serving(directory: Path, **settings: str) -> AsyncIterator[Node]:
+    """A node with pages of each kind."""
+    runtime = Runtime.real(guest=True)
+    node = Node(
+        runtime,
+        NodeConfig(
+            {
+                "listeners": "PLAINTEXT://127.0.0.1:0",
+                "log.dirs": str(directory / "data"),
+                **{name.replace("_", "."): value for name, value in settings.items()},
+            }
+        ),
+    )
+    node.http.mount("/protected", page)
+    node.http.mount("/public", page)
+    node.http.mount("/", page, MountAccess.OWN)
+    try:
+        await node.start()
+        yield node
+    finally:
+        await node.stop()
+        runtime.close()
+
+
+async def ask(
+    node: Node, path: str, user: str | None = None, tls: ssl.SSLContext | None = None
+) -> tuple[int, Any]:
+    """The status, and the document or the headers of an error."""
+    endpoint = node.http.endpoint
+    assert endpoint is not None
+    scheme = "https" if endpoint.protocol.tls else "http"
+    request = urllib.request.Request(f"{scheme}://127.0.0.1:{endpoint.port}{path}")
+    if user is not None:
+        request.add_header("Authorization", "Basic " + base64.b64encode(user.encode()).decode())
+
+    def fetch() -> tuple[int, Any]:
+        try:
+            with urllib.request.urlopen(request, timeout=60, context=tls) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers
+
+    return await asyncio.to_thread(fetch)
+
+
+def trusting(directory: Path, client: str | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=certificates.write_ca(directory, "trusted"))
+    if client is not None:
+        issued = certificates.client_certificate(client)
+        context.load_cert_chain(certificates.write_pem(directory, "client", issued))
+    return context
+
+
+def tls_settings(directory: Path) -> dict[str, str]:
+    return {
+        "listener.name.http.ssl.keystore.type": "PEM",
+        "listener.name.http.ssl.keystore.location": certificates.write_pem(
+            directory, "server", certificates.server_certificate()
+        ),
+        "listener.name.http.ssl.truststore.type": "PEM",
+        "listener.name.http.ssl.truststore.location": certificates.write_ca(directory),
+        "listener.name.http.ssl.client.auth": "requested",
+    }
+
+
+async def test_without_tls_only_health_and_what_is_public_is_there(tmp_path: Path) -> None:
+    async with serving(tmp_path, http_listener="http://0.0.0.0:0", http_public_paths="/public") as node:
+        assert await ask(node, "/health/ready") == (200, {"status": "ready"})
+        assert await ask(node, "/health/live") == (200, {"status": "live"})
+        assert (await ask(node, "/public/x")) == (200, {"principal": "User:ANONYMOUS"})
+        for path in ("/protected/x", "/console", "/", "/publicity", "/%70ublic/x", "/public%2Fx"):
+            assert (await ask(node, path))[0] == 403, path
+            # A password would be there for all to read.
+            assert (await ask(node, path, "admin:secret"))[0] == 403, path
+
+
+async def test_with_tls_clients_log_in(tmp_path: Path) -> None:
+    settings = {**tls_settings(tmp_path), "http_listener": "https://0.0.0.0:0"}
+    async with serving(tmp_path, **settings) as node:
+        anonymous = trusting(tmp_path)
+        assert await ask(node, "/health/ready", tls=anonymous) == (200, {"status": "ready"})
+        status, headers = await ask(node, "/protected", tls=anonymous)
+        assert (status, headers["WWW-Authenticate"]) == (401, 'Basic realm="ottla"')
+        # What logs its clients in itself is asked, and is not given a principal.
+        assert await ask(node, "/console", tls=anonymous) == (200, {"principal": None})
+
+        async with Admin(f"127.0.0.1:{node.client_endpoints()[0].port}") as admin:
+            await admin.users.set_password("alice", "wonder:land", mechanism="SCRAM-SHA-512")
+            await admin.users.set_password("alice", "wonderland", mechanism="SCRAM-SHA-256")
+        for password in ("wonder:land", "wonderland"):
+            for _ in range(2):
+                known = await ask(node, "/protected", f"alice:{password}", anonymous)
+                assert known == (200, {"principal": "User:alice"})
+        for wrong in ("alice:wrong", "bob:wonderland", "alice:", ":", "alice"):
+            assert (await ask(node, "/protected", wrong, anonymous))[0] == 401, wrong
+        _, ready = await ask(node, "/health/ready", "alice:wonderland", anonymous)
+        assert ready["checks"]["started"] == "ok"
+        async with Admin(f"127.0.0.1:{node.client_endpoints()[0].port}") as admin:
+            await admin.users.set_password("alice", "another", mechanism="SCRAM-SHA-256")
+        assert (await ask(node, "/protected", "alice:wonderland", anonymous))[0] == 401
+
+        by_certificate = trusting(tmp_path, "CN=prometheus")
+        assert await ask(node, "/protected", tls=by_certificate) == (200, {"principal": "User:CN=prometheus"})
+
+
+async def test_where_there_are_acls_clients_need_to_describe_the_cluster(tmp_path: Path) -> None:
+    settings = {
+        **tls_settings(tmp_path),
+        "http_listener": "https://0.0.0.0:0",
+        "authorizer_class_name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super_users": "User:ANONYMOUS",
+    }
+    async with serving(tmp_path, **settings) as node:
+        by_certificate = trusting(tmp_path, "CN=prometheus")
+        assert (await ask(node, "/protected", tls=by_certificate))[0] == 403
+        assert await ask(node, "/health/ready", tls=by_certificate) == (200, {"status": "ready"})
+        async with Admin(f"127.0.0.1:{node.client_endpoints()[0].port}") as admin:
+            describe = AclBinding(
+                "User:CN=prometheus", AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_NAME
+            )
+            await admin.acls.create([describe])
+        async with asyncio.timeout(60):
+            while (await ask(node, "/protected", tls=by_certificate))[0] != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "text", ["127.0.0.1:9644", "ftp://127.0.0.1:1", "http://127.0.0.1", "http://a:70000", "http://a:1/path"]
+)
+def test_an_address_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"http\.listener: expected http://host:port"):
+        NodeConfig({"http.listener": text})

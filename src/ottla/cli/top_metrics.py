@@ -20,7 +20,7 @@ _IN_BYTES: Final = f"{_TOPIC}bytesin_total"
 _OUT_BYTES: Final = f"{_TOPIC}bytesout_total"
 _REQUESTS: Final = "kafka_network_requestmetrics_requests_total"
 _TIMES: Final = "kafka_network_requestmetrics_totaltimems"
-_LAG: Final = "kafka_consumergroup_lag"
+_LAG: Final = "kafka_consumergroup_lag_sum"
 _CPU: Final = "process_cpu_seconds_total"
 _TASK_DOWN: Final = "ottla_background_task_down"
 # Families with one sample for the node, by their names in the output.
@@ -69,7 +69,7 @@ class _NodeLook:
             elif name == _TIMES and labels.get("quantile") == "0.99":
                 look.p99_ms[labels.get("request", "")] = value
             elif name == _LAG:
-                group = labels.get("group") or labels.get("consumergroup", "")
+                group = labels.get("consumergroup", "")
                 look.lags[group] = look.lags.get(group, 0) + value
             elif name == _TASK_DOWN and value:
                 look.tasks_down.append(labels.get("task", ""))

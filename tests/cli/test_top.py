@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest.mock import patch
 
 import pytest
+from ottla.cli.prometheus_text import Sample, samples
 
 from ottla.cli.main import main
-from ottla.cli.prometheus_text import Sample, samples
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine, Ended
 

@@ -11,26 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest.mock import patch
 
 import pytest
-from ottla.cli.prometheus_text import Sample, samples
 
 from ottla.cli.main import main
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine, Ended
-
-
-class TestText:
-    def test_the_wanted_samples_are_read(self) -> None:
-        text = (
-            "# HELP a_total What.\n# TYPE a_total counter\n"
-            'a_total 5\na_total{topic="x"} 1.5e3\nb{c="d"} 1\n'
-            'a_total{topic="q\\"\\\\n\\n,}",p="0",} 7 1700000000\n'
-            'a_total{topic="unfinished} 1\na_total nothing\na_total\n\na_totals 9\n'
-        )
-        assert list(samples(text, {"a_total"})) == [
-            Sample("a_total", {}, 5),
-            Sample("a_total", {"topic": "x"}, 1500),
-            Sample("a_total", {"topic": 'q"\\n\n,}', "p": "0"}, 7),
-        ]
 
 
 @contextmanager
@@ -115,6 +99,12 @@ def test_what_is_wrong_comes_first() -> None:
     assert lines[3].startswith("! http://127.0.0.1:1: http://127.0.0.1:1/metrics cannot be reached: ")
     assert any(line.startswith("orders ") for line in lines)
     assert any(line.split() == ["billing", "33"] for line in lines)
+
+
+def test_what_is_no_text_of_metrics_is_said_so() -> None:
+    with pages("process_resident_memory_bytes one\n") as one:
+        document = top(one, options=("--json",)).json
+    assert "could not convert" in document["nodes"][one]["error"]
 
 
 def test_a_node_that_was_restarted_has_no_rates() -> None:

@@ -123,6 +123,7 @@ class Node:
         self.http: Final = NodeHttp(
             runtime,
             config,
+            self.tasks,
             default=default_http,
             image=lambda: self.image,
             authorizer=self.authorizer,

@@ -22,6 +22,7 @@ from ottla.node.network.server import ListenerTls
 from ottla.runtime.address import Address
 from ottla.runtime.network import NetworkListener
 from ottla.runtime.runtime import Runtime
+from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
 
 if TYPE_CHECKING:
     from ottla.metadata.image.image import MetadataImage
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# How long a client that comes before the server is there waits until it is looked for again.
+_LOADING_SECONDS: Final = 0.01
 DEFAULT_HTTP_LISTENER: Final = "http://127.0.0.1:9644"
 
 
@@ -40,6 +43,7 @@ class NodeHttp:
         self,
         runtime: Runtime,
         config: NodeConfig,
+        tasks: TaskSupervisor,
         *,
         default: str = "",
         image: Callable[[], MetadataImage],
@@ -47,6 +51,7 @@ class NodeHttp:
     ) -> None:
         self._runtime: Final = runtime
         self._config: Final = config
+        self._tasks: Final = tasks
         self._image: Final = image
         self._authorizer: Final = authorizer
         self._is_optional: Final = not config.is_set("http.listener")
@@ -57,6 +62,7 @@ class NodeHttp:
         self._server: HttpServer | None = None
         self._mounts: dict[str, tuple[Callable[[], Awaitable[HttpMount]], MountAccess]] = {}
         self._tls: ListenerTls | None = None
+        self._loading: SupervisedTask | None = None
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -112,6 +118,7 @@ class NodeHttp:
                 endpoint.host,
                 endpoint.port,
                 tls=None if self._tls is None else _HttpTls(self._tls),
+                gate=self,
             )
         except OSError as error:
             if self._is_optional and error.errno == errno.EADDRINUSE:
@@ -119,9 +126,28 @@ class NodeHttp:
                 return
             raise NodeFailed(f"http.listener: {error.strerror or error}") from None
 
+    # Clients are accepted once there is a server for them: it is imported in a thread of the pool, as that
+    # takes longer than the event loop may be held.
+
+    def delay_s(self) -> float:
+        if self._server is not None:
+            return 0.0
+        if self._loading is None:
+            self._loading = self._tasks.start("loading of the HTTP server", self._load)
+        return _LOADING_SECONDS
+
+    def on_accepted(self, host: str) -> float | None:
+        return None
+
+    def on_failed(self, host: str) -> None:
+        pass
+
+    async def _load(self) -> None:
+        await self._runtime.pool.run(_import_server)
+        self._server = self._make_server()
+
     def _connect(self) -> asyncio.BaseProtocol:
-        if self._server is None:
-            self._server = self._make_server()
+        assert self._server is not None
         return self._server.connect()
 
     def _make_server(self) -> HttpServer:
@@ -148,8 +174,15 @@ class NodeHttp:
         if self._listener is not None:
             await self._listener.close()
             self._listener = None
+        if self._loading is not None:
+            await self._loading.stop()
         if self._server is not None:
             await self._server.close()
+
+
+def _import_server() -> None:
+    import ottla.node.http.access
+    import ottla.node.http.health  # noqa: F401 - all clients ask for it first
 
 
 class _HttpTls:

@@ -80,10 +80,18 @@ class View {
   }
 }
 
+/** Wait for a time, or until the page is left or something was changed from it. */
 function sleep(ms, signal) {
   return new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+    const wake = () => {
+      clearTimeout(timer);
+      signal.removeEventListener("abort", wake);
+      window.removeEventListener("ottla-changed", wake);
+      resolve();
+    };
+    const timer = setTimeout(wake, ms);
+    signal.addEventListener("abort", wake);
+    window.addEventListener("ottla-changed", wake);
   });
 }
 

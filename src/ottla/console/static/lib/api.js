@@ -23,7 +23,7 @@ export function address(parts, query = {}) {
   return url;
 }
 
-async function request(method, parts, { query, body, signal } = {}) {
+async function request(method, parts, { query, body, signal, again = false } = {}) {
   const headers = {};
   if (method !== "GET") headers["X-Ottla-Csrf"] = session.csrfToken ?? "";
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -40,6 +40,10 @@ async function request(method, parts, { query, body, signal } = {}) {
   if (response.ok) return answer;
   const problem = answer?.error ?? { code: `HTTP_${response.status}`, message: response.statusText };
   if (problem.code === "LOGIN_REQUIRED") window.dispatchEvent(new Event("ottla-login"));
+  if (problem.code === "CSRF" && !again) {
+    await loadSession(); // a server that was started again has given out other tokens
+    return request(method, parts, { query, body, signal, again: true });
+  }
   throw new ApiError(response.status, problem.code, problem.message);
 }
 
@@ -72,9 +76,10 @@ export function canChange() {
  * `end` and `error` from the server close it; a connection that is lost is made again by the browser.
  */
 export function stream(parts, query, handlers, signal) {
+  if (signal?.aborted) return;
   const source = new EventSource(address(parts, query));
   const close = () => source.close();
-  signal?.addEventListener("abort", close);
+  signal?.addEventListener("abort", close, { once: true });
   for (const [name, handle] of Object.entries(handlers)) {
     if (name === "error" || name === "end") continue;
     source.addEventListener(name, (event) => handle(JSON.parse(event.data)));
@@ -92,5 +97,22 @@ export function stream(parts, query, handlers, signal) {
       handlers.error?.(new ApiError(0, "UNREACHABLE", "The stream of events was refused."));
     }
   });
-  return close;
+}
+
+/**
+ * Listen to events that begin with their history, and only while the window can be seen: a browser has six
+ * connections to a server, and each hidden tab would hold one of them.
+ */
+export function watch(parts, query, handlers, signal) {
+  let shown = null;
+  const change = () => {
+    shown?.abort();
+    shown = null;
+    if (document.hidden || signal.aborted) return;
+    shown = new AbortController();
+    stream(parts, query, handlers, shown.signal);
+  };
+  document.addEventListener("visibilitychange", change, { signal });
+  signal.addEventListener("abort", () => shown?.abort(), { once: true });
+  change();
 }

@@ -103,6 +103,8 @@ export class LineChart {
       const { line, area } = paths(this.samples, name, x, y, bottom);
       if (shown.length <= 2) lines.append(s("path", { class: `area series-${index}`, d: area }));
       lines.append(s("path", { class: `line series-${index}`, d: line }));
+      const last = this.samples.at(-1);
+      if (last && (last.values[name] ?? null) !== null) lines.append(s("circle", { class: `dot series-${index}`, cx: x(last.time), cy: y(last.values[name]), r: 2.5 }));
     }
     parts.push(lines);
 

@@ -4,7 +4,8 @@ const SVG = "http://www.w3.org/2000/svg";
 
 /**
  * Make an element: h("td.number", {title: "bytes"}, "12", otherElement).
- * Attributes that begin with "on" are event listeners; null, undefined and false leave an attribute out.
+ * Attributes that begin with "on" are event listeners; null, undefined and false leave an attribute out, but
+ * those of ARIA have "false" for a value.
  */
 export function h(tagAndClasses, attributes = {}, ...children) {
   const [tag, ...classes] = tagAndClasses.split(".");
@@ -20,8 +21,10 @@ export function s(tag, attributes = {}, ...children) {
 
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    if (value === null || value === undefined) continue;
+    if (name.startsWith("aria-")) element.setAttribute(name, String(value)); // "false" is a value of these
+    else if (value === false) continue;
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "class") element.classList.add(...String(value).split(" ").filter(Boolean));
     else if (name === "value" || name === "checked" || name === "selected") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);

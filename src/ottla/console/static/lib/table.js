@@ -22,6 +22,7 @@ export class Table {
     this.load = load;
     this.pageSize = pageSize;
     this.offset = 0;
+    this.ticket = 0;
     this.rows = [];
     this.matched = 0;
     this.head = h("tr");
@@ -44,8 +45,10 @@ export class Table {
 
   /** Ask the server for the page that is shown. */
   async refresh() {
+    const ticket = ++this.ticket;
     const page = this.offset / this.pageSize + 1;
     const answer = await this.load({ sort: this.sort, order: this.order, page, pageSize: this.pageSize });
+    if (ticket !== this.ticket) return; // what was asked later is what is wanted
     this.rows = answer.items;
     this.matched = answer.total;
     if (this.offset >= this.matched && this.offset > 0) {
@@ -87,7 +90,7 @@ export class Table {
         const title = mark === undefined || mark === null || mark === false
           ? column.title
           : h("button", { type: "button", onclick: () => this.sortBy(mark), title: `sort by ${column.title}` }, column.title, arrow);
-        const attributes = { scope: "col", class: classes(column), "aria-sort": sorted ? `${this.order}ending` : null };
+        const attributes = { scope: "col", class: classes({ ...column, className: "" }), "aria-sort": sorted ? `${this.order}ending` : null };
         return h("th", attributes, title);
       }),
     );

@@ -157,7 +157,10 @@ export function ask({ title, content = [], action, danger = false, confirm = nul
         submit.disabled = true;
         try {
           show(failure);
-          if ((await run(form)) !== KEEP_OPEN) element.close();
+          if ((await run(form)) !== KEEP_OPEN) {
+            element.close();
+            window.dispatchEvent(new Event("ottla-changed")); // the page shows what is true now
+          }
         } catch (error) {
           show(failure, notice("bad", error.message));
         } finally {

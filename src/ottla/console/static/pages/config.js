@@ -26,7 +26,7 @@ export async function configPanel(view, content, path, title, query = {}) {
       { title: "Setting", name: true, value: (c) => c.name, cell: nameCell },
       { title: "Value", name: true, className: "mono", value: (c) => c.value, cell: (c) => [valueText(c), readable(c)] },
       { title: "Source", value: (c) => c.source, cell: (c) => badge(SOURCES[c.source] ?? c.source, isSet(c) ? "accent" : "") },
-      { title: "Without it", name: true, className: "mono muted", value: (c) => c.default, cell: (c) => (isSet(c) ? c.default ?? "–" : "") },
+      { title: "Otherwise", name: true, className: "mono muted", value: (c) => c.default, cell: (c) => (isSet(c) ? c.default ?? "–" : "") },
       { title: "", tight: true, cell: (c) => (canChange() && !c.readOnly ? button("Change", () => change(c, path, query, load), "plain") : "") },
     ],
   });
@@ -75,7 +75,7 @@ function readable({ name, value }) {
 
 function change(setting, path, query, changed) {
   const name = h("input", { name: "name", required: true, value: setting?.name ?? "", readonly: setting !== null, autocomplete: "off", spellcheck: "false" });
-  const value = h("input", { name: "value", value: setting?.value ?? "", autocomplete: "off", spellcheck: "false" });
+  const value = h("input", { name: "value", type: setting?.sensitive ? "password" : "text", value: setting?.value ?? "", autocomplete: "off", spellcheck: "false" });
   const clear = h("input", { type: "checkbox", name: "clear", onchange: () => { value.disabled = clear.checked; } });
   ask({
     title: setting ? `Change ${setting.name}` : "Set a configuration",
@@ -83,7 +83,7 @@ function change(setting, path, query, changed) {
     content: [
       setting?.documentation && h("p.muted.small", {}, setting.documentation),
       field("Setting", name),
-      field("Value", value, setting?.default ? `Without it: ${setting.default}` : null),
+      field("Value", value, setting?.default ? `Otherwise: ${setting.default}` : null),
       h("label.check", {}, clear, "remove it, so that the next source counts"),
     ],
     run: async () => {

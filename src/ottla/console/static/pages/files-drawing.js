@@ -6,7 +6,7 @@ import { bytes, clock, count } from "../lib/format.js";
 const SEGMENT_WIDTH = 136;
 const GAP = 6;
 const LABEL = 13;
-const SHORT = { log: ".log", index: ".index", timeindex: ".timeindex", txnindex: ".txnindex", snapshot: ".snapshot", checkpoint: ".checkpoint" };
+const KINDS = ["log", "index", "timeindex", "txnindex", "snapshot", "checkpoint"];
 
 /** Segments from left to right, the marks of the log above them, leader epochs and producers below. */
 export function drawLog({ segments, epochs, producers, state }, { width, older, chosen, choose }) {
@@ -46,7 +46,8 @@ export function drawLog({ segments, epochs, producers, state }, { width, older, 
 function segmentBox(segment, x, y, width, height, isChosen, choose) {
   const classes = ["box", segment.active && "active", isChosen && "chosen"].filter(Boolean).join(" ");
   const text = (content, line, className = "") => s("text", { x: x + 8, y: y + 17 + line * LABEL, class: className }, content);
-  const files = segment.files.map((file, place) => text(`${SHORT[file.kind] ?? file.kind}  ${bytes(file.sizeBytes)}`, place + 2.2));
+  const ordered = segment.files.toSorted((a, b) => KINDS.indexOf(a.kind) - KINDS.indexOf(b.kind));
+  const files = ordered.map((file, place) => text(`.${file.kind}  ${bytes(file.sizeBytes)}`, place + 2.2));
   const open = () => choose(segment.baseOffset);
   const label = `Segment ${segment.baseOffset}, ${bytes(segment.sizeBytes)}${segment.active ? ", active" : ""}`;
   return s(
@@ -148,7 +149,7 @@ function pointers(entries, width, target, from, to, text, kind, name) {
   const shown = entries.filter((_, place) => place % Math.max(1, step) === 0);
   const down = to < from ? 1 : -1;
   const edge = down > 0 ? to + 20 : to - 20;
-  if (!shown.length) return [s("text", { x: 2, y: (edge + to) / 2 + 4 }, `no entry of the ${name} points here`)];
+  if (!shown.length) return [s("text", { x: 2, y: (edge + to) / 2 + 4 }, `no entry of the ${name} on disk points here`)];
   const each = width / shown.length;
   return shown.map((entry, place) => {
     const middle = (place + 0.5) * each;

@@ -136,7 +136,7 @@ class PartitionFiles {
   caption(segment, shown) {
     const last = shown.at(-1);
     const text = shown.length ? `${plural(shown.length, "batch", "batches")} from position ${count(shown[0].position)} to ${count(last.position + last.size)} of ${count(segment.sizeBytes)}` : "no batches here";
-    return h("p.muted.small", {}, text, ". Entries of the time index point down from above, those of the offset index up from below. Both are sparse: one entry for each index.interval.bytes.");
+    return h("p.muted.small", {}, text, ". Entries of the time index point down from above, those of the offset index up from below. Both are sparse: one entry for each index.interval.bytes. Those of the active segment may be in memory until it is flushed or rolled.");
   }
 
   /** Where to begin so that the end of a large log is seen: at one of its last index entries. */

@@ -1,6 +1,6 @@
 // One group: how far behind it is over time, its members, its offsets; and a reset that shows before and after.
 
-import { canChange, get, post, remove, stream } from "../lib/api.js";
+import { canChange, get, post, remove, watch } from "../lib/api.js";
 import { LineChart } from "../lib/chart.js";
 import { a, h, link, show } from "../lib/dom.js";
 import { compact, count } from "../lib/format.js";
@@ -41,7 +41,7 @@ async function groupTab(view, id, tab, content, marks) {
     partial,
   );
   if (tab !== "members") {
-    stream(["group", "stream"], { id }, { lag: (point) => chart.push(point.time, { lag: point.lag }), error: (error) => view.problem(error) }, view.signal);
+    watch(["group", "stream"], { id }, { lag: (point) => chart.push(point.time, { lag: point.lag }), error: (error) => view.problem(error) }, view.signal);
   }
   await view.live(REFRESH_MS, async () => {
     const group = await get(["group"], { id }, view.signal);

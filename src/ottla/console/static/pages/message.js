@@ -10,6 +10,11 @@ const PREVIEW = 300;
 const MOST_COLOURED = 100_000;
 const MOST_COPIED = 4 * 1024 * 1024;
 
+/** The log of the controllers: read as a topic, but written by them alone. */
+export function isMetadataLog(topic) {
+  return topic === "__cluster_metadata";
+}
+
 /** The beginning of a payload on one line. */
 export function payloadPreview(payload) {
   if (payload === null) return h("span.null", {}, "null");
@@ -39,7 +44,7 @@ export function messageDetail(topic, message, formats) {
         shown.value && download(`Download value (${bytes(shown.value.size)})`, { part: "value" }),
         shown.key && download("Download key", { part: "key" }),
         download("Download message", { part: "message" }),
-        canChange() && topic !== "__cluster_metadata" ? button("Produce a copy", () => produceCopy(topic, shown)) : null),
+        canChange() && !isMetadataLog(topic) ? button("Produce a copy", () => produceCopy(topic, shown)) : null),
       facts([
         ["Partition, offset", h("a", { href: link("topic", topic, "messages", { from: "offset", offset: at.offset, partitions: at.partition }) }, `${at.partition}, ${at.offset}`)],
         ["Time", `${time(shown.timestamp)} (${shown.timestampType})`],

@@ -4,7 +4,7 @@ import { address, canChange, get, session, stream } from "../lib/api.js";
 import { h, show } from "../lib/dom.js";
 import { bytes, count, milliseconds, plural, time } from "../lib/format.js";
 import { badge, button, field, meter, notice, panel, problems, select } from "../lib/widgets.js";
-import { messageDetail, payloadPreview, produceDialog } from "./message.js";
+import { isMetadataLog, messageDetail, payloadPreview, produceDialog } from "./message.js";
 
 // A page that stays open does not grow: of a search the first rows stay, of a live tail the newest.
 const MOST_ROWS = 1000;
@@ -18,6 +18,11 @@ const REASONS = {
 const DEFAULTS = { from: "newest", limit: "50", keyFormat: "auto", valueFormat: "auto", isolation: "read_uncommitted", scan: "10000" };
 
 export async function messagesTab(view, topic, content) {
+  if (!session.payloads) {
+    const produce = canChange() && !isMetadataLog(topic) ? button("Produce", () => produceDialog(topic)) : null;
+    show(content, notice("", "This console does not show what messages hold."), h("div.row", {}, produce));
+    return;
+  }
   await new MessageBrowser(view, topic, content).run();
 }
 
@@ -38,7 +43,6 @@ class MessageBrowser {
     const produce = canChange() && !isMetadataLog(topic) ? button("Produce", () => produceDialog(topic)) : null;
     show(
       content,
-      session.payloads === false ? notice("warn", "This console does not show payloads; keys, values and headers are left out.") : null,
       this.form,
       panel("Messages", [this.exportLink(), produce], h("div.body", {}, this.status), h("div.scroll", { tabindex: "0", role: "region", "aria-label": "Messages" }, table), this.empty),
       this.partial,
@@ -152,7 +156,7 @@ class MessageBrowser {
     };
     const line = (state) => (isLive
       ? [badge(state === "Stopped." ? "stopped" : "live", state === "Stopped." ? "" : "good"), `${plural(progress.messages, "message")}`, progress.dropped ? badge(`${count(progress.dropped)} not shown: more than 50 a second`, "warn") : null]
-      : [state, budget(progress)]);
+      : [h("span", {}, state), budget(progress)]);
     if (isLive) this.liveLine = line;
     show(this.status, line("Searching…"));
     const path = ["topics", this.topic, "messages", "stream"];
@@ -229,7 +233,7 @@ class MessageBrowser {
       }
       toggle.setAttribute("aria-expanded", detail !== null);
       toggle.textContent = detail ? "▾" : "▸";
-      row.setAttribute("aria-selected", detail !== null);
+      row.classList.toggle("open", detail !== null);
     };
     row.addEventListener("click", (event) => {
       if (!event.target.closest("a") && !String(getSelection())) change();
@@ -243,10 +247,6 @@ function budget({ messages, matched, limit, bytes: size }) {
     `${count(messages)} of ${count(limit)} looked at, ${bytes(size)}, ${plural(matched, "match", "matches")}`,
     limit ? h("span.wide", {}, meter(messages / limit)) : null,
   ];
-}
-
-export function isMetadataLog(topic) {
-  return topic === "__cluster_metadata";
 }
 
 function localTime(ms) {

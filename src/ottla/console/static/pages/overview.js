@@ -1,6 +1,6 @@
 // What the cluster is, what is wrong with it now, and how it moves.
 
-import { get, session, stream } from "../lib/api.js";
+import { get, session, watch } from "../lib/api.js";
 import { LineChart } from "../lib/chart.js";
 import { a, h, link, show } from "../lib/dom.js";
 import { ago, byteRate, bytes, compact, count, duration, milliseconds, plural, rate } from "../lib/format.js";
@@ -23,7 +23,7 @@ export async function page(view) {
     head("Overview"), warnings, tiles, charts.element, panel("Brokers", null, brokers.element),
     h("div.columns", {}, panel("Quorum", null, quorum), panel("Features", null, features)), partial,
   );
-  stream(["overview", "stream"], {}, { sample: charts.push, error: (error) => view.problem(error) }, view.signal);
+  watch(["overview", "stream"], {}, { sample: charts.push, error: (error) => view.problem(error) }, view.signal);
   await view.live(REFRESH_MS, async () => {
     const overview = await get(["overview"], {}, view.signal);
     show(warnings, overview.warnings.length ? overview.warnings.map(warning) : notice("good", "Nothing is wrong: all partitions have a leader and all replicas are in sync."));

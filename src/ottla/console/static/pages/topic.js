@@ -7,19 +7,26 @@ import { Table } from "../lib/table.js";
 import { ask, badge, brokerList, button, check, field, head, notice, panel, problems, remark, stateBadge, tabs, tile, values } from "../lib/widgets.js";
 import { configPanel } from "./config.js";
 import { filesTab } from "./files.js";
+import { isMetadataLog } from "./message.js";
 import { messagesTab } from "./messages.js";
 
 const REFRESH_MS = 5_000;
 
 export async function page(view) {
-  const [topic, tab = "partitions"] = view.params;
+  const [topic] = view.params;
+  const isTopic = !isMetadataLog(topic);
+  const [, tab = isTopic ? "partitions" : "messages"] = view.params;
   view.title(topic);
-  const entries = [["partitions", "Partitions"], ["messages", "Messages"], ["config", "Configuration"], ["readers", "Readers"]];
+  const entries = [["messages", "Messages"]];
+  if (isTopic) {
+    entries.unshift(["partitions", "Partitions"]);
+    entries.push(["config", "Configuration"], ["readers", "Readers"]);
+  }
   if (session.features.files) entries.push(["files", "Files"]);
   const content = h("div.stack");
   const marks = h("span.row");
   view.show(
-    head(topic, { trail: [["Topics", link("topics")]], marks, actions: canChange() ? topicActions(topic) : null }),
+    head(topic, { trail: [["Topics", link("topics")]], marks, actions: canChange() && isTopic ? topicActions(topic) : null }),
     tabs("Topic", entries.map(([name, title]) => [name, title, link("topic", topic, name)]), tab),
     content,
   );

@@ -1,6 +1,6 @@
 // All topics, by pages from the server; also where one is made.
 
-import { canChange, get, post } from "../lib/api.js";
+import { canChange, get, post, session } from "../lib/api.js";
 import { a, h, link, show } from "../lib/dom.js";
 import { bytes, count, rate } from "../lib/format.js";
 import { Table } from "../lib/table.js";
@@ -51,6 +51,7 @@ export async function page(view) {
       select([["", "any health"], ["underReplicated", "under-replicated"], ["offline", "offline"]], filters.health, {
         "aria-label": "Health", onchange: (event) => refilter({ health: event.target.value }),
       }),
+      session.features.metadataLog ? a(link("topic", "__cluster_metadata", "messages"), "Metadata log") : null,
       check("internal topics", { checked: filters.internal, onchange: (event) => refilter({ internal: event.target.checked }) })),
     panel("All topics", null, table.element),
     partial,

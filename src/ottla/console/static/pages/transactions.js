@@ -13,7 +13,7 @@ export async function page(view) {
   const topic = view.query.get("topic") ?? "";
   const filters = { search: view.query.get("search") ?? "", state: view.query.get("state") ?? "" };
   const partial = h("div");
-  const open = openTable(() => refreshOpen());
+  const open = openTable();
   const looked = h("span.muted.small");
   const states = select([["", "every state"]], filters.state, { "aria-label": "State", onchange: (event) => refilter({ state: event.target.value }) });
   const all = new Table({
@@ -35,7 +35,7 @@ export async function page(view) {
       { title: "Open for", number: true, sort: "duration", cell: openFor },
       { title: "Timeout", number: true, cell: (t) => duration(t.timeoutMs) },
       { title: "Partitions", number: true, cell: (t) => count(t.partitions) },
-      { title: "", tight: true, cell: (t) => (canChange() && t.state === "Ongoing" ? button("Abort", () => abort(t.id, () => all.refresh()), "danger") : "") },
+      { title: "", tight: true, cell: (t) => (canChange() && t.state === "Ongoing" ? button("Abort", () => abort(t.id), "danger") : "") },
     ],
   });
   const refilter = (change) => {
@@ -63,7 +63,7 @@ function openFor({ durationMs, timeoutMs }) {
   return durationMs > timeoutMs ? badge(duration(durationMs), "warn") : duration(durationMs);
 }
 
-function openTable(changed) {
+function openTable() {
   return new Table({
     label: "Open transactions",
     key: (row) => `${row.topic}-${row.partition}-${row.producerId}`,
@@ -76,14 +76,14 @@ function openTable(changed) {
       { title: "From offset", number: true, value: (r) => r.startOffset, cell: (r) => count(r.startOffset) },
       { title: "Held back", number: true, value: (r) => r.heldBack, cell: (r) => count(r.heldBack) },
       { title: "Last write", number: true, value: (r) => r.lastTimestamp, cell: (r) => h("span", { title: time(r.lastTimestamp) }, r.idleMs === null ? ago(r.lastTimestamp) : `${duration(r.idleMs)} ago`) },
-      { title: "", tight: true, cell: (r) => (canChange() ? button("Abort", () => abortOpen(r, changed), "danger") : "") },
+      { title: "", tight: true, cell: (r) => (canChange() ? button("Abort", () => abortOpen(r), "danger") : "") },
     ],
   });
 }
 
-function abortOpen(row, changed) {
+function abortOpen(row) {
   if (row.transactionalId !== null && !row.hanging) {
-    abort(row.transactionalId, changed);
+    abort(row.transactionalId);
     return;
   }
   ask({
@@ -94,12 +94,11 @@ function abortOpen(row, changed) {
     run: async () => {
       await post(["transactions", "abort"], { topic: row.topic, partition: row.partition, startOffset: row.startOffset });
       remark("The abort marker was written.");
-      await changed();
     },
   });
 }
 
-function abort(id, changed) {
+function abort(id) {
   ask({
     title: `Abort ${id}`,
     action: "Abort transaction",
@@ -108,7 +107,6 @@ function abort(id, changed) {
     run: async () => {
       await post(["transaction", "abort"], {}, { id });
       remark("The transaction was aborted.");
-      await changed();
     },
   });
 }

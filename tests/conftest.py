@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ottla.runtime import invariants, process
-from tests.support import kafka_libs
+from tests.support import browser, kafka_libs
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.java_driver import JavaDriver
 from tests.support.limits import RunLimits
@@ -80,6 +80,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         missing = kafka_libs.missing_requirement()
         terminalreporter.write_line(
             f"NOT COMPARED WITH APACHE KAFKA: {len(skipped)} tests skipped, {missing}", yellow=True, bold=True
+        )
+    reports = terminalreporter.stats.get("skipped", [])
+    unseen = [each for each in reports if browser.BROWSER_SKIP in str(each.longrepr)]
+    if unseen:
+        missing = browser.missing_requirement()
+        terminalreporter.write_line(
+            f"NOT SEEN IN A BROWSER: {len(unseen)} tests skipped, {missing}", yellow=True, bold=True
         )
 
 

@@ -1,0 +1,452 @@
+"""The console in a real browser: every page of a live node, by mouse and keyboard, dark, light and narrow."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ottla import blocking
+from ottla.client.admin.acls import AclBinding, AclOperation, AclResourceType, PatternType
+from ottla.testing.cluster_plan import free_ports
+from tests.support.browser import BROWSER_SKIP, SCREENSHOTS_VARIABLE, Visitor, chromium, missing_requirement
+from tests.support.node_process import NodeProcess
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+MISSING = missing_requirement()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(MISSING is not None, reason=f"{BROWSER_SKIP}{MISSING}"),
+]
+
+# Every character that a topic's name may have, and texts that must stay text.
+EVERY_CHARACTER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ.abcdefghijklmnopqrstuvwxyz_0123456789-"
+SCRIPT = "<script>window.hacked = 1</script>"
+IMAGE = "<img src=x onerror='window.hacked = 1'>"
+HOSTILE_GROUP = f"../..//%2e%2e?x=1#{IMAGE}&amp;\u202e"
+ORDERS = 2_000
+SETTINGS = {
+    "num.partitions": "2",
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "2",
+    "transaction.state.log.num.partitions": "2",
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "allow.everyone.if.no.acl.found": "true",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A node with some life in it, and its console."""
+
+    bootstrap: str
+    url: str
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    settings = {**SETTINGS, "http.listener": url}
+    arguments = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    with NodeProcess(tmp_path_factory.mktemp("console") / "data", *arguments) as node:
+        fill(node.bootstrap)
+        yield Live(node.bootstrap, url)
+
+
+def fill(bootstrap: str) -> None:
+    with blocking.Admin(bootstrap) as admin:
+        admin.topics.create("orders", partitions=2, configs={"internal.segment.bytes": "60000"})
+        for name in ("hostile", EVERY_CHARACTER, "x" * 249):
+            admin.topics.create(name, partitions=1)
+        admin.users.set_password("alice", "alice-secret")
+        admin.users.set_password(IMAGE, "secret")
+        admin.quotas.alter({"user": "alice"}, set={"producer_byte_rate": 1048576.0})
+        admin.acls.create(
+            [
+                AclBinding(
+                    resource_type=AclResourceType.TOPIC,
+                    resource_name="orders",
+                    pattern_type=PatternType.LITERAL,
+                    principal="User:alice",
+                    operation=AclOperation.READ,
+                )
+            ]
+        )
+    with blocking.Producer(bootstrap, linger_ms=0, batch_size=1000) as producer:
+        for number in range(ORDERS):
+            value = json.dumps({"id": number, "customer": {"name": f"c{number % 7}"}, "note": "x" * 60})
+            key = f"k{number % 50}".encode()
+            producer.send_nowait("orders", value.encode(), key=key, partition=number % 2)
+        producer.flush()
+        producer.send(
+            "hostile",
+            json.dumps({"html": IMAGE, "script": SCRIPT}).encode(),
+            key=SCRIPT.encode(),
+            headers=[(IMAGE, SCRIPT.encode())],
+        )
+        producer.send("hostile", b"\x00\xff\xfe binary \xc3\x28", key=None)
+        producer.send("hostile", b"y" * 900_000, key="large \u202e \x07 é 日本".encode())
+        producer.send("hostile", b'{"unterminated": [[[[', key=b"broken")
+        producer.send("hostile", None, key=b"tombstone")
+    reader = {"client_id": f"app {IMAGE}", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    for group in ("billing", HOSTILE_GROUP):
+        with blocking.Consumer(bootstrap, group_id=group, **reader) as consumer:
+            consumer.subscribe("orders")
+            while not consumer.poll(100):
+                pass
+            consumer.commit({("orders", 0): 400, ("orders", 1): 300})
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def desk(browser: Browser, live: Live) -> Iterator[Visitor]:
+    """A wide window that tests share; each of them opens its own page in it."""
+    visitor = Visitor(browser, live.url)
+    yield visitor
+    visitor.close()
+
+
+@pytest.fixture
+def page(desk: Visitor) -> Iterator[Page]:
+    desk.faults.clear()
+    yield desk.page
+    assert desk.faults == []
+
+
+def fill_in(page: Page, **fields: str) -> None:
+    """Fill the named fields of the dialog that is open."""
+    for name, text in fields.items():
+        page.locator(f"dialog [name={name}]").fill(text)
+
+
+PAGES = [
+    ("overview", "Overview", "svg.chart[data-samples]"),
+    ("topics", "Topics", "a:text-is('orders')"),
+    ("topic/orders", "orders", "td:has-text('epoch')"),
+    ("topic/orders/messages", "orders", ".messages td.payload"),
+    ("topic/orders/config", "orders", "td:has-text('retention.ms')"),
+    ("topic/orders/readers", "orders", "a:text-is('billing')"),
+    ("topic/orders/files", "orders", ".drawing .segment"),
+    ("topic/__cluster_metadata/messages", "__cluster_metadata", ".messages td.payload"),
+    ("groups", "Groups", "a:text-is('billing')"),
+    ("group?id=billing", "billing", "a:text-is('orders-0')"),
+    ("group?id=billing&tab=members", "billing", "text=No member is connected"),
+    ("transactions", "Transactions", "text=All transactions"),
+    ("brokers", "Brokers", "td:has-text('127.0.0.1')"),
+    ("broker/1", "Broker 1", "td:has-text('log.dirs')"),
+    ("broker/default", "Defaults of all brokers", "text=Configuration"),
+    ("log-dirs", "Log directories", "a:text-is('orders-0')"),
+    ("users", "Users", "td:has-text('alice')"),
+    ("acls", "ACLs", "td:has-text('User:alice')"),
+    ("quotas", "Quotas", "td:has-text('producer_byte_rate')"),
+    ("pipelines", "Pipelines", "text=No pipeline has run here yet"),
+    ("tasks", "Background tasks of this node", "td:has-text('running')"),
+]
+
+
+LOOKS = [("light", 1280), ("dark", 420)]
+if SCREENSHOTS_VARIABLE in os.environ:
+    LOOKS += [("dark", 1280), ("light", 420)]
+
+
+@pytest.mark.parametrize(("theme", "width"), LOOKS)
+def test_every_page_opens_without_a_fault(browser: Browser, live: Live, theme: str, width: int) -> None:
+    visitor = Visitor(browser, live.url, theme=theme, width=width)
+    for place, heading, content in PAGES:
+        page = visitor.open(place, heading)
+        page.locator(content).first.wait_for()
+        assert page.locator(".notice.bad").all_inner_texts() == [], place
+        assert visitor.overflow() <= 0, place
+        assert visitor.nameless_controls() == [], place
+        visitor.screenshot(re.sub(r"\W+", "-", place))
+    assert visitor.faults == []
+    visitor.close()
+
+
+def test_charts_move(page: Page, desk: Visitor) -> None:
+    desk.open("overview", "Overview")
+    chart = page.locator("svg.chart").first
+    desk.until("document.querySelector('svg.chart[data-samples]')?.dataset.samples >= 1")
+    before = int(chart.get_attribute("data-samples") or 0)
+    desk.until(f"document.querySelector('svg.chart').dataset.samples > {before}")
+    line = chart.locator("path.line").get_attribute("d")
+    desk.until(f"document.querySelector('svg.chart path.line').getAttribute('d') !== {json.dumps(line)}")
+
+
+def test_a_topic_is_created_found_and_deleted(page: Page, desk: Visitor) -> None:
+    desk.open("topics", "Topics")
+    page.get_by_role("button", name="Create topic").click()
+    fill_in(page, name="made.here", partitions="3", configs="retention.ms=60000")
+    page.get_by_role("button", name="Create", exact=True).click()
+    page.locator("h1", has_text="made.here").wait_for()
+    page.locator("td.number a", has_text="2").wait_for()
+    desk.open("topics", "Topics")
+    page.get_by_role("searchbox").fill("MADE")
+    desk.until("document.querySelectorAll('tbody tr').length === 1")
+    page.get_by_role("link", name="made.here").click()
+    page.get_by_role("button", name="Delete topic").click()
+    dialog = page.locator("dialog")
+    dialog.get_by_role("textbox").fill("something else")
+    dialog.get_by_role("button", name="Delete topic").click()
+    dialog.locator(".notice.bad").wait_for()
+    dialog.get_by_role("textbox").fill("made.here")
+    dialog.get_by_role("button", name="Delete topic").click()
+    page.locator("h1", has_text="Topics").wait_for()
+    page.get_by_role("searchbox").fill("made.here")
+    page.get_by_text("No topic matches.").wait_for()
+
+
+def test_a_refused_change_says_why(page: Page, desk: Visitor) -> None:
+    desk.open("topics", "Topics")
+    page.get_by_role("button", name="Create topic").click()
+    fill_in(page, name="orders")
+    page.get_by_role("button", name="Create", exact=True).click()
+    page.locator("dialog .notice.bad", has_text="already exists").wait_for()
+    page.keyboard.press("Escape")
+    page.locator("dialog").wait_for(state="detached")
+    # The browser reports the refused request itself.
+    desk.faults[:] = [fault for fault in desk.faults if "Failed to load resource" not in fault]
+
+
+def test_settings_change_with_their_source(page: Page, desk: Visitor) -> None:
+    desk.open("topic/orders/config", "orders")
+    row = page.locator('tr[data-key="retention.bytes"]')
+    row.get_by_role("button", name="Change").click()
+    fill_in(page, value="123456789")
+    page.get_by_role("button", name="Apply").click()
+    row.locator("td", has_text="118 MiB").wait_for()
+    row.locator(".badge.accent", has_text="topic").wait_for()
+    row.get_by_role("button", name="Change").click()
+    page.get_by_label("remove it").check()
+    page.get_by_role("button", name="Apply").click()
+    row.locator(".badge", has_text="default").wait_for()
+
+
+def test_messages_by_offset_and_time(page: Page, desk: Visitor) -> None:
+    desk.open("topic/orders/messages", "orders")
+    page.locator(".messages tbody tr").first.wait_for()
+    page.locator("[name=from]").select_option("offset")
+    page.locator("[name=offset]").fill("17")
+    page.locator("[name=partitions]").fill("1")
+    page.get_by_role("button", name="Read").click()
+    first = page.locator(".messages tbody tr").first
+    page.locator('tr[data-key="1-17"]').wait_for()
+    assert first.get_attribute("data-key") == "1-17"
+    assert "offset=17" in page.url
+    page.get_by_role("button", name="Go on").click()
+    page.locator('tr[data-key="1-67"]').wait_for()
+    page.locator("[name=from]").select_option("time")
+    page.locator("[name=time]").fill("2020-01-01T00:00:00.000")
+    page.get_by_role("button", name="Read").click()
+    page.locator('tr[data-key="1-0"]').wait_for()
+    page.locator('tr[data-key="1-0"] button').click()
+    detail = page.locator("tr.detail")
+    detail.locator("pre .json-name", has_text='"customer"').wait_for()
+    with page.expect_download() as download:
+        detail.get_by_role("link", name="Download value").click()
+    assert json.loads(Path(download.value.path()).read_text())["id"] == 1
+
+
+def test_a_search_shows_what_it_looked_at(page: Page, desk: Visitor) -> None:
+    desk.open("topic/orders/messages?from=beginning&path=%24.customer.name&pathValue=c3", "orders")
+    status = page.locator("[data-looked]")
+    status.wait_for()
+    assert int(status.get_attribute("data-looked") or 0) > 0
+    rows = page.locator(".messages td.payload")
+    rows.first.wait_for()
+    assert all('"name": "c3"' in text for text in rows.all_inner_texts())
+    page.locator("[name=value]").fill("no message has this text")
+    page.get_by_role("button", name="Read").click()
+    page.get_by_text("No message matches among those that were looked at.").wait_for()
+    page.locator("[data-looked='2000']").wait_for()
+
+
+def test_a_live_tail_shows_what_arrives(page: Page, desk: Visitor, live: Live) -> None:
+    desk.open("topic/orders/messages?from=live", "orders")
+    page.locator(".badge.good", has_text="live").wait_for()
+    with blocking.Producer(live.bootstrap) as producer:
+        deadline = time.monotonic() + 30
+        number = 0
+        while page.locator(".messages tbody tr").count() == 0:
+            assert time.monotonic() < deadline
+            producer.send("orders", f"tail {number}".encode())
+            number += 1
+    assert page.locator(".messages td.payload").first.inner_text().startswith("tail ")
+    page.get_by_role("button", name="Stop").click()
+    page.locator(".badge", has_text="stopped").wait_for()
+
+
+def test_a_message_is_produced_and_copied(page: Page, desk: Visitor) -> None:
+    desk.open("topic/hostile/messages", "hostile")
+    page.get_by_role("button", name="Produce", exact=True).click()
+    page.locator("dialog [name=keyKind]").select_option("text")
+    fill_in(page, key="from the form", value='{"made": "here"}', headers="a=1\nb=2")
+    page.locator("dialog").get_by_role("button", name="Produce", exact=True).click()
+    page.locator("#remarks", has_text="at offset").wait_for()
+    page.get_by_role("button", name="Read").click()
+    row = page.locator(".messages tbody tr", has_text="from the form").first
+    row.locator("button").click()
+    page.locator("tr.detail td", has_text="b").first.wait_for()
+    page.get_by_role("button", name="Produce a copy").click()
+    assert page.locator("dialog [name=value]").input_value() == '{"made": "here"}'
+    fill_in(page, key="the copy")
+    page.locator("dialog").get_by_role("button", name="Produce", exact=True).click()
+    page.locator("dialog").wait_for(state="detached")
+    page.get_by_role("button", name="Read").click()
+    page.locator(".messages tbody tr", has_text="the copy").first.wait_for()
+
+
+def test_offsets_are_reset_after_a_dry_run(page: Page, desk: Visitor) -> None:
+    desk.open("group?id=billing", "billing")
+    page.locator("td", has_text="400").first.wait_for()
+    desk.until("document.querySelector('svg.chart')?.dataset.samples >= 1")
+    page.get_by_role("button", name="Reset offsets").click()
+    page.locator("dialog [name=to]").select_option("offset")
+    fill_in(page, offset="123")
+    page.get_by_role("button", name="Show what would change").click()
+    dialog = page.locator("dialog")
+    dialog.get_by_text("Nothing has changed yet.").wait_for()
+    assert dialog.locator("tbody tr").first.locator("td").all_inner_texts()[:3] == ["orders-0", "400", "123"]
+    dialog.get_by_role("button", name="Reset offsets").click()
+    dialog.wait_for(state="detached")
+    page.locator("td", has_text=re.compile("^123$")).first.wait_for()
+
+
+def test_an_open_transaction_is_seen_and_aborted(page: Page, desk: Visitor, live: Live) -> None:
+    transactional = {"transactional_id": f"pay {IMAGE}", "transaction_timeout_ms": 600_000}
+    with blocking.Producer(live.bootstrap, **transactional) as producer:
+        producer.begin_transaction()
+        producer.send("hostile", b"not committed yet")
+        desk.open("transactions", "Transactions")
+        held = page.get_by_label("Open transactions").locator("tr", has_text="hostile-0")
+        held.locator(".badge", has_text="holds back").wait_for()
+        held.get_by_role("button", name="Abort").click()
+        page.get_by_role("button", name="Abort transaction").click()
+        page.get_by_text("No open transaction holds back a reader.").wait_for()
+
+
+def test_users_acls_and_quotas_change(page: Page, desk: Visitor) -> None:
+    desk.open("users", "Users")
+    page.get_by_role("button", name="Add user").click()
+    fill_in(page, name="bob", password="bob-secret")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Delete SCRAM-SHA-512 of bob").click()
+    page.locator("dialog").get_by_role("button", name="Delete", exact=True).click()
+    page.locator("tr", has_text="bob").wait_for(state="detached")
+
+    desk.open("acls", "ACLs")
+    page.get_by_role("button", name="Add ACL").click()
+    fill_in(page, principal="User:bob", resourceName=EVERY_CHARACTER)
+    page.locator("dialog [name=patternType]").select_option("PREFIXED")
+    page.get_by_role("button", name="Add", exact=True).click()
+    page.locator("tr", has_text="User:bob").get_by_role("button", name="Delete").click()
+    page.locator("dialog").get_by_role("button", name="Delete", exact=True).click()
+    page.locator("tr", has_text="User:bob").wait_for(state="detached")
+
+    desk.open("quotas", "Quotas")
+    page.get_by_role("button", name="Set quota").click()
+    fill_in(page, user="*", value="2048")
+    page.get_by_role("button", name="Set", exact=True).click()
+    row = page.locator("tr", has_text="default")
+    row.locator("td", has_text="2.0 KiB/s").wait_for()
+    row.get_by_role("button", name="Remove").click()
+    page.locator("dialog").get_by_role("button", name="Remove", exact=True).click()
+    row.wait_for(state="detached")
+
+
+def test_files_are_drawn_and_grow(page: Page, desk: Visitor, live: Live) -> None:
+    desk.open("topic/orders/files", "orders")
+    page.locator(".drawing .batch").first.wait_for()
+    assert page.locator(".drawing .segment").count() >= 2
+    end = page.locator(".drawing text", has_text=re.compile(r"^end \d+"))
+    before = end.text_content()
+    with blocking.Producer(live.bootstrap) as producer:
+        producer.send("orders", b"one more", partition=0)
+    page.locator(".drawing text", has_text=re.compile(rf"^end {int(before.split()[1]) + 1}$")).wait_for()
+    page.locator(".drawing .segment").first.focus()
+    page.keyboard.press("Enter")
+    page.locator('.drawing .segment[data-key="0"][aria-pressed=true]').wait_for()
+    page.locator(".drawing .pointer").first.wait_for()
+    page.locator(".drawing .pointer.time").first.wait_for()
+    page.get_by_role("button", name="leader-epoch-checkpoint").click()
+    page.locator("th", has_text="leaderEpoch").wait_for()
+
+
+def test_text_of_others_stays_text(page: Page, desk: Visitor) -> None:
+    desk.open("topic/hostile/messages?from=beginning", "hostile")
+    row = page.locator(".messages tbody tr", has_text=SCRIPT).first
+    row.locator("button").click()
+    detail = page.locator("tr.detail")
+    detail.locator("pre", has_text=IMAGE).wait_for()
+    detail.locator("td", has_text=IMAGE).first.wait_for()  # the name of a header
+    for key in ("large", "broken", "tombstone"):
+        page.locator(".messages tbody tr", has_text=key).first.locator("button").click()
+    page.locator("[name=valueFormat]").select_option("hex")
+    page.get_by_role("button", name="Read").click()
+    page.locator("td.payload", has_text="00 ff fe").first.wait_for()
+    desk.screenshot("hostile-messages")
+
+    desk.open("groups", "Groups")
+    page.get_by_role("link", name=HOSTILE_GROUP).click()
+    page.locator("h1", has_text=HOSTILE_GROUP).wait_for()
+    page.locator("a", has_text="orders-1").first.wait_for()
+    desk.open("users", "Users")
+    page.locator("td", has_text=IMAGE).wait_for()
+    for name in (EVERY_CHARACTER, "x" * 249):
+        desk.open(f"topic/{name}/messages", name)
+        page.get_by_text("There are no messages here.").wait_for()
+    assert page.evaluate("window.hacked") is None
+
+
+def test_it_works_by_keyboard(page: Page, desk: Visitor) -> None:
+    desk.open("overview", "Overview")
+    page.keyboard.press("g")
+    page.keyboard.press("t")
+    page.locator("h1", has_text="Topics").wait_for()
+    assert page.evaluate("document.activeElement.tagName") == "H1"
+    page.keyboard.press("/")
+    page.keyboard.type("orders")
+    desk.until("document.querySelectorAll('tbody tr').length === 1")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.textContent") == "orders"
+    page.keyboard.press("Enter")
+    page.locator("h1", has_text="orders").wait_for()
+    page.keyboard.press("]")
+    page.locator(".tabs a[aria-current]", has_text="Messages").wait_for()
+    page.locator(".messages tbody tr").first.wait_for()
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.locator("tr.detail").wait_for()
+    page.keyboard.press("?")
+    page.locator("dialog", has_text="go to the search field").wait_for()
+    page.keyboard.press("Escape")
+    page.locator("dialog").wait_for(state="detached")
+
+
+def test_the_theme_stays(page: Page, desk: Visitor) -> None:
+    desk.open("overview", "Overview")
+    seen = set()
+    for _ in range(3):
+        page.locator("#theme").click()
+        chosen = page.evaluate("localStorage.getItem('ottla-theme')")
+        page.reload()
+        page.locator("h1", has_text="Overview").wait_for()
+        seen.add((chosen, page.evaluate("document.documentElement.dataset.theme")))
+    assert seen == {("light", "light"), ("dark", "dark"), ("system", "light")}

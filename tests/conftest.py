@@ -22,6 +22,7 @@ from tests.support.java_driver import JavaDriver
 from tests.support.limits import RunLimits
 
 KAFKA_SKIP = "Apache Kafka tests skipped: "
+PROMETHEUS_SKIP = "Prometheus is missing: apt-get install prometheus"
 
 # How long examples take says more about what else the machine does than about the code.
 settings.register_profile(
@@ -75,7 +76,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    skipped = [each for each in terminalreporter.stats.get("skipped", []) if KAFKA_SKIP in str(each.longrepr)]
+    every = terminalreporter.stats.get("skipped", [])
+    if any(PROMETHEUS_SKIP in str(each.longrepr) for each in every):
+        terminalreporter.write_line(
+            f"NOT SCRAPED BY A REAL PROMETHEUS: {PROMETHEUS_SKIP}", yellow=True, bold=True
+        )
+    skipped = [each for each in every if KAFKA_SKIP in str(each.longrepr)]
     if skipped:
         missing = kafka_libs.missing_requirement()
         terminalreporter.write_line(

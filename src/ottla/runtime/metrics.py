@@ -406,12 +406,14 @@ class MetricsRegistry:
             ("metric",),
             [((name,), family.refused) for name, family in self._labelled.items() if family.refused],
         )
+        # A counter should be there before it counts, or its first count is not seen.
+        failures = dict.fromkeys(self._collectors, 0) | self._failures
         text.add(
             _FAILURES,
             "Metrics that could not be computed",
             MetricKind.COUNTER,
             ("collector",),
-            [((name,), count) for name, count in self._failures.items()],
+            [((name,), count) for name, count in failures.items()],
         )
         return await text.encode(turns)
 

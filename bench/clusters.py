@@ -42,6 +42,7 @@ NODES = (1, 2, 3)
 POLL_S = 0.005
 STOP_S = 30.0
 ASK_S = 5.0
+LOG_BYTES = 16_000
 REPLICATED = {
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
@@ -81,6 +82,10 @@ class Cluster(Broker):
     @abstractmethod
     def start_nodes(self) -> None:
         """Start all nodes again, at once, and return when they serve."""
+
+    def logs(self) -> str:
+        """The state of each node and the end of its log, to read after a failure; empty if none is kept."""
+        return ""
 
     @property
     def bootstrap(self) -> str:
@@ -236,6 +241,9 @@ class OttlaCluster(Cluster):
 
     def start_nodes(self) -> None:
         self._cluster.start_all()
+
+    def logs(self) -> str:
+        return self._cluster.logs(LOG_BYTES)
 
 
 class OtherOttlaCluster(OttlaCluster):

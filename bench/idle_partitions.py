@@ -181,13 +181,16 @@ class Watch:
 
     def _list(self) -> None:
         missing: dict[int, set[int]] = {node: set() for node in NODES}
+        counted: set[int] = set()
         while not self._over.wait(0.2):
             for node in NODES:
                 with contextlib.suppress(OSError, MalformedMessage):
                     listed = {broker.node_id for broker in self._cluster.metadata(node, []).brokers}
-                    now = set(NODES) - listed
-                    self.fenced += len(now - missing[node])
-                    missing[node] = now
+                    missing[node] = set(NODES) - listed
+            # Others find that a broker is fenced at different times; one that is down finds nothing any more.
+            now = set().union(*missing.values())
+            self.fenced += len(now - counted)
+            counted = now
 
 
 def request_topics(cluster: Cluster, topics: dict[str, int]) -> None:
@@ -369,7 +372,7 @@ def lived(
             except (Unsettled, AssertionError, ClusterError, ApacheKafkaError, OSError, psutil.Error,
                     subprocess.TimeoutExpired) as error:  # fmt: skip
                 reason = (str(error).splitlines() or [repr(error)])[0]
-                print(f"  {cluster.name}, {size:,} idle partitions: {reason}", flush=True)
+                print(f"  {cluster.name}, {size:,} idle partitions: {reason}\n{cluster.logs()}", flush=True)
                 for figure, _, _ in FIGURES:
                     life.figures.setdefault((figure, size), math.inf)
                 break

@@ -1,4 +1,4 @@
-"""What a node says of its process on SIGUSR1."""
+"""What a node says of its process: on SIGUSR1, and when it crashes."""
 
 import json
 import os
@@ -59,6 +59,18 @@ def test_a_node_reports_its_process(tmp_path: Path, setting: str, bound: float |
     else:
         assert status["loop"]["bound_ms"] == bound
         assert status["loop"]["looks"] > 0
+
+
+def test_a_crash_leaves_the_stacks_of_all_threads(tmp_path: Path) -> None:
+    with started(tmp_path / "data") as node:
+        assert node.stdout is not None
+        assert "is ready" in node.stdout.readline()
+        node.send_signal(signal.SIGSEGV)
+        _, errors = node.communicate(timeout=60)
+    assert node.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in errors
+    assert "loop_watchdog.py" in errors
+    assert "in run_node" in errors
 
 
 def test_a_bound_that_is_no_number_is_refused(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_a_node_that_dies_by_itself_is_not_waited_for() -> None:
         cluster._process(1).signal(signal.SIGKILL)
         with pytest.raises(ClusterError, match="node 1 ended with status -9"):
             cluster.wait_ready()
+        assert "--- node 1, down with exit status -9\n" in cluster.logs()
 
 
 def test_nodes_end_with_the_process_that_started_them_even_paused_ones() -> None:

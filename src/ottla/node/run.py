@@ -70,6 +70,7 @@ async def _main(
     report: Callable[[ProcessStatus], None],
     prepare: Callable[[Node], None] | None,
 ) -> None:
+    process.write_stacks_on_crash()
     process.raise_open_file_limit()
     process.let_threads_switch_quickly()
     runtime = Runtime.real(pool_workers=config.number("background.threads"))

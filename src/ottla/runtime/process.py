@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import resource
 import signal
@@ -23,6 +24,7 @@ __all__ = [
     "pid",
     "raise_open_file_limit",
     "resident_bytes",
+    "write_stacks_on_crash",
 ]
 
 # setrlimit on macOS refuses more than OPEN_MAX even where the hard limit reads as unlimited.
@@ -129,6 +131,14 @@ def on_status_request(callback: Callable[[], None]) -> Callable[[], None]:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     return undo
+
+
+def write_stacks_on_crash() -> None:
+    """Have the stacks of all threads written to stderr when a crash ends the process, by SIGSEGV for example;
+    without them the exit status is all that is left of it.
+    """
+    if sys.stderr is not None:  # otherwise a data file may have its descriptor
+        faulthandler.enable()
 
 
 def halt(status: int) -> None:

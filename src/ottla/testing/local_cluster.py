@@ -464,11 +464,13 @@ class LocalCluster:
         _wait_for(condition, timeout_s, otherwise, lambda: f"\n{self.logs()}")
 
     def logs(self, size: int = 4000) -> str:
-        """The ends of the logs of all nodes."""
-        return "\n".join(
-            f"--- node {number}, {process.state()}\n{process.log_tail(size)}"
-            for number, process in self._processes.items()
-        )
+        """The ends of the logs of all nodes, each with its state and, if it has ended, its exit status."""
+        found = []
+        for number, process in self._processes.items():
+            status = process.exit_status()
+            ended = "" if status is None else f" with exit status {status}"
+            found.append(f"--- node {number}, {process.state()}{ended}\n{process.log_tail(size)}")
+        return "\n".join(found)
 
     # Context manager
 

@@ -42,6 +42,8 @@ _INT64: Final = struct.Struct("<q")
 _UINT64: Final = struct.Struct("<Q")
 
 _DELTA, _CUMULATIVE = 1, 2
+# Fields of a metric.
+_GAUGE, _SUM, _HISTOGRAM = 5, 7, 9
 
 
 class PointKind(Enum):
@@ -66,20 +68,14 @@ class MetricPoint(NamedTuple):
     is_monotonic: bool = True
 
 
-class _Field(NamedTuple):
-    number: int
-    wire_type: int
-    # The number of a varint or of fixed bytes (their bits), 0 of a part.
-    number_value: int
-    # Where a part is: fields of `_LENGTH`, and those of fixed bytes.
-    begin: int
-    end: int
+_Field: TypeAlias = tuple[int, int, int, int, int]
+"""The number of a field, its wire type, its value if that is a varint, and where its bytes begin and end."""
 
 
-def _varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     result = shift = 0
     while at < end:
-        byte = view[at]
+        byte = data[at]
         at += 1
         result |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -90,61 +86,67 @@ def _varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
     raise MalformedMessage(f"OTLP: a number ends after byte {at}")
 
 
-def _fields(view: memoryview, at: int, end: int) -> Iterator[_Field]:
-    """Yield the fields of a message that is in `view[at:end]`."""
+def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
+    """Yield the fields of a message that is in `data[at:end]`. Most numbers in it are below 128."""
     while at < end:
-        tag, at = _varint(view, at, end)
-        number, wire_type = tag >> 3, tag & 7
+        tag = data[at]
+        at += 1
+        if tag >= 0x80:
+            tag, at = _varint(data, at - 1, end)
+        wire_type = tag & 7
         value = 0
         begin = at
         if wire_type == _LENGTH:
-            size, begin = _varint(view, at, end)
-            at = begin + size
+            if at < end and data[at] < 0x80:
+                begin = at + 1
+                at = begin + data[at]
+            else:
+                size, begin = _varint(data, at, end)
+                at = begin + size
         elif wire_type == _VARINT:
-            value, at = _varint(view, at, end)
+            value, at = _varint(data, at, end)
         elif wire_type == _FIXED64:
             at += 8
         elif wire_type == _FIXED32:
             at += 4
         else:
-            raise MalformedMessage(f"OTLP: field {number} has wire type {wire_type}, which is not in use")
-        if number == 0 or at > end:
-            raise MalformedMessage(f"OTLP: field {number} at byte {begin} does not fit into its message")
-        yield _Field(number, wire_type, value, begin, at)
+            raise MalformedMessage(f"OTLP: a field has wire type {wire_type}, which is not in use")
+        if tag < 8 or at > end:
+            raise MalformedMessage(f"OTLP: field {tag >> 3} at byte {begin} does not fit into its message")
+        yield tag >> 3, wire_type, value, begin, at
 
 
-def _text(view: memoryview, field: _Field) -> str:
+def _text(data: bytes, begin: int, end: int) -> str:
     try:
-        return str(view[field.begin : field.end], "utf-8")
+        return data[begin:end].decode()
     except UnicodeDecodeError:
-        raise MalformedMessage(f"OTLP: the text at byte {field.begin} is not UTF-8") from None
+        raise MalformedMessage(f"OTLP: the text at byte {begin} is not UTF-8") from None
 
 
-def _any_value(view: memoryview, at: int, end: int) -> str:
+def _any_value(data: bytes, at: int, end: int) -> str:
     """A value as text; of lists and maps, which no metric of a client has, nothing."""
     text = ""
-    for field in _fields(view, at, end):
-        if field.number == 1 and field.wire_type == _LENGTH:
-            text = _text(view, field)
-        elif field.number == 2 and field.wire_type == _VARINT:
-            text = "true" if field.number_value else "false"
-        elif field.number == 3 and field.wire_type == _VARINT:
-            signed = field.number_value
-            text = str(signed - (1 << 64) if signed >> 63 else signed)
-        elif field.number == 4 and field.wire_type == _FIXED64:
-            text = repr(_DOUBLE.unpack_from(view, field.begin)[0])
+    for number, wire_type, value, begin, stop in _fields(data, at, end):
+        if number == 1 and wire_type == _LENGTH:
+            text = _text(data, begin, stop)
+        elif number == 2 and wire_type == _VARINT:
+            text = "true" if value else "false"
+        elif number == 3 and wire_type == _VARINT:
+            text = str(value - (1 << 64) if value >> 63 else value)
+        elif number == 4 and wire_type == _FIXED64:
+            text = repr(_DOUBLE.unpack_from(data, begin)[0])
     return text
 
 
-def _attribute(view: memoryview, at: int, end: int) -> tuple[str, str]:
+def _attribute(data: bytes, at: int, end: int) -> tuple[str, str]:
     key = value = ""
-    for field in _fields(view, at, end):
-        if field.wire_type != _LENGTH:
+    for number, wire_type, _, begin, stop in _fields(data, at, end):
+        if wire_type != _LENGTH:
             continue
-        if field.number == 1:
-            key = _text(view, field)
-        elif field.number == 2:
-            value = _any_value(view, field.begin, field.end)
+        if number == 1:
+            key = _text(data, begin, stop)
+        elif number == 2:
+            value = _any_value(data, begin, stop)
     return key, value
 
 
@@ -154,116 +156,116 @@ def _attributes(found: Sequence[tuple[str, str]]) -> Attributes:
     return tuple(found)
 
 
-def _parts(view: memoryview, at: int, end: int, number: int) -> Iterator[tuple[int, int]]:
-    for field in _fields(view, at, end):
-        if field.number == number and field.wire_type == _LENGTH:
-            yield field.begin, field.end
+def _parts(data: bytes, at: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
+    for number, wire_type, _, begin, stop in _fields(data, at, end):
+        if number == wanted and wire_type == _LENGTH:
+            yield begin, stop
 
 
 def read_metrics(data: Buffer, max_points: int = MAX_POINTS) -> list[MetricPoint]:
     """Return the points of a `MetricsData` message. MalformedMessage if it is none, or has too many."""
-    view = memoryview(data).cast("B")
+    data = bytes(data)
     points: list[MetricPoint] = []
-    for begin, end in _parts(view, 0, len(view), 1):
+    for at, end in _parts(data, 0, len(data), 1):
         scopes: list[tuple[int, int]] = []
         attributes: list[tuple[str, str]] = []
-        for field in _fields(view, begin, end):
-            if field.wire_type != _LENGTH:
+        for number, wire_type, _, begin, stop in _fields(data, at, end):
+            if wire_type != _LENGTH:
                 continue
-            if field.number == 1:
-                attributes += [_attribute(view, *part) for part in _parts(view, field.begin, field.end, 1)]
-            elif field.number == 2:
-                scopes.append((field.begin, field.end))
+            if number == 1:
+                attributes += [_attribute(data, *part) for part in _parts(data, begin, stop, 1)]
+            elif number == 2:
+                scopes.append((begin, stop))
         resource = _attributes(attributes)
         for scope in scopes:
-            for metric in _parts(view, *scope, 2):
-                _read_metric(view, *metric, resource, points)
+            for metric in _parts(data, *scope, 2):
+                _read_metric(data, *metric, resource, points)
                 if len(points) > max_points:
                     raise MalformedMessage(f"OTLP: more than {max_points} data points")
     return points
 
 
-def _read_metric(
-    view: memoryview, at: int, end: int, resource: Attributes, points: list[MetricPoint]
-) -> None:
-    name, kind, data = "", 0, (0, 0)
-    for field in _fields(view, at, end):
-        if field.wire_type != _LENGTH:
+class _Metric(NamedTuple):
+    name: str
+    kind: PointKind
+    is_monotonic: bool
+    resource: Attributes
+
+
+def _read_metric(data: bytes, at: int, end: int, resource: Attributes, points: list[MetricPoint]) -> None:
+    name, form, content = "", 0, (0, 0)
+    for number, wire_type, _, begin, stop in _fields(data, at, end):
+        if wire_type != _LENGTH:
             continue
-        if field.number == 1:
-            name = _text(view, field)
-        elif field.number in (5, 7, 9):
-            kind, data = field.number, (field.begin, field.end)
-    if kind == 0 or not name:
+        if number == 1:
+            name = _text(data, begin, stop)
+        elif number in (_GAUGE, _SUM, _HISTOGRAM):
+            form, content = number, (begin, stop)
+    if form == 0 or not name:
         return
-    temporality, is_monotonic = _CUMULATIVE, kind == 9
+    temporality, is_monotonic = _CUMULATIVE, form == _HISTOGRAM
     found: list[tuple[int, int]] = []
-    for field in _fields(view, *data):
-        if field.number == 1 and field.wire_type == _LENGTH:
-            found.append((field.begin, field.end))
-        elif field.number == 2 and field.wire_type == _VARINT:
-            temporality = field.number_value
-        elif field.number == 3 and field.wire_type == _VARINT:
-            is_monotonic = bool(field.number_value)
-    if kind == 5:
-        points_kind = PointKind.GAUGE
+    for number, wire_type, value, begin, stop in _fields(data, *content):
+        if number == 1 and wire_type == _LENGTH:
+            found.append((begin, stop))
+        elif number == 2 and wire_type == _VARINT:
+            temporality = value
+        elif number == 3 and wire_type == _VARINT:
+            is_monotonic = bool(value)
+    if form == _GAUGE:
+        kind = PointKind.GAUGE
     else:
-        points_kind = PointKind.DELTA_SUM if temporality == _DELTA else PointKind.CUMULATIVE_SUM
-    read = _read_histogram_point if kind == 9 else _read_number_point
-    template = MetricPoint(name, points_kind, 0.0, resource=resource, is_monotonic=is_monotonic)
+        kind = PointKind.DELTA_SUM if temporality == _DELTA else PointKind.CUMULATIVE_SUM
+    read = _read_histogram_point if form == _HISTOGRAM else _read_number_point
+    metric = _Metric(name, kind, is_monotonic, resource)
     for part in found:
-        read(view, *part, template, points)
+        read(data, *part, metric, points)
 
 
-def _read_number_point(
-    view: memoryview, at: int, end: int, template: MetricPoint, points: list[MetricPoint]
-) -> None:
+def _read_number_point(data: bytes, at: int, end: int, metric: _Metric, points: list[MetricPoint]) -> None:
     value: float | None = None
     time_ns = start_ns = 0
     attributes: list[tuple[str, str]] = []
-    for field in _fields(view, at, end):
-        if field.wire_type == _FIXED64:
-            if field.number == 4:
-                (value,) = _DOUBLE.unpack_from(view, field.begin)
-            elif field.number == 6:
-                (value,) = _INT64.unpack_from(view, field.begin)
-            elif field.number == 3:
-                (time_ns,) = _UINT64.unpack_from(view, field.begin)
-            elif field.number == 2:
-                (start_ns,) = _UINT64.unpack_from(view, field.begin)
-        elif field.number == 7 and field.wire_type == _LENGTH:
-            attributes.append(_attribute(view, field.begin, field.end))
+    for number, wire_type, _, begin, stop in _fields(data, at, end):
+        if wire_type == _FIXED64:
+            if number == 4:
+                (value,) = _DOUBLE.unpack_from(data, begin)
+            elif number == 6:
+                (value,) = _INT64.unpack_from(data, begin)
+            elif number == 3:
+                (time_ns,) = _UINT64.unpack_from(data, begin)
+            elif number == 2:
+                (start_ns,) = _UINT64.unpack_from(data, begin)
+        elif number == 7 and wire_type == _LENGTH:
+            attributes.append(_attribute(data, begin, stop))
     if value is not None:
-        points.append(
-            template._replace(
-                value=value, attributes=_attributes(attributes), time_ns=time_ns, start_ns=start_ns
-            )
-        )
+        name, kind, is_monotonic, resource = metric
+        found = _attributes(attributes)
+        points.append(MetricPoint(name, kind, value, found, resource, time_ns, start_ns, is_monotonic))
 
 
-def _read_histogram_point(
-    view: memoryview, at: int, end: int, template: MetricPoint, points: list[MetricPoint]
-) -> None:
+def _read_histogram_point(data: bytes, at: int, end: int, metric: _Metric, points: list[MetricPoint]) -> None:
     """A histogram is taken as two sums, of its values and of their number."""
     count = time_ns = start_ns = 0
     total: float | None = None
     attributes: list[tuple[str, str]] = []
-    for field in _fields(view, at, end):
-        if field.wire_type == _FIXED64:
-            if field.number == 4:
-                (count,) = _UINT64.unpack_from(view, field.begin)
-            elif field.number == 5:
-                (total,) = _DOUBLE.unpack_from(view, field.begin)
-            elif field.number == 3:
-                (time_ns,) = _UINT64.unpack_from(view, field.begin)
-            elif field.number == 2:
-                (start_ns,) = _UINT64.unpack_from(view, field.begin)
-        elif field.number == 9 and field.wire_type == _LENGTH:
-            attributes.append(_attribute(view, field.begin, field.end))
-    common = template._replace(attributes=_attributes(attributes), time_ns=time_ns, start_ns=start_ns)
-    points.append(common._replace(name=f"{common.name}.count", value=count))
+    for number, wire_type, _, begin, stop in _fields(data, at, end):
+        if wire_type == _FIXED64:
+            if number == 4:
+                (count,) = _UINT64.unpack_from(data, begin)
+            elif number == 5:
+                (total,) = _DOUBLE.unpack_from(data, begin)
+            elif number == 3:
+                (time_ns,) = _UINT64.unpack_from(data, begin)
+            elif number == 2:
+                (start_ns,) = _UINT64.unpack_from(data, begin)
+        elif number == 9 and wire_type == _LENGTH:
+            attributes.append(_attribute(data, begin, stop))
+    name, kind, is_monotonic, resource = metric
+    found = _attributes(attributes)
+    points.append(MetricPoint(f"{name}.count", kind, count, found, resource, time_ns, start_ns, is_monotonic))
     if total is not None:
-        points.append(common._replace(name=f"{common.name}.sum", value=total, is_monotonic=False))
+        points.append(MetricPoint(f"{name}.sum", kind, total, found, resource, time_ns, start_ns, False))
 
 
 # Writing
@@ -327,15 +329,15 @@ def write_metrics(resource: Mapping[str, str], points: Iterable[MetricPoint]) ->
 
 def with_resource_attributes(data: Buffer, attributes: Mapping[str, str]) -> bytes:
     """Return the same `MetricsData` with more attributes on each of its resources."""
-    view = memoryview(data).cast("B")
+    data = bytes(data)
     extra = _write_attributes(1, attributes.items())
     out = []
-    for begin, end in _parts(view, 0, len(view), 1):
+    for at, end in _parts(data, 0, len(data), 1):
         resource, rest = b"", []
-        for field in _fields(view, begin, end):
-            if field.number == 1 and field.wire_type == _LENGTH:
-                resource += bytes(view[field.begin : field.end])
-            elif field.wire_type == _LENGTH:
-                rest.append(_part(field.number, bytes(view[field.begin : field.end])))
+        for number, wire_type, _, begin, stop in _fields(data, at, end):
+            if number == 1 and wire_type == _LENGTH:
+                resource += data[begin:stop]
+            elif wire_type == _LENGTH:
+                rest.append(_part(number, data[begin:stop]))
         out.append(_part(1, _part(1, resource + extra) + b"".join(rest)))
     return b"".join(out)

@@ -20,6 +20,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ottla.protocol.otlp import Attributes, MetricPoint, PointKind
@@ -168,6 +169,7 @@ class ClientMetricsStore:
                 await turns.pause()
 
 
+@lru_cache(maxsize=2_048)
 def _family_name(name: str) -> str:
     clean = _NOT_OF_A_NAME.sub("_", name[:_MAX_TEXT])
     return clean if name.startswith(_KAFKA_PREFIX) else _OTHER_PREFIX + clean

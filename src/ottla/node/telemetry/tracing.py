@@ -50,7 +50,7 @@ def open_tracing(config: NodeConfig, cluster_id: str) -> Tracing:
 
     try:
         from opentelemetry import trace
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
@@ -69,7 +69,7 @@ def open_tracing(config: NodeConfig, cluster_id: str) -> Tracing:
             "messaging.kafka.cluster.id": cluster_id,
         }
         # What OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME say counts more.
-        own = TracerProvider(resource=Resource(attributes).merge(Resource.create()))
+        own = TracerProvider(resource=Resource.create(attributes).merge(OTELResourceDetector().detect()))
         headers = parse_headers(str(config["telemetry.otlp.headers"] or ""))
         exporter = SpanJsonExporter(signal_url(endpoint, TRACES), headers)
         own.add_span_processor(BatchSpanProcessor(cast("SpanExporter", exporter)))

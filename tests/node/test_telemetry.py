@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from tests.support.collector import Collector
 from tests.support.node_with_metrics import NodeWithMetrics
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
@@ -22,7 +20,7 @@ from ottla.protocol.messages.get_telemetry_subscriptions import (
 )
 from ottla.protocol.messages.push_telemetry import PushTelemetryRequest, PushTelemetryResponse
 from ottla.protocol.names import uuid_text
-from ottla.protocol.otlp import MetricPoint, PointKind, read_metrics, write_metrics
+from ottla.protocol.otlp import MetricPoint, PointKind, write_metrics
 from ottla.records.compression import compress
 from ottla.records.types import Codec
 
@@ -30,58 +28,20 @@ SENT = "org.apache.kafka.producer.record.send.total"
 SHOWN = SENT.replace(".", "_")
 
 
-class Collector:
-    """An OpenTelemetry collector, as far as a sender sees it; `status` is what it answers."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[str, dict[str, str], bytes]] = []
-        self.status = 200
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                if self.headers.get("content-encoding") == "gzip":
-                    body = gzip.decompress(body)
-                status = collector.status
-                if status == 200:
-                    collector.requests.append((self.path, dict(self.headers), body))
-                self.send_response(status)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                return None
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    def points(self) -> list[MetricPoint]:
-        return [point for _, _, body in self.requests for point in read_metrics(body)]
-
-
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
-    running = Collector()
-    yield running
-    running.close()
+    with Collector() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[NodeWithMetrics]:
+def node(collector: Collector) -> Iterator[NodeWithMetrics]:
     settings = {
         "telemetry.max.bytes": "20000",
         "telemetry.otlp.endpoint": collector.address,
         "telemetry.otlp.headers": "x-tenant=tests",
     }
-    with NodeWithMetrics(tmp_path_factory.mktemp("telemetry"), settings) as running:
+    with NodeWithMetrics(settings) as running:
         with blocking.Admin(running.bootstrap_servers) as admin:
             for name, values in {
                 "all": {"metrics": "*", "interval.ms": "100", "match": "client_id=pushes-.*"},
@@ -207,7 +167,7 @@ def test_our_producer_and_consumer_push(node: NodeWithMetrics, collector: Collec
         wait_until(lambda: node.sample(consumed, 'client_id="pushes-c"') == 20, "it was not seen")
         assert node.sample(f"{kafka}_producer_record_queue_time_max", 'client_id="pushes-p"') is not None
         latency = f"{kafka}_producer_node_request_latency_avg"
-        assert node.sample(latency, 'client_id="pushes-p"', f'node_id="node-{node.node.config.node_id}"')
+        assert node.sample(latency, 'client_id="pushes-p"', 'node_id="node-1"')
         assert node.sample(f"{kafka}_consumer_coordinator_commit_latency_max", 'client_id="pushes-c"')
         assert node.sample(f"{kafka}_consumer_coordinator_assigned_partitions") == 1
         assert node.sample(f"{kafka}_consumer_coordinator_rebalance_total") == 1

@@ -17,8 +17,8 @@ SENT = "org_apache_kafka_producer_record_send_total"
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeWithMetrics]:
-    with NodeWithMetrics(tmp_path_factory.mktemp("java-telemetry")) as running:
+def node() -> Iterator[NodeWithMetrics]:
+    with NodeWithMetrics() as running:
         yield running
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ottla.client.blocking import Admin, Consumer
+from ottla.client.blocking import Admin, Consumer, Producer
 from ottla.records._kernel import partition_for
 from tests.support.spark_sink_harness import await_markers, committed_values
 from tests.support.waiting import wait_until
@@ -72,6 +72,33 @@ def await_none_open(admin: Admin, part: str = "ottla-spark-") -> None:
 
 
 # Batch writes.
+
+
+def test_the_context_of_a_trace_goes_through_source_and_sink(
+    spark: SparkSession, node: LocalNode, new_topic: NewTopic, write: Callable[..., None]
+) -> None:
+    source, target = new_topic(), new_topic()
+    first, second = (f"00-{digit * 32}-{digit * 16}-01" for digit in "12")
+    with Producer(node.bootstrap_servers) as producer:
+        producer.send(source, b"traced", headers={"a": b"1", "traceparent": first.encode()})
+        producer.send(source, b"not")
+    df = (
+        spark.read.format("ottla")
+        .options(**{"kafka.bootstrap.servers": node.bootstrap_servers, "includeHeaders": "true"})
+        .options(subscribe=source, startingOffsets="earliest")
+        .load()
+        .select("value", "headers")
+    )
+    write(df, topic=target, traceparent=second)
+    write(df.select("value"), topic=target, traceparent=second)
+    found = [(record.value, list(record.headers)) for record in records_of(node, target)]
+    added = ("traceparent", second.encode())
+    assert found == [
+        (b"traced", [("a", b"1"), ("traceparent", first.encode())]),
+        (b"not", [added]),
+        (b"traced", [added]),
+        (b"not", [added]),
+    ]
 
 
 def test_all_columns_of_a_record_are_written(

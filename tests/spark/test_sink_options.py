@@ -78,3 +78,10 @@ def test_a_security_setting_that_is_not_known_is_refused(name: str, value: str) 
 def test_a_mistake_is_reported_before_anything_is_written(options: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sink_options({**BROKERS, **options})
+
+
+def test_a_traceparent_is_checked() -> None:
+    context = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    assert sink_options({**BROKERS, "traceparent": context}).traceparent == context
+    with pytest.raises(ValueError, match="is not the context of a trace"):
+        sink_options({**BROKERS, "traceparent": "auto"})

@@ -42,6 +42,12 @@ def get(url: str) -> tuple[int, dict[str, Any]]:
             return error.code, json.load(error)
 
 
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        text: bytes = answer.read()
+        return text.decode()
+
+
 class TestChecks:
     """The checks of nodes in virtual time."""
 
@@ -209,6 +215,7 @@ async def test_a_killed_fetcher_is_seen_and_comes_back(
             (problem,) = [each for each in seen["problems"] if each.startswith("tasks: ")]
             assert "fetch from broker 1: backing off, RuntimeError: the fetcher was killed" in problem
             assert seen["tasks"]["down"] == 1
+            await _until_text(nodes[1], 'ottla_background_task_down{task="fetch from broker 1"} 1\n')
         assert "fetch from broker 1 failed; it starts again in 100 ms" in caplog.text
 
         # It comes back by itself, and what had happened can still be seen.
@@ -218,6 +225,10 @@ async def test_a_killed_fetcher_is_seen_and_comes_back(
         assert (task["name"], task["state"]) == ("fetch from broker 1", "running")
         assert task["errors"] >= 1
         assert task["last_error"] == "RuntimeError: the fetcher was killed"
+        text = await asyncio.to_thread(read, f"{nodes[1].http.url}/metrics")
+        assert 'ottla_background_task_down{task="fetch from broker 1"} 0\n' in text
+        errors = f'ottla_background_task_errors_total{{task="fetch from broker 1"}} {task["errors"]}\n'
+        assert errors in text
         partition = next(each for each in nodes[0].replicas if each.is_leader)
         batch = build_batch([(nodes[0].now_ms(), None, b"after it came back")])
         end = partition.append_records_to_leader(batch, now_ms=nodes[0].now_ms()).last_offset + 1
@@ -231,6 +242,12 @@ async def test_a_killed_fetcher_is_seen_and_comes_back(
         assert (status, list(stopping["checks"])) == (503, ["started", "quorum", "tasks"])
 
 
+async def _until_text(node: Node, wanted: str) -> None:
+    async with asyncio.timeout(60):
+        while wanted not in await asyncio.to_thread(read, f"{node.http.url}/metrics"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def _until(node: Node, condition: Callable[[int, dict[str, Any]], bool]) -> dict[str, Any]:
     """Ask for the health of a node until it is as wanted."""
     async with asyncio.timeout(60):
@@ -239,6 +256,30 @@ async def _until(node: Node, condition: Callable[[int, dict[str, Any]], bool]) -
             if condition(status, document):
                 return document
             await asyncio.sleep(0.01)
+
+
+async def test_a_node_that_waits_for_its_quorum_is_live_and_not_ready(tmp_path: Path) -> None:
+    plan = ClusterPlan.make(
+        tmp_path / "cluster", brokers=1, controllers=3, settings={"http.listener": "http://127.0.0.1:0"}
+    )
+    plan.write()
+    runtime = Runtime.real(guest=True)
+    node = Node(runtime, NodeConfig(plan.properties(plan.nodes[0])))
+    starting = asyncio.create_task(node.start())
+    try:
+        async with asyncio.timeout(60):
+            while node.http.url is None or node.metadata is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        waiting = await _until(node, lambda status, _: status == 503)
+        assert waiting["checks"]["started"] == "waiting for a leader of the quorum"
+        assert waiting["checks"]["quorum"] == "the quorum has no leader; its voters are 2, 3, 4"
+        status, live = await asyncio.to_thread(get, f"{node.http.url}/health/live")
+        assert (status, live["status"]) == (200, "live")
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await node.stop()
+        runtime.close()
 
 
 async def test_a_port_that_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 import pytest
 import uvloop
@@ -532,6 +533,39 @@ class TestConnections:
                 said = await client.wait_until_closed()
                 assert said.startswith((b"HTTP/1.1 400", b"HTTP/1.1 501")), (request, said)
                 assert b"smuggled" not in said
+
+    async def test_no_bytes_make_it_fail(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Requests with random changes are answered or refused, and the server logs no error of its own."""
+        random = Random(17)
+        chunked = b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nX: 1\r\n\r\n"
+        originals = (
+            GET,
+            GET.replace(b"/hello/you", b"/stream"),
+            b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello" + GET,
+            b"POST /echo HTTP/1.1\r\nHost: localhost\r\n" + chunked + GET,
+        )
+        pieces = (b"\r\n", b"\n", b":", b" ", b"\0", b"0", b"%", b"\xff", b"HTTP/1.1", b"chunked", b"9" * 30)
+        async with serving(limits=HttpLimits(body_seconds=0.2, linger_seconds=0.2)) as site:
+
+            async def attack(text: bytes) -> None:
+                client = await site.connect()
+                await client.send(text)
+                client.writer.write_eof()
+                said = await client.wait_until_closed()
+                assert not said or said.startswith(b"HTTP/1.1 "), (text, said)
+                assert b"HTTP/1.1 500" not in said, (text, said)
+
+            for _ in range(20):
+                texts = []
+                for _ in range(20):
+                    text = bytearray(random.choice(originals))
+                    for _ in range(random.randint(1, 4)):
+                        at = random.randrange(len(text))
+                        text[at : at + random.randint(0, 3)] = random.choice(pieces)
+                    texts.append(bytes(text))
+                await asyncio.gather(*map(attack, texts))
+            assert (await site.get("/hello/you")).status == 200
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
     async def test_slow_clients_are_given_up(self) -> None:
         limits = HttpLimits(head_seconds=0.2, idle_seconds=0.2, body_seconds=0.2, linger_seconds=0.5)

@@ -479,10 +479,10 @@ class HttpServer:
             current = asyncio.current_task()
             if current is None or current.cancelling():
                 raise
-            _log.exception("%s %s was cancelled by other code", request.method, ascii(request.path)[1:200])
+            _log.exception("%s %s was cancelled by other code", request.method, request.path[:200])
             return problem_response(HttpProblem(500, "The server failed to answer; its log says why."))
         except Exception:
-            _log.exception("%s %s failed", request.method, ascii(request.path)[1:200])
+            _log.exception("%s %s failed", request.method, request.path[:200])
             return problem_response(HttpProblem(500, "The server failed to answer; its log says why."))
 
     async def close(self) -> None:

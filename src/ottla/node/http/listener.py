@@ -91,6 +91,11 @@ class NodeHttp:
         """Requests that were answered."""
         return 0 if self._server is None else self._server.requests
 
+    @property
+    def refused(self) -> int:
+        """Connections that ended for a fault of the client, or for lack of room."""
+        return 0 if self._server is None else self._server.refused
+
     def mount(
         self,
         prefix: str,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ottla.node.coordinators.coordinators import Coordinators
     from ottla.node.coordinators.producer_id_manager import ProducerIdManager
     from ottla.node.fetch.session import FetchSessionCache
+    from ottla.node.http.listener import NodeHttp
     from ottla.node.network.login import SaslListener
     from ottla.node.network.request_statistics import NetworkStatistics
     from ottla.node.network.server import SocketServer
@@ -60,6 +61,9 @@ class ObservedNode(Protocol):
 
     @property
     def network_statistics(self) -> NetworkStatistics: ...
+
+    @property
+    def http(self) -> NodeHttp: ...
 
     @property
     def fetch_sessions(self) -> FetchSessionCache: ...

@@ -41,6 +41,7 @@ class ProcessCollector:
         self._write_loop(text)
         self._write_pool(text)
         self._write_tasks(text)
+        self._write_http(text)
 
     def _write_loop(self, text: MetricsText) -> None:
         watchdog, collections = self._node.loop_watchdog, self._node.collections
@@ -109,4 +110,14 @@ class ProcessCollector:
             "1 while a background task does not run, after an error",
             [((name,), value) for name, value in down.items()],
             ("task",),
+        )
+
+    def _write_http(self, text: MetricsText) -> None:
+        http = self._node.http
+        text.gauge("ottla_http_connections", "Open connections of the HTTP listener", http.connections)
+        text.counter("ottla_http_requests_total", "HTTP requests that were answered", http.requests)
+        text.counter(
+            "ottla_http_refused_total",
+            "HTTP connections that were ended for a fault of their client, or for lack of room",
+            http.refused,
         )

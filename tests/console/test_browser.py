@@ -66,7 +66,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 def fill(bootstrap: str) -> None:
     with blocking.Admin(bootstrap) as admin:
-        admin.topics.create("orders", partitions=2, configs={"internal.segment.bytes": "60000"})
+        admin.topics.create("orders", partitions=2, configs={"internal.segment.bytes": "100000"})
         for name in ("hostile", EVERY_CHARACTER, "x" * 249):
             admin.topics.create(name, partitions=1)
         admin.users.set_password("alice", "alice-secret")
@@ -384,6 +384,12 @@ def test_files_are_drawn_and_grow(page: Page, desk: Visitor, live: Live) -> None
     page.locator('.drawing .segment[data-key="0"][aria-pressed=true]').wait_for()
     page.locator(".drawing .pointer").first.wait_for()
     page.locator(".drawing .pointer.time").first.wait_for()
+    # The end of a segment is found by its index; from there one can go to its beginning.
+    page.get_by_text(re.compile(r"from position [1-9][\d,]+ to")).wait_for()
+    page.get_by_role("button", name="Beginning").click()
+    page.get_by_text(re.compile("from position 0 to")).wait_for()
+    page.get_by_role("button", name="Next batches").click()
+    page.get_by_text(re.compile(r"from position [1-9][\d,]+ to")).wait_for()
     page.get_by_role("button", name="leader-epoch-checkpoint").click()
     page.locator("th", has_text="leaderEpoch").wait_for()
 

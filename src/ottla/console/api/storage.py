@@ -106,6 +106,7 @@ async def rows(context: ApiContext, request: ApiRequest) -> dict[str, Any]:
             runtime.disk,
             directory,
             name,
+            position=request.integer("position", 0),
             after=request.integer("after", 0),
             limit=request.integer("limit", _DEFAULT_ROWS, low=1, high=MAX_ROWS),
             records=records,

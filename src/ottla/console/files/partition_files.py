@@ -186,10 +186,19 @@ class FileRows:
 
 
 def read_rows(
-    disk: Disk, directory: str, name: str, *, after: int, limit: int, records: bool, topic: str
+    disk: Disk,
+    directory: str,
+    name: str,
+    *,
+    position: int,
+    after: int,
+    limit: int,
+    records: bool,
+    topic: str,
 ) -> FileRows:
-    """The rows of a file from the row with the number `after` on. FileNotFoundError if the directory has no
-    such file; NotReadable if it is no file of a partition.
+    """The rows of a file from the row with the number `after` on, in a log counted from the batch at
+    `position`. FileNotFoundError if the directory has no such file; NotReadable if it is no file of a
+    partition.
     """
     if name not in disk.list_dir(directory):
         raise FileNotFoundError(name)
@@ -199,7 +208,8 @@ def read_rows(
         raise NotReadable(
             f"only the first {_MAX_SKIPPED} rows of a file are shown here; use `ottla log dump`"
         )
-    found = list(islice(dump_file(disk, path, records=records, decode=decode), after, after + limit + 1))
+    dumped = dump_file(disk, path, records=records, decode=decode, position=position)
+    found = list(islice(dumped, after, after + limit + 1))
     rows = [{"kind": row.kind.value, "data": _flat(row)} for row in found[:limit]]
     return FileRows(rows, after + limit if len(found) > limit else None)
 

@@ -95,14 +95,17 @@ def topic_of(path: str) -> str | None:
         return None
 
 
-def dump_file(disk: Disk, path: str, *, records: bool = False, decode: str | None = None) -> Iterator[Row]:
+def dump_file(
+    disk: Disk, path: str, *, records: bool = False, decode: str | None = None, position: int = 0
+) -> Iterator[Row]:
     """The rows of a file. `records` shows the records of the batches, decoded as records of the internal
-    topic `decode`, or of the topic whose directory the file lies in.
+    topic `decode`, or of the topic whose directory the file lies in. A log is shown from the batch at
+    `position` on.
     """
     kind = file_kind(posixpath.basename(path))
     topic = decode or topic_of(path)
     if kind in (LOG, CHECKPOINT_SUFFIX):
-        return dump_batches(disk, path, topic=topic, records=records)
+        return dump_batches(disk, path, topic=topic, records=records, start=position)
     if kind == INDEX:
         return dump_offset_index(disk, path)
     if kind == TIME_INDEX:
@@ -137,11 +140,11 @@ def batch_headers(file: File, position: int = 0) -> Iterator[tuple[int, BatchHea
         position += header.size
 
 
-def dump_batches(disk: Disk, path: str, *, topic: str | None, records: bool) -> Iterator[Row]:
+def dump_batches(disk: Disk, path: str, *, topic: str | None, records: bool, start: int = 0) -> Iterator[Row]:
     file = disk.open(path, writable=False)
     try:
         size = file.size()
-        for position, header in batch_headers(file):
+        for position, header in batch_headers(file, start):
             if isinstance(header, KafkaError):
                 yield _problem(f"at position {position} of {size} no batch begins: {header.message}")
                 return

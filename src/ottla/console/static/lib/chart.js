@@ -8,6 +8,7 @@ const RIGHT = 6;
 const TOP = 8;
 const BOTTOM = 20;
 const SERIES_COLOURS = 6;
+const SHORTEST_MS = 60_000;
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** The charts that are on the page now; one timer moves all of them. */
@@ -21,7 +22,7 @@ setInterval(() => {
 }, 500);
 
 /**
- * A chart of named series over the last `windowMs`. Give it samples with `push(timeMs, {name: value})`; it keeps
+ * A chart of named series over the last `windowMs` at most. Give it samples with `push(timeMs, {name: value})`; it keeps
  * what its window shows and no more. A missing value is a gap in that line.
  */
 export class LineChart {
@@ -73,13 +74,15 @@ export class LineChart {
     const oldest = this.samples[0]?.time ?? newest;
     // The right edge is now, except for a chart whose samples stopped coming.
     const end = calm.matches ? newest : Math.min(Math.max(newest, Date.now() - 1500), newest + 10_000);
-    const start = end - this.windowMs;
+    // A chart that has just begun is not empty for the most part.
+    const spanMs = Math.min(this.windowMs, Math.max(SHORTEST_MS, end - oldest));
+    const start = end - spanMs;
     const right = this.width - RIGHT;
     const bottom = this.height - BOTTOM;
     let highest = 0;
     for (const { values } of this.samples) for (const name of shown) highest = Math.max(highest, values[name] ?? 0);
     const top = niceCeiling(highest, this.base);
-    const x = (time) => LEFT + ((time - start) / this.windowMs) * (right - LEFT);
+    const x = (time) => LEFT + ((time - start) / spanMs) * (right - LEFT);
     const y = (value) => bottom - (value / top) * (bottom - TOP);
 
     const parts = [];
@@ -88,7 +91,7 @@ export class LineChart {
       parts.push(s("line", { class: "grid", x1: LEFT, x2: right, y1: height, y2: height }));
       parts.push(s("text", { x: LEFT - 6, y: height + 4, "text-anchor": "end" }, this.format(top * share)));
     }
-    const step = timeStep(this.windowMs, right - LEFT);
+    const step = timeStep(spanMs, right - LEFT);
     for (let time = Math.ceil(start / step) * step; time <= end; time += step) {
       const place = x(time);
       if (place > LEFT + 20 && place < right - 24) {
@@ -110,7 +113,7 @@ export class LineChart {
 
     let sample = this.samples.at(-1);
     if (this.pointer !== null && this.samples.length) {
-      const wanted = start + ((this.pointer - LEFT) / (right - LEFT)) * this.windowMs;
+      const wanted = start + ((this.pointer - LEFT) / (right - LEFT)) * spanMs;
       sample = this.samples.reduce((a, b) => (Math.abs(b.time - wanted) < Math.abs(a.time - wanted) ? b : a));
       const place = Math.max(LEFT, x(sample.time));
       parts.push(s("line", { class: "cursor", x1: place, x2: place, y1: TOP, y2: bottom }));

@@ -10,6 +10,7 @@ import { drawLog, drawSegment } from "./files-drawing.js";
 
 const REFRESH_MS = 2_000;
 const BATCHES = 60;
+const TAIL_ENTRIES = 8;
 const ENTRY_BYTES = { index: 8, timeindex: 12 };
 
 export async function filesTab(view, topic, content) {
@@ -26,6 +27,7 @@ class PartitionFiles {
     this.at = null; // position in the segment's log; null: its tail
     this.older = 0; // segments between the last one drawn and the newest
     this.records = false;
+    this.shownFrom = 0;
     this.found = null;
     this.log = h("div.body");
     this.segment = h("div.body");
@@ -40,7 +42,7 @@ class PartitionFiles {
     this.where = h("span.muted.small.break");
     show(content, this.controls(), panel("The log", this.where, this.log), panel(this.segmentTitle, this.moves(), this.segment),
       h("div.columns", {}, panel("Leader epochs", null, this.epochs.element), panel("Producers", null, this.producers.element), panel("Files", null, this.marks, this.files.element)),
-      panel(this.rowsTitle, check("records", { onchange: (event) => { this.records = event.target.checked; this.loadRows(); } }), this.rows), this.partial);
+      panel(this.rowsTitle, check("records", { onchange: (event) => { this.records = event.target.checked; this.view.attempt(() => this.loadRows()); } }), this.rows), this.partial);
     new ResizeObserver(() => this.draw()).observe(this.log);
   }
 
@@ -111,8 +113,8 @@ class PartitionFiles {
     if (focused) this.log.querySelector(`[data-key="${focused}"]`)?.focus();
   }
 
-  rowsOf(name, after, limit, records = false) {
-    return get(["topics", this.topic, "files", "rows"], { partition: this.partition, name, after, limit, records }, this.view.signal);
+  rowsOf(name, { position = 0, after = 0, limit, records = false }) {
+    return get(["topics", this.topic, "files", "rows"], { partition: this.partition, name, position, after, limit, records }, this.view.signal);
   }
 
   /** The batches of the chosen segment from `at` on, and the index entries that point to them. */
@@ -122,10 +124,12 @@ class PartitionFiles {
     const file = (kind) => segment.files.find((candidate) => candidate.kind === kind);
     const log = file("log");
     if (!log) return;
-    const after = this.at ?? (await this.tail(log, file("index")));
-    const batches = await this.rowsOf(log.name, after, BATCHES);
-    this.next = batches.next;
+    const position = this.at ?? (await this.tail(log, file("index")));
+    const batches = await this.rowsOf(log.name, { position, limit: BATCHES });
     const shown = batches.rows.filter((row) => row.kind === "batch").map((row) => row.data);
+    const last = shown.at(-1);
+    this.shownFrom = position;
+    this.next = batches.next === null || !last ? null : last.position + last.size;
     const [offsets, times] = await Promise.all(["index", "timeindex"].map((kind) => this.entries(file(kind), log, shown)));
     show(this.segmentTitle, `Segment ${segment.baseOffset} `, segment.active ? badge("active", "accent") : null);
     show(this.segment, drawSegment(shown, offsets, times, this.segment.clientWidth - 28), this.caption(segment, shown));
@@ -143,7 +147,7 @@ class PartitionFiles {
   async tail(log, index) {
     if (!index || log.sizeBytes < 64 * 1024) return 0;
     const entries = Math.floor(index.sizeBytes / ENTRY_BYTES.index);
-    const { rows } = await this.rowsOf(index.name, Math.max(0, entries - 8), 8);
+    const { rows } = await this.rowsOf(index.name, { after: Math.max(0, entries - TAIL_ENTRIES), limit: TAIL_ENTRIES });
     return rows.filter((row) => row.kind === "entry").map((row) => row.data.position)[0] ?? 0;
   }
 
@@ -152,7 +156,7 @@ class PartitionFiles {
     if (!index || !shown.length || !index.sizeBytes) return [];
     const all = Math.floor(index.sizeBytes / ENTRY_BYTES[index.kind]);
     const guess = Math.max(0, Math.floor((shown[0].position / Math.max(1, log.sizeBytes)) * all) - 100);
-    const { rows } = await this.rowsOf(index.name, guess, 200);
+    const { rows } = await this.rowsOf(index.name, { after: guess, limit: 200 });
     return rows.filter((row) => row.kind === "entry").map((row) => row.data);
   }
 
@@ -168,7 +172,8 @@ class PartitionFiles {
     const name = this.file ?? log?.name;
     if (!name) return;
     const plain = this.file === null && !this.records && this.listed;
-    const answer = plain ? this.listed : await this.rowsOf(name, this.file === null ? this.at ?? 0 : 0, 200, this.records);
+    const position = this.file === null ? this.shownFrom : 0;
+    const answer = plain ? this.listed : await this.rowsOf(name, { position, limit: 200, records: this.records });
     show(this.rowsTitle, "Content of ", h("code", {}, name));
     show(this.rows, rowsTable(answer));
   }

@@ -38,7 +38,7 @@ class MessageBrowser {
     this.empty = h("p.empty");
     this.partial = h("div");
     const title = (text, className = "") => h("th", { scope: "col", class: className }, text);
-    const columns = h("tr", {}, title("", "tight"), title("Partition", "number"), title("Offset", "number"), title("Time"), title("Key"), title("Value"), title("Size", "number"));
+    const columns = h("tr", {}, title("", "tight"), title("Partition", "number"), title("Offset", "number"), title("Time", "optional"), title("Key"), title("Value"), title("Size", "number optional"));
     const table = h("table.messages", { "aria-label": "Messages" }, h("thead", {}, columns), this.body);
     const produce = canChange() && !isMetadataLog(topic) ? button("Produce", () => produceDialog(topic)) : null;
     show(
@@ -216,10 +216,10 @@ class MessageBrowser {
       h("td.tight", {}, toggle),
       h("td.number", {}, String(message.partition)),
       h("td.number", {}, String(message.offset)),
-      h("td.nowrap", {}, time(message.timestamp)),
+      h("td.nowrap.optional", {}, time(message.timestamp)),
       h("td.key", {}, payloadPreview(message.key)),
       h("td.payload", {}, payloadPreview(message.value)),
-      h("td.number", {}, bytes(message.size)),
+      h("td.number.optional", {}, bytes(message.size)),
     );
     let detail = null;
     const change = () => {

@@ -1,9 +1,9 @@
 // What the cluster is, what is wrong with it now, and how it moves.
 
-import { get, session, watch } from "../lib/api.js";
+import { get, watch } from "../lib/api.js";
 import { LineChart } from "../lib/chart.js";
 import { a, h, link, show } from "../lib/dom.js";
-import { ago, byteRate, bytes, compact, count, duration, milliseconds, plural, rate } from "../lib/format.js";
+import { ago, byteRate, bytes, compact, count, duration, isKnown, milliseconds, plural, rate } from "../lib/format.js";
 import { Table } from "../lib/table.js";
 import { badge, body, head, meter, notice, panel, problems, tile } from "../lib/widgets.js";
 
@@ -19,8 +19,9 @@ export async function page(view) {
   const quorum = h("div");
   const features = h("div.body.row");
   const charts = chartPanels();
+  const cluster = h("span.muted.break");
   view.show(
-    head("Overview"), warnings, tiles, charts.element, panel("Brokers", null, brokers.element),
+    head("Overview", { marks: cluster }), warnings, tiles, charts.element, panel("Brokers", null, brokers.element),
     h("div.columns", {}, panel("Quorum", null, quorum), panel("Features", null, features)), partial,
   );
   watch(["overview", "stream"], {}, { sample: charts.push, error: (error) => view.problem(error) }, view.signal);
@@ -28,6 +29,7 @@ export async function page(view) {
     const overview = await get(["overview"], {}, view.signal);
     show(warnings, overview.warnings.length ? overview.warnings.map(warning) : notice("good", "Nothing is wrong: all partitions have a leader and all replicas are in sync."));
     show(tiles, overviewTiles(overview));
+    cluster.textContent = `cluster ${overview.clusterId ?? "–"}`;
     brokers.update(overview.brokers);
     show(quorum, quorumTable(overview));
     show(features, overview.features.map(({ name, finalized, max }) => badge(`${name} ${finalized ?? "–"}${max && finalized < max ? ` (up to ${max})` : ""}`)));
@@ -58,32 +60,33 @@ function overviewTiles(overview) {
     tile("Topics", count(overview.topics), `${count(overview.internalTopics)} internal`),
     tile("Partitions", count(overview.partitions)),
     tile("Groups", count(overview.groups)),
-    tile("Offline", count(overview.offlinePartitions), "partitions without leader", bad(overview.offlinePartitions)),
+    tile("Offline", count(overview.offlinePartitions), "partitions", bad(overview.offlinePartitions)),
     tile("Under-replicated", count(overview.underReplicatedPartitions), "partitions", overview.underReplicatedPartitions ? "warn" : ""),
     overview.underMinIsrPartitions === null ? null : tile("Under min ISR", count(overview.underMinIsrPartitions), "partitions", bad(overview.underMinIsrPartitions)),
-    node && tile("This node", `up ${duration(node.uptimeMs)}`, `id ${node.id}, version ${node.version}`),
+    node && tile("This node is up", duration(node.uptimeMs), `id ${node.id}, ${node.version}`),
     node?.tasks && tile("Tasks", count(node.tasks.running), plural(node.tasks.failed, "failed", "failed"), bad(node.tasks.failed)),
-    tile("Cluster id", overview.clusterId ?? "–"),
   ];
 }
 
-/** Charts of what the console can see: beside a node only messages and the time of its own requests. */
+/** Charts of what the console can see: beside a node only messages and the time of its own requests are known. */
 function chartPanels() {
   const charts = [
     [new LineChart({ label: "Messages in", format: rate, windowMs: WINDOW_MS }), "Messages in", (sample) => ({ "messages in": sample.messagesInPerSecond })],
-  ];
-  if (session.features.metrics) {
-    charts.push(
-      [new LineChart({ label: "Bytes", format: byteRate, windowMs: WINDOW_MS, base: 1024 }), "Bytes, this node", (sample) => ({ in: sample.bytesInPerSecond, out: sample.bytesOutPerSecond })],
-      [new LineChart({ label: "Request time", format: milliseconds, windowMs: WINDOW_MS }), "Time of requests, this node", (sample) => ({ mean: sample.requestLatencyMs?.mean, "99 %": sample.requestLatencyMs?.p99 })],
-      [new LineChart({ label: "Requests", format: rate, windowMs: WINDOW_MS }), "Requests, this node", (sample) => ({ requests: sample.requestsPerSecond })],
-    );
-  } else {
-    charts.push([new LineChart({ label: "Round trip", format: milliseconds, windowMs: WINDOW_MS }), "Time of one small request", (sample) => ({ "round trip": sample.roundTripMs })]);
-  }
+    [new LineChart({ label: "Bytes", format: byteRate, windowMs: WINDOW_MS, base: 1024 }), "Bytes, this node", (sample) => ({ in: sample.bytesInPerSecond, out: sample.bytesOutPerSecond })],
+    [new LineChart({ label: "Request time", format: milliseconds, windowMs: WINDOW_MS }), "Time of requests, this node", (sample) => ({ mean: sample.requestLatencyMs?.mean, "99 %": sample.requestLatencyMs?.p99 })],
+    [new LineChart({ label: "Requests", format: rate, windowMs: WINDOW_MS }), "Requests, this node", (sample) => ({ requests: sample.requestsPerSecond })],
+    [new LineChart({ label: "Round trip", format: milliseconds, windowMs: WINDOW_MS }), "Time of one small request of the console", (sample) => (isKnown(sample.requestLatencyMs?.mean) ? {} : { "round trip": sample.roundTripMs })],
+  ].map(([chart, title, values], place) => ({ chart, values, panel: panel(title, null, body(chart.element)), isFirst: place === 0 }));
+  for (const { panel: element, isFirst } of charts) element.hidden = !isFirst;
   return {
-    element: h("div.columns", {}, charts.map(([chart, title]) => panel(title, null, body(chart.element)))),
-    push: (sample) => charts.forEach(([chart, , values]) => chart.push(sample.time, values(sample))),
+    element: h("div.columns", {}, charts.map((chart) => chart.panel)),
+    push: (sample) => {
+      for (const { chart, values, panel: element } of charts) {
+        const known = values(sample);
+        if (Object.values(known).some(isKnown)) element.hidden = false;
+        chart.push(sample.time, known);
+      }
+    },
   };
 }
 
@@ -98,7 +101,6 @@ export function brokerTable() {
       { title: "Leads", number: true, value: (b) => b.leaders, cell: (b) => count(b.leaders) },
       { title: "Replicas", number: true, value: (b) => b.replicas, cell: (b) => count(b.replicas) },
       { title: "Behind", number: true, value: (b) => b.underReplicated, cell: (b) => (b.underReplicated ? badge(count(b.underReplicated), "warn") : count(b.underReplicated)) },
-      { title: "Stored", number: true, value: (b) => b.usedBytes, cell: (b) => bytes(b.usedBytes) },
       { title: "Disk", value: (b) => b.usableBytes, cell: diskCell },
     ],
   });

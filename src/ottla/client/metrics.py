@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ottla.client.network_client import NetworkClient
-from ottla.protocol.otlp import MetricPoint, PointKind
 from ottla.rpc.connection_statistics import WINDOW_S, AverageAndMax
+
+if TYPE_CHECKING:
+    from ottla.protocol.otlp import MetricPoint
 
 __all__ = ["ClientMetrics", "MetricName", "Total"]
 
@@ -182,6 +184,8 @@ class ClientMetrics:
         """Return the wanted metrics for a push, and what to call once it has arrived: the next one counts
         from there on.
         """
+        from ottla.protocol.otlp import MetricPoint, PointKind
+
         now = asyncio.get_running_loop().time()
         points: list[MetricPoint] = []
         sums: dict[MetricName, float] = {}

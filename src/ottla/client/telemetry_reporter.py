@@ -20,13 +20,7 @@ from typing import Final
 from ottla.client.metrics import ClientMetrics
 from ottla.client.network_client import NetworkClient
 from ottla.protocol.errors import ErrorCode, KafkaError, UnsupportedVersion
-from ottla.protocol.messages.get_telemetry_subscriptions import (
-    GetTelemetrySubscriptionsRequest,
-    GetTelemetrySubscriptionsResponse,
-)
-from ottla.protocol.messages.push_telemetry import PushTelemetryRequest, PushTelemetryResponse
 from ottla.protocol.names import uuid_text
-from ottla.protocol.otlp import write_metrics
 from ottla.protocol.schema import ZERO_UUID
 from ottla.records.types import Codec
 from ottla.rpc.connection import BrokerConnection
@@ -81,6 +75,8 @@ class ClientTelemetryReporter:
         self._subscription: _TelemetrySubscription | None = None
         self._connection: BrokerConnection | None = None
         self._task: asyncio.Task[None] | None = None
+        # The last push.
+        self._under_way: asyncio.Task[None] | None = None
 
     @property
     def client_instance_id(self) -> str | None:
@@ -101,11 +97,21 @@ class ClientTelemetryReporter:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
+        try:
+            await self._push_for_the_last_time()
+        finally:
+            if self._under_way is not None:
+                self._under_way.cancel()
+                await asyncio.gather(self._under_way, return_exceptions=True)
+
+    async def _push_for_the_last_time(self) -> None:
         subscription = self._subscription
-        if subscription is None or not subscription.prefixes:
+        if subscription is None:
             return
         with contextlib.suppress(KafkaError, _PushRefused, TimeoutError):
             async with asyncio.timeout(_LAST_PUSH_MS / 1000):
+                if self._under_way is not None:
+                    await asyncio.gather(self._under_way, return_exceptions=True)
                 await self._push(subscription, terminating=True)
 
     async def run(self) -> None:
@@ -146,6 +152,12 @@ class ClientTelemetryReporter:
             return _DEFAULT_INTERVAL_MS if subscription is None else subscription.interval_ms
 
     async def _ask(self) -> float:
+        # Imported here, as below: most clients are gone before they ask.
+        from ottla.protocol.messages.get_telemetry_subscriptions import (
+            GetTelemetrySubscriptionsRequest,
+            GetTelemetrySubscriptionsResponse,
+        )
+
         connection = await self._any_connection()
         response = await connection.request(
             GetTelemetrySubscriptionsRequest(client_instance_id=self._instance_id),
@@ -170,6 +182,14 @@ class ClientTelemetryReporter:
         return interval_ms * (0.5 + self._cluster.runtime.random.random())
 
     async def _push(self, subscription: _TelemetrySubscription, *, terminating: bool) -> None:
+        """Push, and finish that even if the caller is cancelled: what has arrived counts."""
+        push = self._exchange(subscription, terminating=terminating)
+        self._under_way = asyncio.get_running_loop().create_task(push)
+        await asyncio.shield(self._under_way)
+
+    async def _exchange(self, subscription: _TelemetrySubscription, *, terminating: bool) -> None:
+        from ottla.protocol.messages.push_telemetry import PushTelemetryRequest, PushTelemetryResponse
+
         connection = await self._any_connection()
         data, on_pushed = self._payload(subscription)
         response = await connection.request(
@@ -188,6 +208,7 @@ class ClientTelemetryReporter:
         on_pushed()
 
     def _payload(self, subscription: _TelemetrySubscription) -> tuple[bytes, Callable[[], None]]:
+        from ottla.protocol.otlp import write_metrics
         from ottla.records.compression import compress
 
         wall_ns = self._cluster.runtime.clock.wall_ms() * 1_000_000

@@ -202,15 +202,16 @@ class PendingRequest:
         self.connection = connection
         self.size = size
         self.ready = False
-        self.response_size = 0
-        # Where the request counts; None where it does not. The dispatcher sets it, and only then the times
-        # are there: when the request was received and started, when its handler returned an awaitable, and
-        # when the response was ready.
+        # Set with the response.
+        self.response_size: int
+        # Where the request counts; None where it does not. The dispatcher sets it. Where requests are timed:
+        # when it was received and started, when its handler returned an awaitable, 0 if it did not, and when
+        # the response was ready.
         self.statistics: RequestStatistics | None = None
-        self.received_ns = 0
-        self.started_ns = 0
+        self.received_ns: int
+        self.started_ns: int
         self.returned_ns = 0
-        self.ready_ns = 0
+        self.ready_ns: int
         # What `hold` has counted.
         self.held_bytes = 0
         self.parts: Parts | None = None
@@ -261,6 +262,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_half_closed",
         "_last_left",
         "_loop",
+        "_mark_ns",
         "_memory",
         "_now_ns",
         "_offered",
@@ -322,6 +324,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._now_ns = now_ns
         # When bytes were last received. None are while others wait, so it is true of those too.
         self._received_ns = 0
+        # The last time that was read of the clock: when the next request starts, as nothing is done before.
+        self._mark_ns = 0
         # The requests that are timed and whose responses go out with the next write.
         self._sending: list[PendingRequest] = []
         self._principal_of = principal_of
@@ -433,7 +437,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.last_active = self._loop.time()
         if self._now_ns is not None:
-            self._received_ns = self._now_ns()
+            self._received_ns = self._mark_ns = self._now_ns()
         unbroken = self._unbroken + nbytes if nbytes == self._offered else 0
         self._take(nbytes)
         if unbroken >= _BYTES_OF_A_TURN:
@@ -524,6 +528,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             if frame is not None:
                 self._start(frame)
             if self._backlog:
+                if self._now_ns is not None:
+                    self._mark_ns = self._now_ns()
                 data = memoryview(self._backlog + data)
                 self._release_request(len(self._backlog))
                 self._backlog = b""
@@ -624,7 +630,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         now_ns = self._now_ns
         if now_ns is not None:
             request.received_ns = self._received_ns
-            request.started_ns = now_ns()
+            request.started_ns = self._mark_ns
         reply = self._dispatcher.start(request, memoryview(frame))
         if self.closed:
             return
@@ -632,7 +638,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._finish(request, reply)
         else:
             if now_ns is not None:
-                request.returned_ns = now_ns()
+                request.returned_ns = self._mark_ns = now_ns()
             request.task = asyncio.ensure_future(reply)
             request.task.add_done_callback(lambda task: self._on_request_done(request, task))
 
@@ -662,10 +668,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Take a response; it goes out with those after it that are ready, once all before it have."""
         request.ready = True
         request.parts = parts
-        if parts is not None:
-            request.response_size = sum(map(len, parts))
-        if request.statistics is not None and self._now_ns is not None:
-            request.ready_ns = self._now_ns()
+        request.response_size = 0 if parts is None else sum(map(len, parts))
+        if self._now_ns is not None:
+            request.ready_ns = self._mark_ns = self._now_ns()
         requests = self._pending
         if requests[0] is not request:
             if parts is not None:
@@ -705,10 +710,9 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _count_sent(self) -> None:
         """Count the requests whose responses were just given to the transport, or that have none."""
-        sent, self._sending = self._sending, []
         assert self._now_ns is not None
         now_ns = self._now_ns()
-        for request in sent:
+        for request in self._sending:
             statistics = request.statistics
             assert statistics is not None
             received_ns, started_ns, ready_ns = request.received_ns, request.started_ns, request.ready_ns
@@ -722,6 +726,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             statistics.local_ns += ready_ns - started_ns
             statistics.send_ns += now_ns - request.ready_ns
             statistics.times[bisect_left(TIME_BOUNDS_NS, now_ns - received_ns)] += 1
+        self._sending.clear()
 
     def is_turn(self, request: PendingRequest) -> bool:
         pool = self.pool

@@ -1,0 +1,96 @@
+"""The metrics of nodes in virtual time: replication as each broker sees it, a walk while things change."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ottla.node.node import Node
+from ottla.protocol.names import TopicPartition
+from ottla.records.builder import build_batch
+from ottla.runtime.metrics_text import parse_metrics
+from ottla.runtime.turns import Turns
+from ottla.sim.cluster.sim_nodes import SimNodes
+
+ROLES = {1: "broker", 2: "broker", 3: "broker", 4: "controller"}
+REPLICAS = "kafka_server_replicamanager_"
+
+
+async def metrics(node: Node) -> dict[str, float]:
+    """The samples of a node by name, those with labels summed up."""
+    found: dict[str, float] = {}
+    for sample in parse_metrics((await node.metrics.render(Turns(node.runtime.clock))).decode()):
+        found[sample.name] = found.get(sample.name, 0) + sample.value
+    assert found["ottla_metrics_collector_errors_total"] == 0
+    return found
+
+
+def test_a_follower_that_is_cut_off_is_seen_by_its_leader() -> None:
+    nodes = SimNodes(ROLES, settings={"replica.lag.time.max.ms": "5000"})
+
+    async def life() -> None:
+        nodes.boot()
+        # Also before anything is there a node has metrics.
+        await nodes.until(lambda: 4 in nodes.nodes)
+        assert "process_open_fds" in await metrics(nodes.nodes[4])
+        await nodes.ready()
+        await nodes.create("orders", 1)
+        brokers = {id: node for id, node in nodes.nodes.items() if id != 4}
+        await nodes.until(lambda: all(len(node.replicas) for node in brokers.values()))
+        leader = nodes.partition("orders", by=4).leader
+        follower = next(id for id in brokers if id != leader)
+        node = brokers[leader]
+        partition = node.replicas.partition(TopicPartition("orders", 0))
+
+        def append() -> None:
+            batch = build_batch([(node.now_ms(), None, b"record")])
+            partition.append_records_to_leader(batch, now_ms=node.now_ms())
+
+        append()
+        await nodes.until(lambda: partition.log.high_watermark == 1)
+        seen = await metrics(node)
+        assert seen[f"{REPLICAS}leadercount"] == seen[f"{REPLICAS}partitioncount"] == 1
+        assert seen[f"{REPLICAS}underreplicatedpartitions"] == 0
+        assert seen["kafka_server_brokertopicmetrics_replicationbytesout_total"] > 0
+        followed = await metrics(brokers[follower])
+        assert followed[f"{REPLICAS}leadercount"] == 0
+        assert followed["ottla_replica_fetcher_partitions"] == 1
+        assert followed["kafka_server_brokertopicmetrics_replicationbytesin_total"] > 0
+        assert followed["kafka_server_brokertopicmetrics_messagesin_total"] == 0
+        controller = await metrics(nodes.nodes[4])
+        assert controller["kafka_controller_kafkacontroller_activecontrollercount"] == 1
+        assert controller["kafka_controller_kafkacontroller_activebrokercount"] == 3
+        assert controller["kafka_controller_kafkacontroller_globalpartitioncount"] == 1
+
+        nodes.kill(follower)
+        append()
+        await nodes.until(lambda: follower not in partition.isr)
+        seen = await metrics(node)
+        assert seen[f"{REPLICAS}underreplicatedpartitions"] == 1
+        assert seen[f"{REPLICAS}isrshrinks_total"] == 1
+        assert seen["ottla_follower_lag_records"] >= 1
+        nodes.boot(follower)
+        await nodes.until(lambda: follower in partition.isr)
+        seen = await metrics(node)
+        assert seen[f"{REPLICAS}underreplicatedpartitions"] == 0
+        assert seen[f"{REPLICAS}isrexpands_total"] == 1
+
+    nodes.run(life())
+
+
+def test_a_scrape_gives_way_and_does_not_mind_what_changes_meanwhile() -> None:
+    nodes = SimNodes({1: "broker,controller"})
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        await nodes.create("many", 1, partitions=200, replicas=1)
+        node = nodes.nodes[1]
+        turns = Turns(node.runtime.clock)
+        scrape = asyncio.ensure_future(node.metrics.render(turns))
+        await nodes.create("more", 1, partitions=50, replicas=1)
+        text = (await scrape).decode()
+        assert turns.taken >= 200 // 16
+        assert 'kafka_log_log_size{topic="many",partition="199"}' in text
+        assert (await metrics(node))[f"{REPLICAS}partitioncount"] == 250
+
+    nodes.run(life())

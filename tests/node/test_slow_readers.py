@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -13,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from ottla.client.blocking import Producer
+from ottla.testing.security import LocalSecurity
 
 DEADLINE_SECONDS = 60
 MB = 1024 * 1024
 FEW = 10
-CLIENTS = 400
 
 
 def _resident_bytes(pid: int) -> int:
@@ -38,12 +39,12 @@ def _fetch_request(max_bytes: int) -> bytes:
     return struct.pack(">i", len(body)) + body
 
 
-def _connect(port: int) -> socket.socket:
+def _connect(port: int, tls: ssl.SSLContext | None) -> socket.socket:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.settimeout(DEADLINE_SECONDS)
     sock.connect(("127.0.0.1", port))
-    return sock
+    return sock if tls is None else tls.wrap_socket(sock, server_hostname="127.0.0.1")
 
 
 def _receive(sock: socket.socket, size: int) -> bytes:
@@ -65,16 +66,25 @@ def _sockets(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def _node(folder: Path, **settings: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def _node(
+    folder: Path, security: LocalSecurity | None, **settings: int
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A node in a process of its own, with 24 MB in a topic `t`, and its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    given = {"socket.send.buffer.bytes": 16384, **{k.replace("_", "."): v for k, v in settings.items()}}
+    given: dict[str, object] = {"socket.send.buffer.bytes": 16384}
+    given |= {name.replace("_", "."): value for name, value in settings.items()}
+    client = {"bootstrap.servers": f"127.0.0.1:{port}"}
+    if security is not None:
+        given |= security.server_settings
+        given |= {"listeners": f"SSL://127.0.0.1:{port}", "security.inter.broker.protocol": "SSL"}
+        client |= security.client_settings
     with (folder / "log").open("wb") as output:
         node = subprocess.Popen(
             [
                 *(sys.executable, "-c", "from ottla.cli.main import main; raise SystemExit(main())", "start"),
-                *("--data-dir", str(folder / "data"), "--listen", f"127.0.0.1:{port}"),
+                *("--data-dir", str(folder / "data")),
+                *(("--listen", f"127.0.0.1:{port}") if security is None else ()),
                 *(word for name, value in given.items() for word in ("--set", f"{name}={value}")),
             ],
             stdout=output,
@@ -89,7 +99,7 @@ def _node(folder: Path, **settings: int) -> Iterator[tuple[subprocess.Popen[byte
 
             _until(is_open)
             own = _sockets(node.pid)
-            with Producer(bootstrap_servers=f"127.0.0.1:{port}") as producer:
+            with Producer(client) as producer:
                 for _ in range(240):
                     producer.send("t", os.urandom(100_000))
                 producer.flush()
@@ -108,27 +118,33 @@ def _fetch(sock: socket.socket) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_clients_that_do_not_read_do_not_fill_the_memory_of_a_node(tmp_path: Path) -> None:
-    with (
-        contextlib.ExitStack() as sockets,
-        _node(tmp_path, connections_memory_max_bytes=32 * MB, connections_max_idle_ms=2_000) as (node, port),
-    ):
+@pytest.mark.parametrize(("protocol", "clients"), [("PLAINTEXT", 400), ("SSL", 120)])
+def test_clients_that_do_not_read_do_not_fill_the_memory_of_a_node(
+    tmp_path: Path, protocol: str, clients: int
+) -> None:
+    security = tls = None
+    if protocol == "SSL":
+        security = LocalSecurity(client_auth="none")
+        security.write(tmp_path / "security")
+        tls = ssl.create_default_context(cafile=str(security.directory / "ca.crt"))
+    limits = {"connections_memory_max_bytes": 32 * MB, "connections_max_idle_ms": 2_000}
+    with contextlib.ExitStack() as sockets, _node(tmp_path, security, **limits) as (node, port):
         log = tmp_path / "log"
         # While memory suffices only the idle limit ends them.
         own = _sockets(node.pid)
         for _ in range(FEW):
-            sockets.enter_context(_connect(port)).sendall(_fetch_request(MB))
+            sockets.enter_context(_connect(port, tls)).sendall(_fetch_request(MB))
         _until(lambda: _sockets(node.pid) == own + FEW)
         _until(lambda: _sockets(node.pid) == own)
         assert "read nothing of its responses" not in log.read_text()
         before = _resident_bytes(node.pid)
-        good = sockets.enter_context(_connect(port))
-        for number in range(CLIENTS):
-            sockets.enter_context(_connect(port)).sendall(_fetch_request(10 * MB))
+        good = sockets.enter_context(_connect(port, tls))
+        for number in range(clients):
+            sockets.enter_context(_connect(port, tls)).sendall(_fetch_request(10 * MB))
             if number % 20 == 0:
                 _fetch(good)
         _fetch(good)
-        # Without a bound they would hold four gigabytes.
+        # Without a bound they would hold gigabytes: ten megabytes each.
         most = _resident_bytes(node.pid) - before
         assert most < 200 * MB, f"{most // MB} MB"
         ends = time.monotonic() + DEADLINE_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import socket
@@ -14,7 +15,7 @@ from typing import cast
 import pytest
 
 from ottla.runtime import loop as loops
-from ottla.runtime import network
+from ottla.runtime import network, process
 from ottla.runtime.address import Address
 from ottla.runtime.network import HostNotFound, RealNetwork, SocketOptions, TlsHandshakeFailed
 
@@ -318,4 +319,46 @@ def test_a_port_that_was_asked_for_is_not_drawn_again(run: Run, monkeypatch: pyt
 
     monkeypatch.setattr(network, "_bound_socket", second_taken)
     monkeypatch.setattr(network, "_bind_addresses", two_addresses)
+    run(main())
+
+
+class Refusal:
+    """Keeps no connection, and closes none at once."""
+
+    def delay_s(self) -> float:
+        return 0.0
+
+    def on_accepted(self, host: str) -> float | None:
+        return 60.0
+
+    def on_failed(self, host: str) -> None:
+        raise AssertionError("no connection was to be kept")
+
+
+@pytest.mark.parametrize("kind", ["in a handshake", "refused"])
+def test_connections_that_are_not_served_leave_most_handles_to_others(
+    run: Run, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the limit of 1,024 that many systems have, 1,000 half-open handshakes would take all handles."""
+    monkeypatch.setattr(process, "open_file_limit", lambda: 80)
+
+    async def main() -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(CERTIFICATE)
+        tls, gate = (Acceptor(context), None) if kind == "in a handshake" else (None, Refusal())
+        listener = await RealNetwork().listen(Echo, "127.0.0.1", 0, tls=tls, gate=gate)
+        opened = []
+        for _ in range(15):
+            opened.append(await asyncio.open_connection("127.0.0.1", listener.port))
+        ended = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
+        for done in ended[:5] if tls is not None else ended[10:]:  # the oldest handshakes, the newest refused
+            assert await done == b""
+        assert sum(each.done() for each in ended) == 5
+        for _, writer in opened:
+            writer.close()
+        await listener.close()
+        for each in ended:
+            with contextlib.suppress(ConnectionError):
+                await each
+
     run(main())

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
+from ottla.runtime import process
 from ottla.runtime.address import Address, plain_host
 from ottla.runtime.tls import TlsAcceptor, TlsConnection, TlsFailure
 
@@ -50,8 +51,10 @@ TlsContext: TypeAlias = ssl.SSLContext
 _PORT_ATTEMPTS = 16
 # After which a listener that could not accept, or was not to, tries again.
 _ACCEPT_RETRY_SECONDS = 0.1
-# Connections that a listener holds open although they are refused.
+# Connections that a listener holds open although they are refused: so many, and so many of the handles that
+# the process may have. The same holds for those in a TLS handshake.
 _MAX_REFUSED = 1_000
+_HANDLES_EIGHTHS = 1
 # A listener without handles says so at most this often.
 _ACCEPT_ERROR_SECONDS = 60.0
 # How long a TLS handshake may take, and how many may be under way on a listener: the oldest is given up.
@@ -216,6 +219,7 @@ class _RealListener:
         "_factory",
         "_gate",
         "_logged_error",
+        "_max_refused",
         "_refused",
         "_retries",
         "_sockets",
@@ -223,6 +227,7 @@ class _RealListener:
         "_tls",
         "handshakes",
         "loop",
+        "max_handshakes",
     )
 
     def __init__(
@@ -245,10 +250,13 @@ class _RealListener:
         self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
         # Connections that are not kept, until they are closed.
         self._refused: dict[socket.socket, asyncio.TimerHandle] = {}
+        handles = max(1, process.open_file_limit() * _HANDLES_EIGHTHS // 8)
+        self._max_refused = min(_MAX_REFUSED, handles)
         # When it was last logged that connections cannot be accepted.
         self._logged_error = -_ACCEPT_ERROR_SECONDS
         # TLS handshakes that are not complete, the oldest first.
         self.handshakes: dict[_Handshake, None] = {}
+        self.max_handshakes = min(_MAX_HANDSHAKES, handles)
         for sock in sockets:
             self.loop.add_reader(sock, self._accept, sock)
 
@@ -289,7 +297,7 @@ class _RealListener:
             task.add_done_callback(self._tasks.discard)
 
     def _refuse(self, sock: socket.socket, closes_after_s: float) -> None:
-        if closes_after_s <= 0 or len(self._refused) >= _MAX_REFUSED:
+        if closes_after_s <= 0 or len(self._refused) >= self._max_refused:
             sock.close()
         else:
             self._refused[sock] = self.loop.call_later(closes_after_s, self._close_refused, sock)
@@ -385,7 +393,7 @@ class _Handshake:
         assert isinstance(protocol, asyncio.BufferedProtocol), protocol
         self.connection = TlsConnection(protocol, tls.context, self.on_done, is_server=True)
         handshakes = listener.handshakes
-        if len(handshakes) >= _MAX_HANDSHAKES:
+        if len(handshakes) >= listener.max_handshakes:
             next(iter(handshakes)).give_up("there are too many others")
         handshakes[self] = None
         self._timer = listener.loop.call_later(

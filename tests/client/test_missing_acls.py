@@ -88,6 +88,12 @@ def test_errors_of_the_admin_client(node: LocalNode) -> None:
         code, text = refused(lambda: admin.acls.describe())
         assert code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         assert "Missing ACL: User:alice DESCRIBE on the cluster." in text
+        for call in (lambda: admin.topics.describe("hidden"), lambda: admin.offsets.end("hidden")):
+            assert "Missing ACL: User:alice DESCRIBE on topic hidden." in refused(call)[1]
+        grant(node, AclOperation.DESCRIBE, AclResourceType.TRANSACTIONAL_ID, "tx")
+        code, text = refused(lambda: admin.transactions.fence("tx"))
+        assert code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        assert "Missing ACL: User:alice WRITE on transactional id tx." in text
 
 
 @pytest.mark.parametrize(

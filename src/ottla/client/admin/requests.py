@@ -115,7 +115,8 @@ class AdminRequests:
         info = view.topics.get(topic)
         if info is None or info.error:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
-            raise KafkaError(code, f"topic {topic!r}: {code.text}")
+            text = self.cluster.explain(code, AclOperation.DESCRIBE, topic)
+            raise KafkaError(code, f"topic {topic!r}: {text}")
         return [TopicPartition(topic, p.partition) for p in info.partitions]
 
     async def by_leader(

@@ -165,7 +165,8 @@ class TopicsAdmin:
         info = (await self._requests.cluster.refresh(topics=[name])).topics.get(name)
         if info is None or info.error:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
-            raise KafkaError(code, f"topic {name!r}: {code.text}")
+            text = self._requests.cluster.explain(code, AclOperation.DESCRIBE, name)
+            raise KafkaError(code, f"topic {name!r}: {text}")
         return info
 
     async def authorized_operations(self, name: str) -> frozenset[AclOperation]:

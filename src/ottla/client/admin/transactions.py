@@ -11,6 +11,7 @@ from ottla.client.admin.partitions import PartitionsAdmin
 from ottla.client.admin.requests import AdminRequests
 from ottla.client.coordinator_client import CoordinatorClient
 from ottla.client.network_client import CoordinatorType
+from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_producers import ProducerState
 from ottla.protocol.messages.describe_transactions import (
@@ -128,7 +129,8 @@ class TransactionsAdmin:
         )
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
-            raise KafkaError(code, f"transactional id {transactional_id!r}: {code.text}")
+            text = self._requests.cluster.explain(code, AclOperation.WRITE, transactional_id)
+            raise KafkaError(code, f"transactional id {transactional_id!r}: {text}")
         return answer.producer_id, answer.producer_epoch
 
     def _coordinator(self, transactional_id: str) -> CoordinatorClient:

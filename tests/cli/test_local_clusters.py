@@ -89,6 +89,45 @@ def test_a_node_is_killed_started_paused_and_resumed_from_anywhere(offline: Comm
     wait_until(lambda: offline("cluster", "status", "-d", home).status == 0, "it is not well again")
 
 
+def test_an_up_that_comes_second_leaves_the_nodes_of_the_first(offline: CommandLine, home: str) -> None:
+    """The nodes were down when it looked, and are started by the other before it starts them."""
+    brought_up(offline, home)
+    actual = NodeProcess.state
+    answers = iter([ProcessState.DOWN])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NodeProcess, "state", lambda self: next(answers, None) or actual(self))
+        ended = offline("cluster", "up", "-d", home, "--detach")
+    assert (ended.status, "node 1 is already running" in ended.err) == (1, True)
+    assert offline("cluster", "status", "-d", home).status == 0
+
+
+def test_a_secured_cluster_says_how_clients_get_in(offline: CommandLine, home: str, tmp_path: Path) -> None:
+    options = ("-n", "1", "-d", home, "--port", str(free_ports(1)[0]))
+    up = offline.ok("cluster", "up", *options, "--secure", "sasl", "--detach")
+    config = f"{home}/security/client.properties"
+    assert f"clients need --command-config {config}\nwith it, `ottla users add`" in up.out
+    assert f"need --command-config {config}" in offline.ok("cluster", "status", "-d", home).out
+    ottla = CommandLine(ClusterPlan.read(home).bootstrap_servers)
+    password = tmp_path / "password"
+    password.write_text("alice-secret")
+    ottla.ok("users", "add", "alice", "--password-file", str(password), "--command-config", config)
+    ottla.ok("topics", "create", "orders", "--command-config", config)
+    own = tmp_path / "alice.properties"
+    own.write_text(
+        "security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\n"
+        "sasl.username=alice\nsasl.password=alice-secret\n"
+        f"ssl.ca.location={home}/security/ca.crt\n"
+    )
+    refused = ottla("produce", "orders", "hello", "--command-config", str(own))
+    assert "Missing ACL: User:alice" in refused.err
+    acl = ("--principal", "alice", "--producer", "--topic", "orders")
+    ottla.ok("acls", "add", *acl, "--command-config", config)
+    ottla.ok("produce", "orders", "hello", "--command-config", str(own))
+    # The options of a cluster that is there are those that it was made with.
+    for option in (("--secure",), ("--port", "9"), ("--secure", "ssl")):
+        assert f"created with another {option[0]}" in offline("cluster", "up", "-d", home, *option).err
+
+
 def test_up_tells_of_every_change_and_stops_the_nodes_when_it_is_stopped(
     offline: CommandLine, home: str
 ) -> None:
@@ -320,6 +359,8 @@ class TestView:
         lines = _Lines()
         lines(WELL)
         assert len(capsys.readouterr().out.splitlines()) == 4
+        lines(replace(WELL, command_config="/d/client.properties"))
+        assert capsys.readouterr().out == "clients: need --command-config /d/client.properties\n"
         lines(WELL)
         lines(replace(WELL, nodes=(node(1), node(2, ProcessState.DOWN)), quorum=None, partitions=None))
         assert capsys.readouterr().out.splitlines() == [

@@ -10,12 +10,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from ottla.testing import cluster_plan
 from ottla.testing.cluster_plan import ClusterPlan, PlanError, is_free
 from ottla.testing.cluster_process import ClusterError, NodeProcess, ProcessState
 from ottla.testing.local_cluster import LocalCluster
+from ottla.testing.security import LocalSecurity
 from tests.support.waiting import wait_until
 
 
@@ -170,6 +173,35 @@ class TestPlan:
         (tmp_path / "cluster.json").write_text("{}")
         with pytest.raises(PlanError, match="cannot be read"):
             ClusterPlan.read(tmp_path)
+
+    def test_what_a_killed_process_has_left_is_replaced(self, tmp_path: Path) -> None:
+        plan = ClusterPlan.make(tmp_path / "a", brokers=2, security=LocalSecurity())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cluster_plan, "format_directory", Mock(side_effect=[None, OSError("killed")]))
+            with pytest.raises(OSError, match="killed"):
+                plan.write()
+        left = tmp_path / "a" / "node-2" / "server.properties"
+        assert left.exists()
+        assert not ClusterPlan.exists(plan.directory)
+        other = ClusterPlan.make(tmp_path / "a", brokers=1)
+        other.write()
+        assert ClusterPlan.read(other.directory) == other
+        assert not left.exists()
+        assert not other.security_directory.exists()
+
+    def test_a_directory_is_written_by_one_process_at_a_time(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cluster_plan, "_LOCK_SECONDS", 0.05)
+        plan = ClusterPlan.make(tmp_path / "a", brokers=1)
+        with (
+            cluster_plan.locked(plan.directory),
+            pytest.raises(PlanError, match="another process is making or starting the cluster"),
+        ):
+            plan.write()
+        plan.write()
+        with pytest.raises(PlanError, match="another process has just made a cluster"):
+            plan.write()
 
     def test_nonsense_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(PlanError, match="1 to 100 brokers"):

@@ -170,6 +170,7 @@ def apis(
 DEFAULT_DATA_DIR: Final = "ottla-cluster"
 DEFAULT_NODES: Final = 3
 DEFAULT_PORT: Final = 9092
+_PROTOCOLS: Final = {"ssl": "SSL", "sasl": "SASL_SSL"}
 _START_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.05
 
@@ -190,15 +191,15 @@ def up(
     ] = 0,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     port: Annotated[
-        int,
+        int | None,
         Option(
             "--port",
             metavar="PORT",
             min=1,
             max=65_535,
-            help="The first port; the next nodes use the following ones.",
+            help=f"The first port, {DEFAULT_PORT} by default; the next nodes use the following ones.",
         ),
-    ] = DEFAULT_PORT,
+    ] = None,
     settings: Annotated[
         list[str] | None,
         Option("--set", metavar="NAME=VALUE", help="A setting of every node; may be repeated."),
@@ -210,9 +211,16 @@ def up(
         ),
     ] = "warning",
     secure: Annotated[
-        bool,
-        Option("--secure", help="Encrypt all connections, with certificates of a CA of its own."),
-    ] = False,
+        str | None,
+        Option(
+            "--secure",
+            metavar="[ssl|sasl]",
+            choices=tuple(_PROTOCOLS),
+            implied="ssl",
+            help="Encrypt all connections, with certificates of a CA of its own. Clients need one, too; with "
+            "sasl they log in by a password instead, and ACLs say what they may do.",
+        ),
+    ] = None,
     detach: Annotated[
         bool, Option("--detach", help="Return when the cluster is ready, and let it run.")
     ] = False,
@@ -234,12 +242,13 @@ def up(
             f"{_are(running)} already running; `ottla cluster status` shows the cluster, "
             "`ottla cluster start NODE` starts the others"
         )
+    started: list[NodeProcess] = []
     try:
-        _start(processes, log_level=log_level)
+        _start(processes, started, log_level=log_level)
         if not detach:
             run(_watch(plan, processes, as_json))
     except BaseException:
-        _stop(processes)
+        _stop(started)
         raise
     if not detach:
         stopped = _stop(processes)
@@ -252,13 +261,15 @@ def up(
                 "directory": str(plan.directory),
                 "bootstrap_servers": plan.bootstrap_servers,
                 "nodes": [process.plan.id for process in processes],
-                "command_config": _command_config(plan),
+                "command_config": plan.command_config,
             }
         )
     else:
         print(f"cluster {plan.cluster_id} serves at {plan.bootstrap_servers}, data in {plan.directory}")
         if plan.security is not None:
-            print(f"clients need --command-config {_command_config(plan)}")
+            print(f"clients need --command-config {plan.command_config}")
+            if plan.security.protocol.sasl:
+                print("with it, `ottla users add` and `ottla acls add` let others in")
 
 
 @command(app, "down")
@@ -277,7 +288,7 @@ def down(
 def start(nodes: Nodes, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
     """Start nodes that are down, with their data."""
     chosen = _choose_processes(_load(data_dir), nodes)
-    _start(chosen)
+    _start(chosen, [])
     _report(chosen, "started", as_json)
 
 
@@ -339,14 +350,14 @@ def status(
 # The cluster and its nodes.
 
 
-def _command_config(plan: ClusterPlan) -> str | None:
-    from ottla.testing.security import CLIENT_FILE
-
-    return None if plan.security is None else str(plan.security_directory / CLIENT_FILE)
-
-
 def _load_or_create(
-    data_dir: str, nodes: int | None, controllers: int, port: int, settings: dict[str, str], *, secure: bool
+    data_dir: str,
+    nodes: int | None,
+    controllers: int,
+    port: int | None,
+    settings: dict[str, str],
+    *,
+    secure: str | None,
 ) -> ClusterPlan:
     """The cluster in the directory, or a new one."""
     from ottla.testing.cluster_plan import ClusterPlan, PlanError
@@ -359,8 +370,8 @@ def _load_or_create(
                 brokers=nodes or DEFAULT_NODES,
                 controllers=controllers,
                 settings=settings,
-                first_port=port,
-                security=LocalSecurity() if secure else None,
+                first_port=port or DEFAULT_PORT,
+                security=None if secure is None else LocalSecurity(_PROTOCOLS[secure]),
             )
             plan.write()
             return plan
@@ -369,7 +380,10 @@ def _load_or_create(
         raise CliError(str(error)) from None
     wanted = {"--nodes": nodes not in (None, len(plan.brokers))}
     wanted["--controllers"] = bool(controllers) and controllers != len(plan.nodes) - len(plan.brokers)
-    wanted["--secure"] = secure and plan.security is None
+    wanted["--port"] = port not in (None, plan.brokers[0].port)
+    wanted["--secure"] = secure is not None and (
+        plan.security is None or plan.security.protocol.name != _PROTOCOLS[secure]
+    )
     wanted["--set"] = bool(settings) and settings.items() != dict(plan.settings).items()
     for option, differs in wanted.items():
         if differs:
@@ -407,23 +421,25 @@ def _choose_processes(plan: ClusterPlan, nodes: Iterable[int] | None) -> list[No
         raise WrongUsage(str(error)) from None
 
 
-def _start(processes: Sequence[NodeProcess], *, log_level: str = "warning") -> None:
-    """Start the processes that are down, and wait until all are ready."""
-    from ottla.testing.cluster_plan import PlanError, check_free
+def _start(
+    processes: Sequence[NodeProcess], started: list[NodeProcess], *, log_level: str = "warning"
+) -> None:
+    """Start the processes that are down, add them to `started`, and wait until all are ready."""
+    from ottla.testing.cluster_plan import PlanError, check_free, locked
     from ottla.testing.cluster_process import ProcessState
 
-    starting = [process for process in processes if process.state() is ProcessState.DOWN]
-    if not starting:
-        raise CliError(f"{_are(processes)} already running")
-    ports = [
-        port for each in starting for port in (each.plan.port, each.plan.controller_port) if port is not None
-    ]
     try:
-        check_free(ports)
+        with locked(processes[0].plan.directory.parent):
+            starting = [process for process in processes if process.state() is ProcessState.DOWN]
+            if not starting:
+                raise CliError(f"{_are(processes)} already running")
+            ports = (port for each in starting for port in (each.plan.port, each.plan.controller_port))
+            check_free([port for port in ports if port is not None])
+            for process in starting:
+                started.append(process)
+                process.start(log_level=log_level)
     except PlanError as error:
         raise CliError(str(error)) from None
-    for process in starting:
-        process.start(log_level=log_level)
     deadline = time.monotonic() + _START_SECONDS
     while not all(process.said_ready() for process in starting):
         for process in starting:

@@ -162,6 +162,8 @@ class ClusterStatus:
     quorum: QuorumStatus | None
     partitions: tuple[PartitionStatus, ...] | None
     """None if no broker answered."""
+    command_config: str | None = None
+    """The file of settings that clients of a secured cluster need."""
 
     @property
     def offline(self) -> int:
@@ -235,6 +237,7 @@ async def read_status(
         if report is None or report.quorum is None
         else QuorumStatus(report.quorum.leader_id, report.quorum.leader_epoch, report.quorum.high_watermark),
         partitions=partitions,
+        command_config=plan.command_config,
     )
 
 
@@ -370,6 +373,7 @@ def facts(status: ClusterStatus) -> list[tuple[str, Cell]]:
         ("cluster", status.cluster_id),
         ("directory", status.directory),
         ("brokers", status.bootstrap_servers),
+        *([] if status.command_config is None else [("clients", clients_text(status))]),
         (
             "quorum",
             "no leader is known"
@@ -378,6 +382,10 @@ def facts(status: ClusterStatus) -> list[tuple[str, Cell]]:
         ),
         ("partitions", partitions_text(status)),
     ]
+
+
+def clients_text(status: ClusterStatus) -> str:
+    return f"need --command-config {status.command_config}"
 
 
 def partitions_text(status: ClusterStatus) -> str:
@@ -470,6 +478,7 @@ def document(status: ClusterStatus) -> dict[str, Any]:
         "cluster_id": status.cluster_id,
         "directory": status.directory,
         "bootstrap_servers": status.bootstrap_servers,
+        "command_config": status.command_config,
         "well": status.is_healthy,
         "quorum": None
         if quorum is None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from ottla.cli.cluster_status import (
     ASK_SECONDS,
     ClusterStatus,
+    clients_text,
     document,
     facts,
     nodes_table,
@@ -171,6 +172,8 @@ class _Lines:
             where = f", {node.address}" if node.address is not None else ""
             pid = f", process {node.pid}" if node.pid is not None else ""
             self._print_change(f"node {node.id}", f"{node.state}{where}{pid}")
+        if status.command_config is not None:
+            self._print_change("clients", clients_text(status))
         quorum = status.quorum
         if quorum is not None:
             self._print_change("quorum", f"leader {quorum.leader}, epoch {quorum.epoch}")

@@ -28,7 +28,9 @@ SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["--help", "-h"], "max_c
 
 
 class Option:
-    """A named parameter. A bool is a flag, a list may be repeated."""
+    """A named parameter. A bool is a flag, a list may be repeated. `implied` is the value of an option that
+    is given without one.
+    """
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class Option:
         max: float | None = None,
         envvar: str | None = None,
         choices: Sequence[str] | None = None,
+        implied: str | None = None,
         complete: Callable[[str], list[str]] | None = None,
     ) -> None:
         self.names = names
@@ -48,6 +51,7 @@ class Option:
         self.max = max
         self.envvar = envvar
         self.choices = choices
+        self.implied = implied
         self.complete = complete
 
 
@@ -144,6 +148,9 @@ def _parameter(parameter: inspect.Parameter, hint: Any) -> click.Parameter:
         return click.Option(
             [*declared.names, parameter.name], is_flag=True, default=default, help=declared.help
         )
+    optional: dict[str, Any] = {}
+    if declared.implied is not None:
+        optional = {"is_flag": False, "flag_value": declared.implied}
     return click.Option(
         [*declared.names, parameter.name],
         help=declared.help,
@@ -156,6 +163,7 @@ def _parameter(parameter: inspect.Parameter, hint: Any) -> click.Parameter:
         multiple=is_list,
         type=_type(kind, declared.choices, declared.min, declared.max),
         shell_complete=complete,
+        **optional,
     )
 
 

@@ -1,6 +1,7 @@
 """The files of a cluster on one machine: its nodes, their ports and their settings.
 
     DIR/cluster.json                the plan
+    DIR/cluster.lock                held by a process that writes the plan, or starts nodes
     DIR/node-1/server.properties    the settings that `ottla start` reads
     DIR/node-1/data/                formatted for this node of this cluster
     DIR/node-1/node.log             the output of its process
@@ -15,8 +16,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shutil
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -29,10 +34,15 @@ from ottla.runtime.clock import SystemClock
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.random import SystemRandom
 from ottla.security.sasl.add_scram import scram_records
-from ottla.testing.security import LocalSecurity
+from ottla.testing.security import CLIENT_FILE, LocalSecurity
 
 HOST: Final = "127.0.0.1"
 PLAN_FILE: Final = "cluster.json"
+_LOCK_FILE: Final = "cluster.lock"
+_UNFINISHED_FILE: Final = f"{PLAN_FILE}.tmp"
+_DIRECTORY: Final = re.compile(r"security|node-\d+")
+_LOCK_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 0.02
 BROKER: Final = "broker"
 CONTROLLER: Final = "controller"
 MAX_NODES: Final = 100
@@ -139,6 +149,11 @@ class ClusterPlan:
         return self.directory / "security"
 
     @property
+    def command_config(self) -> str | None:
+        """The file of settings that clients of a secured cluster need."""
+        return None if self.security is None else str(self.security_directory / CLIENT_FILE)
+
+    @property
     def brokers(self) -> tuple[NodePlan, ...]:
         return tuple(node for node in self.nodes if node.is_broker)
 
@@ -162,12 +177,32 @@ class ClusterPlan:
     def write(self) -> None:
         """Create the directories of all nodes, formatted and configured.
 
-        The plan itself is written last: a directory without it is not that of a cluster.
+        The plan itself is written last: a directory without it is not that of a cluster, and what a process
+        that was killed has left in it is replaced.
         """
-        if self.directory.exists() and any(self.directory.iterdir()):
+        self._unfinished()
+        with locked(self.directory):
+            if self.exists(self.directory):
+                raise PlanError(f"another process has just made a cluster in {self.directory}")
+            for path in self._unfinished():
+                shutil.rmtree(path)
+            self._write()
+
+    def _unfinished(self) -> list[Path]:
+        """The directories that a process has left which was killed while it wrote a plan here. PlanError if
+        there is anything else.
+        """
+        found = {each.name: each for each in self.directory.iterdir()} if self.directory.exists() else {}
+        is_own = _LOCK_FILE in found
+        for name in (_LOCK_FILE, _UNFINISHED_FILE, PLAN_FILE):
+            found.pop(name, None)
+        if found and not (is_own and all(map(_DIRECTORY.fullmatch, found))):
             raise PlanError(
                 f"{self.directory} is not empty, and has no {PLAN_FILE}; choose another directory"
             )
+        return list(found.values())
+
+    def _write(self) -> None:
         directory_ids = {node.id: SystemRandom().uuid() for node in self.nodes}
         records = bootstrap_records()
         if self.security is not None:
@@ -190,7 +225,7 @@ class ClusterPlan:
                 if self.dynamic_quorum and node.controller_port is not None
                 else None,
             )
-        unfinished = self.directory / f"{PLAN_FILE}.tmp"
+        unfinished = self.directory / _UNFINISHED_FILE
         unfinished.write_text(json.dumps(self._document(), indent=2) + "\n")
         unfinished.replace(self.directory / PLAN_FILE)
 
@@ -298,6 +333,27 @@ def _read_security(directory: Path, protocol: str | None) -> LocalSecurity | Non
     return security
 
 
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a cluster's directory, which is made if it is not there. Another process holds it for
+    a moment; PlanError if it does not release it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            lock = RealDisk().lock(str(directory / _LOCK_FILE))
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise PlanError(f"another process is making or starting the cluster in {directory}") from None
+            time.sleep(_POLL_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def free_ports(count: int) -> list[int]:
     """Choose free ports of the loopback interface.
 
@@ -325,7 +381,8 @@ def check_free(ports: Sequence[int]) -> None:
     taken = [port for port in ports if not is_free(port)]
     if taken:
         raise PlanError(
-            f"port {taken[0]} is in use; is another cluster or node running? --port chooses others"
+            f"port {taken[0]} is in use; is another cluster or node running? A new cluster may have others"
+            " (--port)"
         )
 
 

@@ -347,9 +347,7 @@ def test_connections_that_are_not_served_leave_most_handles_to_others(
         context.load_cert_chain(CERTIFICATE)
         tls, gate = (Acceptor(context), None) if kind == "in a handshake" else (None, Refusal())
         listener = await RealNetwork().listen(Echo, "127.0.0.1", 0, tls=tls, gate=gate)
-        opened = []
-        for _ in range(15):
-            opened.append(await asyncio.open_connection("127.0.0.1", listener.port))
+        opened = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(15)]
         ended = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
         for done in ended[:5] if tls is not None else ended[10:]:  # the oldest handshakes, the newest refused
             assert await done == b""

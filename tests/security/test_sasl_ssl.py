@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -20,7 +23,7 @@ SECONDS = 60
 
 @pytest.fixture(scope="module", params=["SASL_PLAINTEXT", "SASL_SSL"])
 def node(request: pytest.FixtureRequest) -> Iterator[LocalNode]:
-    with LocalNode(security=request.param) as node:
+    with LocalNode({"connections.max.reauth.ms": 1200}, security=request.param) as node:
 
         async def add_user() -> None:
             settings = {"bootstrap.servers": node.bootstrap_servers, **node.client_settings}
@@ -72,3 +75,32 @@ def test_java(node: LocalNode, java_driver: JavaDriver, mechanism: str) -> None:
         producer.send([Message(topic, b"hello")])
     consumed = java_driver.consume(node.bootstrap_servers, topic, **config)
     assert [record.value for record in consumed.records] == [b"hello"]
+
+
+def connections_to(port: int) -> set[int]:
+    """The local ports of the connections to a port of this machine."""
+    tables = (Path("/proc/net", name) for name in ("tcp", "tcp6"))
+    lines = [line for each in tables if each.exists() for line in each.read_text().splitlines()[1:]]
+    ends = [(fields[1], fields[2]) for fields in map(str.split, lines) if fields[3] == "01"]
+    return {int(own[-4:], 16) for own, other in ends if int(other[-4:], 16) == port}
+
+
+@pytest.mark.kafka
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_java_logs_in_again_on_the_same_connection(node: LocalNode, java_driver: JavaDriver) -> None:
+    """KIP-368: no request fails, although nothing is sent twice, and sessions end all the time."""
+    topic = f"t-{uuid4().hex}"
+    config = {name.replace(".", "_"): value for name, value in node.client_settings.items()}
+    config |= {"retries": "0", "enable_idempotence": "false"}
+    with java_driver.producer(node.bootstrap_servers, **config) as producer:
+        assert producer.send([Message(topic, b"first")])[0].error is None
+        before = connections_to(node.port)
+        assert before
+        ends = time.monotonic() + 2.5
+        sent = 1
+        while time.monotonic() < ends:
+            results = producer.send([Message(topic, b"x" * 100) for _ in range(20)])
+            assert {result.error for result in results} == {None}
+            sent += len(results)
+        assert connections_to(node.port) <= before
+    assert sent > 100

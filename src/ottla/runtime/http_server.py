@@ -433,7 +433,6 @@ class HttpServer:
         limits: HttpLimits | None = None,
         guard: HttpGuard | None = None,
         hosts: frozenset[str] | None = None,
-        receive: memoryview | None = None,
     ) -> None:
         self.router: Final = router
         self.limits: Final = limits or HttpLimits()
@@ -445,7 +444,7 @@ class HttpServer:
         self._guard: Final = guard
         self._hosts: Final = hosts
         # Shared by all connections: what was received is copied out before any other code runs.
-        self.receive: Final = memoryview(bytearray(_RECEIVE_BYTES)) if receive is None else receive
+        self.receive: Final = memoryview(bytearray(_RECEIVE_BYTES))
         self._connections: dict[_Connection, None] = {}
         self._waiting: dict[_Connection, None] = {}
         self._date = (-1, "")
@@ -506,11 +505,11 @@ class HttpServer:
         self._waiting[connection] = None
         if len(self._connections) > self.limits.max_connections:
             oldest = next(iter(self._waiting))
-            self.refused += 1
-            if oldest is not connection:
-                oldest.abort()
-            else:
+            if oldest is connection:
                 connection.refuse(HttpProblem(503, "There are too many connections."))
+            else:
+                self.refused += 1
+                oldest.abort()
 
     def on_request(self, connection: _Connection) -> None:
         self._waiting.pop(connection, None)
@@ -755,7 +754,8 @@ class _Connection(asyncio.BufferedProtocol):
     async def _send(self, request: HttpServerRequest, response: HttpServerResponse) -> None:
         """Send a response, and read the request to its end; `_ended` if the connection cannot go on."""
         body = response.body
-        is_stream = not isinstance(body, bytes)
+        has_body = response.status not in _NO_BODY_STATUS
+        is_stream = has_body and not isinstance(body, bytes)
         # A body that no handler has read is dropped, unless it is large: then so is the connection.
         keeps = request._head.keeps_alive and not self._server.is_closing and not self._eof
         keeps = keeps and self._has_whole_body(request)
@@ -773,14 +773,14 @@ class _Connection(asyncio.BufferedProtocol):
         headers |= response.headers
         if chunked:
             headers["Transfer-Encoding"] = "chunked"
-        elif response.status not in _NO_BODY_STATUS and (not is_stream or response.length is not None):
+        elif has_body and (not is_stream or response.length is not None):
             headers["Content-Length"] = str(len(body) if isinstance(body, bytes) else response.length)
         if not keeps:
             headers["Connection"] = "close"
         lines += [f"{_header_text(name)}: {_header_text(value)}" for name, value in headers.items()]
         lines += [f"Set-Cookie: {_header_text(cookie)}" for cookie in response.cookies]
         head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-        sends_body = request.method != "HEAD" and response.status not in _NO_BODY_STATUS
+        sends_body = has_body and request.method != "HEAD"
         if isinstance(body, bytes):
             self.transport.write(head + body if sends_body else head)
             await self._drain()

@@ -15,6 +15,7 @@ from ottla.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from ottla.node.node import Node
+    from ottla.runtime.http_server import HttpMount
 
 HELP: Final = """\
 Usage: ottla start [server.properties] [options]
@@ -154,7 +155,6 @@ def start(arguments: Sequence[str]) -> int:
 
     import logging
 
-    from ottla.console.in_node import mount_console
     from ottla.node.config.loggers import configure_logging
     from ottla.node.config.node_config import NodeConfig, unknown_names
     from ottla.node.config.tables.config_def import ConfigError
@@ -169,13 +169,26 @@ def start(arguments: Sequence[str]) -> int:
             NodeConfig(settings),
             ready=lambda node, addresses: _ready(node, addresses, began_ns),
             report=lambda status: print(f"ottla status: {status.to_json()}", flush=True),
-            prepare=mount_console,
+            prepare=_mount_console,
         )
     except ConfigError as error:
         return _fail(str(error))
     except NodeFailed as failure:
         return _fail(str(failure))
     return 0
+
+
+def _mount_console(node: Node) -> None:
+    """Have the node answer for the console. Not even the module that mounts it is imported before."""
+    from ottla.node.http.mounts import MountAccess
+
+    async def load() -> HttpMount:
+        from ottla.console.in_node import load_console
+
+        return await load_console(node)
+
+    if node.config.is_broker and node.config.flag("http.console.enable"):
+        node.http.mount("/", load, MountAccess.OWN)
 
 
 def _ready(node: Node, addresses: str, began_ns: int) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ottla.runtime.http_server import HttpMount
     from ottla.runtime.runtime import Runtime
 
-__all__ = ["mount_console"]
+__all__ = ["load_console", "mount_console"]
 
 # What a user can type in; the strongest first.
 LOGIN_MECHANISMS: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
@@ -28,30 +28,30 @@ _TRUST: Final = (
 
 def mount_console(node: Node) -> None:
     """Have a broker's HTTP listener answer for the console, unless `http.console.enable` is false."""
-    if not node.config.is_broker or not node.config.flag("http.console.enable"):
-        return
+    if node.config.is_broker and node.config.flag("http.console.enable"):
+        node.http.mount("/", lambda: load_console(node), MountAccess.OWN)
 
-    async def load() -> HttpMount:
-        from ottla.console.console import Console
-        from ottla.console.host import mount_in_thread
-        from ottla.console.node_inspector import RunningNodeInspector
-        from ottla.console.schemas.errors import SchemaError
-        from ottla.runtime.http_server import HttpProblem
 
-        if not node.is_serving:
-            raise HttpProblem(503, "The node is starting; the console comes with it.")
-        try:
-            config = console_config(node)
-        except SchemaError as error:
-            raise HttpProblem(500, f"http.console.schemas: {error}") from None
-        inspector = RunningNodeInspector(node)
+async def load_console(node: Node) -> HttpMount:
+    """The console of a node that serves. HttpProblem if it does not, or its settings cannot be used."""
+    from ottla.console.console import Console
+    from ottla.console.host import mount_in_thread
+    from ottla.console.node_inspector import RunningNodeInspector
+    from ottla.console.schemas.errors import SchemaError
+    from ottla.runtime.http_server import HttpProblem
 
-        def make(runtime: Runtime) -> Console:
-            return Console(runtime, config, inspector)
+    if not node.is_serving:
+        raise HttpProblem(503, "The node is starting; the console comes with it.")
+    try:
+        config = console_config(node)
+    except SchemaError as error:
+        raise HttpProblem(500, f"http.console.schemas: {error}") from None
+    inspector = RunningNodeInspector(node)
 
-        return await mount_in_thread(make)
+    def make(runtime: Runtime) -> Console:
+        return Console(runtime, config, inspector)
 
-    node.http.mount("/", load, MountAccess.OWN)
+    return await mount_in_thread(make)
 
 
 def console_config(node: Node) -> ConsoleConfig:

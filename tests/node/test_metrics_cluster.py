@@ -77,6 +77,29 @@ def test_a_follower_that_is_cut_off_is_seen_by_its_leader() -> None:
     nodes.run(life())
 
 
+def test_a_directory_that_fails_is_seen_with_its_replicas() -> None:
+    nodes = SimNodes(ROLES, settings={"log.dirs": "/data/a,/data/b"})
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        await nodes.create("orders", 1, partitions=4, replicas=3)
+        node = nodes.nodes[1]
+        await nodes.until(lambda: len(node.replicas) == 4)
+        directory = node.logs.directories[1]
+        lost = sum(partition.log.directory is directory for partition in node.replicas)
+        assert lost
+        directory.fail("on purpose")
+        await nodes.until(lambda: len(node.replicas) == 4 - lost)
+        seen = await metrics(node)
+        assert seen["kafka_log_logmanager_offlinelogdirectorycount"] == 1
+        assert seen["kafka_log_logmanager_logdirectoryoffline"] == 1
+        assert seen[f"{REPLICAS}offlinereplicacount"] == lost
+        assert seen[f"{REPLICAS}partitioncount"] == 4 - lost
+
+    nodes.run(life())
+
+
 def test_a_scrape_gives_way_and_does_not_mind_what_changes_meanwhile() -> None:
     nodes = SimNodes({1: "broker,controller"})
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from ottla.node.metrics.observed_node import ObservedBroker, ObservedNode
+from ottla.node.metrics.slow_calls import SlowCall
 from ottla.runtime.disk import DiskUsage
 from ottla.runtime.metrics import Histogram, MetricKind, MetricsText, number_text, quantile
 from ottla.runtime.turns import Turns
@@ -13,13 +13,12 @@ from ottla.runtime.turns import Turns
 _FLUSHES: Final = "kafka_log_logflushstats_logflushrateandtimems"
 _QUANTILES: Final = (0.5, 0.99)
 _DIRECTORY: Final = ("directory",)
-# How long a scrape waits for a disk to report its free space.
-_USAGE_SECONDS: Final = 1.0
 
 
 class LogCollector:
     def __init__(self, node: ObservedNode) -> None:
         self._node: Final = node
+        self._usages: Final[dict[str, SlowCall]] = {}
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
         broker = self._node.observed_broker
@@ -92,11 +91,8 @@ class LogCollector:
     async def _usage(self, path: str) -> DiskUsage | None:
         """The room in a file system; None if that cannot be found out in time."""
         runtime = self._node.runtime
-        try:
-            async with asyncio.timeout(_USAGE_SECONDS):
-                return await runtime.pool.run(runtime.disk.usage, path)
-        except (OSError, TimeoutError):
-            return None
+        call = self._usages.setdefault(path, SlowCall(runtime.pool, runtime.clock))
+        return await call.run(runtime.disk.usage, path)
 
 
 def _write_flushes(text: MetricsText, flushes: Histogram) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from ottla.log.unified_log import UnifiedLog
 from ottla.node.metrics.observed_node import ObservedBroker, ObservedNode
+from ottla.node.metrics.slow_calls import SlowCall
 from ottla.protocol.errors import KafkaError
 from ottla.replication.partition import Partition
 from ottla.runtime.metrics import OTHER, MetricKind, MetricsText, label_text
@@ -46,6 +47,7 @@ class _Sums:
 class PartitionCollector:
     def __init__(self, node: ObservedNode) -> None:
         self._node: Final = node
+        self._sizes: Final = SlowCall(node.runtime.pool, node.runtime.clock)
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
         broker = self._node.observed_broker
@@ -62,7 +64,9 @@ class PartitionCollector:
         await self._write_fetchers(text, turns, broker, bound)
 
     async def _load_sizes(self, partitions: Sequence[Partition], turns: Turns) -> None:
-        """Have the pool read the sizes of segments that no request has needed since the start."""
+        """Have the pool read the sizes of segments that no request has needed since the start. Those that a
+        disk does not give in time count as empty.
+        """
         unknown: list[UnifiedLog] = []
         for partition in partitions:
             if partition.log.local_log.known_size is None:
@@ -70,8 +74,10 @@ class PartitionCollector:
             if turns.is_due():
                 await turns.pause()
         for start in range(0, len(unknown), _SIZES_AT_ONCE):
-            await self._node.runtime.pool.run(_read_sizes, unknown[start : start + _SIZES_AT_ONCE])
+            is_read = await self._sizes.run(_read_sizes, unknown[start : start + _SIZES_AT_ONCE])
             turns.begin()
+            if not is_read:
+                return
 
     async def _walk(
         self, text: MetricsText, turns: Turns, partitions: Sequence[Partition], bound: int, sums: _Sums
@@ -247,7 +253,7 @@ def _note_lags(partition: Partition, end: int, lags: dict[int, int]) -> None:
         lags[replica.broker_id] = max(lag, lags.get(replica.broker_id, 0))
 
 
-def _read_sizes(logs: Sequence[UnifiedLog]) -> None:
+def _read_sizes(logs: Sequence[UnifiedLog]) -> bool:
     """Read the sizes of segments, in any thread. A log that has gone meanwhile has none."""
     for log in logs:
         try:
@@ -255,3 +261,4 @@ def _read_sizes(logs: Sequence[UnifiedLog]) -> None:
                 _ = log.size
         except KafkaError:
             continue
+    return True

@@ -38,15 +38,14 @@ def transcript(apache_kafka: ApacheKafka) -> Transcript:
 # A node finds its listeners by itself; all other settings of the two are the same.
 OWN_SETTINGS = {"process.roles", "controller.listener.names", "listener.security.protocol.map"}
 
-# APIs that Ottla does not announce yet: share and streams groups, security, more voters. And telemetry, which
-# Apache Kafka announces only with a plugin that receives it (decision 0082).
+# APIs that Ottla does not announce yet: share and streams groups, security, more voters.
 LATER_APIS = (
     17,
     36,
     *range(38, 42),
     50,
     51,
-    *range(70, 73),
+    70,
     *range(76, 82),
     *range(83, 93),
 )

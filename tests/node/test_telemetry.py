@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import Producer
 from tests.support.collector import Collector
 from tests.support.node_with_metrics import NodeWithMetrics
 from tests.support.waiting import wait_until
@@ -96,6 +97,16 @@ def test_both_apis_are_announced(node: NodeWithMetrics) -> None:
     assert {71: (0, 0), 72: (0, 0)}.items() <= {
         each.api_key: (each.min_version, each.max_version) for each in answer.api_keys
     }.items()
+
+
+def test_librdkafka_pushes(node: NodeWithMetrics) -> None:
+    producer = Producer({"bootstrap.servers": node.bootstrap_servers, "client.id": "pushes-rdkafka"})
+    producer.produce("rdkafka", b"x")
+    assert producer.flush(60) == 0
+    latency = "org_apache_kafka_producer_node_request_latency_max"
+    seen = 'client_id="pushes-rdkafka"'
+    wait_until(lambda: node.sample(latency, seen, 'node_id="1"') is not None, "no push of librdkafka")
+    del producer
 
 
 @pytest.mark.parametrize("codec", list(Codec))

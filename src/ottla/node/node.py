@@ -264,6 +264,11 @@ class Node:
         """The settings of a topic's logs, as the newest image has them."""
         return self.dynamic_config.topic_config(topic, self.image)
 
+    @property
+    def receives_telemetry(self) -> bool:
+        """Whether what clients push is seen: at `/metrics`, or by a collector."""
+        return self.http.endpoint is not None or bool(self.config.text("telemetry.otlp.endpoint"))
+
     @cached_property
     def telemetry(self) -> ClientTelemetry:
         """The metrics that clients push; made when the first client asks."""

@@ -109,6 +109,11 @@ class NodeServices(Protocol):
     def endpoints(self) -> NodeEndpoints: ...
 
     @property
+    def receives_telemetry(self) -> bool:
+        """Whether what clients push of their metrics is seen anywhere."""
+        ...
+
+    @property
     def quotas(self) -> QuotaManagers:
         """How much each client may take."""
         ...

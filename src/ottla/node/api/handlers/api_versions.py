@@ -42,7 +42,9 @@ def handle(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsR
     return ApiVersionsResponse(
         api_keys=[
             ApiVersion(api_key=key, min_version=first, max_version=last)
-            for key, first, last in _announced_apis(context.listener)
+            for key, first, last in _announced_apis(
+                context.listener, has_receiver=context.services.node.receives_telemetry
+            )
         ],
         supported_features=[
             SupportedFeatureKey(name=feature, min_version=levels.min, max_version=levels.max)
@@ -57,10 +59,12 @@ def handle(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsR
     )
 
 
-def _announced_apis(listener: RequestListener) -> Iterator[tuple[int, int, int]]:
-    """The APIs that the listener serves, with their first and last versions."""
+def _announced_apis(listener: RequestListener, *, has_receiver: bool) -> Iterator[tuple[int, int, int]]:
+    """The APIs that the listener serves, with their first and last versions; those of telemetry only if
+    what clients push is seen anywhere.
+    """
     for key, route in sorted(ROUTES.items()):
-        if listener.kind in route.listeners:
+        if listener.kind in route.listeners and (has_receiver or not route.needs_telemetry_receiver):
             yield key, *route.announced_versions(listener.kind, unstable=listener.serves_unstable_versions)
 
 

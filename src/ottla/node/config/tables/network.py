@@ -161,18 +161,15 @@ NETWORK: Final[dict[str, ConfigKey]] = table(
     key("telemetry.max.bytes", INT, 1_048_576, LOW,
         "The largest push of client metrics that is accepted, compressed or not.", InRange(1)),
     key("telemetry.max.series", INT, 10_000, LOW,
-        "How many series of metrics that clients push are shown at /metrics; more are left out and counted. "
-        "Apache Kafka has no such setting.", InRange(0)),
+        "How many series of metrics that clients push are shown at /metrics; more are left out and counted.",
+        InRange(0), internal=True),
     key("telemetry.otlp.endpoint", STRING, "", LOW,
         "The http or https address of an OpenTelemetry collector, as http://collector:4318: metrics that "
-        "clients push are forwarded to it, and traces go there. Empty forwards nothing. Apache Kafka has no "
-        "such setting."),
+        "clients push are forwarded to it, and traces go there. Empty forwards nothing.", internal=True),
     key("telemetry.otlp.headers", PASSWORD, None, LOW,
-        "Headers of the requests to telemetry.otlp.endpoint, as name=value,name=value. "
-        "Apache Kafka has no such setting."),
+        "Headers of the requests to telemetry.otlp.endpoint, as name=value,name=value.", internal=True),
     key("telemetry.traces.enable", BOOLEAN, False, LOW,
-        "Whether each request gets an OpenTelemetry span; needs the extra otel. Apache Kafka has no such "
-        "setting."),
+        "Whether each request gets an OpenTelemetry span; needs the extra otel.", internal=True),
     key("config.providers", LIST, (), LOW,
         "Names of Java classes that look up settings in Apache Kafka. Ottla does not load them.",
         ValidList(), mode=CLUSTER_WIDE),

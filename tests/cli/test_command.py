@@ -87,7 +87,7 @@ def test_what_has_to_be_given_is_asked_for(offline: CommandLine, path: list[str]
 
 def test_every_command_speaks_json_and_every_option_is_explained() -> None:
     for path, command in all_commands():
-        if path[0] in ("start", "completion", "pipeline"):
+        if path[0] in ("start", "console", "completion", "pipeline"):
             continue  # what they print is for a log, a shell, or Spark's own
         options = {name for p in command.params if isinstance(p, click.Option) for name in p.opts}
         assert "--json" in options, path

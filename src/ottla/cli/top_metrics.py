@@ -121,8 +121,8 @@ class MetricsTop:
             )
             for url, each in nodes.items()
         ]
-        columns = ["node", "records/s", "in/s", "out/s", "requests/s", "produce p99 ms", "fetch p99 ms"]
-        return "nodes", [*columns, "partitions", "leads", "under-replicated", "cpu %", "memory"], rows
+        columns = ["node", "records/s", "in/s", "out/s", "requests/s", "produce p99", "fetch p99"]
+        return "nodes (p99 in ms)", [*columns, "partitions", "leads", "behind", "cpu %", "memory"], rows
 
     def _topics_table(self, topics: dict[str, dict[str, float]]) -> Table:
         busiest = sorted(topics.items(), key=lambda item: (-item[1]["bytes_in_per_s"], item[0]))

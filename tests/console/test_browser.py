@@ -15,6 +15,7 @@ import pytest
 
 from ottla import blocking
 from ottla.client.admin.acls import AclBinding, AclOperation, AclResourceType, PatternType
+from ottla.spark.pipelines.template import write_project
 from ottla.testing.cluster_plan import free_ports
 from tests.support.browser import BROWSER_SKIP, SCREENSHOTS_VARIABLE, Visitor, chromium, missing_requirement
 from tests.support.node_process import NodeProcess
@@ -47,21 +48,24 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A node with some life in it, and its console."""
+    """A node with some life in it, and its console; `project` is a pipeline that has run."""
 
     bootstrap: str
     url: str
+    project: Path
 
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
-    settings = {**SETTINGS, "http.listener": url}
+    project = tmp_path_factory.mktemp("shop")
+    write_project(project)
+    settings = {**SETTINGS, "http.listener": url, "http.console.pipelines": str(project)}
     arguments = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     with NodeProcess(tmp_path_factory.mktemp("console") / "data", *arguments) as node:
         fill(node.bootstrap)
-        yield Live(node.bootstrap, url)
+        yield Live(node.bootstrap, url, project)
 
 
 def fill(bootstrap: str) -> None:
@@ -155,7 +159,7 @@ PAGES = [
     ("users", "Users", "td:has-text('alice')"),
     ("acls", "ACLs", "td:has-text('User:alice')"),
     ("quotas", "Quotas", "td:has-text('producer_byte_rate')"),
-    ("pipelines", "Pipelines", "text=No pipeline has run here yet"),
+    ("pipelines", "Pipelines", ".badge:has-text('unknown')"),
     ("tasks", "Background tasks of this node", "td:has-text('running')"),
 ]
 
@@ -339,6 +343,29 @@ def test_an_open_transaction_is_seen_and_aborted(page: Page, desk: Visitor, live
         held.get_by_role("button", name="Abort").click()
         page.get_by_role("button", name="Abort transaction").click()
         page.get_by_text("No open transaction holds back a reader.").wait_for()
+
+
+def test_a_pipeline_shows_its_flows_and_errors(page: Page, desk: Visitor, live: Live) -> None:
+    now = time.time_ns() // 1_000_000
+    flow = {"batches": 12, "rows": 1200, "rowsPerSecond": 99.5, "lag": 20, "restarts": 0, "error": None}
+    checked = {"name": "positive", "action": "drop", "rows": 1200, "failed": 3}
+    broken = {**flow, "name": "broken", "state": "failed", "error": f"Boom {SCRIPT}", "expectations": []}
+    good = {**flow, "name": "large_orders", "state": "running", "expectations": [checked]}
+    record = {"version": 1, "name": "shop", "mode": "continuous", "state": "running", "error": None}
+    record |= {"startedMs": now - 60_000, "updatedMs": now, "flows": [good, broken]}
+    state = live.project / ".ottla"
+    state.mkdir(exist_ok=True)
+    (state / "progress.json").write_text(json.dumps(record))
+    desk.open("pipelines", "Pipelines")
+    row = page.locator("tbody tr")
+    row.locator(".badge", has_text="1 failed").wait_for()
+    row.get_by_role("link").click()
+    page.locator("tr", has_text="large_orders").locator(
+        ".badge", has_text="positive: 3 failed, drop"
+    ).wait_for()
+    page.locator("summary", has_text=f"broken: Boom {SCRIPT}").click()
+    page.locator("pre", has_text=SCRIPT).first.wait_for()
+    desk.screenshot("pipeline")
 
 
 def test_users_acls_and_quotas_change(page: Page, desk: Visitor) -> None:

@@ -20,7 +20,7 @@ export async function configPanel(view, content, path, title, query = {}) {
     label: title,
     key: (setting) => setting.name,
     sort: 0,
-    pageSize: 400,
+    pageSize: 100,
     empty: () => (settings.length ? "No setting matches." : "Nothing is set here."),
     columns: [
       { title: "Setting", name: true, value: (c) => c.name, cell: nameCell },

@@ -37,11 +37,12 @@ function directory(dir) {
     [`Broker ${dir.broker} `, h("code", {}, dir.path)],
     dir.error ? badge(dir.error, "bad") : badge("online", "good"),
     dir.error ? body(notice("bad", `This directory is offline: ${dir.error}`)) : null,
-    body(h("div.tiles", {},
-      tile("Replicas", count(dir.replicas)),
-      tile("Stored", bytes(dir.sizeBytes)),
-      tile("Free", bytes(dir.usableBytes), `of ${bytes(dir.totalBytes)}`)),
-    used === null ? null : h("p.small.muted", {}, "Disk in use", meter(used, used > 0.95 ? "bad" : used > 0.85 ? "warn" : ""))),
+    h("div.body.stack", {},
+      h("div.tiles", {},
+        tile("Replicas", count(dir.replicas)),
+        tile("Stored", bytes(dir.sizeBytes)),
+        tile("Free", bytes(dir.usableBytes), `of ${bytes(dir.totalBytes)}`)),
+      used === null ? null : h("div.small.muted", {}, "Disk in use", meter(used, used > 0.95 ? "bad" : used > 0.85 ? "warn" : ""))),
     table.element,
   );
 }

@@ -3,7 +3,7 @@
 import { address, canChange, get, post } from "../lib/api.js";
 import { h, link, show } from "../lib/dom.js";
 import { bytes, count, time } from "../lib/format.js";
-import { ask, badge, button, copy, facts, field, notice, remark, select, values } from "../lib/widgets.js";
+import { ask, badge, button, copy, field, notice, remark, select, values } from "../lib/widgets.js";
 
 const PREVIEW = 300;
 // Longer texts are shown without colours, and what is copied into the form of a new message is bounded.
@@ -45,14 +45,11 @@ export function messageDetail(topic, message, formats) {
         shown.key && download("Download key", { part: "key" }),
         download("Download message", { part: "message" }),
         canChange() && !isMetadataLog(topic) ? button("Produce a copy", () => produceCopy(topic, shown)) : null),
-      facts([
-        ["Partition, offset", h("a", { href: link("topic", topic, "messages", { from: "offset", offset: at.offset, partitions: at.partition }) }, `${at.partition}, ${at.offset}`)],
-        ["Time", `${time(shown.timestamp)} (${shown.timestampType})`],
-        ["Leader epoch", shown.leaderEpoch ?? "–"],
-        ["Size", `${count(shown.size)} bytes`],
-      ]),
-      payloadBlock("Key", shown.key, chosen.keyFormat, (keyFormat) => reload({ keyFormat })),
+      h("p.muted", {},
+        h("a", { href: link("topic", topic, "messages", { from: "offset", offset: at.offset, partitions: at.partition }) }, `Partition ${at.partition}, offset ${at.offset}`),
+        ` · ${time(shown.timestamp)} (${shown.timestampType}) · leader epoch ${shown.leaderEpoch ?? "–"} · ${count(shown.size)} bytes`),
       payloadBlock("Value", shown.value, chosen.valueFormat, (valueFormat) => reload({ valueFormat })),
+      payloadBlock("Key", shown.key, chosen.keyFormat, (keyFormat) => reload({ keyFormat })),
       headersBlock(shown, download),
     );
   };

@@ -29,11 +29,22 @@ export async function page(view) {
       tile("Started", ago(pipeline.startedMs), time(pipeline.startedMs)), tile("Updated", ago(pipeline.updatedMs)),
       tile("Directory", pipeline.directory),
     ]);
-    show(errors, pipeline.error && notice("bad", h("pre.mono", {}, pipeline.error)));
+    drawErrors(errors, pipeline);
     flows.update(pipeline.flows);
     chart.push(Date.now(), Object.fromEntries(pipeline.flows.filter((f) => f.lag !== null).slice(0, 6).map((f) => [f.name, f.lag])));
     show(partial, problems(pipeline.problems));
   });
+}
+
+/** The last error of each flow, and that of the run if it is another; open ones stay open while they are the same. */
+function drawErrors(element, { error, flows }) {
+  const found = flows.filter((flow) => flow.error).map((flow) => [flow.name, flow.error]);
+  if (error && !found.some(([, text]) => text === error)) found.unshift(["The run", error]);
+  const mark = JSON.stringify(found);
+  if (element.dataset.shown === mark) return;
+  element.dataset.shown = mark;
+  show(element, found.map(([name, text]) =>
+    notice("bad", h("details", {}, h("summary", {}, `${name}: ${text.split("\n", 1)[0].slice(0, 200)}`), h("pre.mono", {}, text)))));
 }
 
 function flowTable() {
@@ -45,13 +56,12 @@ function flowTable() {
       { title: "Flow", name: true, value: (f) => f.name, cell: (f) => [f.name, h("div.small.muted", {}, f.kind ?? "")] },
       { title: "State", value: (f) => f.state, cell: (f) => [stateBadge(f.state), f.restarts ? [" ", badge(`${count(f.restarts)} restarts`, "warn")] : null] },
       { title: "From", name: true, cell: (f) => f.inputs.join(", ") },
-      { title: "Into", name: true, cell: (f) => (f.intoTopic ? a(link("topic", f.target), f.target) : f.target) },
+      { title: "Into", name: true, cell: (f) => (f.intoTopic && f.target ? a(link("topic", f.target), f.target) : f.target ?? "–") },
       { title: "Batches", number: true, value: (f) => f.batches, cell: (f) => count(f.batches) },
       { title: "Rows", number: true, value: (f) => f.rows, cell: (f) => [count(f.rows), h("div.small.muted", {}, rate(f.rowsPerSecond))] },
       { title: "Lag", number: true, value: (f) => f.lag, cell: (f) => count(f.lag) },
       { title: "Checkpoint", cell: (f) => (f.checkpoint ? [`batch ${count(f.checkpoint.batch)}`, h("div.small.muted", {}, ago(f.checkpoint.time))] : "–") },
       { title: "Expectations", cell: (f) => (f.expectations ?? []).map(({ name, action, failed }) => h("div", {}, badge(`${name}: ${count(failed)} failed, ${action}`, failed ? "warn" : "good"))) },
-      { title: "Last error", name: true, cell: (f) => (f.error ? h("details", {}, h("summary", {}, f.error.split("\n", 1)[0].slice(0, 120)), h("pre.payload", {}, f.error)) : "") },
     ],
   });
 }

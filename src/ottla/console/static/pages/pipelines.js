@@ -14,7 +14,7 @@ export async function page(view) {
   const table = new Table({
     label: "Pipelines",
     key: (pipeline) => pipeline.directory,
-    empty: "No pipeline has run here yet: see ottla pipeline.",
+    empty: "The console was given no pipelines: see http.console.pipelines, or --pipeline of ottla console.",
     columns: [
       { title: "Pipeline", name: true, value: (p) => p.name, cell: (p) => [a(link("pipeline", { directory: p.directory }), p.name), h("div.mono.small.muted.break", {}, p.directory)] },
       { title: "State", value: (p) => p.state, cell: (p) => stateBadge(p.state) },

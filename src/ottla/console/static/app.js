@@ -101,7 +101,10 @@ async function openPage() {
   current?.controller.abort();
   document.querySelectorAll("dialog").forEach((element) => element.close());
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  const [name = "overview", ...params] = path.split("/").filter((part) => part !== "").map(decode);
+  const [name = "overview", ...params] = path
+    .split("/")
+    .filter((part) => part !== "")
+    .map(decode);
   const needsLogin = session.login === "sasl" && !session.loggedIn;
   const known = name in DETAILS || PAGES.some(([address]) => address === name);
   const view = new View(params, new URLSearchParams(query));
@@ -109,7 +112,10 @@ async function openPage() {
   drawShell(needsLogin ? null : (DETAILS[name] ?? name));
   if (!known && !needsLogin) {
     view.title("Not found");
-    view.show(notice("warn", "There is no such page."), h("p", {}, h("a", { href: link("overview") }, "Go to the overview")));
+    view.show(
+      notice("warn", "There is no such page."),
+      h("p", {}, h("a", { href: link("overview") }, "Go to the overview")),
+    );
     return;
   }
   try {
@@ -141,7 +147,9 @@ function focusHeading() {
 
 function drawShell(name) {
   document.getElementById("where").textContent = session.bootstrapServers ?? "";
-  document.getElementById("who").textContent = [session.loggedIn && session.principal, session.readOnly && "read-only"].filter(Boolean).join(" · ");
+  document.getElementById("who").textContent = [session.loggedIn && session.principal, session.readOnly && "read-only"]
+    .filter(Boolean)
+    .join(" · ");
   document.getElementById("logout").hidden = !(session.login === "sasl" && session.loggedIn);
   const shown = name === null ? [] : PAGES.filter(([, , , feature]) => !feature || session.features[feature]);
   const entries = shown.map(([address, title, key]) => {
@@ -170,8 +178,13 @@ const KEYS = [
 ];
 
 function showKeys() {
-  const pages = PAGES.filter(([, , , feature]) => !feature || session.features[feature]).map(([, title, key]) => [`g ${key}`, title]);
-  const rows = [...KEYS, ...pages].map(([key, text]) => h("tr", {}, h("td.tight", {}, h("kbd", {}, key)), h("td", {}, text)));
+  const pages = PAGES.filter(([, , , feature]) => !feature || session.features[feature]).map(([, title, key]) => [
+    `g ${key}`,
+    title,
+  ]);
+  const rows = [...KEYS, ...pages].map(([key, text]) =>
+    h("tr", {}, h("td.tight", {}, h("kbd", {}, key)), h("td", {}, text)),
+  );
   dialog("Keys", h("div.body", {}, h("table", {}, h("tbody", {}, rows))));
 }
 
@@ -193,7 +206,9 @@ function onKey(event) {
     }
   }
   const action = {
-    g: () => { leader = Date.now(); },
+    g: () => {
+      leader = Date.now();
+    },
     "/": () => main.querySelector("[data-search]")?.focus(),
     "?": showKeys,
     j: () => moveRow(1),
@@ -221,7 +236,9 @@ function rowControl(row) {
 }
 
 function turnPage(text) {
-  const found = [...main.querySelectorAll(".pager button")].find((button) => button.textContent === text && !button.disabled);
+  const found = [...main.querySelectorAll(".pager button")].find(
+    (button) => button.textContent === text && !button.disabled,
+  );
   found?.click();
 }
 

@@ -30,7 +30,11 @@ async function request(method, parts, { query, body, signal, again = false } = {
   let response;
   try {
     response = await fetch(address(parts, query), {
-      method, headers, signal, credentials: "same-origin", body: body === undefined ? undefined : JSON.stringify(body),
+      method,
+      headers,
+      signal,
+      credentials: "same-origin",
+      body: body === undefined ? undefined : JSON.stringify(body),
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;

@@ -99,7 +99,9 @@ export class LineChart {
       }
     }
     const clip = `clip-${(this.clipId ??= nextClip++)}`;
-    parts.push(s("clipPath", { id: clip }, s("rect", { x: LEFT, y: 0, width: Math.max(0, right - LEFT), height: this.height })));
+    parts.push(
+      s("clipPath", { id: clip }, s("rect", { x: LEFT, y: 0, width: Math.max(0, right - LEFT), height: this.height })),
+    );
     const lines = s("g", { "clip-path": `url(#${clip})` });
     for (const name of shown) {
       const index = this.names.indexOf(name) % SERIES_COLOURS;
@@ -107,7 +109,8 @@ export class LineChart {
       if (shown.length <= 2) lines.append(s("path", { class: `area series-${index}`, d: area }));
       lines.append(s("path", { class: `line series-${index}`, d: line }));
       const last = this.samples.at(-1);
-      if (last && (last.values[name] ?? null) !== null) lines.append(s("circle", { class: `dot series-${index}`, cx: x(last.time), cy: y(last.values[name]), r: 2.5 }));
+      if (last && (last.values[name] ?? null) !== null)
+        lines.append(s("circle", { class: `dot series-${index}`, cx: x(last.time), cy: y(last.values[name]), r: 2.5 }));
     }
     parts.push(lines);
 
@@ -133,7 +136,10 @@ export class LineChart {
     this.svg.setAttribute("aria-label", `${this.label}: ${label || "no samples yet"}`);
     const entries = [...this.legend.children];
     if (entries.length !== this.names.length) {
-      show(this.legend, this.names.map((name, place) => this.legendEntry(name, place)));
+      show(
+        this.legend,
+        this.names.map((name, place) => this.legendEntry(name, place)),
+      );
     }
     [...this.legend.children].forEach((entry, place) => {
       entry.lastChild.textContent = texts[place];
@@ -146,7 +152,12 @@ export class LineChart {
       entry.setAttribute("aria-pressed", !this.hidden.has(name));
       this.draw();
     };
-    const attributes = { class: `series-${place % SERIES_COLOURS}`, "aria-pressed": "true", title: "show or hide", onclick: toggle };
+    const attributes = {
+      class: `series-${place % SERIES_COLOURS}`,
+      "aria-pressed": "true",
+      title: "show or hide",
+      onclick: toggle,
+    };
     const entry = h("button", { type: "button", ...attributes }, h("i"), name, h("b", {}, ""));
     return entry;
   }
@@ -180,11 +191,18 @@ function niceCeiling(value, base) {
   if (value <= 0) return 1;
   const unit = base === 10 ? 1 : base ** Math.max(0, Math.floor(Math.log(value) / Math.log(base)));
   const power = 10 ** Math.floor(Math.log10(value / unit));
-  return unit * [1, 2, 5, 10].map((factor) => factor * power).find((candidate) => candidate * unit >= value * 1.05 || candidate === 10 * power);
+  return (
+    unit *
+    [1, 2, 5, 10]
+      .map((factor) => factor * power)
+      .find((candidate) => candidate * unit >= value * 1.05 || candidate === 10 * power)
+  );
 }
 
 function timeStep(windowMs, width) {
   const wanted = windowMs / Math.max(1, width / 90);
-  const steps = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400].map((seconds) => seconds * 1000);
+  const steps = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400].map(
+    (seconds) => seconds * 1000,
+  );
   return steps.find((step) => step >= wanted) ?? steps.at(-1);
 }

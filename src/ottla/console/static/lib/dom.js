@@ -22,7 +22,8 @@ export function s(tag, attributes = {}, ...children) {
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined) continue;
-    if (name.startsWith("aria-")) element.setAttribute(name, String(value)); // "false" is a value of these
+    if (name.startsWith("aria-"))
+      element.setAttribute(name, String(value)); // "false" is a value of these
     else if (value === false) continue;
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "class") element.classList.add(...String(value).split(" ").filter(Boolean));

@@ -54,7 +54,12 @@ export function duration(ms) {
   if (ms < 1000) return `${Math.round(ms)} ms`;
   const parts = [];
   let rest = Math.floor(ms / 1000);
-  for (const [unit, size] of [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]]) {
+  for (const [unit, size] of [
+    ["d", 86400],
+    ["h", 3600],
+    ["min", 60],
+    ["s", 1],
+  ]) {
     if (rest >= size) parts.push(`${Math.floor(rest / size)} ${unit}`);
     rest %= size;
   }

@@ -13,7 +13,17 @@ const PAGE = 100;
  * without it `update(rows)` gives all rows, and the table does both.
  */
 export class Table {
-  constructor({ label, columns, key, empty = "Nothing here.", sort = null, order = "asc", load = null, pageSize = PAGE, className = "" }) {
+  constructor({
+    label,
+    columns,
+    key,
+    empty = "Nothing here.",
+    sort = null,
+    order = "asc",
+    load = null,
+    pageSize = PAGE,
+    className = "",
+  }) {
     this.columns = columns;
     this.key = key;
     this.empty = empty;
@@ -87,10 +97,20 @@ export class Table {
         const mark = this.load ? column.sort : column.value && place;
         const sorted = mark !== undefined && mark !== null && mark === this.sort;
         const arrow = sorted ? (this.order === "asc" ? " ↑" : " ↓") : "";
-        const title = mark === undefined || mark === null || mark === false
-          ? column.title
-          : h("button", { type: "button", onclick: () => this.sortBy(mark), title: `sort by ${column.title}` }, column.title, arrow);
-        const attributes = { scope: "col", class: classes({ ...column, className: "" }), "aria-sort": sorted ? `${this.order}ending` : null };
+        const title =
+          mark === undefined || mark === null || mark === false
+            ? column.title
+            : h(
+                "button",
+                { type: "button", onclick: () => this.sortBy(mark), title: `sort by ${column.title}` },
+                column.title,
+                arrow,
+              );
+        const attributes = {
+          scope: "col",
+          class: classes({ ...column, className: "" }),
+          "aria-sort": sorted ? `${this.order}ending` : null,
+        };
         return h("th", attributes, title);
       }),
     );
@@ -126,7 +146,11 @@ export class Table {
       this.pager,
       move("‹ Previous", this.offset - this.pageSize, this.offset > 0),
       move("Next ›", this.offset + this.pageSize, this.offset + shown < this.matched),
-      h("span", { role: "status" }, `${count(this.offset + 1)} to ${count(this.offset + shown)} of ${count(this.matched)}`),
+      h(
+        "span",
+        { role: "status" },
+        `${count(this.offset + 1)} to ${count(this.offset + shown)} of ${count(this.matched)}`,
+      ),
     );
     if (focus) [...this.pager.querySelectorAll("button")].find((button) => button.textContent === focus)?.focus();
   }
@@ -149,7 +173,9 @@ function controls(row) {
 }
 
 function classes(column) {
-  return [column.number && "number", column.tight && "tight", column.name && "name", column.className].filter(Boolean).join(" ");
+  return [column.number && "number", column.tight && "tight", column.name && "name", column.className]
+    .filter(Boolean)
+    .join(" ");
 }
 
 function sorted(rows, value, order) {

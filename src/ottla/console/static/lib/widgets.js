@@ -13,7 +13,13 @@ export function body(...children) {
 
 export function tile(name, figure, note = "", level = "") {
   const long = typeof figure === "string" && figure.length > 14;
-  return h("div.tile", { class: level }, h("div.name", {}, name), h("div.figure", { class: long ? "text" : "" }, figure), note && h("div.note", {}, note));
+  return h(
+    "div.tile",
+    { class: level },
+    h("div.name", {}, name),
+    h("div.figure", { class: long ? "text" : "" }, figure),
+    note && h("div.note", {}, note),
+  );
 }
 
 export function badge(text, level = "") {
@@ -27,11 +33,27 @@ export function notice(level, ...children) {
 /** What could not be read; null if nothing. */
 export function problems(list) {
   if (!list?.length) return null;
-  return notice("warn", list.length === 1 ? list[0] : ["Some of this could not be read:", h("ul", {}, list.map((text) => h("li", {}, text)))]);
+  return notice(
+    "warn",
+    list.length === 1
+      ? list[0]
+      : [
+          "Some of this could not be read:",
+          h(
+            "ul",
+            {},
+            list.map((text) => h("li", {}, text)),
+          ),
+        ],
+  );
 }
 
 export function facts(pairs) {
-  return h("dl.facts", {}, pairs.filter(Boolean).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+  return h(
+    "dl.facts",
+    {},
+    pairs.filter(Boolean).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
+  );
 }
 
 export function meter(share, level = "") {
@@ -55,14 +77,24 @@ export function check(label, attributes = {}) {
 /** options: texts, or pairs of value and text. */
 export function select(options, chosen, attributes = {}) {
   const pairs = options.map((option) => (Array.isArray(option) ? option : [option, option]));
-  return h("select", attributes, pairs.map(([value, text]) => h("option", { value, selected: value === chosen }, text)));
+  return h(
+    "select",
+    attributes,
+    pairs.map(([value, text]) => h("option", { value, selected: value === chosen }, text)),
+  );
 }
 
 /** A search field that answers a short while after the last key. */
 export function searchField(label, value, onchange) {
   let timer = 0;
   const input = h("input", {
-    type: "search", value, placeholder: label, "aria-label": label, autocomplete: "off", spellcheck: "false", "data-search": true,
+    type: "search",
+    value,
+    placeholder: label,
+    "aria-label": label,
+    autocomplete: "off",
+    spellcheck: "false",
+    "data-search": true,
     oninput: () => {
       clearTimeout(timer);
       timer = setTimeout(() => onchange(input.value), 250);
@@ -72,21 +104,44 @@ export function searchField(label, value, onchange) {
 }
 
 export function tabs(label, entries, current) {
-  const links = entries.map(([name, title, href]) => h("a", { href, "aria-current": name === current ? "page" : null }, title));
+  const links = entries.map(([name, title, href]) =>
+    h("a", { href, "aria-current": name === current ? "page" : null }, title),
+  );
   return h("nav.tabs", { "aria-label": label }, links);
 }
 
 /** The head of a page: where it is, its name, and what can be done there. */
 export function head(title, { trail = [], marks = [], actions = [] } = {}) {
   const steps = trail.flatMap(([text, href]) => [a(href, text), " / "]);
-  return h("div.head", {}, steps.length ? h("div.trail", {}, steps) : null, h("h1", { tabindex: "-1" }, title), marks, h("span.space"), actions);
+  return h(
+    "div.head",
+    {},
+    steps.length ? h("div.trail", {}, steps) : null,
+    h("h1", { tabindex: "-1" }, title),
+    marks,
+    h("span.space"),
+    actions,
+  );
 }
 
 export function stateBadge(state) {
   const levels = {
-    Stable: "good", running: "good", completed: "good", CompleteCommit: "good", Ongoing: "accent", Empty: "", Dead: "bad", failed: "bad",
-    PreparingRebalance: "warn", CompletingRebalance: "warn", Assigning: "warn", Reconciling: "warn", PrepareAbort: "warn", PrepareCommit: "warn",
-    NotReady: "warn", restarting: "warn",
+    Stable: "good",
+    running: "good",
+    completed: "good",
+    CompleteCommit: "good",
+    Ongoing: "accent",
+    Empty: "",
+    Dead: "bad",
+    failed: "bad",
+    PreparingRebalance: "warn",
+    CompletingRebalance: "warn",
+    Assigning: "warn",
+    Reconciling: "warn",
+    PrepareAbort: "warn",
+    PrepareCommit: "warn",
+    NotReady: "warn",
+    restarting: "warn",
   };
   return state ? badge(state, levels[state] ?? "") : badge("unknown");
 }
@@ -125,8 +180,22 @@ export function dialog(title, content, { wide = false, onclose = null } = {}) {
   const before = document.activeElement;
   const element = h(
     "dialog",
-    { class: wide ? "wide" : "", "aria-label": title, onclose: () => { element.remove(); onclose?.(); before?.focus?.(); } },
-    h("header", {}, h("h2", {}, title), h("span.space"), button("Close", () => element.close(), "plain")),
+    {
+      class: wide ? "wide" : "",
+      "aria-label": title,
+      onclose: () => {
+        element.remove();
+        onclose?.();
+        before?.focus?.();
+      },
+    },
+    h(
+      "header",
+      {},
+      h("h2", {}, title),
+      h("span.space"),
+      button("Close", () => element.close(), "plain"),
+    ),
     content,
   );
   document.body.append(element);
@@ -143,7 +212,10 @@ export const KEEP_OPEN = Symbol("keep open");
  */
 export function ask({ title, content = [], action, danger = false, confirm = null, wide = false, run }) {
   const failure = h("div");
-  const typed = confirm === null ? null : h("input", { type: "text", name: "confirmation", autocomplete: "off", spellcheck: "false", required: true });
+  const typed =
+    confirm === null
+      ? null
+      : h("input", { type: "text", name: "confirmation", autocomplete: "off", spellcheck: "false", required: true });
   const submit = h("button", { type: "submit", class: danger ? "danger" : "primary" }, action);
   const form = h(
     "form.stack.body",
@@ -171,7 +243,12 @@ export function ask({ title, content = [], action, danger = false, confirm = nul
     content,
     typed && field(`Type ${confirm} to confirm`, typed),
     failure,
-    h("div.row", {}, submit, button("Cancel", () => element.close())),
+    h(
+      "div.row",
+      {},
+      submit,
+      button("Cancel", () => element.close()),
+    ),
   );
   const element = dialog(title, form, { wide });
   return { element, form };
@@ -185,4 +262,3 @@ export function values(form) {
 export function truncatedTo(shown, total, what) {
   return shown < total ? h("p.muted.small", {}, `The first ${count(shown)} of ${count(total)} ${what}.`) : null;
 }
-

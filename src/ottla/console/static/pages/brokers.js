@@ -14,7 +14,13 @@ export async function page(view) {
   view.show(
     head("Brokers", { actions: h("a.button", { href: link("broker", "default") }, "Dynamic defaults of all brokers") }),
     panel("Brokers", null, table.element),
-    h("p.muted", {}, "Open a broker for its configuration. Where its data lies: ", a(link("log-dirs"), "log directories"), "."),
+    h(
+      "p.muted",
+      {},
+      "Open a broker for its configuration. Where its data lies: ",
+      a(link("log-dirs"), "log directories"),
+      ".",
+    ),
     partial,
   );
   await view.live(REFRESH_MS, async () => {

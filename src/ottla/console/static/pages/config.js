@@ -7,8 +7,13 @@ import { Table } from "../lib/table.js";
 import { ask, badge, button, check, field, panel, remark, searchField } from "../lib/widgets.js";
 
 const SOURCES = {
-  TOPIC: "topic", DYNAMIC_BROKER: "this broker, dynamic", DYNAMIC_DEFAULT_BROKER: "all brokers, dynamic",
-  STATIC_BROKER: "server.properties", DEFAULT: "default", GROUP: "group", UNKNOWN: "unknown",
+  TOPIC: "topic",
+  DYNAMIC_BROKER: "this broker, dynamic",
+  DYNAMIC_DEFAULT_BROKER: "all brokers, dynamic",
+  STATIC_BROKER: "server.properties",
+  DEFAULT: "default",
+  GROUP: "group",
+  UNKNOWN: "unknown",
 };
 
 /** Show the settings at `path` inside of `content`; they can be changed there. */
@@ -24,24 +29,60 @@ export async function configPanel(view, content, path, title, query = {}) {
     empty: () => (settings.length ? "No setting matches." : "Nothing is set here."),
     columns: [
       { title: "Setting", name: true, value: (c) => c.name, cell: nameCell },
-      { title: "Value", name: true, className: "mono", value: (c) => c.value, cell: (c) => [valueText(c), readable(c)] },
-      { title: "Source", value: (c) => c.source, cell: (c) => badge(SOURCES[c.source] ?? c.source, isSet(c) ? "accent" : "") },
-      { title: "Otherwise", name: true, className: "mono muted", value: (c) => c.default, cell: (c) => (isSet(c) ? c.default ?? "–" : "") },
-      { title: "", tight: true, cell: (c) => (canChange() && !c.readOnly ? button("Change", () => change(c, path, query, load), "plain") : "") },
+      {
+        title: "Value",
+        name: true,
+        className: "mono",
+        value: (c) => c.value,
+        cell: (c) => [valueText(c), readable(c)],
+      },
+      {
+        title: "Source",
+        value: (c) => c.source,
+        cell: (c) => badge(SOURCES[c.source] ?? c.source, isSet(c) ? "accent" : ""),
+      },
+      {
+        title: "Otherwise",
+        name: true,
+        className: "mono muted",
+        value: (c) => c.default,
+        cell: (c) => (isSet(c) ? (c.default ?? "–") : ""),
+      },
+      {
+        title: "",
+        tight: true,
+        cell: (c) => (canChange() && !c.readOnly ? button("Change", () => change(c, path, query, load), "plain") : ""),
+      },
     ],
   });
   const draw = () => {
     const wanted = search.toLowerCase();
-    table.update(settings.filter((c) => (!onlySet || isSet(c)) && (c.name.includes(wanted) || (c.value ?? "").toLowerCase().includes(wanted))));
+    table.update(
+      settings.filter(
+        (c) => (!onlySet || isSet(c)) && (c.name.includes(wanted) || (c.value ?? "").toLowerCase().includes(wanted)),
+      ),
+    );
   };
-  const load = () => view.attempt(async () => {
-    settings = (await get(path, query, view.signal)).items;
-    draw();
-  });
-  const filters = h("div.row", {},
-    searchField("Search settings", "", (text) => { search = text; draw(); }),
-    check("only what was set", { onchange: (event) => { onlySet = event.target.checked; draw(); } }),
-    canChange() ? button("Set another", () => change(null, path, query, load)) : null);
+  const load = () =>
+    view.attempt(async () => {
+      settings = (await get(path, query, view.signal)).items;
+      draw();
+    });
+  const filters = h(
+    "div.row",
+    {},
+    searchField("Search settings", "", (text) => {
+      search = text;
+      draw();
+    }),
+    check("only what was set", {
+      onchange: (event) => {
+        onlySet = event.target.checked;
+        draw();
+      },
+    }),
+    canChange() ? button("Set another", () => change(null, path, query, load)) : null,
+  );
   show(content, filters, panel(title, null, table.element));
   await load();
 }
@@ -52,10 +93,16 @@ function isSet(setting) {
 
 function nameCell(setting) {
   if (!setting.documentation && !setting.synonyms?.length) return setting.name;
-  const lines = (setting.synonyms ?? []).map((s) => h("li", {}, h("code", {}, `${s.name} = ${s.value ?? "…"}`), ` (${SOURCES[s.source] ?? s.source})`));
-  return h("details", {}, h("summary", {}, setting.name),
+  const lines = (setting.synonyms ?? []).map((s) =>
+    h("li", {}, h("code", {}, `${s.name} = ${s.value ?? "…"}`), ` (${SOURCES[s.source] ?? s.source})`),
+  );
+  return h(
+    "details",
+    {},
+    h("summary", {}, setting.name),
     setting.documentation && h("p.muted.small", {}, setting.documentation),
-    lines.length ? h("ul.small", {}, lines) : null);
+    lines.length ? h("ul.small", {}, lines) : null,
+  );
 }
 
 function valueText(setting) {
@@ -74,9 +121,28 @@ function readable({ name, value }) {
 }
 
 function change(setting, path, query, changed) {
-  const name = h("input", { name: "name", required: true, value: setting?.name ?? "", readonly: setting !== null, autocomplete: "off", spellcheck: "false" });
-  const value = h("input", { name: "value", type: setting?.sensitive ? "password" : "text", value: setting?.value ?? "", autocomplete: "off", spellcheck: "false" });
-  const clear = h("input", { type: "checkbox", name: "clear", onchange: () => { value.disabled = clear.checked; } });
+  const name = h("input", {
+    name: "name",
+    required: true,
+    value: setting?.name ?? "",
+    readonly: setting !== null,
+    autocomplete: "off",
+    spellcheck: "false",
+  });
+  const value = h("input", {
+    name: "value",
+    type: setting?.sensitive ? "password" : "text",
+    value: setting?.value ?? "",
+    autocomplete: "off",
+    spellcheck: "false",
+  });
+  const clear = h("input", {
+    type: "checkbox",
+    name: "clear",
+    onchange: () => {
+      value.disabled = clear.checked;
+    },
+  });
   ask({
     title: setting ? `Change ${setting.name}` : "Set a configuration",
     action: "Apply",
@@ -87,7 +153,9 @@ function change(setting, path, query, changed) {
       h("label.check", {}, clear, "remove it, so that the next source counts"),
     ],
     run: async () => {
-      const body = clear.checked ? { set: {}, delete: [name.value] } : { set: { [name.value]: value.value }, delete: [] };
+      const body = clear.checked
+        ? { set: {}, delete: [name.value] }
+        : { set: { [name.value]: value.value }, delete: [] };
       await post(path, { ...body, validateOnly: true }, query);
       await post(path, { ...body, validateOnly: false }, query);
       remark(`${name.value} was ${clear.checked ? "removed" : "set"}.`);

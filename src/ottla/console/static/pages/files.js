@@ -40,26 +40,77 @@ class PartitionFiles {
     this.rowsTitle = h("span");
     this.partial = h("div");
     this.where = h("span.muted.small.break");
-    show(content, this.controls(), panel("The log", this.where, this.log), panel(this.segmentTitle, this.moves(), this.segment),
-      h("div.columns", {}, panel("Leader epochs", null, this.epochs.element), panel("Producers", null, this.producers.element), panel("Files", null, this.marks, this.files.element)),
-      panel(this.rowsTitle, check("records", { onchange: (event) => { this.records = event.target.checked; this.view.attempt(() => this.loadRows()); } }), this.rows), this.partial);
+    show(
+      content,
+      this.controls(),
+      panel("The log", this.where, this.log),
+      panel(this.segmentTitle, this.moves(), this.segment),
+      h(
+        "div.columns",
+        {},
+        panel("Leader epochs", null, this.epochs.element),
+        panel("Producers", null, this.producers.element),
+        panel("Files", null, this.marks, this.files.element),
+      ),
+      panel(
+        this.rowsTitle,
+        check("records", {
+          onchange: (event) => {
+            this.records = event.target.checked;
+            this.view.attempt(() => this.loadRows());
+          },
+        }),
+        this.rows,
+      ),
+      this.partial,
+    );
     new ResizeObserver(() => this.draw()).observe(this.log);
   }
 
   controls() {
-    const input = h("input", { type: "number", min: 0, value: this.partition, class: "narrow", onchange: () => {
-      this.partition = Number(input.value);
-      this.choose(null);
-      this.older = 0;
-      this.view.attempt(() => this.refresh());
-    } });
-    return h("div.row.end", {}, field("Partition", input),
-      button("‹ Older segments", () => this.move(1)), button("Newer segments ›", () => this.move(-1)));
+    const input = h("input", {
+      type: "number",
+      min: 0,
+      value: this.partition,
+      class: "narrow",
+      onchange: () => {
+        this.partition = Number(input.value);
+        this.choose(null);
+        this.older = 0;
+        this.view.attempt(() => this.refresh());
+      },
+    });
+    return h(
+      "div.row.end",
+      {},
+      field("Partition", input),
+      button("‹ Older segments", () => this.move(1)),
+      button("Newer segments ›", () => this.move(-1)),
+    );
   }
 
   moves() {
-    const go = (text, step) => button(text, () => this.view.attempt(async () => { await step(); await this.loadSegment(); }), "plain");
-    return [go("Beginning", () => { this.at = 0; }), go("Next batches", () => { this.at = this.next ?? this.at; }), go("Tail", () => { this.at = null; })];
+    const go = (text, step) =>
+      button(
+        text,
+        () =>
+          this.view.attempt(async () => {
+            await step();
+            await this.loadSegment();
+          }),
+        "plain",
+      );
+    return [
+      go("Beginning", () => {
+        this.at = 0;
+      }),
+      go("Next batches", () => {
+        this.at = this.next ?? this.at;
+      }),
+      go("Tail", () => {
+        this.at = null;
+      }),
+    ];
   }
 
   async run() {
@@ -105,16 +156,28 @@ class PartitionFiles {
     const width = this.log.clientWidth - 28;
     if (!this.found || width < 100) return;
     const focused = this.log.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-    show(this.log, drawLog(this.found, { width, older: this.older, chosen: this.segmentShown?.baseOffset, choose: (base) => {
-      this.choose(base);
-      this.draw();
-      this.view.attempt(() => this.loadSegment());
-    } }));
+    show(
+      this.log,
+      drawLog(this.found, {
+        width,
+        older: this.older,
+        chosen: this.segmentShown?.baseOffset,
+        choose: (base) => {
+          this.choose(base);
+          this.draw();
+          this.view.attempt(() => this.loadSegment());
+        },
+      }),
+    );
     if (focused) this.log.querySelector(`[data-key="${focused}"]`)?.focus();
   }
 
   rowsOf(name, { position = 0, after = 0, limit, records = false }) {
-    return get(["topics", this.topic, "files", "rows"], { partition: this.partition, name, position, after, limit, records }, this.view.signal);
+    return get(
+      ["topics", this.topic, "files", "rows"],
+      { partition: this.partition, name, position, after, limit, records },
+      this.view.signal,
+    );
   }
 
   /** The batches of the chosen segment from `at` on, and the index entries that point to them. */
@@ -130,7 +193,9 @@ class PartitionFiles {
     const last = shown.at(-1);
     this.shownFrom = position;
     this.next = batches.next === null || !last ? null : last.position + last.size;
-    const [offsets, times] = await Promise.all(["index", "timeindex"].map((kind) => this.entries(file(kind), log, shown)));
+    const [offsets, times] = await Promise.all(
+      ["index", "timeindex"].map((kind) => this.entries(file(kind), log, shown)),
+    );
     show(this.segmentTitle, `Segment ${segment.baseOffset} `, segment.active ? badge("active", "accent") : null);
     show(this.segment, drawSegment(shown, offsets, times, this.segment.clientWidth - 28), this.caption(segment, shown));
     this.listed = batches;
@@ -139,8 +204,15 @@ class PartitionFiles {
 
   caption(segment, shown) {
     const last = shown.at(-1);
-    const text = shown.length ? `${plural(shown.length, "batch", "batches")} from position ${count(shown[0].position)} to ${count(last.position + last.size)} of ${count(segment.sizeBytes)}` : "no batches here";
-    return h("p.muted.small", {}, text, ". Entries of the time index point down from above, those of the offset index up from below. Both are sparse: one entry for each index.interval.bytes. Those of the active segment may be in memory until it is flushed or rolled.");
+    const text = shown.length
+      ? `${plural(shown.length, "batch", "batches")} from position ${count(shown[0].position)} to ${count(last.position + last.size)} of ${count(segment.sizeBytes)}`
+      : "no batches here";
+    return h(
+      "p.muted.small",
+      {},
+      text,
+      ". Entries of the time index point down from above, those of the offset index up from below. Both are sparse: one entry for each index.interval.bytes. Those of the active segment may be in memory until it is flushed or rolled.",
+    );
   }
 
   /** Where to begin so that the end of a large log is seen: at one of its last index entries. */
@@ -186,8 +258,18 @@ function rowsTable({ rows, next }) {
     pageSize: 20,
     empty: "The file is empty.",
     columns: [
-      { title: "", tight: true, cell: (row) => badge(row.kind, row.kind === "problem" ? "bad" : row.kind === "batch" ? "accent" : "") },
-      ...names.map((name) => ({ title: name, number: rows.every((row) => typeof (row.data[name] ?? 0) === "number"), className: "mono", value: (row) => row.data[name], cell: (row) => cellText(name, row.data[name]) })),
+      {
+        title: "",
+        tight: true,
+        cell: (row) => badge(row.kind, row.kind === "problem" ? "bad" : row.kind === "batch" ? "accent" : ""),
+      },
+      ...names.map((name) => ({
+        title: name,
+        number: rows.every((row) => typeof (row.data[name] ?? 0) === "number"),
+        className: "mono",
+        value: (row) => row.data[name],
+        cell: (row) => cellText(name, row.data[name]),
+      })),
     ],
   });
   table.update(rows);
@@ -196,7 +278,8 @@ function rowsTable({ rows, next }) {
 
 function cellText(name, value) {
   if (value === null || value === undefined) return "";
-  if (/timestamp$/i.test(name) && typeof value === "number" && value > 0) return h("span", { title: String(value) }, time(value));
+  if (/timestamp$/i.test(name) && typeof value === "number" && value > 0)
+    return h("span", { title: String(value) }, time(value));
   if (typeof value === "object") return JSON.stringify(value);
   return String(value).slice(0, 500);
 }
@@ -219,10 +302,20 @@ function producerTable() {
     empty: "No idempotent producer has written here.",
     pageSize: 8,
     columns: [
-      { title: "Producer", number: true, value: (p) => p.producerId, cell: (p) => [String(p.producerId), h("span.muted", {}, ` epoch ${p.producerEpoch}`)] },
+      {
+        title: "Producer",
+        number: true,
+        value: (p) => p.producerId,
+        cell: (p) => [String(p.producerId), h("span.muted", {}, ` epoch ${p.producerEpoch}`)],
+      },
       { title: "Last sequence", number: true, value: (p) => p.lastSequence, cell: (p) => count(p.lastSequence) },
       { title: "Last offset", number: true, value: (p) => p.lastOffset, cell: (p) => count(p.lastOffset) },
-      { title: "Transaction from", number: true, value: (p) => p.currentTxnFirstOffset, cell: (p) => (p.currentTxnFirstOffset === null ? "–" : badge(count(p.currentTxnFirstOffset), "warn")) },
+      {
+        title: "Transaction from",
+        number: true,
+        value: (p) => p.currentTxnFirstOffset,
+        cell: (p) => (p.currentTxnFirstOffset === null ? "–" : badge(count(p.currentTxnFirstOffset), "warn")),
+      },
       { title: "Last write", value: (p) => p.lastTimestamp, cell: (p) => ago(p.lastTimestamp) },
     ],
   });
@@ -243,7 +336,10 @@ function fileTable(open) {
 
 function logFacts(state) {
   return facts([
-    ["Log start offset", count(state.logStartOffset)], ["Recovery point", count(state.recoveryPoint)], ["Last stable offset", count(state.lastStableOffset)],
-    ["High watermark", count(state.highWatermark)], ["Log end offset", count(state.endOffset)],
+    ["Log start offset", count(state.logStartOffset)],
+    ["Recovery point", count(state.recoveryPoint)],
+    ["Last stable offset", count(state.lastStableOffset)],
+    ["High watermark", count(state.highWatermark)],
+    ["Log end offset", count(state.endOffset)],
   ]);
 }

@@ -5,7 +5,26 @@ import { LineChart } from "../lib/chart.js";
 import { a, h, link, show } from "../lib/dom.js";
 import { compact, count } from "../lib/format.js";
 import { Table } from "../lib/table.js";
-import { KEEP_OPEN, ask, badge, body, button, field, head, meter, notice, panel, partitionLink, problems, remark, select, stateBadge, tabs, tile, truncatedTo } from "../lib/widgets.js";
+import {
+  KEEP_OPEN,
+  ask,
+  badge,
+  body,
+  button,
+  field,
+  head,
+  meter,
+  notice,
+  panel,
+  partitionLink,
+  problems,
+  remark,
+  select,
+  stateBadge,
+  tabs,
+  tile,
+  truncatedTo,
+} from "../lib/widgets.js";
 import { configPanel } from "./config.js";
 
 const REFRESH_MS = 5_000;
@@ -21,7 +40,15 @@ export async function page(view) {
   const address = (chosen) => link("group", { id, tab: chosen });
   view.show(
     head(name, { trail: [["Groups", link("groups")]], marks, actions: canChange() ? groupActions(id) : null }),
-    tabs("Group", [["offsets", "Offsets", address("offsets")], ["members", "Members", address("members")], ["config", "Configuration", address("config")]], tab),
+    tabs(
+      "Group",
+      [
+        ["offsets", "Offsets", address("offsets")],
+        ["members", "Members", address("members")],
+        ["config", "Configuration", address("config")],
+      ],
+      tab,
+    ),
     content,
   );
   if (tab === "config") await configPanel(view, content, ["group", "config"], "Configuration of the group", { id });
@@ -41,7 +68,12 @@ async function groupTab(view, id, tab, content, marks) {
     partial,
   );
   if (tab !== "members") {
-    watch(["group", "stream"], { id }, { lag: (point) => chart.push(point.time, { lag: point.lag }), error: (error) => view.problem(error) }, view.signal);
+    watch(
+      ["group", "stream"],
+      { id },
+      { lag: (point) => chart.push(point.time, { lag: point.lag }), error: (error) => view.problem(error) },
+      view.signal,
+    );
   }
   await view.live(REFRESH_MS, async () => {
     const group = await get(["group"], { id }, view.signal);
@@ -49,7 +81,15 @@ async function groupTab(view, id, tab, content, marks) {
     show(tiles, groupTiles(group));
     const rows = tab === "members" ? group.members : group.partitions;
     table.update(rows);
-    show(partial, problems(group.problems), truncatedTo(rows.length, tab === "members" ? group.memberCount : group.partitionCount, tab === "members" ? "members" : "partitions"));
+    show(
+      partial,
+      problems(group.problems),
+      truncatedTo(
+        rows.length,
+        tab === "members" ? group.memberCount : group.partitionCount,
+        tab === "members" ? "members" : "partitions",
+      ),
+    );
   });
 }
 
@@ -60,7 +100,10 @@ function groupTiles(group) {
     tile("Partitions", count(group.partitionCount), "with offsets"),
     tile("Assignor", group.assignor || "–"),
     tile("Epoch", count(group.epoch)),
-    tile("Coordinator", group.coordinator === null ? "–" : a(link("broker", group.coordinator), `broker ${group.coordinator}`)),
+    tile(
+      "Coordinator",
+      group.coordinator === null ? "–" : a(link("broker", group.coordinator), `broker ${group.coordinator}`),
+    ),
   ];
 }
 
@@ -70,12 +113,22 @@ function offsetTable() {
     key: (p) => `${p.topic}-${p.partition}`,
     empty: "The group has no committed offsets.",
     columns: [
-      { title: "Partition", name: true, value: (p) => `${p.topic}-${p.partition}`, cell: (p) => partitionLink(p.topic, p.partition) },
+      {
+        title: "Partition",
+        name: true,
+        value: (p) => `${p.topic}-${p.partition}`,
+        cell: (p) => partitionLink(p.topic, p.partition),
+      },
       { title: "Committed", number: true, value: (p) => p.committed, cell: (p) => count(p.committed) },
       { title: "End", number: true, value: (p) => p.end, cell: (p) => count(p.end) },
       { title: "Lag", number: true, value: (p) => p.lag, cell: (p) => count(p.lag) },
       { title: "Read", value: readShare, cell: (p) => (readShare(p) === null ? "" : meter(readShare(p))) },
-      { title: "Member", name: true, value: (p) => p.memberId, cell: (p) => h("span.mono.small", {}, p.memberId ?? "–") },
+      {
+        title: "Member",
+        name: true,
+        value: (p) => p.memberId,
+        cell: (p) => h("span.mono.small", {}, p.memberId ?? "–"),
+      },
       { title: "Metadata", name: true, value: (p) => p.metadata, cell: (p) => p.metadata ?? "" },
     ],
   });
@@ -92,12 +145,25 @@ function memberTable(id) {
     key: (member) => member.id,
     empty: "No member is connected.",
     columns: [
-      { title: "Client", name: true, value: (m) => m.clientId, cell: (m) => [m.clientId, m.instanceId && [" ", badge(`static: ${m.instanceId}`)], h("div.mono.small.muted.break", {}, m.id)] },
+      {
+        title: "Client",
+        name: true,
+        value: (m) => m.clientId,
+        cell: (m) => [
+          m.clientId,
+          m.instanceId && [" ", badge(`static: ${m.instanceId}`)],
+          h("div.mono.small.muted.break", {}, m.id),
+        ],
+      },
       { title: "Host", value: (m) => m.host, cell: (m) => m.host },
       { title: "Epoch", number: true, value: (m) => m.epoch, cell: (m) => count(m.epoch) },
       { title: "Partitions", number: true, value: (m) => m.partitions.length, cell: (m) => count(m.partitions.length) },
       { title: "Assigned", name: true, cell: assignment },
-      { title: "", tight: true, cell: (m) => (canChange() ? button("Remove", () => removeMember(id, m), "plain") : "") },
+      {
+        title: "",
+        tight: true,
+        cell: (m) => (canChange() ? button("Remove", () => removeMember(id, m), "plain") : ""),
+      },
     ],
   });
 }
@@ -105,12 +171,20 @@ function memberTable(id) {
 const SHOWN_PARTITIONS = 20;
 
 function assignment({ partitions, subscription, tasks }) {
-  const shown = partitions.slice(0, SHOWN_PARTITIONS).map(({ topic, partition }, place) => [place ? ", " : "", partitionLink(topic, partition)]);
+  const shown = partitions
+    .slice(0, SHOWN_PARTITIONS)
+    .map(({ topic, partition }, place) => [place ? ", " : "", partitionLink(topic, partition)]);
   const more = partitions.length - SHOWN_PARTITIONS;
   return [
-    shown, more > 0 && h("span.muted", {}, ` and ${count(more)} more`),
+    shown,
+    more > 0 && h("span.muted", {}, ` and ${count(more)} more`),
     subscription?.length ? h("div.small.muted", {}, `subscribed to ${subscription.join(", ")}`) : null,
-    tasks && h("div.small.muted", {}, `active ${tasks.active.join(" ") || "–"}; standby ${tasks.standby.join(" ") || "–"}; warmup ${tasks.warmup.join(" ") || "–"}`),
+    tasks &&
+      h(
+        "div.small.muted",
+        {},
+        `active ${tasks.active.join(" ") || "–"}; standby ${tasks.standby.join(" ") || "–"}; warmup ${tasks.warmup.join(" ") || "–"}`,
+      ),
   ];
 }
 
@@ -119,7 +193,11 @@ function removeMember(id, member) {
     title: `Remove ${member.clientId}`,
     action: "Remove member",
     danger: true,
-    content: h("p", {}, `Member ${member.id} leaves the group; its partitions go to the others. A running client joins again.`),
+    content: h(
+      "p",
+      {},
+      `Member ${member.id} leaves the group; its partitions go to the others. A running client joins again.`,
+    ),
     run: async () => {
       const { problems: left } = await post(["group", "remove-members"], { members: [member.id] }, { id });
       if (left.length) throw new Error(left.join("\n"));
@@ -131,36 +209,61 @@ function removeMember(id, member) {
 function groupActions(id) {
   return [
     button("Reset offsets", () => resetDialog(id)),
-    button("Delete offsets", () => ask({
-      title: `Delete offsets of ${id}`,
-      action: "Delete offsets",
-      danger: true,
-      content: [h("p", {}, "The group then begins at its auto.offset.reset in this topic."), field("Topic", h("input", { name: "topic", required: true, autocomplete: "off" }))],
-      run: async (form) => {
-        const { problems: left } = await post(["group", "delete-offsets"], { topic: form.elements.topic.value, partitions: null }, { id });
-        if (left.length) throw new Error(left.join("\n"));
-        remark("The offsets were deleted.");
-      },
-    })),
-    button("Delete group", () => ask({
-      title: `Delete ${id}`,
-      action: "Delete group",
-      danger: true,
-      confirm: id,
-      content: h("p", {}, "Its committed offsets are deleted too. This cannot be undone."),
-      run: async () => {
-        await remove(["group"], { id });
-        remark("The group was deleted.");
-        location.hash = link("groups");
-      },
-    }), "danger"),
+    button("Delete offsets", () =>
+      ask({
+        title: `Delete offsets of ${id}`,
+        action: "Delete offsets",
+        danger: true,
+        content: [
+          h("p", {}, "The group then begins at its auto.offset.reset in this topic."),
+          field("Topic", h("input", { name: "topic", required: true, autocomplete: "off" })),
+        ],
+        run: async (form) => {
+          const { problems: left } = await post(
+            ["group", "delete-offsets"],
+            { topic: form.elements.topic.value, partitions: null },
+            { id },
+          );
+          if (left.length) throw new Error(left.join("\n"));
+          remark("The offsets were deleted.");
+        },
+      }),
+    ),
+    button(
+      "Delete group",
+      () =>
+        ask({
+          title: `Delete ${id}`,
+          action: "Delete group",
+          danger: true,
+          confirm: id,
+          content: h("p", {}, "Its committed offsets are deleted too. This cannot be undone."),
+          run: async () => {
+            await remove(["group"], { id });
+            remark("The group was deleted.");
+            location.hash = link("groups");
+          },
+        }),
+      "danger",
+    ),
   ];
 }
 
 /** Reset in two steps: the first shows what would change, the second does exactly that. */
 function resetDialog(id) {
   const result = h("div.stack");
-  const to = select([["beginning", "the beginning"], ["end", "the end"], ["offset", "an offset"], ["time", "a time"], ["shift", "forward or back by"], ["current", "the committed offset, moved into the log"]], "beginning", { name: "to" });
+  const to = select(
+    [
+      ["beginning", "the beginning"],
+      ["end", "the end"],
+      ["offset", "an offset"],
+      ["time", "a time"],
+      ["shift", "forward or back by"],
+      ["current", "the committed offset, moved into the log"],
+    ],
+    "beginning",
+    { name: "to" },
+  );
   const offset = field("Offset", h("input", { name: "offset", type: "number", min: 0 }));
   const start = field("Time", h("input", { name: "time", type: "datetime-local", step: "0.001" }));
   const shift = field("Messages (negative: back)", h("input", { name: "shift", type: "number" }));
@@ -178,7 +281,10 @@ function resetDialog(id) {
     title: `Reset offsets of ${id}`,
     action: "Show what would change",
     wide: true,
-    content: [h("div.row.end", {}, field("Go to", to), offset, start, shift, field("Topics, by commas", topics)), result],
+    content: [
+      h("div.row.end", {}, field("Go to", to), offset, start, shift, field("Topics, by commas", topics)),
+      result,
+    ],
     run: async () => {
       if (preview && !preview.refused) {
         await post(["group", "reset"], { ...request(form), ...exactly(preview.items), dryRun: false }, { id });
@@ -204,7 +310,12 @@ function request(form) {
     time: to.value === "time" ? new Date(time.value).getTime() : null,
     shift: to.value === "shift" ? Number(shift.value) : null,
     offsets: null,
-    topics: topics.value.trim() ? topics.value.split(",").map((topic) => topic.trim()).filter(Boolean) : null,
+    topics: topics.value.trim()
+      ? topics.value
+          .split(",")
+          .map((topic) => topic.trim())
+          .filter(Boolean)
+      : null,
     partitions: null,
   };
 }
@@ -224,7 +335,12 @@ function resetTable(preview) {
     pageSize: 50,
     empty: "No partition would change.",
     columns: [
-      { title: "Partition", name: true, value: (p) => `${p.topic}-${p.partition}`, cell: (p) => `${p.topic}-${p.partition}` },
+      {
+        title: "Partition",
+        name: true,
+        value: (p) => `${p.topic}-${p.partition}`,
+        cell: (p) => `${p.topic}-${p.partition}`,
+      },
       { title: "Now at", number: true, value: (p) => p.before, cell: (p) => count(p.before) },
       { title: "Then at", number: true, value: (p) => p.after, cell: (p) => h("b", {}, count(p.after)) },
       { title: "Lag now", number: true, value: (p) => p.lagBefore, cell: (p) => count(p.lagBefore) },
@@ -234,7 +350,9 @@ function resetTable(preview) {
   });
   table.update(preview.items);
   return [
-    preview.refused ? notice("bad", preview.refused) : notice("", `Nothing has changed yet. Lag now ${count(preview.lagBefore)}, then ${count(preview.lagAfter)}.`),
+    preview.refused
+      ? notice("bad", preview.refused)
+      : notice("", `Nothing has changed yet. Lag now ${count(preview.lagBefore)}, then ${count(preview.lagAfter)}.`),
     table.element,
   ];
 }

@@ -10,11 +10,21 @@ const REFRESH_MS = 10_000;
 
 export async function page(view) {
   view.title("Groups");
-  const filters = { search: view.query.get("search") ?? "", type: view.query.get("type") ?? "", state: view.query.get("state") ?? "" };
+  const filters = {
+    search: view.query.get("search") ?? "",
+    type: view.query.get("type") ?? "",
+    state: view.query.get("state") ?? "",
+  };
   const total = h("span.muted", { role: "status" });
   const partial = h("div");
-  const types = select([["", "every type"]], "", { "aria-label": "Type", onchange: (event) => refilter({ type: event.target.value }) });
-  const states = select([["", "every state"]], "", { "aria-label": "State", onchange: (event) => refilter({ state: event.target.value }) });
+  const types = select([["", "every type"]], "", {
+    "aria-label": "Type",
+    onchange: (event) => refilter({ type: event.target.value }),
+  });
+  const states = select([["", "every state"]], "", {
+    "aria-label": "State",
+    onchange: (event) => refilter({ state: event.target.value }),
+  });
   const table = new Table({
     label: "Groups",
     sort: "id",
@@ -30,7 +40,16 @@ export async function page(view) {
     },
     columns: [
       { title: "Group", name: true, sort: "id", cell: (g) => a(link("group", { id: g.id }), g.id || "(empty id)") },
-      { title: "Type", sort: "type", cell: (g) => [g.type, g.protocolType && g.protocolType !== "consumer" && g.protocolType !== g.type ? [" ", badge(g.protocolType)] : null] },
+      {
+        title: "Type",
+        sort: "type",
+        cell: (g) => [
+          g.type,
+          g.protocolType && g.protocolType !== "consumer" && g.protocolType !== g.type
+            ? [" ", badge(g.protocolType)]
+            : null,
+        ],
+      },
       { title: "State", sort: "state", cell: (g) => stateBadge(g.state) },
       { title: "Members", number: true, sort: "members", cell: (g) => count(g.members) },
       { title: "Topics", number: true, cell: (g) => count(g.topics) },
@@ -44,7 +63,13 @@ export async function page(view) {
   };
   view.show(
     head("Groups", { marks: total }),
-    h("div.row", {}, searchField("Search groups", filters.search, (search) => refilter({ search })), types, states),
+    h(
+      "div.row",
+      {},
+      searchField("Search groups", filters.search, (search) => refilter({ search })),
+      types,
+      states,
+    ),
     panel("All groups", null, table.element),
     partial,
   );
@@ -54,5 +79,8 @@ export async function page(view) {
 function fillChoices(element, all, choices, chosen) {
   const wanted = ["", ...choices];
   if ([...element.options].map((option) => option.value).join("\n") === wanted.join("\n")) return;
-  show(element, wanted.map((value) => h("option", { value, selected: value === chosen }, value || all)));
+  show(
+    element,
+    wanted.map((value) => h("option", { value, selected: value === chosen }, value || all)),
+  );
 }

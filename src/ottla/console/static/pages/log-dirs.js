@@ -25,11 +25,21 @@ function directory(dir) {
     key: (r) => `${r.topic}-${r.partition}`,
     empty: "No replicas.",
     columns: [
-      { title: "Partition", name: true, value: (r) => `${r.topic}-${r.partition}`, cell: (r) => [partitionLink(r.topic, r.partition), " ", r.future && badge("moving here", "accent")] },
+      {
+        title: "Partition",
+        name: true,
+        value: (r) => `${r.topic}-${r.partition}`,
+        cell: (r) => [partitionLink(r.topic, r.partition), " ", r.future && badge("moving here", "accent")],
+      },
       { title: "Size", number: true, value: (r) => r.sizeBytes, cell: (r) => bytes(r.sizeBytes) },
       { title: "Share", cell: (r) => meter(dir.sizeBytes ? r.sizeBytes / dir.sizeBytes : 0) },
       { title: "Behind", number: true, value: (r) => r.offsetLag, cell: (r) => count(r.offsetLag) },
-      { title: "", tight: true, cell: (r) => (session.features.files ? a(link("topic", r.topic, "files", { partition: r.partition }), "Files") : "") },
+      {
+        title: "",
+        tight: true,
+        cell: (r) =>
+          session.features.files ? a(link("topic", r.topic, "files", { partition: r.partition }), "Files") : "",
+      },
     ],
   });
   table.update(dir.largest);
@@ -37,12 +47,20 @@ function directory(dir) {
     [`Broker ${dir.broker} `, h("code", {}, dir.path)],
     dir.error ? badge(dir.error, "bad") : badge("online", "good"),
     dir.error ? body(notice("bad", `This directory is offline: ${dir.error}`)) : null,
-    h("div.body.stack", {},
-      h("div.tiles", {},
+    h(
+      "div.body.stack",
+      {},
+      h(
+        "div.tiles",
+        {},
         tile("Replicas", count(dir.replicas)),
         tile("Stored", bytes(dir.sizeBytes)),
-        tile("Free", bytes(dir.usableBytes), `of ${bytes(dir.totalBytes)}`)),
-      used === null ? null : h("div.small.muted", {}, "Disk in use", meter(used, used > 0.95 ? "bad" : used > 0.85 ? "warn" : ""))),
+        tile("Free", bytes(dir.usableBytes), `of ${bytes(dir.totalBytes)}`),
+      ),
+      used === null
+        ? null
+        : h("div.small.muted", {}, "Disk in use", meter(used, used > 0.95 ? "bad" : used > 0.85 ? "warn" : "")),
+    ),
     table.element,
   );
 }

@@ -7,9 +7,17 @@ import { field, notice, select } from "../lib/widgets.js";
 export async function page(view, { loggedIn }) {
   view.title("Log in");
   const failure = h("div");
-  const name = h("input", { name: "username", required: true, autocomplete: "username", autocapitalize: "none", spellcheck: "false" });
+  const name = h("input", {
+    name: "username",
+    required: true,
+    autocomplete: "username",
+    autocapitalize: "none",
+    spellcheck: "false",
+  });
   const password = h("input", { name: "password", type: "password", required: true, autocomplete: "current-password" });
-  const mechanism = select([["", "automatic"], ...(session.mechanisms ?? []).map((text) => [text, text])], "", { name: "mechanism" });
+  const mechanism = select([["", "automatic"], ...(session.mechanisms ?? []).map((text) => [text, text])], "", {
+    name: "mechanism",
+  });
   const submit = h("button.primary", { type: "submit" }, "Log in");
   const form = h(
     "form.panel.login",
@@ -18,7 +26,11 @@ export async function page(view, { loggedIn }) {
         event.preventDefault();
         submit.disabled = true;
         try {
-          await login({ username: name.value, password: password.value, ...(mechanism.value ? { mechanism: mechanism.value } : {}) });
+          await login({
+            username: name.value,
+            password: password.value,
+            ...(mechanism.value ? { mechanism: mechanism.value } : {}),
+          });
           await loggedIn();
         } catch (error) {
           show(failure, notice("bad", error.message));
@@ -30,9 +42,16 @@ export async function page(view, { loggedIn }) {
       },
     },
     h("header", {}, h("h1", { tabindex: "-1" }, "Log in")),
-    h("div.body.stack", {},
+    h(
+      "div.body.stack",
+      {},
       h("p.muted", {}, `With a user of the cluster at ${session.bootstrapServers ?? "this address"}.`),
-      field("User", name), field("Password", password), session.mechanisms?.length > 1 ? field("Mechanism", mechanism) : null, failure, submit),
+      field("User", name),
+      field("Password", password),
+      session.mechanisms?.length > 1 ? field("Mechanism", mechanism) : null,
+      failure,
+      submit,
+    ),
   );
   view.show(form);
   name.focus();

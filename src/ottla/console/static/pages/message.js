@@ -19,7 +19,10 @@ export function isMetadataLog(topic) {
 export function payloadPreview(payload) {
   if (payload === null) return h("span.null", {}, "null");
   if (payload.format === "empty") return h("span.null", {}, "empty");
-  return payload.text.slice(0, PREVIEW * 4).replace(/\s+/g, " ").slice(0, PREVIEW);
+  return payload.text
+    .slice(0, PREVIEW * 4)
+    .replace(/\s+/g, " ")
+    .slice(0, PREVIEW);
 }
 
 export function messageDetail(topic, message, formats) {
@@ -34,20 +37,31 @@ export function messageDetail(topic, message, formats) {
       show(element, notice("bad", error.message));
     }
   };
-  const download = (text, query) => h("a.button", { href: address([...path, "download"], { ...at, ...query }), download: "" }, text);
+  const download = (text, query) =>
+    h("a.button", { href: address([...path, "download"], { ...at, ...query }), download: "" }, text);
 
   const draw = (shown, chosen) => {
     show(
       element,
-      h("div.row", {},
+      h(
+        "div.row",
+        {},
         button("Copy value", () => copy(shown.value?.text ?? "")),
         shown.value && download(`Download value (${bytes(shown.value.size)})`, { part: "value" }),
         shown.key && download("Download key", { part: "key" }),
         download("Download message", { part: "message" }),
-        canChange() && !isMetadataLog(topic) ? button("Produce a copy", () => produceCopy(topic, shown)) : null),
-      h("p.muted", {},
-        h("a", { href: link("topic", topic, "messages", { from: "offset", offset: at.offset, partitions: at.partition }) }, `Partition ${at.partition}, offset ${at.offset}`),
-        ` · ${time(shown.timestamp)} (${shown.timestampType}) · leader epoch ${shown.leaderEpoch ?? "–"} · ${count(shown.size)} bytes`),
+        canChange() && !isMetadataLog(topic) ? button("Produce a copy", () => produceCopy(topic, shown)) : null,
+      ),
+      h(
+        "p.muted",
+        {},
+        h(
+          "a",
+          { href: link("topic", topic, "messages", { from: "offset", offset: at.offset, partitions: at.partition }) },
+          `Partition ${at.partition}, offset ${at.offset}`,
+        ),
+        ` · ${time(shown.timestamp)} (${shown.timestampType}) · leader epoch ${shown.leaderEpoch ?? "–"} · ${count(shown.size)} bytes`,
+      ),
       payloadBlock("Value", shown.value, chosen.valueFormat, (valueFormat) => reload({ valueFormat })),
       payloadBlock("Key", shown.key, chosen.keyFormat, (keyFormat) => reload({ keyFormat })),
       headersBlock(shown, download),
@@ -60,13 +74,24 @@ export function messageDetail(topic, message, formats) {
 
 function payloadBlock(title, payload, format, choose) {
   const formats = ["auto", "json", "text", "hex", "avro", "protobuf", "json-schema", "int32", "int64", "float64"];
-  const chooser = select(formats, format ?? "auto", { "aria-label": `${title} as`, onchange: (event) => choose(event.target.value) });
-  const marks = payload && [badge(payload.format), payload.schema && badge(payload.schema, "accent"), h("span.muted.small", {}, bytes(payload.size))];
-  return h("div.stack", {},
+  const chooser = select(formats, format ?? "auto", {
+    "aria-label": `${title} as`,
+    onchange: (event) => choose(event.target.value),
+  });
+  const marks = payload && [
+    badge(payload.format),
+    payload.schema && badge(payload.schema, "accent"),
+    h("span.muted.small", {}, bytes(payload.size)),
+  ];
+  return h(
+    "div.stack",
+    {},
     h("div.row", {}, h("h3", {}, title), marks, h("span.space"), payload && chooser),
     payload?.note && notice("warn", payload.note),
     payloadText(payload),
-    payload?.truncated && h("p.muted.small", {}, `Only the beginning is shown; the download has all ${bytes(payload.size)}.`));
+    payload?.truncated &&
+      h("p.muted.small", {}, `Only the beginning is shown; the download has all ${bytes(payload.size)}.`),
+  );
 }
 
 function payloadText(payload) {
@@ -74,7 +99,11 @@ function payloadText(payload) {
   if (payload.format === "empty") return h("p.null", {}, "no bytes");
   const isJson = ["json", "avro", "protobuf", "json-schema", "internal"].includes(payload.format);
   const attributes = { class: payload.format === "hex" ? "hex" : "", tabindex: "0" };
-  return h("pre.payload", attributes, isJson && payload.text.length < MOST_COLOURED ? colouredJson(payload.text) : payload.text);
+  return h(
+    "pre.payload",
+    attributes,
+    isJson && payload.text.length < MOST_COLOURED ? colouredJson(payload.text) : payload.text,
+  );
 }
 
 const TOKEN = /("(?:[^"\\]|\\.)*")(\s*:)?|\b(true|false|null)\b|(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)/g;
@@ -96,16 +125,34 @@ function colouredJson(text) {
 function headersBlock(message, download) {
   if (!message.headers.length) return h("p.muted.small", {}, "No headers.");
   const rows = message.headers.map(({ name, value }, index) =>
-    h("tr", {}, h("td.mono.name", {}, name), h("td.mono.break", {}, payloadPreview(value)), h("td.tight", {}, value && download("Download", { part: "header", index }))));
+    h(
+      "tr",
+      {},
+      h("td.mono.name", {}, name),
+      h("td.mono.break", {}, payloadPreview(value)),
+      h("td.tight", {}, value && download("Download", { part: "header", index })),
+    ),
+  );
   const left = (message.headersTotal ?? 0) - message.headers.length;
-  return h("div.stack", {}, h("h3", {}, "Headers"), h("table", { "aria-label": "Headers" }, h("tbody", {}, rows)), left > 0 && h("p.muted.small", {}, `${count(left)} more headers.`));
+  return h(
+    "div.stack",
+    {},
+    h("h3", {}, "Headers"),
+    h("table", { "aria-label": "Headers" }, h("tbody", {}, rows)),
+    left > 0 && h("p.muted.small", {}, `${count(left)} more headers.`),
+  );
 }
 
 /** Open the form of a new message. `copyOf` is {key, value, headers} of text payloads. */
 export function produceDialog(topic, copyOf = {}) {
   const payload = (name, label, given) => {
     const mode = given?.base64 !== undefined ? "base64" : given === null ? "null" : "text";
-    const kinds = [["text", "text"], ["json", "JSON, encoded by the topic's schema"], ["base64", "bytes as base64"], ["null", name === "value" ? "null (a tombstone)" : "null"]];
+    const kinds = [
+      ["text", "text"],
+      ["json", "JSON, encoded by the topic's schema"],
+      ["base64", "bytes as base64"],
+      ["null", name === "value" ? "null (a tombstone)" : "null"],
+    ];
     return [
       field(`${label} is`, select(kinds, mode, { name: `${name}Kind` })),
       field(label, h("textarea", { name, spellcheck: "false", value: given?.text ?? given?.base64 ?? "" })),
@@ -117,10 +164,16 @@ export function produceDialog(topic, copyOf = {}) {
     action: "Produce",
     wide: true,
     content: [
-      field("Partition (empty: by the key)", h("input", { name: "partition", type: "number", min: 0, class: "narrow" })),
+      field(
+        "Partition (empty: by the key)",
+        h("input", { name: "partition", type: "number", min: 0, class: "narrow" }),
+      ),
       ...payload("key", "Key", copyOf.key === undefined ? null : copyOf.key),
       ...payload("value", "Value", copyOf.value === undefined ? { text: "" } : copyOf.value),
-      field("Headers, one name=value per line", h("textarea", { name: "headers", spellcheck: "false", value: headers })),
+      field(
+        "Headers, one name=value per line",
+        h("textarea", { name: "headers", spellcheck: "false", value: headers }),
+      ),
     ],
     run: async (form) => {
       const given = values(form);
@@ -128,10 +181,15 @@ export function produceDialog(topic, copyOf = {}) {
         partition: given.partition === "" ? null : Number(given.partition),
         key: payloadBody(given.keyKind, given.key),
         value: payloadBody(given.valueKind, given.value),
-        headers: given.headers.split("\n").filter(Boolean).map((line) => {
-          const place = line.indexOf("=");
-          return place < 0 ? { name: line, value: null } : { name: line.slice(0, place), value: { text: line.slice(place + 1) } };
-        }),
+        headers: given.headers
+          .split("\n")
+          .filter(Boolean)
+          .map((line) => {
+            const place = line.indexOf("=");
+            return place < 0
+              ? { name: line, value: null }
+              : { name: line.slice(0, place), value: { text: line.slice(place + 1) } };
+          }),
         timestamp: null,
       };
       const { partition, offset } = await post(["topics", topic, "messages"], body);
@@ -150,7 +208,8 @@ function payloadBody(kind, text) {
 async function produceCopy(topic, message) {
   try {
     const at = { partition: message.partition, offset: message.offset };
-    const part = async (name) => (message[name] === null ? null : editable(await download(topic, { ...at, part: name }, message[name].size)));
+    const part = async (name) =>
+      message[name] === null ? null : editable(await download(topic, { ...at, part: name }, message[name].size));
     const headers = message.headers.map(({ name, value }) => ({ name, text: value?.text ?? "" }));
     produceDialog(topic, { key: await part("key"), value: await part("value"), headers });
   } catch (error) {
@@ -170,7 +229,8 @@ function editable(data) {
     return { text: new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data) };
   } catch {
     let binary = "";
-    for (let place = 0; place < data.length; place += 8192) binary += String.fromCharCode(...data.subarray(place, place + 8192));
+    for (let place = 0; place < data.length; place += 8192)
+      binary += String.fromCharCode(...data.subarray(place, place + 8192));
     return { base64: btoa(binary) };
   }
 }

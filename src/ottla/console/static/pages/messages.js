@@ -12,10 +12,20 @@ const MOST_LIVE_ROWS = 300;
 const FILTERS = ["key", "value", "header", "path", "pathValue"];
 const FORMATS = ["auto", "json", "text", "hex", "avro", "protobuf", "json-schema", "int32", "int64", "float64"];
 const REASONS = {
-  end: "everything was looked at", limit: "enough was found", scan: "the budget of messages is used up",
-  bytes: "the budget of bytes is used up", time: "10 seconds are over",
+  end: "everything was looked at",
+  limit: "enough was found",
+  scan: "the budget of messages is used up",
+  bytes: "the budget of bytes is used up",
+  time: "10 seconds are over",
 };
-const DEFAULTS = { from: "newest", limit: "50", keyFormat: "auto", valueFormat: "auto", isolation: "read_uncommitted", scan: "10000" };
+const DEFAULTS = {
+  from: "newest",
+  limit: "50",
+  keyFormat: "auto",
+  valueFormat: "auto",
+  isolation: "read_uncommitted",
+  scan: "10000",
+};
 
 export async function messagesTab(view, topic, content) {
   if (!session.payloads) {
@@ -38,13 +48,29 @@ class MessageBrowser {
     this.empty = h("p.empty");
     this.partial = h("div");
     const title = (text, className = "") => h("th", { scope: "col", class: className }, text);
-    const columns = h("tr", {}, title("", "tight"), title("Partition", "number"), title("Offset", "number"), title("Time", "optional"), title("Key"), title("Value"), title("Size", "number optional"));
+    const columns = h(
+      "tr",
+      {},
+      title("", "tight"),
+      title("Partition", "number"),
+      title("Offset", "number"),
+      title("Time", "optional"),
+      title("Key"),
+      title("Value"),
+      title("Size", "number optional"),
+    );
     const table = h("table.messages", { "aria-label": "Messages" }, h("thead", {}, columns), this.body);
     const produce = canChange() && !isMetadataLog(topic) ? button("Produce", () => produceDialog(topic)) : null;
     show(
       content,
       this.form,
-      panel("Messages", [this.exportLink(), produce], h("div.body", {}, this.status), h("div.scroll", { tabindex: "0", role: "region", "aria-label": "Messages" }, table), this.empty),
+      panel(
+        "Messages",
+        [this.exportLink(), produce],
+        h("div.body", {}, this.status),
+        h("div.scroll", { tabindex: "0", role: "region", "aria-label": "Messages" }, table),
+        this.empty,
+      ),
       this.partial,
     );
     view.signal.addEventListener("abort", () => this.stop());
@@ -55,8 +81,21 @@ class MessageBrowser {
     const text = (name, label, attributes = {}) =>
       field(label, h("input", { name, value: given(name), autocomplete: "off", spellcheck: "false", ...attributes }));
     const offset = text("offset", "Offset", { type: "number", min: 0, class: "narrow" });
-    const start = field("Time", h("input", { name: "time", type: "datetime-local", step: "0.001", value: localTime(query.get("time")) }));
-    const from = select([["newest", "newest"], ["beginning", "the beginning"], ["offset", "an offset"], ["time", "a time"], ["live", "live, as they arrive"]], given("from"), { name: "from" });
+    const start = field(
+      "Time",
+      h("input", { name: "time", type: "datetime-local", step: "0.001", value: localTime(query.get("time")) }),
+    );
+    const from = select(
+      [
+        ["newest", "newest"],
+        ["beginning", "the beginning"],
+        ["offset", "an offset"],
+        ["time", "a time"],
+        ["live", "live, as they arrive"],
+      ],
+      given("from"),
+      { name: "from" },
+    );
     const showFields = () => {
       offset.hidden = from.value !== "offset";
       start.hidden = from.value !== "time";
@@ -67,23 +106,66 @@ class MessageBrowser {
     this.stopButton = button("Stop", () => this.stop(), "", { hidden: true });
     return h(
       "form.panel",
-      { onsubmit: (event) => { event.preventDefault(); this.run(); } },
-      h("div.body.stack", {},
-        h("div.row.end", {},
-          field("From", from), offset, start,
+      {
+        onsubmit: (event) => {
+          event.preventDefault();
+          this.run();
+        },
+      },
+      h(
+        "div.body.stack",
+        {},
+        h(
+          "div.row.end",
+          {},
+          field("From", from),
+          offset,
+          start,
           text("partitions", "Partitions", { placeholder: "all, or 0,2-4", class: "narrow" }),
           field("Show", select(["25", "50", "100", "500"], given("limit"), { name: "limit" })),
-          field("Isolation", select([["read_uncommitted", "all messages"], ["read_committed", "committed only"]], given("isolation"), { name: "isolation" })),
+          field(
+            "Isolation",
+            select(
+              [
+                ["read_uncommitted", "all messages"],
+                ["read_committed", "committed only"],
+              ],
+              given("isolation"),
+              { name: "isolation" },
+            ),
+          ),
           field("Key as", select(FORMATS, given("keyFormat"), { name: "keyFormat" })),
           field("Value as", select(FORMATS, given("valueFormat"), { name: "valueFormat" })),
-          h("button.primary", { type: "submit" }, "Read"), this.stopButton),
-        h("details", { open: isSearch },
+          h("button.primary", { type: "submit" }, "Read"),
+          this.stopButton,
+        ),
+        h(
+          "details",
+          { open: isSearch },
           h("summary", {}, "Search in messages"),
-          h("div.row.end", {},
-            text("key", "Key contains", { "data-search": true }), text("value", "Value contains"),
+          h(
+            "div.row.end",
+            {},
+            text("key", "Key contains", { "data-search": true }),
+            text("value", "Value contains"),
             text("header", "Header (name or name=text)"),
-            text("path", "JSON path", { placeholder: "$.user.id" }), text("pathValue", "equals"),
-            field("Look at no more than", select([["10000", "10,000 messages"], ["100000", "100,000 messages"], ["1000000", "1,000,000 messages"]], given("scan"), { name: "scan" }))))),
+            text("path", "JSON path", { placeholder: "$.user.id" }),
+            text("pathValue", "equals"),
+            field(
+              "Look at no more than",
+              select(
+                [
+                  ["10000", "10,000 messages"],
+                  ["100000", "100,000 messages"],
+                  ["1000000", "1,000,000 messages"],
+                ],
+                given("scan"),
+                { name: "scan" },
+              ),
+            ),
+          ),
+        ),
+      ),
     );
   }
 
@@ -93,14 +175,23 @@ class MessageBrowser {
     if (entries.from !== "offset") delete entries.offset;
     entries.time = entries.from === "time" && entries.time ? String(new Date(entries.time).getTime()) : "";
     if (!entries.path) delete entries.pathValue;
-    return Object.fromEntries(Object.entries(entries).filter(([name, value]) => value !== "" && value !== DEFAULTS[name]));
+    return Object.fromEntries(
+      Object.entries(entries).filter(([name, value]) => value !== "" && value !== DEFAULTS[name]),
+    );
   }
 
   exportLink() {
-    const element = h("a.button", { href: "#", download: "", title: "The same messages, with whole payloads, as JSON lines" }, "Export");
+    const element = h(
+      "a.button",
+      { href: "#", download: "", title: "The same messages, with whole payloads, as JSON lines" },
+      "Export",
+    );
     element.addEventListener("click", () => {
       const { from, ...rest } = this.parameters();
-      element.href = address(["topics", this.topic, "messages", "export"], { ...rest, from: from === "live" ? "" : from });
+      element.href = address(["topics", this.topic, "messages", "export"], {
+        ...rest,
+        from: from === "live" ? "" : from,
+      });
     });
     return element;
   }
@@ -154,32 +245,42 @@ class MessageBrowser {
       this.add(waiting, isLive);
       waiting = [];
     };
-    const line = (state) => (isLive
-      ? [badge(state === "Stopped." ? "stopped" : "live", state === "Stopped." ? "" : "good"), `${plural(progress.messages, "message")}`, progress.dropped ? badge(`${count(progress.dropped)} not shown: more than 50 a second`, "warn") : null]
-      : [h("span", {}, state), budget(progress)]);
+    const line = (state) =>
+      isLive
+        ? [
+            badge(state === "Stopped." ? "stopped" : "live", state === "Stopped." ? "" : "good"),
+            `${plural(progress.messages, "message")}`,
+            progress.dropped ? badge(`${count(progress.dropped)} not shown: more than 50 a second`, "warn") : null,
+          ]
+        : [h("span", {}, state), budget(progress)];
     if (isLive) this.liveLine = line;
     show(this.status, line("Searching…"));
     const path = ["topics", this.topic, "messages", "stream"];
-    stream(path, parameters, {
-      message: (message) => {
-        if (!waiting.length) requestAnimationFrame(flush);
-        waiting.push(message);
+    stream(
+      path,
+      parameters,
+      {
+        message: (message) => {
+          if (!waiting.length) requestAnimationFrame(flush);
+          waiting.push(message);
+        },
+        progress: (data) => {
+          progress = data;
+          show(this.status, line("Searching…"));
+        },
+        end: (data) => {
+          flush();
+          this.stopButton.hidden = true;
+          this.finish({ ...progress, ...data }, data, this.body.rows.length);
+          show(this.partial, problems(data.problems));
+        },
+        error: (error) => {
+          this.stop();
+          this.view.problem(error);
+        },
       },
-      progress: (data) => {
-        progress = data;
-        show(this.status, line("Searching…"));
-      },
-      end: (data) => {
-        flush();
-        this.stopButton.hidden = true;
-        this.finish({ ...progress, ...data }, data, this.body.rows.length);
-        show(this.partial, problems(data.problems));
-      },
-      error: (error) => {
-        this.stop();
-        this.view.problem(error);
-      },
-    }, signal);
+      signal,
+    );
   }
 
   /** Say what was looked at, and where to go on. */
@@ -189,11 +290,16 @@ class MessageBrowser {
     const left = remaining ?? looked.remaining;
     show(
       this.status,
-      h("span", { "data-looked": looked.messages }, text), left ? h("span.muted", {}, `${count(left)} not looked at.`) : null, h("span.space"),
+      h("span", { "data-looked": looked.messages }, text),
+      left ? h("span.muted", {}, `${count(left)} not looked at.`) : null,
+      h("span.space"),
       previous ? button("‹ Back", () => this.run(previous)) : null,
       next ? button(isSearch ? "Search on ›" : "Go on ›", () => this.run(next)) : null,
     );
-    show(this.empty, found ? null : isSearch ? "No message matches among those that were looked at." : "There are no messages here.");
+    show(
+      this.empty,
+      found ? null : isSearch ? "No message matches among those that were looked at." : "There are no messages here.",
+    );
   }
 
   add(messages, onTop = false) {
@@ -210,9 +316,13 @@ class MessageBrowser {
   }
 
   row(message) {
-    const toggle = button("▸", null, "plain", { "aria-expanded": "false", "aria-label": `message ${message.partition}-${message.offset}` });
+    const toggle = button("▸", null, "plain", {
+      "aria-expanded": "false",
+      "aria-label": `message ${message.partition}-${message.offset}`,
+    });
     const row = h(
-      "tr", { "data-key": `${message.partition}-${message.offset}` },
+      "tr",
+      { "data-key": `${message.partition}-${message.offset}` },
       h("td.tight", {}, toggle),
       h("td.number", {}, String(message.partition)),
       h("td.number", {}, String(message.offset)),
@@ -228,7 +338,11 @@ class MessageBrowser {
         detail = null;
       } else {
         const { keyFormat, valueFormat } = this.parameters();
-        detail = h("tr.detail", {}, h("td", { colspan: 7 }, messageDetail(this.topic, message, { keyFormat, valueFormat })));
+        detail = h(
+          "tr.detail",
+          {},
+          h("td", { colspan: 7 }, messageDetail(this.topic, message, { keyFormat, valueFormat })),
+        );
         row.after(detail);
       }
       toggle.setAttribute("aria-expanded", detail !== null);
@@ -252,5 +366,7 @@ function budget({ messages, matched, limit, bytes: size }) {
 function localTime(ms) {
   if (!ms) return "";
   const date = new Date(Number(ms));
-  return Number.isNaN(date.getTime()) ? "" : new Date(date.getTime() - date.getTimezoneOffset() * 60_000).toISOString().slice(0, 23);
+  return Number.isNaN(date.getTime())
+    ? ""
+    : new Date(date.getTime() - date.getTimezoneOffset() * 60_000).toISOString().slice(0, 23);
 }

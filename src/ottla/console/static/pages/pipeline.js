@@ -18,20 +18,37 @@ export async function page(view) {
   const partial = h("div");
   const chart = new LineChart({ label: "Lag of flows", format: compact, windowMs: 600_000 });
   const flows = flowTable();
-  view.show(heading, errors, tiles, panel("Lag of flows", null, body(chart.element)), panel("Flows", null, flows.element), partial);
+  view.show(
+    heading,
+    errors,
+    tiles,
+    panel("Lag of flows", null, body(chart.element)),
+    panel("Flows", null, flows.element),
+    partial,
+  );
   await view.live(REFRESH_MS, async () => {
     const pipeline = await get(["pipeline"], { directory }, view.signal);
     heading.querySelector("h1").textContent = pipeline.name;
     view.title(pipeline.name);
     show(tiles, [
       tile("State", stateBadge(pipeline.state), pipeline.mode ?? ""),
-      tile("Rows", count(pipeline.rows)), tile("Lag", count(pipeline.lag)),
-      tile("Started", ago(pipeline.startedMs), time(pipeline.startedMs)), tile("Updated", ago(pipeline.updatedMs)),
+      tile("Rows", count(pipeline.rows)),
+      tile("Lag", count(pipeline.lag)),
+      tile("Started", ago(pipeline.startedMs), time(pipeline.startedMs)),
+      tile("Updated", ago(pipeline.updatedMs)),
       tile("Directory", pipeline.directory),
     ]);
     drawErrors(errors, pipeline);
     flows.update(pipeline.flows);
-    chart.push(Date.now(), Object.fromEntries(pipeline.flows.filter((f) => f.lag !== null).slice(0, 6).map((f) => [f.name, f.lag])));
+    chart.push(
+      Date.now(),
+      Object.fromEntries(
+        pipeline.flows
+          .filter((f) => f.lag !== null)
+          .slice(0, 6)
+          .map((f) => [f.name, f.lag]),
+      ),
+    );
     show(partial, problems(pipeline.problems));
   });
 }
@@ -43,8 +60,15 @@ function drawErrors(element, { error, flows }) {
   const mark = JSON.stringify(found);
   if (element.dataset.shown === mark) return;
   element.dataset.shown = mark;
-  show(element, found.map(([name, text]) =>
-    notice("bad", h("details", {}, h("summary", {}, `${name}: ${text.split("\n", 1)[0].slice(0, 200)}`), h("pre.mono", {}, text)))));
+  show(
+    element,
+    found.map(([name, text]) =>
+      notice(
+        "bad",
+        h("details", {}, h("summary", {}, `${name}: ${text.split("\n", 1)[0].slice(0, 200)}`), h("pre.mono", {}, text)),
+      ),
+    ),
+  );
 }
 
 function flowTable() {
@@ -53,15 +77,43 @@ function flowTable() {
     key: (flow) => flow.name,
     empty: "No flow has run yet.",
     columns: [
-      { title: "Flow", name: true, value: (f) => f.name, cell: (f) => [f.name, h("div.small.muted", {}, f.kind ?? "")] },
-      { title: "State", value: (f) => f.state, cell: (f) => [stateBadge(f.state), f.restarts ? [" ", badge(`${count(f.restarts)} restarts`, "warn")] : null] },
+      {
+        title: "Flow",
+        name: true,
+        value: (f) => f.name,
+        cell: (f) => [f.name, h("div.small.muted", {}, f.kind ?? "")],
+      },
+      {
+        title: "State",
+        value: (f) => f.state,
+        cell: (f) => [stateBadge(f.state), f.restarts ? [" ", badge(`${count(f.restarts)} restarts`, "warn")] : null],
+      },
       { title: "From", name: true, cell: (f) => f.inputs.join(", ") },
-      { title: "Into", name: true, cell: (f) => (f.intoTopic && f.target ? a(link("topic", f.target), f.target) : f.target ?? "–") },
+      {
+        title: "Into",
+        name: true,
+        cell: (f) => (f.intoTopic && f.target ? a(link("topic", f.target), f.target) : (f.target ?? "–")),
+      },
       { title: "Batches", number: true, value: (f) => f.batches, cell: (f) => count(f.batches) },
-      { title: "Rows", number: true, value: (f) => f.rows, cell: (f) => [count(f.rows), h("div.small.muted", {}, rate(f.rowsPerSecond))] },
+      {
+        title: "Rows",
+        number: true,
+        value: (f) => f.rows,
+        cell: (f) => [count(f.rows), h("div.small.muted", {}, rate(f.rowsPerSecond))],
+      },
       { title: "Lag", number: true, value: (f) => f.lag, cell: (f) => count(f.lag) },
-      { title: "Checkpoint", cell: (f) => (f.checkpoint ? [`batch ${count(f.checkpoint.batch)}`, h("div.small.muted", {}, ago(f.checkpoint.time))] : "–") },
-      { title: "Expectations", cell: (f) => (f.expectations ?? []).map(({ name, action, failed }) => h("div", {}, badge(`${name}: ${count(failed)} failed, ${action}`, failed ? "warn" : "good"))) },
+      {
+        title: "Checkpoint",
+        cell: (f) =>
+          f.checkpoint ? [`batch ${count(f.checkpoint.batch)}`, h("div.small.muted", {}, ago(f.checkpoint.time))] : "–",
+      },
+      {
+        title: "Expectations",
+        cell: (f) =>
+          (f.expectations ?? []).map(({ name, action, failed }) =>
+            h("div", {}, badge(`${name}: ${count(failed)} failed, ${action}`, failed ? "warn" : "good")),
+          ),
+      },
     ],
   });
 }

@@ -16,10 +16,23 @@ export async function page(view) {
     key: (pipeline) => pipeline.directory,
     empty: "The console was given no pipelines: see http.console.pipelines, or --pipeline of ottla console.",
     columns: [
-      { title: "Pipeline", name: true, value: (p) => p.name, cell: (p) => [a(link("pipeline", { directory: p.directory }), p.name), h("div.mono.small.muted.break", {}, p.directory)] },
+      {
+        title: "Pipeline",
+        name: true,
+        value: (p) => p.name,
+        cell: (p) => [
+          a(link("pipeline", { directory: p.directory }), p.name),
+          h("div.mono.small.muted.break", {}, p.directory),
+        ],
+      },
       { title: "State", value: (p) => p.state, cell: (p) => stateBadge(p.state) },
       { title: "Mode", value: (p) => p.mode, cell: (p) => p.mode ?? "–" },
-      { title: "Flows", number: true, value: (p) => p.flows, cell: (p) => [count(p.flows), p.failed ? [" ", badge(`${count(p.failed)} failed`, "bad")] : null] },
+      {
+        title: "Flows",
+        number: true,
+        value: (p) => p.flows,
+        cell: (p) => [count(p.flows), p.failed ? [" ", badge(`${count(p.failed)} failed`, "bad")] : null],
+      },
       { title: "Rows", number: true, value: (p) => p.rows, cell: (p) => count(p.rows) },
       { title: "Lag", number: true, value: (p) => p.lag, cell: (p) => count(p.lag) },
       { title: "Updated", value: (p) => p.updatedMs, cell: (p) => ago(p.updatedMs) },

@@ -19,7 +19,13 @@ export async function page(view) {
       { title: "Task", name: true, value: (t) => t.name, cell: (t) => t.name },
       { title: "State", value: (t) => t.state, cell: (t) => stateBadge(t.state) },
       { title: "Restarts", number: true, value: (t) => t.restarts, cell: (t) => count(t.restarts) },
-      { title: "Last error", name: true, value: (t) => t.lastErrorMs, cell: (t) => (t.lastError ? [h("span.break", {}, t.lastError), h("div.muted.small", {}, ago(t.lastErrorMs))] : "") },
+      {
+        title: "Last error",
+        name: true,
+        value: (t) => t.lastErrorMs,
+        cell: (t) =>
+          t.lastError ? [h("span.break", {}, t.lastError), h("div.muted.small", {}, ago(t.lastErrorMs))] : "",
+      },
     ],
   });
   view.show(head("Background tasks of this node"), panel("Tasks", null, table.element), partial);

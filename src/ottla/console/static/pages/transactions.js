@@ -4,7 +4,22 @@ import { canChange, get, post } from "../lib/api.js";
 import { a, h, link, show } from "../lib/dom.js";
 import { ago, count, duration, time } from "../lib/format.js";
 import { Table } from "../lib/table.js";
-import { ask, badge, button, dialog, facts, head, notice, panel, partitionLink, problems, remark, searchField, select, stateBadge } from "../lib/widgets.js";
+import {
+  ask,
+  badge,
+  button,
+  dialog,
+  facts,
+  head,
+  notice,
+  panel,
+  partitionLink,
+  problems,
+  remark,
+  searchField,
+  select,
+  stateBadge,
+} from "../lib/widgets.js";
 
 const REFRESH_MS = 5_000;
 
@@ -15,7 +30,10 @@ export async function page(view) {
   const partial = h("div");
   const open = openTable();
   const looked = h("span.muted.small");
-  const states = select([["", "every state"]], filters.state, { "aria-label": "State", onchange: (event) => refilter({ state: event.target.value }) });
+  const states = select([["", "every state"]], filters.state, {
+    "aria-label": "State",
+    onchange: (event) => refilter({ state: event.target.value }),
+  });
   const all = new Table({
     label: "Transactions",
     sort: "id",
@@ -24,18 +42,31 @@ export async function page(view) {
     load: async (wanted) => {
       const answer = await get(["transactions"], { ...filters, ...wanted }, view.signal);
       const choices = ["", ...answer.states];
-      if (states.options.length !== choices.length) show(states, choices.map((value) => h("option", { value, selected: value === filters.state }, value || "every state")));
+      if (states.options.length !== choices.length)
+        show(
+          states,
+          choices.map((value) => h("option", { value, selected: value === filters.state }, value || "every state")),
+        );
       show(partial, problems(answer.problems));
       return answer;
     },
     columns: [
-      { title: "Transactional id", name: true, sort: "id", cell: (t) => button(t.id || "(empty id)", () => showTransaction(t.id), "link") },
+      {
+        title: "Transactional id",
+        name: true,
+        sort: "id",
+        cell: (t) => button(t.id || "(empty id)", () => showTransaction(t.id), "link"),
+      },
       { title: "State", sort: "state", cell: (t) => stateBadge(t.state) },
       { title: "Producer", number: true, sort: "producerId", cell: (t) => `${t.producerId} epoch ${t.producerEpoch}` },
       { title: "Open for", number: true, sort: "duration", cell: openFor },
       { title: "Timeout", number: true, cell: (t) => duration(t.timeoutMs) },
       { title: "Partitions", number: true, cell: (t) => count(t.partitions) },
-      { title: "", tight: true, cell: (t) => (canChange() && t.state === "Ongoing" ? button("Abort", () => abort(t.id), "danger") : "") },
+      {
+        title: "",
+        tight: true,
+        cell: (t) => (canChange() && t.state === "Ongoing" ? button("Abort", () => abort(t.id), "danger") : ""),
+      },
     ],
   });
   const refilter = (change) => {
@@ -45,13 +76,24 @@ export async function page(view) {
   };
   const refreshOpen = async () => {
     const found = await get(["transactions", "open"], { topic }, view.signal);
-    open.update(found.items.flatMap((partition) => partition.producers.map((producer) => ({ ...partition, ...producer }))));
+    open.update(
+      found.items.flatMap((partition) => partition.producers.map((producer) => ({ ...partition, ...producer }))),
+    );
     looked.textContent = `${count(found.looked)} of ${count(found.total)} partitions looked at`;
   };
   view.show(
     head("Transactions"),
-    panel(topic ? `Open in partitions of ${topic}` : "Open in partitions", [looked, topic ? a(link("transactions"), "All topics") : null], open.element),
-    h("div.row", {}, searchField("Search transactional ids", filters.search, (search) => refilter({ search })), states),
+    panel(
+      topic ? `Open in partitions of ${topic}` : "Open in partitions",
+      [looked, topic ? a(link("transactions"), "All topics") : null],
+      open.element,
+    ),
+    h(
+      "div.row",
+      {},
+      searchField("Search transactional ids", filters.search, (search) => refilter({ search })),
+      states,
+    ),
     panel("All transactions", null, all.element),
     partial,
   );
@@ -69,13 +111,41 @@ function openTable() {
     key: (row) => `${row.topic}-${row.partition}-${row.producerId}`,
     empty: "No open transaction holds back a reader.",
     columns: [
-      { title: "Partition", name: true, value: (r) => `${r.topic}-${r.partition}`, cell: (r) => partitionLink(r.topic, r.partition) },
-      { title: "Transactional id", name: true, value: (r) => r.transactionalId, cell: (r) => r.transactionalId ?? h("span.null", {}, "not known") },
-      { title: "", cell: (r) => [r.holdsBack && badge("holds back", "warn"), " ", r.hanging && badge("hanging", "bad")] },
-      { title: "Producer", number: true, value: (r) => r.producerId, cell: (r) => `${r.producerId} epoch ${r.producerEpoch}` },
+      {
+        title: "Partition",
+        name: true,
+        value: (r) => `${r.topic}-${r.partition}`,
+        cell: (r) => partitionLink(r.topic, r.partition),
+      },
+      {
+        title: "Transactional id",
+        name: true,
+        value: (r) => r.transactionalId,
+        cell: (r) => r.transactionalId ?? h("span.null", {}, "not known"),
+      },
+      {
+        title: "",
+        cell: (r) => [r.holdsBack && badge("holds back", "warn"), " ", r.hanging && badge("hanging", "bad")],
+      },
+      {
+        title: "Producer",
+        number: true,
+        value: (r) => r.producerId,
+        cell: (r) => `${r.producerId} epoch ${r.producerEpoch}`,
+      },
       { title: "From offset", number: true, value: (r) => r.startOffset, cell: (r) => count(r.startOffset) },
       { title: "Held back", number: true, value: (r) => r.heldBack, cell: (r) => count(r.heldBack) },
-      { title: "Last write", number: true, value: (r) => r.lastTimestamp, cell: (r) => h("span", { title: time(r.lastTimestamp) }, r.idleMs === null ? ago(r.lastTimestamp) : `${duration(r.idleMs)} ago`) },
+      {
+        title: "Last write",
+        number: true,
+        value: (r) => r.lastTimestamp,
+        cell: (r) =>
+          h(
+            "span",
+            { title: time(r.lastTimestamp) },
+            r.idleMs === null ? ago(r.lastTimestamp) : `${duration(r.idleMs)} ago`,
+          ),
+      },
       { title: "", tight: true, cell: (r) => (canChange() ? button("Abort", () => abortOpen(r), "danger") : "") },
     ],
   });
@@ -90,9 +160,17 @@ function abortOpen(row) {
     title: `Abort the hanging transaction in ${row.topic}-${row.partition}`,
     action: "Write the abort marker",
     danger: true,
-    content: h("p", {}, `No coordinator will end the transaction of producer ${row.producerId} that began at offset ${row.startOffset}. An abort marker ends it in this partition.`),
+    content: h(
+      "p",
+      {},
+      `No coordinator will end the transaction of producer ${row.producerId} that began at offset ${row.startOffset}. An abort marker ends it in this partition.`,
+    ),
     run: async () => {
-      await post(["transactions", "abort"], { topic: row.topic, partition: row.partition, startOffset: row.startOffset });
+      await post(["transactions", "abort"], {
+        topic: row.topic,
+        partition: row.partition,
+        startOffset: row.startOffset,
+      });
       remark("The abort marker was written.");
     },
   });
@@ -103,7 +181,11 @@ function abort(id) {
     title: `Abort ${id}`,
     action: "Abort transaction",
     danger: true,
-    content: h("p", {}, "The coordinator aborts the transaction and fences its producer: a running one gets an error at its next request."),
+    content: h(
+      "p",
+      {},
+      "The coordinator aborts the transaction and fences its producer: a running one gets an error at its next request.",
+    ),
     run: async () => {
       await post(["transaction", "abort"], {}, { id });
       remark("The transaction was aborted.");
@@ -116,10 +198,24 @@ async function showTransaction(id) {
   dialog(id, content);
   try {
     const found = await get(["transaction"], { id });
-    show(content,
-      facts([["State", stateBadge(found.state)], ["Producer", `${found.producerId} epoch ${found.producerEpoch}`], ["Began", time(found.startedMs)], ["Open for", duration(found.durationMs)], ["Timeout", duration(found.timeoutMs)]]),
+    show(
+      content,
+      facts([
+        ["State", stateBadge(found.state)],
+        ["Producer", `${found.producerId} epoch ${found.producerEpoch}`],
+        ["Began", time(found.startedMs)],
+        ["Open for", duration(found.durationMs)],
+        ["Timeout", duration(found.timeoutMs)],
+      ]),
       h("h3", {}, "Partitions"),
-      found.partitions.length ? h("ul", {}, found.partitions.map((p) => h("li", {}, partitionLink(p.topic, p.partition)))) : h("p.muted", {}, "None now."));
+      found.partitions.length
+        ? h(
+            "ul",
+            {},
+            found.partitions.map((p) => h("li", {}, partitionLink(p.topic, p.partition))),
+          )
+        : h("p.muted", {}, "None now."),
+    );
   } catch (error) {
     show(content, notice("bad", error.message));
   }

@@ -4,7 +4,19 @@ import { canChange, get, post, remove } from "../lib/api.js";
 import { h, show } from "../lib/dom.js";
 import { count } from "../lib/format.js";
 import { Table } from "../lib/table.js";
-import { ask, badge, button, field, head, panel, problems, remark, searchField, select, values } from "../lib/widgets.js";
+import {
+  ask,
+  badge,
+  button,
+  field,
+  head,
+  panel,
+  problems,
+  remark,
+  searchField,
+  select,
+  values,
+} from "../lib/widgets.js";
 
 export async function page(view) {
   view.title("Users");
@@ -24,12 +36,29 @@ export async function page(view) {
       { title: "Credentials", cell: (u) => u.mechanisms.map((m) => [credential(u, m), " "]) },
     ],
   });
-  const credential = (user, { name, iterations }) => h("span.row", {},
-    badge(`${name}, ${count(iterations)} iterations`),
-    canChange() ? button("Delete", () => deleteUser(user.name, name, () => table.refresh()), "plain", { "aria-label": `Delete ${name} of ${user.name}` }) : null);
+  const credential = (user, { name, iterations }) =>
+    h(
+      "span.row",
+      {},
+      badge(`${name}, ${count(iterations)} iterations`),
+      canChange()
+        ? button("Delete", () => deleteUser(user.name, name, () => table.refresh()), "plain", {
+            "aria-label": `Delete ${name} of ${user.name}`,
+          })
+        : null,
+    );
   view.show(
-    head("Users", { actions: canChange() ? button("Add user", () => addUser(() => table.refresh()), "primary") : null }),
-    h("div.row", {}, searchField("Search users", "", (text) => { search = text; view.attempt(() => table.restart()); })),
+    head("Users", {
+      actions: canChange() ? button("Add user", () => addUser(() => table.refresh()), "primary") : null,
+    }),
+    h(
+      "div.row",
+      {},
+      searchField("Search users", "", (text) => {
+        search = text;
+        view.attempt(() => table.restart());
+      }),
+    ),
     panel("Users", null, table.element),
     partial,
   );
@@ -42,10 +71,19 @@ function addUser(changed) {
     action: "Save",
     content: [
       field("Name", h("input", { name: "name", required: true, autocomplete: "off" })),
-      field("Password", h("input", { name: "password", type: "password", required: true, autocomplete: "new-password" })),
-      h("div.row", {},
+      field(
+        "Password",
+        h("input", { name: "password", type: "password", required: true, autocomplete: "new-password" }),
+      ),
+      h(
+        "div.row",
+        {},
         field("Mechanism", select(["SCRAM-SHA-512", "SCRAM-SHA-256"], "SCRAM-SHA-512", { name: "mechanism" })),
-        field("Iterations", h("input", { name: "iterations", type: "number", min: 4096, max: 16384, value: 4096, class: "narrow" }))),
+        field(
+          "Iterations",
+          h("input", { name: "iterations", type: "number", min: 4096, max: 16384, value: 4096, class: "narrow" }),
+        ),
+      ),
     ],
     run: async (form) => {
       const given = values(form);

@@ -227,11 +227,13 @@ export function ask({ title, content = [], action, danger = false, confirm = nul
           return;
         }
         submit.disabled = true;
+        const place = location.hash;
         try {
           show(failure);
           if ((await run(form)) !== KEEP_OPEN) {
             element.close();
-            window.dispatchEvent(new Event("ottla-changed")); // the page shows what is true now
+            // The page shows what is true now, unless it is left: what it shows may have been deleted.
+            if (location.hash === place) window.dispatchEvent(new Event("ottla-changed"));
           }
         } catch (error) {
           show(failure, notice("bad", error.message));

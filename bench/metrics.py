@@ -1,9 +1,10 @@
 """What metrics cost: a node with them beside one without (`metrics.enable`), and a scrape of many partitions.
 
 Producing and consuming should be within 2 % of a node that does not time its requests, and take at most 3 MB
-more. `/metrics` of 10,000 partitions should be there in 100 ms, and hold the event loop for 5 ms at most.
-Differences of this size are smaller than the noise of most machines: besides throughput, the processor time
-of the node for the same work is compared, which is steadier. Run it by `python -m bench metrics`.
+more; a request for each record is the worst case. `/metrics` of 10,000 partitions should be there in 100 ms,
+and hold the event loop for 5 ms at most. Differences of 2 % are smaller than the noise of most machines:
+besides throughput, the processor time of the node for the same work is compared, which is steadier. Run it by
+`python -m bench metrics`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ def rows() -> Iterator[Row]:
 
 
 def _beside(
-    name: str, brokers: tuple[Broker, Broker], load: Callable[[Broker], Load], amount: float
+    name: str,
+    brokers: tuple[Broker, Broker],
+    load: Callable[[Broker], Load],
+    amount: float,
 ) -> Iterator[Row]:
     """Speed and processor time of one load on both nodes, in interleaved rounds."""
     loads: list[tuple[Broker, Load, list[float], list[float]]] = [

@@ -13,6 +13,9 @@ from tests.support.wire import WireClient
 
 from ottla import blocking
 from ottla.client.admin.configs import ResourceType
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.config.otlp import METRICS, parse_headers, signal_url
+from ottla.node.config.tables.config_def import ConfigError
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.get_telemetry_subscriptions import (
@@ -231,3 +234,26 @@ def test_a_collector_that_is_away_is_tried_again(
     assert wire.push(payload(78.0), terminating=True) is ErrorCode.NONE
     wait_until(lambda: node.sample("ottla_otlp_dropped_pushes_total") == 1, "it was not seen")
     collector.status = 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"telemetry.otlp.endpoint": "collector:4318"}, "'collector:4318' is not the http or https address"),
+        ({"telemetry.otlp.endpoint": "http://c/?x=1"}, "is not the http or https address"),
+        (
+            {"telemetry.otlp.endpoint": "https://c", "telemetry.otlp.headers": "token"},
+            "header 'token' is not of the form name=value",
+        ),
+    ],
+)
+def test_a_collector_that_cannot_be_reached_by_its_settings_is_a_mistake(
+    settings: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        NodeConfig(settings)
+
+
+def test_the_address_of_a_collector_is_its_base() -> None:
+    assert signal_url("https://c:4318/otlp/", METRICS) == "https://c:4318/otlp/v1/metrics"
+    assert parse_headers("authorization=Bearer a=b, x=1,") == {"authorization": "Bearer a=b", "x": "1"}

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
+import os
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from tests.support import certificates
 
+from ottla.cli.main import main
 from ottla.client.admin import Admin
 from ottla.client.admin.acls import AclBinding
 from ottla.node.config.node_config import NodeConfig
@@ -83,6 +87,15 @@ async def ask(
     return await asyncio.to_thread(fetch)
 
 
+def command(*arguments: str) -> Any:
+    """What a command prints that asks nodes over HTTP, and no cluster."""
+    out = io.StringIO()
+    with redirect_stdout(out), patch.dict("os.environ"):
+        os.environ.pop("OTTLA_BOOTSTRAP_SERVERS", None)
+        assert main([*arguments, "--json"]) == 0
+    return json.loads(out.getvalue())
+
+
 def trusting(directory: Path, client: str | None = None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=certificates.write_ca(directory, "trusted"))
     if client is not None:
@@ -141,6 +154,23 @@ async def test_with_tls_clients_log_in(tmp_path: Path) -> None:
 
         by_certificate = trusting(tmp_path, "CN=prometheus")
         assert await ask(node, "/protected", tls=by_certificate) == (200, {"principal": "User:CN=prometheus"})
+
+        # Commands log in as clients of Kafka do.
+        assert node.http.endpoint is not None
+        url = f"https://127.0.0.1:{node.http.endpoint.port}"
+        config = tmp_path / "client.properties"
+        config.write_text(
+            f"ssl.truststore.type=PEM\nssl.truststore.location={certificates.write_ca(tmp_path)}\n"
+            "sasl.username=alice\nsasl.password=another\n"
+        )
+        options = ("--http", url, "--command-config", str(config))
+        assert (await asyncio.to_thread(command, "wait", *options))["ready"] == [url]
+        top = ("top", "--once", "--interval", "0.1", *options)
+        shown = await asyncio.to_thread(command, *top)
+        assert shown["nodes"][url]["leaders"] is not None
+        config.write_text(config.read_text().replace("another", "wrong"))
+        shown = await asyncio.to_thread(command, *top)
+        assert "status 401: it needs a login (--command-config)" in shown["nodes"][url]["error"]
 
 
 async def test_where_there_are_acls_clients_need_to_describe_the_cluster(tmp_path: Path) -> None:

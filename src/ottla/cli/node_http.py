@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 from urllib.parse import urlsplit
 
@@ -60,18 +60,20 @@ async def ask(url: str) -> HttpResponse:
     return await asyncio.to_thread(http_fetch, request)
 
 
-@cache
 def _tls() -> ssl.SSLContext | None:
     """What an https node is verified with; None is what the system trusts."""
     given = {name: value for name, value in client_settings().items() if name.startswith("ssl.")}
-    if not given:
-        return None
+    return _tls_of(tuple(given.items())) if given else None
+
+
+@lru_cache(maxsize=1)
+def _tls_of(given: tuple[tuple[str, str], ...]) -> ssl.SSLContext:
     from ottla.runtime.disk import RealDisk
     from ottla.security.tls.context import TlsMaterial, client_context
     from ottla.security.tls.settings import client_tls_settings
 
     try:
-        settings = client_tls_settings(given)
+        settings = client_tls_settings(dict(given))
         return client_context(settings, TlsMaterial.load(RealDisk(), settings))
     except ValueError as error:
         raise WrongUsage(f"--command-config: {error}") from None

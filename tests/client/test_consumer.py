@@ -68,6 +68,18 @@ class TestWhereToBegin:
             await fill(producer, topic, 1)
             assert [r.offset for r in await take(consumer, 1)] == [10]
 
+    async def test_a_consumer_that_was_placed_by_an_offset_goes_on_with_what_arrives(
+        self, servers: str, topic: str, producer: Producer
+    ) -> None:
+        """Records give the position an epoch that `seek` had not; it needs no validation for that."""
+        await fill(producer, topic, 10)
+        async with Consumer(servers) as consumer:
+            consumer.assign([(topic, 0)])
+            consumer.seek((topic, 0), 10)
+            for n in range(5):
+                await fill(producer, topic, 1)
+                assert [r.offset for r in await take(consumer, 1)] == [10 + n]
+
     async def test_by_time(self, servers: str, topic: str, producer: Producer) -> None:
         await fill(producer, topic, 10)
         async with Consumer(servers) as consumer:

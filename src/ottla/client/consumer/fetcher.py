@@ -216,6 +216,10 @@ class Fetcher:
         """Send a fetch to a broker: at once if it is connected, as the broker can then work while the user
         does.
         """
+        for state, info in wanting:
+            if state.position_epoch < 0:
+                # Nothing to compare: it is valid for this leader, also once records have given it an epoch.
+                state.validated_epoch = max(state.validated_epoch, info.leader_epoch)
         sent = {state.partition: _Sent(state, state.fetch_offset, state.seeks) for state, _ in wanting}
         wanted = {
             state.partition: Wanted(

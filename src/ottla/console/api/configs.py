@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ottla.client.admin.configs import Config, ConfigSource, ResourceType
+from ottla.client.admin.configs import Config, ResourceType
 from ottla.console.api_request import ApiRequest, bad_request
 from ottla.console.context import ApiContext, ConsoleRoute
+from ottla.node.config.tables.topic import TOPIC
 
 __all__ = ["ROUTES"]
+
+# Broker settings that stand in for one of a topic in milliseconds.
+_MS: Final = {".hours": 3_600_000, ".minutes": 60_000}
 
 
 def _resource(request: ApiRequest) -> tuple[ResourceType, str]:
@@ -30,21 +34,28 @@ async def describe_configs(context: ApiContext, request: ApiRequest) -> dict[str
     if kind is ResourceType.TOPIC:
         await admin.topics.describe(name)
     found = await admin.configs.describe(kind, name, documentation=True)
-    return {"items": [_item(each) for _, each in sorted(found.items())]}
+    return {"items": [_item(each, kind) for _, each in sorted(found.items())]}
 
 
-def _item(config: Config) -> dict[str, Any]:
+def _default(config: Config, kind: ResourceType) -> str | None:
+    """What holds once the strongest source is gone; None if that is not known."""
+    if config.is_sensitive or config.is_default:
+        return None if config.is_sensitive else config.value
+    for name, value, source in config.synonyms:
+        if source is not config.source and value is not None:
+            factor = next((each for unit, each in _MS.items() if name.endswith(unit)), 1)
+            return str(int(value) * factor) if factor > 1 and value.isdecimal() else value
+    # Brokers do not name a default where only settings in other units have one.
+    known = TOPIC.get(config.name) if kind is ResourceType.TOPIC else None
+    return None if known is None else known.show(known.default)
+
+
+def _item(config: Config, kind: ResourceType) -> dict[str, Any]:
     synonyms = [] if config.is_sensitive else list(config.synonyms)
-    default = next((value for _, value, source in synonyms if source is ConfigSource.DEFAULT), None)
-    if default is None:
-        # What holds once the strongest source is gone.
-        default = next((value for _, value, source in synonyms if source is not config.source), None)
-    if config.is_default and not config.is_sensitive:
-        default = config.value
     return {
         "name": config.name,
         "value": None if config.is_sensitive else config.value,
-        "default": default,
+        "default": _default(config, kind),
         "source": config.source.name,
         "readOnly": config.is_read_only,
         "sensitive": config.is_sensitive,

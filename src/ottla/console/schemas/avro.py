@@ -448,7 +448,10 @@ def _plain(kind: str, scale: int, value: Any, where: str, *, size: int | None = 
         return value
     try:
         if kind == "decimal":
-            number = int(Decimal(value).scaleb(scale, Context(prec=2000)).to_integral_exact())
+            scaled = Decimal(value).scaleb(scale, Context(prec=2000))
+            number = int(scaled)
+            if number != scaled:
+                raise ValueError
             return number.to_bytes(size or (number.bit_length() + 8) // 8, "big", signed=True)
         if kind == "date":
             return (date.fromisoformat(value) - date(1970, 1, 1)).days

@@ -57,6 +57,12 @@ class TestOverview:
             name, first = next(events)
             assert name == "sample"
             assert first["roundTripMs"] > 0
+            fill(console_node, topic)
+            _, later = next(events)
+            assert later["messagesInPerSecond"] > 0
+            assert later["bytesInPerSecond"] > 0
+            assert later["requestLatencyMs"]["mean"] > 0
+            assert later["requestLatencyMs"]["p99"] > 0
         with api.events("/api/overview/stream") as again:
             assert next(again)[1]["time"] == first["time"]
 

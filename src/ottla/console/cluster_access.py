@@ -22,6 +22,8 @@ __all__ = ["ClusterAccess"]
 CLIENT_ID: Final = "ottla-console"
 API_TIMEOUT_MS: Final = 10_000
 _TOPICS_NS: Final = 2_000_000_000
+_MAX_TOPICS_NS: Final = 15_000_000_000
+_TOPICS_PAUSE: Final = 20
 # A client that knows this many topics is replaced: it would ask for all of them again and again.
 _MAX_KNOWN_TOPICS: Final = 200
 MAX_REQUEST_BYTES: Final = 16 * 1024 * 1024
@@ -41,6 +43,7 @@ class ClusterAccess:
         self._topics_lock: Final = asyncio.Lock()
         self._topics: list[TopicInfo] = []
         self._topics_at_ns: int | None = None
+        self._topics_ns = _TOPICS_NS
         self._known_topics: set[str] = set()
         self._closed = False
 
@@ -86,13 +89,17 @@ class ClusterAccess:
         return await admin.__aenter__()
 
     async def topics(self) -> list[TopicInfo]:
-        """All topics by name, internal ones included, as of two seconds ago at most."""
+        """All topics by name, internal ones included, as of two seconds ago; where there are many, as of some
+        more.
+        """
         admin = await self.listing()
         async with self._topics_lock:
-            now = self.runtime.clock.monotonic_ns()
-            if self._topics_at_ns is None or now - self._topics_at_ns > _TOPICS_NS:
+            began = self.runtime.clock.monotonic_ns()
+            if self._topics_at_ns is None or began - self._topics_at_ns > self._topics_ns:
                 self._topics = await admin.topics.list(include_internal=True)
-                self._topics_at_ns = self.runtime.clock.monotonic_ns()
+                self._topics_at_ns = now = self.runtime.clock.monotonic_ns()
+                # What takes long is done less often: ten thousand topics cost the cluster something too.
+                self._topics_ns = min(max(_TOPICS_NS, _TOPICS_PAUSE * (now - began)), _MAX_TOPICS_NS)
             return self._topics
 
     def forget_topics(self) -> None:

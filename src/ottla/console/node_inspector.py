@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Final, TypeVar
 
 from ottla.console.files.inspector import NodeCounters, PartitionState
 from ottla.log.directory.dir_names import dir_name
+from ottla.node.network.request_statistics import TIME_BOUNDS_MS, RequestStatistics
 from ottla.node.node import Node
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition
 from ottla.runtime.tasks import TaskStatus
 
 __all__ = ["RunningNodeInspector"]
+
+# Requests that wait for new data or for members: how long they take says nothing of the node.
+_WAITING: Final = ("Fetch", "ShareFetch", "JoinGroup", "SyncGroup")
 
 T = TypeVar("T")
 
@@ -64,8 +69,28 @@ class RunningNodeInspector:
     async def tasks(self) -> list[TaskStatus]:
         return await self._ask(self._node.tasks.statuses)
 
-    async def counters(self) -> NodeCounters | None:
-        return None
+    async def counters(self) -> NodeCounters:
+        return await self._ask(self._counters)
+
+    def _counters(self) -> NodeCounters:
+        node = self._node
+        topics = node.replicas.topic_statistics
+        everything = [topics.retired, *topics.topics.values()]
+        answered = RequestStatistics()
+        for listener in node.network_statistics.listeners.values():
+            for (name, _), statistics in listener.requests.items():
+                if not name.startswith(_WAITING):
+                    answered.merge(statistics)
+        spent_ns = answered.queue_ns + answered.local_ns + answered.remote_ns + answered.send_ns
+        return NodeCounters(
+            bytes_in=sum(each.bytes_in for each in everything),
+            bytes_out=sum(each.bytes_out for each in everything),
+            requests=answered.count,
+            request_ms=spent_ns / 1e6,
+            request_buckets=tuple(
+                zip((*TIME_BOUNDS_MS, float("inf")), accumulate(answered.times), strict=True)
+            ),
+        )
 
     async def uptime_ms(self) -> int:
         return (self._node.runtime.clock.monotonic_ns() - self._started_ns) // 1_000_000

@@ -31,7 +31,9 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class NodeCounters:
-    """What a node has counted since its start; None for what it does not count."""
+    """What a node has counted since its start; None for what it does not count. Requests that wait for data
+    are left out.
+    """
 
     bytes_in: float | None = None
     bytes_out: float | None = None
@@ -39,7 +41,7 @@ class NodeCounters:
     request_ms: float | None = None
     """The time that requests took, all together."""
     request_buckets: tuple[tuple[float, float], ...] = ()
-    """How many requests took at most so many milliseconds."""
+    """How many requests took at most so many milliseconds, the last of them infinitely many."""
 
 
 class NodeInspector(Protocol):

@@ -196,6 +196,18 @@ def test_large_messages_end_a_scan_by_bytes_and_the_next_page_goes_on() -> None:
         assert sorted(found) == [(0, at) for at in range(40)]
 
 
+def test_the_newest_of_very_large_messages_are_shown_all_the_same() -> None:
+    """None of the first window fits into the budget; some of them do."""
+    large = b'"' + b"x" * 1_000_000 + b'"'
+    source = MemorySource(
+        {0: [ConsumerRecord("memory", 0, at, at, None, large) for at in range(20)]}, {0: 20}
+    )
+    scan = scan_of(source, 10, size=3_500_000)
+    messages, _ = asyncio.run(scan.run(start(source, backwards=True)))
+    assert [each["offset"] for each in messages][:2] == [19, 18]
+    assert scan.progress.bytes < 12_000_000
+
+
 @pytest.mark.parametrize(
     "text", ["", "x", "W10=", "WzAsMSxbWzAsLTEsNV1dXQ==", "bnVsbA==", "WzAsMSxbWzAsMV1dXQ=="]
 )

@@ -120,6 +120,7 @@ class MessageScan:
     progress: ScanProgress = field(default_factory=ScanProgress)
     end: ScanEnd = ScanEnd.END
     _deadline_ns: int = 0
+    _more_bytes: int = 0
     # The matches of each partition by offset.
     _found: dict[int, list[Message]] = field(default_factory=dict)
 
@@ -201,10 +202,15 @@ class MessageScan:
             before = self.progress.messages, self.progress.bytes
             ranges = {p: (max(starts[p], positions[p] - size), positions[p]) for p in active}
             if not await self._window(reader, ranges, positions):
-                return max(1, size // _WINDOW_GROWTH)
+                if self.end is not ScanEnd.BYTES or size == 1 or any(self._found.values()):
+                    return max(1, size // _WINDOW_GROWTH)
+                # Very large messages: rather than nothing, show those that fit into as much again.
+                self._more_bytes, self.end, window = self.progress.bytes, ScanEnd.END, 1
+                continue
             looked, took = self.progress.messages - before[0], self.progress.bytes - before[1]
             mean = took / looked if looked else 1.0
-            affordable = int(_WINDOW_BYTES / mean / len(active))
+            room = self.budget.bytes + self._more_bytes - self.progress.bytes
+            affordable = int(min(_WINDOW_BYTES, room) / mean / len(active))
             window = max(1, min(size * _WINDOW_GROWTH, affordable, _MAX_WINDOW))
 
     async def _window(
@@ -260,7 +266,7 @@ class MessageScan:
         return self._is_out_of_bytes_or_time()
 
     def _is_out_of_bytes_or_time(self) -> bool:
-        if self.progress.bytes >= self.budget.bytes:
+        if self.progress.bytes >= self.budget.bytes + self._more_bytes:
             self.end = ScanEnd.BYTES
             return True
         if self.clock.monotonic_ns() >= self._deadline_ns:

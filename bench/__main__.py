@@ -26,6 +26,7 @@ PARTS = {
     "restart": "A restart after a crash beside Apache Kafka",
     "coordinators": "Groups and transactions beside Apache Kafka",
     "metrics": "What metrics cost",
+    "console": "The console with many topics and groups",
     "quotas": "A noisy client and a quiet one, beside Apache Kafka",
     "cluster": "Three nodes beside three of Apache Kafka",
     "idle-partitions": "Idle partitions of three nodes, beside Apache Kafka",

@@ -88,6 +88,9 @@ class Console:
                 raise ConsoleError(403, "READ_ONLY", "this console is read-only")
             if route.payloads and not self._config.payloads:
                 raise ConsoleError(403, "NO_PAYLOADS", "this console does not show what messages hold")
+            if request.method not in SAFE_METHODS:
+                who = session.access.principal or "the console"
+                _log.info("%s: %s %s", ascii(who)[1:-1], request.method, ascii(request.path)[1:-1][:200])
             found = await route.handle(ApiContext(self._services, session), request)
             return found if isinstance(found, HttpServerResponse) else _document(found)
 

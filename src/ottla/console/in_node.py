@@ -34,6 +34,8 @@ def mount_console(node: Node) -> None:
 
 async def load_console(node: Node) -> HttpMount:
     """The console of a node that serves. HttpProblem if it does not, or its settings cannot be used."""
+    # Some hundred modules: the node's loop has other things to do meanwhile.
+    await node.runtime.pool.run(_import_console)
     from ottla.console.console import Console
     from ottla.console.host import mount_in_thread
     from ottla.console.node_inspector import RunningNodeInspector
@@ -52,6 +54,13 @@ async def load_console(node: Node) -> HttpMount:
         return Console(runtime, config, inspector)
 
     return await mount_in_thread(make)
+
+
+def _import_console() -> None:
+    from ottla.console import host, node_inspector  # noqa: F401
+    from ottla.console.console import api_routes
+
+    api_routes()
 
 
 def console_config(node: Node) -> ConsoleConfig:

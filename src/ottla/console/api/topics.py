@@ -426,7 +426,6 @@ async def topic_groups(context: ApiContext, request: ApiRequest) -> dict[str, An
     places = asyncio.Semaphore(_GROUPS_AT_ONCE)
 
     async def look(group_id: str, type: str, state: str) -> None:
-        nonlocal looked
         async with places:
             try:
                 committed = await committed_offsets(admin, group_id, type)
@@ -457,16 +456,14 @@ async def topic_groups(context: ApiContext, request: ApiRequest) -> dict[str, An
             except KafkaError as error:
                 if error.code is not ErrorCode.GROUP_ID_NOT_FOUND and len(problems) < 10:
                     problems.append(error.message)
-            finally:
-                looked += 1
 
     tasks = [asyncio.ensure_future(look(each.group_id, each.type.lower(), each.state)) for each in groups]
     if tasks:
-        _, pending = await asyncio.wait(tasks, timeout=_GROUPS_SECONDS)
+        done, pending = await asyncio.wait(tasks, timeout=_GROUPS_SECONDS)
+        looked = len(done)
         for task in pending:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        looked -= len(pending)
     items.sort(key=lambda each: (-(each["lag"] or 0), each["id"]))
     return {"items": items[:MAX_GROUPS], "looked": looked, "total": len(groups), "problems": problems}
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ottla.node.http.mounts import MountAccess
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ottla.console.config import ConsoleConfig
     from ottla.console.console import Console
     from ottla.node.node import Node
@@ -67,6 +68,8 @@ def console_config(node: Node) -> ConsoleConfig:
     """How a console in a node reaches the cluster: through a listener of the node that needs no login, where
     only this machine reaches the console; otherwise through one with SASL, as the users that log in.
     """
+    from pathlib import Path
+
     from ottla.console.config import ConsoleConfig, LoginMode
     from ottla.console.schemas.topic_schemas import TopicSchemas, load_topic_schemas
     from ottla.runtime.address import Address
@@ -122,6 +125,8 @@ def console_config(node: Node) -> ConsoleConfig:
 
 def _spec(path: str) -> Path:
     """The specification of a pipeline by its file or its directory; that it is missing is shown later."""
+    from pathlib import Path
+
     from ottla.spark.pipelines.project import SPEC_NAMES, ProjectError, find_project
 
     try:

@@ -140,7 +140,7 @@ def fill_in(page: Page, **fields: str) -> None:
 
 
 PAGES = [
-    ("overview", "Overview", "svg.chart[data-samples]"),
+    ("overview", "Overview", "td:has-text('127.0.0.1')"),
     ("topics", "Topics", "a:text-is('orders')"),
     ("topic/orders", "orders", "td:has-text('epoch')"),
     ("topic/orders/messages", "orders", ".messages td.payload"),

@@ -149,7 +149,7 @@ def test_beside_apache_kafka(browser: Browser, apache_kafka: ApacheKafka) -> Non
     with console_beside(bootstrap) as url:
         visitor = Visitor(browser, url, theme="dark")
         for place, heading, content in (
-            ("overview", "Overview", "svg.chart[data-samples]"),
+            ("overview", "Overview", "td:has-text('127.0.0.1')"),
             ("topics", "Topics", "a:text-is('seen-in-console')"),
             ("topic/seen-in-console", "seen-in-console", "td:has-text('epoch')"),
             ("topic/seen-in-console/messages", "seen-in-console", "td.payload"),

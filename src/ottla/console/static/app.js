@@ -157,6 +157,7 @@ function drawShell(name) {
     return h("li", {}, h("a", attributes, title, h("kbd", { "aria-hidden": "true" }, `g ${key}`)));
   });
   show(navigation, h("ul", {}, entries));
+  document.body.classList.toggle("without-pages", entries.length === 0);
   openMenu(false);
 }
 

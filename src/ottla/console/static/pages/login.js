@@ -45,7 +45,7 @@ export async function page(view, { loggedIn }) {
     h(
       "div.body.stack",
       {},
-      h("p.muted", {}, `With a user of the cluster at ${session.bootstrapServers ?? "this address"}.`),
+      h("p.muted", {}, "Users of the cluster log in here as they do with any client."),
       field("User", name),
       field("Password", password),
       session.mechanisms?.length > 1 ? field("Mechanism", mechanism) : null,

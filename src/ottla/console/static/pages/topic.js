@@ -142,6 +142,7 @@ function partitionTable(topic) {
       {
         title: "Partition",
         number: true,
+        tight: true,
         value: (p) => p.partition,
         cell: (p) => a(link("topic", topic, "messages", { partitions: p.partition }), String(p.partition)),
       },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from functools import partial
 
@@ -107,10 +108,59 @@ def test_a_change_for_which_the_controller_has_no_room_is_made_by_the_next_one()
         first = nodes.active
         assert first is not None
         through = next(id for id in nodes.roles if id != first)
-        nodes.machines[first].disk.fail(errno.ENOSPC, prefix="/data/__cluster_metadata-0", times=None)
+        nodes.machines[first].disk.fail(
+            errno.ENOSPC, prefix="/data/__cluster_metadata-0", ops=["write", "create"], times=None
+        )
         await nodes.create("orders", through)
-        assert nodes.nodes[first].quorum.metadata.failure is not None
+        assert nodes.nodes[first].quorum.metadata.failure is None
         assert nodes.nodes[through].quorum.metadata.leader_id not in (None, first)
+        nodes.machines[first].disk.heal()
+        await nodes.until(lambda: nodes.topics(first) == {"orders"})
+
+    nodes.run(life())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_controllers_whose_disks_are_full_wait_and_continue_by_themselves(seed: int) -> None:
+    nodes = SimNodes(seed=seed)
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        first = nodes.active
+        assert first is not None
+        followers = [id for id in nodes.roles if id != first]
+        metadata = {id: nodes.nodes[id].quorum.metadata for id in nodes.roles}
+        await nodes.create("before", first)
+
+        # One follower: the quorum continues without it, and its leader still hears from it.
+        full = nodes.machines[followers[0]].disk
+        fault = full.fail(errno.ENOSPC, ops=["write", "create"], times=None)
+        epoch = metadata[first].epoch
+        await nodes.create("meanwhile", first, replicas=1)
+        await nodes.until(lambda: full.failures[errno.ENOSPC] > 3)
+        await asyncio.sleep(10)
+        assert metadata[first].epoch == epoch
+        assert metadata[followers[0]].leader_id == first
+        assert "meanwhile" not in nodes.topics(followers[0])
+        full.heal(fault)
+        await nodes.until(lambda: nodes.topics(followers[0]) == {"before", "meanwhile"})
+
+        # All of them: nothing can be decided, none of them ends, and no acknowledged record is lost.
+        for machine in nodes.machines.values():
+            machine.disk.fail(errno.ENOSPC, ops=["write", "create"], times=None)
+        wanted = asyncio.create_task(nodes.create("wanted", followers[1]))
+        await asyncio.sleep(30)
+        assert all(log.failure is None for log in metadata.values())
+        for machine in nodes.machines.values():
+            machine.disk.heal()
+        with contextlib.suppress(KafkaError):
+            await wanted
+        await nodes.create("after", followers[0])
+        await nodes.until(
+            lambda: all(nodes.topics(id) >= {"before", "meanwhile", "after"} for id in nodes.roles)
+        )
+        assert all(log.failure is None for log in metadata.values())
 
     nodes.run(life())
 

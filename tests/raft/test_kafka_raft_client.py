@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.raft.log import NoRoom
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
@@ -73,20 +74,24 @@ async def test_a_leader_that_resigns_hands_over(replicas: list[Replica]) -> None
 
 def cannot_write(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no room")
+        raise NoRoom("no room")
 
     monkeypatch.setattr(replica.client.log, "append_as_leader", refuse)
 
 
-async def test_a_leader_that_cannot_write_goes_and_another_leads(
+async def test_a_leader_without_room_resigns_and_follows_the_next_one(
     replicas: list[Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader = await write(replicas, b"first")
     cannot_write(leader, monkeypatch)
-    with pytest.raises(KafkaError, match="no room"):
+    with pytest.raises(KafkaError, match="no room") as refused:
         leader.append(b"lost")
-    assert leader.failure is not None
-    await write([replica for replica in replicas if replica is not leader], b"second")
+    assert refused.value.code is ErrorCode.NOT_CONTROLLER
+    assert not leader.leads
+    others = [replica for replica in replicas if replica is not leader]
+    await until(lambda: any(replica.leads for replica in others))
+    assert await write(replicas, b"second") is not leader  # all three have it
+    assert leader.failure is None
 
 
 async def test_an_error_of_the_program_at_a_deadline_fails_the_replica(

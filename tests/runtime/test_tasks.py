@@ -150,6 +150,26 @@ async def test_periodic_work_survives_rounds_that_fail() -> None:
     await task.stop()
 
 
+async def test_a_lack_of_room_is_one_line_and_not_one_for_each_round(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tasks, rounds = TaskSupervisor(SystemClock(), print, lambda error: isinstance(error, OSError)), 0
+
+    async def work() -> None:
+        nonlocal rounds
+        rounds += 1
+        raise OSError("no room")
+
+    task = tasks.every(lambda: 1, work, "checkpoints")
+    await until(lambda: rounds >= 5)
+    await tasks.stop()
+    assert [record.getMessage() for record in caplog.records] == [
+        "checkpoints failed; it will be tried again: no room"
+    ]
+    assert not caplog.records[0].exc_info
+    assert task.status.restarts >= 4
+
+
 async def test_an_interval_that_can_not_be_read_is_read_again() -> None:
     tasks, reads, rounds = supervisor(), 0, 0
 

@@ -50,7 +50,7 @@ from ottla.node.network.request_statistics import NetworkStatistics
 from ottla.node.network.server import SocketServer
 from ottla.node.process_status import StorageStatus
 from ottla.node.storage import NodeStorage, clean_shutdown_epoch, open_storage
-from ottla.node.supervisor import BrokerTasks, ControllerTasks
+from ottla.node.supervisor import BrokerTasks, ControllerTasks, is_lack_of_room
 from ottla.protocol.api import ListenerType
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.schema import Request, Response
@@ -92,7 +92,7 @@ class Node:
         self.runtime: Final = runtime
         self.now_ms: Final = runtime.clock.wall_ms
         # The background tasks of all parts: none of them ends unnoticed.
-        self.tasks: Final = TaskSupervisor(runtime.clock, self.fail)
+        self.tasks: Final = TaskSupervisor(runtime.clock, self.fail, is_lack_of_room)
         self.dynamic_config: Final = DynamicBrokerConfig(config)
         self.cluster_id = ""
         self.started_ms: Final = runtime.clock.wall_ms()

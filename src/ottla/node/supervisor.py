@@ -21,6 +21,7 @@ from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.node_config import NodeConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.replication.replica_manager import ReplicaManager
+from ottla.runtime.disk import is_out_of_space
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
 from ottla.runtime.turns import Turns
@@ -39,6 +40,13 @@ _FULL_DISK_TICK_MS: Final = 1_000
 # long they have to find out whether they can: where all disks are full, leaderships should not go round.
 _FULL_DISK_PATIENCE_MS: Final = 5_000
 _FENCE_ITSELF_EVERY_MS: Final = 60_000
+
+
+def is_lack_of_room(error: Exception) -> bool:
+    """Whether a disk has no room, or cannot be written: its directory has logged why."""
+    if isinstance(error, OSError):
+        return is_out_of_space(error)
+    return isinstance(error, KafkaError) and error.code is ErrorCode.KAFKA_STORAGE_ERROR
 
 
 class ControllerTasks:

@@ -32,5 +32,17 @@ class QuorumConfig:
         return max(self.fetch_timeout_ms // 2, 1)
 
     @property
+    def room_retry_ms(self) -> int:
+        """How long a follower whose disk is full waits before it fetches again: so short that its leader
+        still counts it as one that follows.
+        """
+        return max(self.fetch_timeout_ms // 4, 1)
+
+    @property
+    def room_election_backoff_ms(self) -> int:
+        """How long a voter whose disk is full leaves elections to others: it could not start its epoch."""
+        return 3 * self.election_timeout_ms
+
+    @property
     def update_voter_interval_ms(self) -> int:
         return self.fetch_timeout_ms * 3

@@ -11,12 +11,24 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.messages import OffsetAndEpoch
 from ottla.raft.snapshot import BOOTSTRAP_SNAPSHOT, SnapshotContent, SnapshotId
 from ottla.records.control import QuorumRecord
 
 
+class NoRoom(KafkaError):
+    """A write found no room, or no file handle. The log is as it was before, and the write can be tried
+    again.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
+
+
 class RaftLog(Protocol):
+    """What writes raises `NoRoom`, and then has changed nothing, if the disk is full."""
+
     @property
     def start_offset(self) -> int: ...
 

@@ -27,7 +27,7 @@ from typing import Final, assert_never
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft import voter_changes
 from ottla.raft.effects import Answer, Effect, Flush, InstallSnapshot, SnapshotLoaded
-from ottla.raft.log import Validity, truncation_offset, validate_offset_and_epoch
+from ottla.raft.log import NoRoom, Validity, truncation_offset, validate_offset_and_epoch
 from ottla.raft.messages import (
     NO_LEADER_ID,
     UNKNOWN_HIGH_WATERMARK,
@@ -186,6 +186,13 @@ class KafkaRaftMachine:
         self.poll(now_ms)
         return refusal
 
+    def on_no_room(self, now_ms: int) -> None:
+        """Note that an input raised `NoRoom`: what this replica would have written is not in its log. A
+        leader resigns, if there is another voter.
+        """
+        self.quorum.on_no_room(now_ms)
+        self.poll(now_ms)
+
     def shut_down(self, now_ms: int) -> None:
         """Prepare for the end of the node: a leader resigns, and this replica starts no election."""
         quorum = self.quorum
@@ -233,6 +240,7 @@ class KafkaRaftMachine:
                 times.append(state.voter_change.deadline_ms)
         else:
             times.append(state.deadline_ms)
+            times += [quorum.fetch_resumes_ms, quorum.election_resumes_ms]
             if isinstance(state, FollowerState):
                 times.append(state.update_voter_ms)
         return min((each for each in times if each is not None and each > now_ms), default=NEVER_MS)
@@ -259,7 +267,7 @@ class KafkaRaftMachine:
 
     def _poll_unattached(self, state: UnattachedState, now_ms: int) -> None:
         quorum = self.quorum
-        if quorum.may_vote and not quorum.is_shutting_down:
+        if quorum.may_stand(now_ms):
             if state.deadline_ms == NEVER_MS:
                 state.deadline_ms = now_ms + quorum.random_election_timeout_ms()
             if now_ms >= state.deadline_ms:
@@ -303,7 +311,7 @@ class KafkaRaftMachine:
     def _poll_follower(self, state: FollowerState, now_ms: int) -> None:
         quorum = self.quorum
         expired = now_ms >= state.deadline_ms
-        if expired and quorum.may_vote and not quorum.is_shutting_down:
+        if expired and quorum.may_stand(now_ms):
             quorum.transition_to_prospective(now_ms)
         elif expired or quorum.requests.is_backing_off(state.leader_id, now_ms):
             self._find_leader(now_ms, state.leader_id)
@@ -374,11 +382,17 @@ class KafkaRaftMachine:
                 if isinstance(quorum.state, ResignedState) and from_id in quorum.state.unacknowledged:
                     quorum.state.unacknowledged.remove(from_id)
             case Fetch(), FetchReply():
-                if not self._handle_fetch_response(from_id, request, reply, now_ms):
-                    quorum.requests.back_off(from_id, now_ms)
+                try:
+                    if not self._handle_fetch_response(from_id, request, reply, now_ms):
+                        quorum.requests.back_off(from_id, now_ms)
+                except NoRoom:
+                    self._wait_for_room(now_ms)
             case FetchSnapshot(), FetchSnapshotReply():
-                if not self._handle_fetch_snapshot_response(from_id, request, reply, now_ms):
-                    quorum.requests.back_off(from_id, now_ms)
+                try:
+                    if not self._handle_fetch_snapshot_response(from_id, request, reply, now_ms):
+                        quorum.requests.back_off(from_id, now_ms)
+                except NoRoom:
+                    self._wait_for_room(now_ms)
             case QueryVersions(), VersionsReply():
                 voter_changes.handle_versions_response(quorum, from_id, reply, now_ms)
             case _:
@@ -682,6 +696,8 @@ class KafkaRaftMachine:
     def _maybe_send_fetch(self, state: FollowerState, now_ms: int) -> None:
         """Fetch records once all records here are on disk, or the next piece of a snapshot."""
         quorum = self.quorum
+        if now_ms < quorum.fetch_resumes_ms:
+            return
         leader = quorum.address(state.leader_endpoints)
         download = state.download
         if download is not None:
@@ -753,6 +769,18 @@ class KafkaRaftMachine:
             self._update_follower_high_watermark(state, reply.high_watermark)
         self._reset_fetch_timeout(state, now_ms)
         return True
+
+    def _wait_for_room(self, now_ms: int) -> None:
+        """Fetch once more, after a moment, what there was no room for. The leader is alive, so that there is
+        no reason for an election; an unfinished snapshot makes room.
+        """
+        quorum, state = self.quorum, self.quorum.state
+        assert isinstance(state, FollowerState), f"{state} writes what it fetched"
+        if state.download is not None:
+            quorum.log.abandon_snapshot()
+            state.download = None
+        self._reset_fetch_timeout(state, now_ms)
+        quorum.on_no_room(now_ms)
 
     def _reset_fetch_timeout(self, state: FollowerState, now_ms: int) -> None:
         state.has_fetched_from_leader = True
@@ -834,14 +862,15 @@ class KafkaRaftMachine:
 
     def _install_snapshot(self, id: SnapshotId, *, usable: bool) -> None:
         quorum = self.quorum
-        quorum.installing = None
         state = quorum.state
         if not isinstance(state, FollowerState) or state.download is None or state.download.id != id:
+            quorum.installing = None
             return
-        state.download = None
         if not usable or id.offset < quorum.log.high_watermark:
+            state.download = quorum.installing = None
             return
-        content = quorum.log.start_after_snapshot(id)
+        content = quorum.log.start_after_snapshot(id)  # without room for that it is called again
+        state.download = quorum.installing = None
         quorum.durable_end = quorum.log.end.offset
         quorum.voter_history.load_snapshot(id.offset, content.kraft_version, content.voters)
         quorum.emit(SnapshotLoaded(id))

@@ -103,6 +103,8 @@ class QuorumState:
         self.durable_end = log.end.offset  # the log is on disk below this
         self.installing: SnapshotId | None = None  # the snapshot that is being made durable
         self.is_shutting_down = False
+        # When a write last found no room; NEVER_MS if none has.
+        self._lacked_room_ms = NEVER_MS
         self._effects: list[Effect] = []
         self._announced_leader: tuple[int | None, int] | None = None  # of the last LeaderChanged
         self._persisted = election
@@ -180,6 +182,22 @@ class QuorumState:
     def may_vote(self) -> bool:
         """Whether this replica may stand for election."""
         return self.voter_history.may_vote(self.local.key, self.log.high_watermark)
+
+    @property
+    def fetch_resumes_ms(self) -> int:
+        """When a replica that found no room for records fetches them again."""
+        lacked_ms = self._lacked_room_ms
+        return -1 if lacked_ms == NEVER_MS else lacked_ms + self.config.room_retry_ms
+
+    @property
+    def election_resumes_ms(self) -> int:
+        """When a voter that found no room stands for election again."""
+        lacked_ms = self._lacked_room_ms
+        return -1 if lacked_ms == NEVER_MS else lacked_ms + self.config.room_election_backoff_ms
+
+    def may_stand(self, now_ms: int) -> bool:
+        """Whether this voter may ask for votes now."""
+        return self.may_vote and not self.is_shutting_down and now_ms >= self.election_resumes_ms
 
     @property
     def high_watermark(self) -> int | None:
@@ -459,6 +477,22 @@ class QuorumState:
         )
 
     # The log
+
+    def on_no_room(self, now_ms: int) -> None:
+        """Note that a write found no room. A leader hands over to a voter that may have some. A voter alone
+        stays, unless not even the beginning of its epoch is in the log.
+        """
+        self._lacked_room_ms = now_ms
+        state = self.state
+        if isinstance(state, LeaderState):
+            has_begun = self.log.end.offset > state.epoch_start_offset
+            if not has_begun or not self.voter_history.is_only_voter(self.local.key):
+                _log.warning(
+                    "node %d: resigns as leader of epoch %d, as there is no room for the metadata log",
+                    self.local.key.id,
+                    state.epoch,
+                )
+                self.transition_to_resigned(now_ms)
 
     def append_control_records(self, records: Sequence[QuorumRecord], now_ms: int) -> int:
         """Append records of the quorum itself as leader; the offset of the last one."""

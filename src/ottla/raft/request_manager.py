@@ -75,6 +75,9 @@ class RequestManager:
         """Send nothing to the node for a moment: its response was of no use."""
         self._peers.setdefault(node_id, _Peer()).backoff_until_ms = now_ms + self._config.retry_backoff_ms
 
+    def is_inflight(self, correlation_id: int) -> bool:
+        return correlation_id in self._inflight
+
     def inflight_to(self, node_id: int) -> list[InflightRequest]:
         return [inflight for inflight in self._inflight.values() if inflight.node_id == node_id]
 

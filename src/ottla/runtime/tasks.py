@@ -49,6 +49,8 @@ _FIRST_BACKOFF_MS: Final = 100
 _MAX_BACKOFF_MS: Final = 30_000
 # A task that ran for this long is healthy: its next error starts with the first back-off again.
 _HEALTHY_MS: Final = 60_000
+# How often the same passing lack is logged for one periodic task.
+_LACK_LOG_INTERVAL_MS: Final = 60_000
 
 
 class FailurePolicy(Enum):
@@ -116,11 +118,21 @@ class SupervisedTask:
 
 
 class TaskSupervisor:
-    """`on_fatal` ends the node, with the reason. Belongs to the event loop."""
+    """`on_fatal` ends the node, with the reason. Belongs to the event loop.
 
-    def __init__(self, clock: Clock, on_fatal: Callable[[str], None]) -> None:
+    `is_lack` recognizes the errors of a resource that ran out and may come back, such as room on a disk: they
+    say all there is to know, and every round would repeat them.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        on_fatal: Callable[[str], None],
+        is_lack: Callable[[Exception], bool] = lambda _: False,
+    ) -> None:
         self._clock: Final = clock
         self._on_fatal: Final = on_fatal
+        self._is_lack: Final = is_lack
         # In the order of their start. Tasks that have ended are not here; one that failed stays.
         self._tasks: dict[SupervisedTask, None] = {}
 
@@ -138,8 +150,10 @@ class TaskSupervisor:
         as usual.
         """
         task = SupervisedTask(name)
+        lack_logged_ms: int | None = None
 
         async def repeat() -> None:
+            nonlocal lack_logged_ms
             pause = interval_ms() if first_ms is None else first_ms
             while True:
                 await asyncio.sleep(min(max(pause, _MIN_PAUSE_MS), _MAX_PAUSE_MS) / 1000)
@@ -152,7 +166,13 @@ class TaskSupervisor:
                     _log.error("%s was cancelled by other code; it will be tried again", name, exc_info=error)
                 except Exception as error:
                     self._note_error(task, error)
-                    _log.exception("%s failed; it will be tried again", name)
+                    if not self._is_lack(error):
+                        _log.exception("%s failed; it will be tried again", name)
+                    else:
+                        now_ms = self._clock.monotonic_ns() // 1_000_000
+                        if lack_logged_ms is None or now_ms - lack_logged_ms >= _LACK_LOG_INTERVAL_MS:
+                            lack_logged_ms = now_ms
+                            _log.error("%s failed; it will be tried again: %s", name, error)
                 pause = interval_ms()
 
         return self._begin(task, repeat, FailurePolicy.RESTART)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar, TypeVarTuple
 
+from ottla.log.segment.handles import is_lack_of_handles
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Request as WireRequest
 from ottla.protocol.schema import Response as WireResponse
@@ -35,6 +36,7 @@ from ottla.raft.effects import (
     Send,
     SnapshotLoaded,
 )
+from ottla.raft.log import NoRoom
 from ottla.raft.machine import KafkaRaftMachine
 from ottla.raft.messages import QueryVersions, Reply, VersionsReply
 from ottla.raft.progress import ReplicaProgress
@@ -44,6 +46,7 @@ from ottla.raft.states import NEVER_MS, ElectionState
 from ottla.raft.voters import ReplicaKey, Voter, VoterSetHistory
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
+from ottla.runtime.disk import is_out_of_space
 from ottla.runtime.runtime import Runtime
 
 _log = logging.getLogger(__name__)
@@ -51,6 +54,9 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 _NS_PER_MS: Final = 1_000_000
+# How long this replica waits for room before it tries a write again, and how often that is logged.
+_ROOM_RETRY_SECONDS: Final = 0.5
+_ROOM_LOG_INTERVAL_MS: Final = 10_000
 
 
 class RaftListener(Protocol):
@@ -186,8 +192,7 @@ class KafkaRaftClient:
 
     def start(self) -> None:
         """Take part in the quorum."""
-        self._machine.start(self._now_ms())
-        self._carry_out_effects()
+        self._tell(self._machine.start, self._now_ms())
 
     async def handle(
         self, message: WireRequest, version: int | None = None, listener: str | None = None
@@ -200,7 +205,11 @@ class KafkaRaftClient:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._answers[answer] = None
         answer.add_done_callback(lambda done: self._answers.pop(done, None))
-        self._give(self._machine.handle_request, answer, request, self._now_ms())
+        try:
+            self._give(self._machine.handle_request, answer, request, self._now_ms())
+        except KafkaError:
+            answer.cancel()
+            raise
         self._carry_out_effects()
         response = wire.encode_reply(message, await answer, listener or self._quorum.listener)
         if version is not None and version < wire.VERSIONS[message.API_KEY]:
@@ -256,28 +265,37 @@ class KafkaRaftClient:
     def _poll(self) -> None:
         self._timer = None
         try:
-            self._give(self._machine.poll, self._now_ms())
+            self._tell(self._machine.poll, self._now_ms())
         except Exception as error:
             # Without a next timer this replica would take part no more, and tell no operator.
             self.fail(error)
-        self._carry_out_effects()
 
     def _give(self, take: Callable[[*_Ts], _T], *inputs: *_Ts) -> _T:
-        """Give the machine an input. If the log cannot be written, this replica fails, so that another one
-        leads; only a voter that is alone waits until there is room again.
+        """Give the machine an input. If there is no room for what it writes, another voter has to lead; a
+        voter that is alone waits until there is room. If the disk has failed, so does this replica.
         """
         try:
             return take(*inputs)
+        except NoRoom as error:
+            self._machine.on_no_room(self._now_ms())
+            self._carry_out_effects()
+            if self._quorum.is_leader:
+                raise
+            # The caller may ask the next leader.
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, error.message) from error
         except KafkaError as error:
-            if error.code is ErrorCode.KAFKA_STORAGE_ERROR and not (self.log.is_online and self._is_alone):
+            if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
                 self.fail(error)
-                self.check_usable()  # NOT_CONTROLLER: the caller may ask the next leader
+                self.check_usable()  # NOT_CONTROLLER, as above
             raise
 
-    @property
-    def _is_alone(self) -> bool:
-        voters = self.voter_history.voters
-        return voters is not None and len(voters.voters) == 1
+    def _tell(self, take: Callable[[*_Ts], None], *inputs: *_Ts) -> None:
+        """Give the machine an input that no caller waits for. What it finds no room for is done later."""
+        try:
+            take(*inputs)
+        except NoRoom:
+            self._machine.on_no_room(self._now_ms())
+        self._carry_out_effects()
 
     def check_usable(self) -> None:
         """KafkaError NOT_CONTROLLER if this replica has failed."""
@@ -349,31 +367,80 @@ class KafkaRaftClient:
                 raise
 
     async def _persist(self, election: ElectionState) -> None:
+        """Write the election state. A full disk holds up whatever rests on it until there is room."""
         version = 1 if self.voter_history.kraft_version >= 1 else 0
-        await self._runtime.pool.run(
-            write_election_state, self._runtime.disk, self.log.dir, election, version
-        )
+        logged_ms: int | None = None
+        while not self._closed:
+            try:
+                await self._runtime.pool.run(
+                    write_election_state, self._runtime.disk, self.log.dir, election, version
+                )
+                break
+            except OSError as error:
+                if not is_out_of_space(error) and not is_lack_of_handles(error):
+                    raise
+                now_ms = self._runtime.clock.monotonic_ns() // _NS_PER_MS
+                if logged_ms is None or now_ms - logged_ms >= _ROOM_LOG_INTERVAL_MS:
+                    logged_ms = now_ms
+                    _log.error(
+                        "node %d takes no part in the quorum until there is room for its vote (%s); free "
+                        "some, and it will go on",
+                        self.local.key.id,
+                        error,
+                    )
+            self._drop_outdated_effects()
+            await asyncio.sleep(_ROOM_RETRY_SECONDS)
         self._persisting = False
         self._carry_out_effects()
+
+    def _drop_outdated_effects(self) -> None:
+        """Drop effects that wait and are of no use any more, so that their number is bounded."""
+        is_inflight = self._quorum.requests.is_inflight
+        self._queue = deque(
+            effect
+            for effect in self._queue
+            if not (isinstance(effect, Send) and not is_inflight(effect.correlation_id))
+            and not (
+                isinstance(effect, Answer)
+                and isinstance(effect.token, asyncio.Future)
+                and effect.token.done()
+            )
+        )
 
     async def _flush(self) -> None:
         """Sync until everything appended is on disk. One sync covers all that came while the last one ran."""
         try:
-            while (plan := self.log.prepare_flush()) is not None:
-                await self._runtime.pool.run(self.log.run_flush, plan)
+            while not self._closed:
+                try:
+                    plan = self.log.prepare_flush()
+                    if plan is None:
+                        break
+                    await self._runtime.pool.run(self.log.run_flush, plan)
+                except NoRoom:
+                    self.log.abandon_flush()
+                    await asyncio.sleep(_ROOM_RETRY_SECONDS)
+                    continue
                 self.log.complete_flush(plan)
                 if self.log.durable_end >= self.log.end.offset:
                     break
-                self._machine.on_log_flushed(self.log.durable_end, self._now_ms())
-                self._carry_out_effects()
+                self._tell(self._machine.on_log_flushed, self.log.durable_end, self._now_ms())
         finally:
             self._flushing = False
-        self._machine.on_log_flushed(self.log.durable_end, self._now_ms())
-        self._carry_out_effects()
+        self._tell(self._machine.on_log_flushed, self.log.durable_end, self._now_ms())
 
     async def _install(self, download: RawSnapshotWriter) -> None:
-        usable = await self._runtime.pool.run(self.log.finish_download, download)
-        self._machine.on_snapshot_ready(download.id, self._now_ms(), usable=usable)
+        try:
+            usable = await self._runtime.pool.run(self.log.finish_download, download)
+        except NoRoom as error:
+            _log.error("node %d fetches a snapshot again: %s", self.local.key.id, error.message)
+            await asyncio.sleep(_ROOM_RETRY_SECONDS)
+            usable = False
+        while not self._closed:
+            try:
+                self._machine.on_snapshot_ready(download.id, self._now_ms(), usable=usable)
+                break
+            except NoRoom:
+                await asyncio.sleep(_ROOM_RETRY_SECONDS)
         self._carry_out_effects()
 
     async def _send(self, effect: Send) -> None:
@@ -395,11 +462,11 @@ class KafkaRaftClient:
             reply = wire.error_reply(effect.request, error.code, self._quorum.epoch)
         except OSError as error:
             refused = isinstance(error, ConnectionRefusedError)
+        now_ms = self._now_ms()
         if reply is None:
-            self._machine.handle_failure(effect.correlation_id, self._now_ms(), refused=refused)
+            self._tell(lambda: self._machine.handle_failure(effect.correlation_id, now_ms, refused=refused))
         else:
-            self._machine.handle_response(effect.correlation_id, reply, self._now_ms())
-        self._carry_out_effects()
+            self._tell(self._machine.handle_response, effect.correlation_id, reply, now_ms)
 
     def _log_foreign_controller(self, address: Address) -> None:
         """Warn once for each address: without the warning, the operator who formatted this node with another
@@ -441,8 +508,7 @@ class KafkaRaftClient:
     async def resign(self, timeout_ms: int) -> None:
         """Hand leadership over, if this node has it: tell the other voters, and wait until they know."""
         self._resigned = asyncio.get_running_loop().create_future()
-        self._machine.shut_down(self._now_ms())
-        self._carry_out_effects()
+        self._tell(self._machine.shut_down, self._now_ms())
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._resigned

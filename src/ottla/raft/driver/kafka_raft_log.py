@@ -8,8 +8,10 @@ could destroy.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +19,7 @@ from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.local_log import FlushPlan
 from ottla.log.log_loader import LoadOptions, create_log, load_log
-from ottla.log.segment.handles import FileHandles
+from ottla.log.segment.handles import FileHandles, is_lack_of_handles
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import (
@@ -26,6 +28,7 @@ from ottla.protocol.names import (
     METADATA_PARTITION_DIR,
 )
 from ottla.raft.driver.snapshots import RawSnapshotWriter, SnapshotStore
+from ottla.raft.log import NoRoom
 from ottla.raft.messages import OffsetAndEpoch
 from ottla.raft.snapshot import SnapshotContent, SnapshotId
 from ottla.raft.voters import VoterSet, VoterSetHistory
@@ -33,8 +36,10 @@ from ottla.records.batch import iter_batches
 from ottla.records.control import QuorumRecord, build_quorum_batch
 from ottla.records.validation import AppendOrigin
 from ottla.runtime.clock import Clock
-from ottla.runtime.disk import Disk
+from ottla.runtime.disk import Disk, is_out_of_space
 from ottla.runtime.random import Random
+
+_logger = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
@@ -196,10 +201,29 @@ class KafkaRaftLog:
             return OffsetAndEpoch(*earliest)
         return OffsetAndEpoch(offset, found)
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn the error of a write that can be tried again into `NoRoom`."""
+        try:
+            yield
+        except OSError as error:
+            if not is_out_of_space(error) and not is_lack_of_handles(error):
+                raise
+            raise NoRoom(f"no room for the metadata log ({error}); free some, and it will go on") from error
+        except KafkaError as error:
+            if error.code is not ErrorCode.KAFKA_STORAGE_ERROR or not self.is_online or self._log.is_closed:
+                raise
+            raise NoRoom(error.message) from error
+
     def append_as_leader(self, batch: bytes, epoch: int) -> None:
-        self._log.append_as_leader(
-            batch, epoch, now_ms=self._clock.wall_ms(), origin=AppendOrigin.RAFT_LEADER, inline_flush=False
-        )
+        with self._writing():
+            self._log.append_as_leader(
+                batch,
+                epoch,
+                now_ms=self._clock.wall_ms(),
+                origin=AppendOrigin.RAFT_LEADER,
+                inline_flush=False,
+            )
 
     def append_control_as_leader(self, records: Sequence[QuorumRecord], epoch: int) -> None:
         batch = build_quorum_batch(
@@ -208,7 +232,8 @@ class KafkaRaftLog:
         self.append_as_leader(batch, epoch)
 
     def append_as_follower(self, records: bytes, epoch: int) -> None:
-        self._log.append_as_follower(records, epoch, now_ms=self._clock.wall_ms(), inline_flush=False)
+        with self._writing():
+            self._log.append_as_follower(records, epoch, now_ms=self._clock.wall_ms(), inline_flush=False)
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         data = self._log.read(offset, max_bytes).records
@@ -216,7 +241,8 @@ class KafkaRaftLog:
         return data[:end]
 
     def truncate_to(self, offset: int) -> None:
-        self._log.truncate_to(offset)
+        with self._writing():
+            self._log.truncate_to(offset)
 
     @property
     def earliest_snapshot(self) -> SnapshotId | None:
@@ -239,7 +265,8 @@ class KafkaRaftLog:
     def write_snapshot(self, id: SnapshotId, position: int, data: bytes) -> None:
         assert self._download is not None
         assert self._download.id == id
-        self._download.write(position, data)
+        with self._writing():
+            self._download.write(position, data)
 
     def abandon_snapshot(self) -> None:
         download, self._download = self._download, None
@@ -256,20 +283,24 @@ class KafkaRaftLog:
         return download
 
     def finish_download(self, download: RawSnapshotWriter) -> bool:
-        """Make a received snapshot durable; False if it is damaged. Blocks."""
+        """Make a received snapshot durable; False if it is damaged. If there is no room for it, it is deleted
+        and has to be fetched again. Blocks.
+        """
         try:
             download.check()
+            with self._writing():
+                download.freeze()
         except KafkaError as error:
+            download.abandon()
             if error.code is not ErrorCode.CORRUPT_MESSAGE:
                 raise
-            download.abandon()
             return False
-        download.freeze()
         return True
 
     def start_after_snapshot(self, id: SnapshotId) -> SnapshotContent:
         content = self.snapshots.read(id)
-        self._log.truncate_fully_and_start_at(id.offset)
+        with self._writing():
+            self._log.truncate_fully_and_start_at(id.offset)
         for older in [other for other in self.snapshots.ids if other < id]:
             self.snapshots.remove(older)
         self.snapshots.add(id)
@@ -284,13 +315,19 @@ class KafkaRaftLog:
     def prepare_flush(self) -> FlushPlan | None:
         """Plan the next sync; there is one at a time."""
         assert not self._flushing, "a flush is under way"
-        plan = self._log.prepare_flush()
+        with self._writing():
+            plan = self._log.prepare_flush()
         self._flushing = plan is not None
         return plan
 
     def run_flush(self, plan: FlushPlan) -> None:
-        """Sync; blocks: run it in the pool."""
-        self._log.run_flush(plan)
+        """Sync; blocks: run it in the pool. After `NoRoom` call `abandon_flush`."""
+        with self._writing():
+            self._log.run_flush(plan)
+
+    def abandon_flush(self) -> None:
+        """Give up a flush that found no room; nothing counts as durable by it."""
+        self._flushing = False
 
     def complete_flush(self, plan: FlushPlan) -> None:
         self._log.complete_flush(plan)
@@ -342,8 +379,15 @@ class KafkaRaftLog:
         return limit >= 0 and now_ms - self.snapshots.timestamp(id) > limit
 
     def close(self) -> None:
-        """Sync what was appended and close the files. Blocks."""
-        self._log.close()
+        """Sync what was appended and close the files. Blocks. Without room for that the files are closed as
+        they are: what is committed was synced before, and the next start reads the whole log anyway.
+        """
+        try:
+            with self._writing():
+                self._log.close()
+        except NoRoom as error:
+            _logger.warning("the metadata log is closed without its last checkpoint: %s", error.message)
+            self._log.close_handlers()
 
     def release(self) -> None:
         """Close the files without writing anything."""

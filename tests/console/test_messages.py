@@ -48,7 +48,7 @@ class MemorySource:
         raise NotImplementedError
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[RecordReader]:
+    async def open(self, *, live: bool = False) -> AsyncIterator[RecordReader]:
         yield _MemoryReader(self)
 
 

@@ -310,7 +310,7 @@ async def _tail(
         seen = size = matched = dropped = 0
         allowance, refilled_ns = float(_TAIL_PER_SECOND), began
         reported_ns = 0
-        async with source.open() as reader:
+        async with source.open(live=True) as reader:
             reader.seek(cursor.positions)
             while clock.monotonic_ns() - began < _MAX_TAIL_SECONDS * 1_000_000_000:
                 for record in await reader.poll():

@@ -56,7 +56,7 @@ class MetadataLogSource:
         return None
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[RecordReader]:
+    async def open(self, *, live: bool = False) -> AsyncIterator[RecordReader]:
         yield _FileReader(self)
 
     def read(self, offset: int) -> tuple[list[ConsumerRecord[bytes, bytes]], int]:

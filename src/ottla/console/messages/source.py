@@ -17,6 +17,7 @@ __all__ = ["RecordReader", "RecordSource", "TopicSource"]
 
 POLL_RECORDS: Final = 500
 POLL_MS: Final = 500
+_BRIEF_MS: Final = 10
 # What a fetch brings at once, unless a single batch is larger.
 FETCH_BYTES: Final = 4 * 1024 * 1024
 Bounds = dict[int, tuple[int, int]]
@@ -50,7 +51,9 @@ class RecordSource(Protocol):
         """The first offset at or after a time; None where there is none."""
         ...
 
-    def open(self) -> AbstractAsyncContextManager[RecordReader]: ...
+    def open(self, *, live: bool = False) -> AbstractAsyncContextManager[RecordReader]:
+        """Read messages that are there or, if it is `live`, wait for further ones as well."""
+        ...
 
 
 class TopicSource:
@@ -91,7 +94,7 @@ class TopicSource:
         return {each.partition: at for each, at in all_or_raise(found).items()}
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[RecordReader]:
+    async def open(self, *, live: bool = False) -> AsyncIterator[RecordReader]:
         consumer = self._new_consumer(
             isolation_level="read_committed" if self._committed else "read_uncommitted",
             auto_offset_reset="earliest",
@@ -100,7 +103,8 @@ class TopicSource:
             fetch_max_bytes=FETCH_BYTES,
             max_partition_fetch_bytes=FETCH_BYTES // 4,
             prefetch_max_bytes=FETCH_BYTES,
-            fetch_max_wait_ms=POLL_MS,
+            # A fetch that waits at the end would delay the next window, as a broker answers in order.
+            fetch_max_wait_ms=POLL_MS if live else _BRIEF_MS,
         )
         async with consumer:
             yield _TopicReader(self.topic, consumer)

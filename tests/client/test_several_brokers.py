@@ -15,6 +15,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.api_versions import ApiVersionsRequest
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
 from ottla.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from ottla.protocol.messages.metadata import MetadataRequest
 from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -182,6 +183,28 @@ class TestATruncatedLog:
         ((node_id, request),) = cluster.asked(OffsetForLeaderEpochRequest)
         asked = request.topics[0].partitions[0]
         assert (node_id, asked.leader_epoch, asked.current_leader_epoch) == (2, 1, 2)
+
+    async def test_is_not_concluded_from_a_former_leader(self, cluster: FakeCluster) -> None:
+        """A position was committed in an epoch that the leader by these metadata has not heard of."""
+
+        def ends(node_id: int, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
+            known = EpochEndOffset(partition=0, leader_epoch=2, end_offset=10)
+            end = EpochEndOffset(partition=0, leader_epoch=-1, end_offset=-1) if node_id == 1 else known
+            return OffsetForLeaderEpochResponse(
+                topics=[OffsetForLeaderTopicResult(topic=TOPIC, partitions=[end])]
+            )
+
+        cluster.on(OffsetForLeaderEpochRequest, ends)
+        async with Consumer(cluster.servers, auto_offset_reset="earliest", **QUICK) as c:
+            c.assign([PART])
+            c.seek(PART, 7, leader_epoch=2)
+            reading = asyncio.ensure_future(read(c, 3))
+            asked = len(cluster.asked(MetadataRequest))
+            async with asyncio.timeout(60):
+                while len(cluster.asked(MetadataRequest)) < asked + 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            cluster.partitions[0].leader, cluster.partitions[0].epoch = 2, 2
+            assert [r.offset for r in await reading] == [7, 8, 9]
 
     async def test_is_an_error_where_no_reset_is_wanted(self, cluster: FakeCluster) -> None:
         async with Consumer(cluster.servers, auto_offset_reset="none", **QUICK) as c:

@@ -166,11 +166,16 @@ class OffsetFetcher:
 
     async def _validate_positions(self) -> None:
         by_leader: dict[int, list[tuple[TopicPartitionState, int, int]]] = {}
+        stale: set[str] = set()
         for state in self._subscriptions:
             info = self._cluster.metadata.leader(state.partition)
             if info is None or state.position is None or state.position_epoch < 0:
                 continue
-            if state.validated_epoch < info.leader_epoch:
+            if 0 <= info.leader_epoch < state.position_epoch:
+                # A former leader, which does not know the epoch of a position that was committed since, would
+                # seem to have lost it.
+                stale.add(state.partition.topic)
+            elif state.validated_epoch < info.leader_epoch:
                 state.forget_fetched()  # fetched from the previous leader, beyond what is validated here
                 by_leader.setdefault(info.leader, []).append((state, state.seeks, info.leader_epoch))
         changed = False
@@ -178,6 +183,14 @@ class OffsetFetcher:
             changed |= await self._validate_with(node_id, states)
         if changed:
             self._on_change()
+        if stale:
+            await self._refresh(stale)
+
+    async def _refresh(self, topics: set[str]) -> None:
+        """Get newer metadata of these topics, and try again after a pause."""
+        await self._cluster.refresh(topics=topics)
+        self._wake.set()
+        await asyncio.sleep(self._config.retry_backoff_ms / 1000)
 
     async def _validate_with(self, node_id: int, states: list[tuple[TopicPartitionState, int, int]]) -> bool:
         asked = {state.partition: (state, seeks, epoch) for state, seeks, epoch in states}
@@ -220,9 +233,7 @@ class OffsetFetcher:
                 else:
                     self._compare(state, epoch, entry.leader_epoch, entry.end_offset)
         if stale:
-            await self._cluster.refresh(topics=stale)
-            self._wake.set()
-            await asyncio.sleep(self._config.retry_backoff_ms / 1000)
+            await self._refresh(stale)
         return True
 
     def _compare(self, state: TopicPartitionState, epoch: int, end_epoch: int, end_offset: int) -> None:

@@ -17,6 +17,7 @@ COMPILE := $(BIN)/python -m compileall -q src
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml setup.py src/ottla/records/_kernel.pyx $(wildcard src/ottla/records/kernel/*.pxi)
+	@echo "Installing what Ottla needs into $(VENV) and compiling its kernel: this takes some minutes, once."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'

@@ -25,6 +25,7 @@ from ottla.records.builder import build_batch
 from ottla.runtime.disk import Buffer, File, RealDisk
 from ottla.runtime.runtime import Runtime
 from ottla.testing.local_node import LocalNode
+from tests.support.command_line import CommandLine
 from tests.support.wire import WireClient
 
 
@@ -70,8 +71,8 @@ def disk() -> FillingDisk:
 def node(monkeypatch: pytest.MonkeyPatch, disk: FillingDisk) -> Iterator[LocalNode]:
     machine = Runtime.real
 
-    def with_disk(cls: type[Runtime], *, guest: bool) -> Runtime:
-        real = machine(guest=guest)
+    def with_disk(cls: type[Runtime], *, guest: bool = False, **settings: Any) -> Runtime:
+        real = machine(guest=guest, **settings)
         return Runtime(real.clock, real.random, disk, real.pool, real.network)
 
     monkeypatch.setattr(Runtime, "real", classmethod(with_disk))
@@ -122,6 +123,32 @@ def consume(wire: WireClient, topic: str, count: int) -> list[bytes | None]:
         assert more
         values += more
     return values
+
+
+def test_a_node_without_room_stops_in_peace(
+    node: LocalNode, wire: WireClient, disk: FillingDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert create(wire, "orders") == 0
+    assert produce(wire, "orders", b"kept").error_code == 0
+    disk.full = True
+    node.stop()
+    assert "the metadata log is closed without its last checkpoint" in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_send_that_came_to_nothing_says_why_in_time(
+    node: LocalNode, wire: WireClient, disk: FillingDisk
+) -> None:
+    assert create(wire, "orders") == 0
+    ottla = CommandLine(node.bootstrap_servers)
+    for first in ("cannot get a producer id", "KAFKA_STORAGE_ERROR"):
+        disk.full = True
+        ended = ottla("produce", "orders", "lost", "--timeout", "1")
+        assert ended.status == 1
+        assert "delivery.timeout.ms=1000" in ended.err
+        assert first in ended.err.partition("; last: ")[2]
+        disk.full = False
+        ottla.ok("produce", "orders", "written")
 
 
 def test_a_full_disk_refuses_writes_and_nothing_else(

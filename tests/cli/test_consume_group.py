@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 
+from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
 
 
@@ -23,6 +24,16 @@ def test_a_group_goes_on_behind_what_was_shown(ottla: CommandLine, topic: str, g
     # The group has an offset also where nothing was read yet.
     ottla.ok("produce", topic, "-p", "1", "e")
     assert ottla.ok("consume", topic, "--group", group, "--idle", "1").out.split() == ["e"]
+
+
+def test_a_group_without_a_coordinator_says_why_in_time() -> None:
+    """The default replication factor of __consumer_offsets, 3, on one node."""
+    with LocalNode({"offsets.topic.replication.factor": 3}) as node:
+        ottla = CommandLine(node.bootstrap_servers)
+        ottla.ok("topics", "create", "orders")
+        ended = ottla("consume", "orders", "--group", "g", "--timeout", "1")
+        assert ended.status == 1
+        assert "__consumer_offsets could not be created yet" in ended.err
 
 
 def test_what_did_not_match_has_been_read_all_the_same(ottla: CommandLine, topic: str, group: str) -> None:

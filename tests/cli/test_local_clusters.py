@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -229,6 +231,33 @@ async def test_a_process_that_does_not_answer_is_reported(
     monkeypatch.setattr(NodeProcess, "read_status", lambda self, position: None)
     status = await cluster_status.read_status(plan, [NodeProcess(plan.node(1))], None, ask_processes=True)
     assert problems(status) == ["node 1: its process does not answer"]
+    # It answers by its log, for which there may be no room.
+    full = Mock(f_bavail=3, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    status = await cluster_status.read_status(plan, [NodeProcess(plan.node(1))], None, ask_processes=True)
+    where = plan.node(1).directory
+    assert problems(status) == [
+        f"node 1: its process does not answer: there is no room in {where}; free some"
+    ]
+
+
+async def test_of_a_node_that_is_down_the_last_line_is_shown(tmp_path: Path) -> None:
+    plan = ClusterPlan.make(tmp_path / "cluster", brokers=1)
+    process = NodeProcess(plan.node(1))
+    process.plan.directory.mkdir(parents=True)
+    process.plan.log_file.write_text("first\nottla: the disk failed\n")
+    status = await cluster_status.read_status(plan, [process], None)
+    assert problems(status) == ["node 1 is down: its log ends with: ottla: the disk failed"]
+
+
+def test_a_start_without_room_names_the_node_and_the_file(
+    offline: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ClusterPlan.make(tmp_path / "cluster", brokers=1).write()
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/there/process.tmp")
+    monkeypatch.setattr(NodeProcess, "start", Mock(side_effect=full))
+    ended = offline("cluster", "start", "1", "-d", str(tmp_path / "cluster"))
+    assert ended.err == "ottla: node 1 did not start: No space left on device: /there/process.tmp\n"
 
 
 def test_a_process_that_is_not_ready_gets_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +293,12 @@ async def test_what_brokers_know_is_shown_while_the_quorum_has_no_leader(
     assert asked_for_quorum.is_set()
     assert (status.quorum, status.is_healthy) == (None, False)
     assert status.partitions == (PartitionStatus("orders", 0, 1, 0, (1,), (1,), 0),)
+    assert "last known" in cluster_status.partitions_text(status)
+    # The brokers still name leaders that are down.
+    (offline,) = cluster_status._partitions(
+        cluster_status._Report([TopicInfo("orders", None, False, (partition,))], None, {}), {1}
+    )
+    assert offline.leader is None
 
 
 def node(number: int, state: ProcessState = ProcessState.RUNNING) -> NodeStatus:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 from ottla.cli.perf import Latencies
+from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
+from tests.support.waiting import wait_until
 
 
 def test_produce_and_consume_count_the_same_records(ottla: CommandLine, topic: str) -> None:
@@ -44,6 +50,22 @@ def test_settings_of_the_client_are_passed_on(ottla: CommandLine, topic: str) ->
     assert ended.status == 2
     empty = ottla("perf", "consume", topic, "--set", "no.such.setting=1")
     assert empty.status == 2
+
+
+def test_ctrl_c_shows_what_was_measured(node_for_commands: LocalNode) -> None:
+    servers = node_for_commands.bootstrap_servers
+    ottla = CommandLine(servers)
+    ottla.ok("topics", "create", "until-ctrl-c")
+    command = [sys.executable, "-m", "ottla", "perf", "produce", "until-ctrl-c", "--throughput", "200"]
+    process = subprocess.Popen([*command, "-b", servers], stdout=subprocess.PIPE, text=True)
+    wait_until(
+        lambda: ottla.ok("offsets", "until-ctrl-c", "--json").json[0]["records"] > 20, "nothing is produced"
+    )
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in out
+    assert "p99 ms" in out
 
 
 def test_percentiles_are_of_all_samples() -> None:

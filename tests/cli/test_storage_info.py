@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from ottla.runtime.disk import RealDisk
 from ottla.testing.local_cluster import LocalCluster
@@ -33,6 +37,20 @@ def test_a_directory_in_use_says_by_whom_and_not_that_it_was_not_shut_down(
     facts = offline.ok("storage", "info", str(tmp_path), "--json").json[0]
     assert facts["clean_shutdown"] is True
     assert facts["in_use_by"] is None
+
+
+def test_it_only_reads(offline: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalNode(data_dir=str(tmp_path)):
+        pass
+    real = os.open
+
+    def read_only(path: str, flags: int, *more: int) -> int:
+        if str(path).startswith(str(tmp_path)) and flags & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return real(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert offline.ok("storage", "info", str(tmp_path), "--json").json[0]["clean_shutdown"] is True
 
 
 def test_the_process_that_uses_it_is_named(offline: CommandLine) -> None:

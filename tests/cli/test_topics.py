@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from unittest.mock import AsyncMock
+
 import pytest
 
+from ottla.client.admin.topics import TopicsAdmin
+from ottla.client.errors import RequestTimedOut
+from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
+
+
+def test_a_creation_that_took_too_long_may_still_be_done(
+    node_for_commands: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = AsyncMock(side_effect=RequestTimedOut("CreateTopics: no answer within 5000 ms"))
+    monkeypatch.setattr(TopicsAdmin, "create_many", late)
+    ended = CommandLine(node_for_commands.bootstrap_servers)("topics", "create", "orders")
+    assert ended.status == 1
+    assert "it may still be done: `ottla topics list`" in ended.err
 
 
 def test_a_new_topic_is_listed_and_described(ottla: CommandLine, topic: str) -> None:

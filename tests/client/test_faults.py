@@ -167,6 +167,7 @@ async def test_records_that_cannot_be_delivered_fail_by_their_timeout_and_memory
         with pytest.raises(KafkaError, match=r"delivery\.timeout\.ms=400") as caught:
             await asyncio.wait_for(handles[0], 60)
         assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+        assert "; last: " in caught.value.message
         proxy.refuse = False
         assert (await delivered(producer, b"after")).offset >= 1
 

@@ -81,6 +81,23 @@ def test_a_call_that_blocks_counts_too(new_loop: Callable[[], asyncio.AbstractEv
     assert sum(seen.histogram.values()) >= 1
 
 
+def test_a_loop_that_was_late_without_doing_anything_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    watchdog = LoopWatchdog(10)
+
+    async def main() -> None:
+        watchdog.start()
+        await asyncio.sleep(0.05)
+        time.sleep(0.2)  # noqa: ASYNC251 - as if other processes had the CPU
+        await asyncio.sleep(0.05)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    watchdog.stop()
+    assert watchdog.statistics().above_bound >= 1
+    found = [record for record in caplog.records if "the event loop was held for" in record.getMessage()]
+    assert {record.levelno for record in found} == {logging.INFO}
+
+
 def test_an_idle_loop_is_left_alone() -> None:
     calls = 0
 

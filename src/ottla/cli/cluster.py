@@ -428,6 +428,7 @@ def _start(
     from ottla.testing.cluster_plan import PlanError, check_free, locked
     from ottla.testing.cluster_process import ProcessState
 
+    process = processes[0]
     try:
         with locked(processes[0].plan.directory.parent):
             starting = [process for process in processes if process.state() is ProcessState.DOWN]
@@ -440,6 +441,11 @@ def _start(
                 process.start(log_level=log_level)
     except PlanError as error:
         raise CliError(str(error)) from None
+    except OSError as error:
+        raise CliError(
+            f"node {process.plan.id} did not start: {error.strerror}: "
+            f"{error.filename or process.plan.directory}"
+        ) from None
     deadline = time.monotonic() + _START_SECONDS
     while not all(process.said_ready() for process in starting):
         for process in starting:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.client.admin.cluster import Quorum
     from ottla.client.cluster_metadata import TopicInfo
-    from ottla.testing.cluster_plan import ClusterPlan
+    from ottla.testing.cluster_plan import ClusterPlan, NodePlan
     from ottla.testing.cluster_process import NodeProcess
 
 ASK_SECONDS: Final = 3.0
@@ -35,6 +36,8 @@ _PROCESS_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.02
 # With more partitions the lag of replicas is not asked for: the rest comes in one answer.
 _MAX_PARTITIONS_WITH_LAG: Final = 5000
+# A disk with less than this has no room for a line of a log, or soon will not.
+_NO_ROOM_BYTES: Final = 64 * 1024
 
 Table = tuple[Sequence[str], list[Sequence[Cell]]]
 
@@ -128,6 +131,8 @@ class NodeStatus:
     """None if it was not asked or did not answer."""
     is_silent: bool = False
     """Whether its process was asked and did not answer in time."""
+    reason: str | None = None
+    """Why it is down or silent, as far as its directory shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +225,8 @@ async def read_status(
             async with asyncio.timeout(ASK_SECONDS):
                 report = await _ask(admin, running)
     reports = await _process_reports({process: at for process, at in asked.items() if at is not None})
-    partitions = None if report is None else _partitions(report)
+    down = {process.plan.id for process, state in found if state is ProcessState.DOWN}
+    partitions = None if report is None else _partitions(report, down)
     return ClusterStatus(
         directory=str(plan.directory),
         cluster_id=plan.cluster_id,
@@ -230,6 +236,7 @@ async def read_status(
                 _node(process, state, partitions or (), report),
                 process=reports.get(process),
                 is_silent=asked.get(process) is not None and process not in reports,
+                reason=_reason(process, state) if process not in reports else None,
             )
             for process, state in found
         ),
@@ -239,6 +246,29 @@ async def read_status(
         partitions=partitions,
         command_config=plan.command_config,
     )
+
+
+def _reason(process: NodeProcess, state: ProcessState) -> str | None:
+    """Why a process that says nothing may be down or silent."""
+    if (full := no_room_text(process.plan)) is not None:
+        return full
+    if state is not ProcessState.DOWN:
+        return None
+    lines = process.log_tail().strip().splitlines()
+    return f"its log ends with: {lines[-1]}" if lines else None
+
+
+def no_room_text(node: NodePlan) -> str | None:
+    """Say that the disk of a node is full; None if it is not. A process answers by its log, which then has no
+    room for the answer.
+    """
+    try:
+        disk = os.statvfs(node.directory)
+    except OSError:
+        return None
+    if disk.f_bavail * disk.f_frsize >= _NO_ROOM_BYTES:
+        return None
+    return f"there is no room in {node.directory}; free some"
 
 
 async def _process_reports(asked: Mapping[NodeProcess, int]) -> dict[NodeProcess, ProcessReport]:
@@ -285,12 +315,15 @@ async def _ends(
     }
 
 
-def _partitions(report: _Report) -> tuple[PartitionStatus, ...]:
+def _partitions(report: _Report, down: set[int]) -> tuple[PartitionStatus, ...]:
+    """The partitions as the brokers know them. Without a quorum no controller has replaced a leader that is
+    down, and the brokers still name it: its partitions have no leader.
+    """
     return tuple(
         PartitionStatus(
             topic.name,
             partition.partition,
-            partition.leader if partition.leader >= 0 else None,
+            partition.leader if partition.leader >= 0 and partition.leader not in down else None,
             partition.leader_epoch,
             partition.replicas,
             partition.isr,
@@ -396,6 +429,8 @@ def partitions_text(status: ClusterStatus) -> str:
         text += f", {status.under_replicated} with replicas out of sync"
     if status.offline:
         text += f", {status.offline} without a leader"
+    if status.quorum is None:
+        text += " (last known: without a quorum this does not change)"
     return text
 
 
@@ -438,8 +473,11 @@ def problems(status: ClusterStatus) -> list[str]:
     """What nodes say is wrong with them, a line each."""
     lines = []
     for node in status.nodes:
+        reason = "" if node.reason is None else f": {node.reason}"
         if node.is_silent:
-            lines.append(f"node {node.id}: its process does not answer")
+            lines.append(f"node {node.id}: its process does not answer{reason}")
+        elif node.state is ProcessState.DOWN and reason:
+            lines.append(f"node {node.id} is down{reason}")
         if node.process is not None:
             lines += [f"node {node.id}: {line}" for line in node.process.problems()]
     return lines
@@ -498,6 +536,7 @@ def document(status: ClusterStatus) -> dict[str, Any]:
                 "quorum": node.quorum,
                 "metadata_lag": node.metadata_lag,
                 "silent": node.is_silent,
+                "reason": node.reason,
                 "process": None if node.process is None else asdict(node.process),
             }
             for node in status.nodes

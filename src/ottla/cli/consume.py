@@ -422,6 +422,8 @@ async def _consume_in_group(
     async with open_admin(bootstrap, timeout_s) as admin:
         for topic in topics:
             await topic_or_fail(admin, topic)
+        # A consumer waits for its coordinator for as long as it takes; this says why there is none.
+        await admin.groups.coordinator(group)
     consumer: Consumer[bytes, bytes] = Consumer(
         connect_to(bootstrap),
         client_id="ottla-cli",

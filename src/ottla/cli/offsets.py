@@ -76,7 +76,7 @@ def app(
         print_json(found)
     elif at is None:
         print_table(
-            ["topic", "partition", "first", "end", "records"],
+            ["topic", "partition", "first", "end", "offsets"],
             [(f["topic"], f["partition"], f.get("beginning"), f.get("end"), f.get("records")) for f in found],
         )
     else:

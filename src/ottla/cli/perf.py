@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ottla.cli.command_config import connect_to
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import CliError, WrongUsage
+from ottla.cli.errors import CliError, Interrupted, WrongUsage
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
     DEFAULT_TIMEOUT_S,
@@ -94,10 +94,13 @@ def _progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
 
 
 def _report(facts: dict[str, Any], *, as_json: bool) -> None:
+    """Print what was measured. If that was ended by Ctrl-C, so is the command."""
     if as_json:
         print_json(facts)
     else:
         print_pairs((name.replace("_", " "), _format_value(value)) for name, value in facts.items())
+    if facts.get("interrupted"):
+        raise Interrupted
 
 
 def _format_value(value: Any) -> str:
@@ -203,6 +206,16 @@ def produce(
     _report(run(measure(), fast_loop=True), as_json=as_json)
 
 
+def _on_interrupt() -> dict[str, Any]:
+    """Go on after Ctrl-C, to report what was measured before; the fact that says so."""
+    import asyncio
+
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
+    return {"interrupted": True}
+
+
 async def _produce(
     producer: Producer, topic: str, records: int, size: int, key_size: int | None, rate: int | None
 ) -> dict[str, Any]:
@@ -215,6 +228,7 @@ async def _produce(
     # At a slow rate a burst would add its own waiting time to the latencies.
     burst = BURST if rate is None else max(min(BURST, rate // 50), 1)
     latencies = Latencies()
+    ended: dict[str, Any] = {}
     waiting: deque[tuple[Delivery, int]] = deque()
 
     def take_answered() -> None:
@@ -229,26 +243,30 @@ async def _produce(
     with _progress(records, "producing") as show:
         async with producer:
             await producer.ready(topic)
-            began = perf_counter_ns()
-            for at in range(records):
-                if at % burst == 0:
-                    await producer.ready(topic)
-                    take_answered()
-                    show(at)
-                    ahead_s = at / rate - (perf_counter_ns() - began) / 1e9 if rate is not None else 0
-                    await asyncio.sleep(max(ahead_s, 0))
-                    if len(waiting) > MAX_WAITING:
-                        await producer.flush()
-                key = keys[at % len(keys)] if keys is not None else None
-                waiting.append(
-                    (producer.send_nowait(topic, values[at % len(values)], key=key), perf_counter_ns())
-                )
+            began, sent = perf_counter_ns(), 0
+            try:
+                for at in range(records):
+                    if at % burst == 0:
+                        await producer.ready(topic)
+                        take_answered()
+                        show(at)
+                        ahead_s = at / rate - (perf_counter_ns() - began) / 1e9 if rate is not None else 0
+                        await asyncio.sleep(max(ahead_s, 0))
+                        if len(waiting) > MAX_WAITING:
+                            await producer.flush()
+                    key = keys[at % len(keys)] if keys is not None else None
+                    waiting.append(
+                        (producer.send_nowait(topic, values[at % len(values)], key=key), perf_counter_ns())
+                    )
+                    sent = at + 1
+            except asyncio.CancelledError:
+                ended = _on_interrupt()
             await producer.flush()
             seconds = (perf_counter_ns() - began) / 1e9
             for delivery, _ in waiting:
                 await delivery
             take_answered()
-    return _rates(records, records * (size + (key_size or 0)), seconds) | latencies.summary()
+    return ended | _rates(sent, sent * (size + (key_size or 0)), seconds) | latencies.summary()
 
 
 def _payloads(size: int) -> list[bytes]:
@@ -279,6 +297,7 @@ def consume(
 async def _consume(
     topic: str, records: int | None, bootstrap: str, settings: dict[str, Any], timeout_s: float
 ) -> dict[str, Any]:
+    import asyncio
     from time import perf_counter_ns
 
     from ottla.client.consumer import Consumer
@@ -301,13 +320,18 @@ async def _consume(
     except (TypeError, ValueError) as error:
         raise _refusal(error, settings) from None
     read = size = 0
+    ended: dict[str, Any] = {}
     with _progress(wanted, "consuming") as show:
         async with consumer:
             began = perf_counter_ns()
             consumer.assign(partitions)
             consumer.seek_to_beginning()
             while read < wanted:
-                batch = await consumer.poll(timeout_ms=timeout_s * 1000)
+                try:
+                    batch = await consumer.poll(timeout_ms=timeout_s * 1000)
+                except asyncio.CancelledError:
+                    ended = _on_interrupt()
+                    break
                 if not batch:
                     # The remaining offsets have no records: transaction markers, or compacted records.
                     break
@@ -319,7 +343,7 @@ async def _consume(
                 )
                 show(min(read, wanted))
             seconds = (perf_counter_ns() - began) / 1e9
-    return _rates(read, size, seconds)
+    return ended | _rates(read, size, seconds)
 
 
 @command(app, "latency")

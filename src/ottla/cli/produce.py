@@ -133,8 +133,9 @@ def app(
         "acks": acks,
         "compression_type": compression,
         "max_block_ms": int(timeout * 1000),
-        "request_timeout_ms": int(timeout * 1000),
-        "delivery_timeout_ms": int(timeout * 1000) * 2 + 10,
+        # Half of the time for one request, so that one that gets no answer is tried once more.
+        "request_timeout_ms": max(int(timeout * 500), 1),
+        "delivery_timeout_ms": max(int(timeout * 1000), 20),
     }
     making = {"create": create, "partitions": create_partitions}
     sent = run(_produce(topic, source, settings, timeout, making, as_json=as_json), fast_loop=True)

@@ -19,7 +19,7 @@ from ottla.cli.options import (
     named_values,
 )
 from ottla.cli.output import ids_text, print_json, print_pairs, print_table
-from ottla.cli.session import confirm, no_such_topic, topic_or_fail, with_admin
+from ottla.cli.session import cli_error, confirm, no_such_topic, topic_or_fail, with_admin
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
@@ -33,6 +33,9 @@ Configs = Annotated[
     list[str] | None,
     Option("--config", "-c", metavar="NAME=VALUE", help="A setting of the topic; may be repeated."),
 ]
+
+
+_MAY_STILL: Final = "it may still be done: `ottla topics list` shows it"
 
 
 @command(app, "create")
@@ -80,13 +83,17 @@ def create(
 
     async def work(admin: Admin) -> dict[str, str]:
         from ottla.client.admin.topics import NewTopic
+        from ottla.client.errors import RequestTimedOut
         from ottla.protocol.errors import ErrorCode
 
         wanted = [
             NewTopic(name, partitions or -1, replication_factor or -1, configs, assignments)
             for name in topics
         ]
-        results = await admin.topics.create_many(wanted, validate_only=dry_run)
+        try:
+            results = await admin.topics.create_many(wanted, validate_only=dry_run)
+        except RequestTimedOut as late:
+            raise CliError(f"{cli_error(late)}; {_MAY_STILL}") from None
         outcome: dict[str, str] = {}
         for name in topics:
             error = results.get(name)
@@ -96,6 +103,8 @@ def create(
                 outcome[name] = "already exists"
             elif error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
                 outcome[name] = f"failed: Topic '{name}' already exists. --if-not-exists accepts that"
+            elif error.code is ErrorCode.REQUEST_TIMED_OUT:
+                outcome[name] = f"failed: {error.message}; {_MAY_STILL}"
             else:
                 outcome[name] = f"failed: {error.message}"
         return outcome

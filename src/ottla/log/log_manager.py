@@ -1136,7 +1136,9 @@ async def _try_write(directory: LogDirectory, work: Awaitable[object]) -> bool:
     try:
         await work
     except OSError as error:
-        _log.error("%s", directory.io_error("writing a checkpoint", error).message)
+        failure = directory.io_error("writing a checkpoint", error)
+        if not directory.lacks_room:  # the directory logs that itself, and not each time
+            _log.error("%s", failure.message)
         return False
     return True
 

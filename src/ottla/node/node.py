@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.log.config.log_config import LogConfig
-from ottla.log.directory.directory import LogDirectory
+from ottla.log.directory.directory import GOES_ON_WITH_ROOM, LogDirectory
 from ottla.log.directory.meta_properties import StorageError, is_reserved_directory
 from ottla.log.log_manager import LogManager
 from ottla.log.segment import handles
@@ -317,7 +317,9 @@ class Node:
         try:
             starting.result()
         except (StorageError, KafkaError) as error:
-            raise NodeFailed(str(error)) from error
+            # A node that has not started does not go on by itself.
+            why = str(error).replace(GOES_ON_WITH_ROOM, "free some, and start the node again")
+            raise NodeFailed(why) from error
         except OSError as error:
             raise NodeFailed(f"{error.filename or 'the disk'}: {error.strerror or error}") from error
 

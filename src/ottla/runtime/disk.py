@@ -491,7 +491,8 @@ class RealDisk:
                 # Closing any descriptor of a file drops the locks of its process: do not open our own.
                 if _identity(os.stat(path)) in _held_locks:
                     return os.getpid()
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                # To ask for a lock needs no permission to write, and the file system may be read-only.
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 return None
             try:

@@ -285,8 +285,12 @@ class LoopWatchdog:
             self._logged.clear()
         self._logged[place] = (now, 0)
         also = f" (and {unlogged} times since it was last logged)" if unlogged else ""
-        # Without a stack there is no culprit to look for: most often the machine was busy with other work.
-        is_worth_a_look = bool(culprit) and _LOADING not in culprit
+        # Without a stack there is no culprit to look for, and with little CPU time it did not do much: most
+        # often the machine was busy with other work. A loop that is held for long is worth a look anyway.
+        is_at_work = self._cpu_clock is None or held_cpu_ns >= self._bound_ns / 2
+        is_worth_a_look = (
+            bool(culprit) and _LOADING not in culprit and (is_at_work or held_ns >= _LOG_AT_ONCE_S * 1e9)
+        )
         _log.log(
             logging.WARNING if is_worth_a_look else logging.INFO,
             "the event loop was held for %.0f ms, %.0f ms of it on the CPU, where %g ms are allowed%s: %s",

@@ -49,6 +49,7 @@ class ProducerBatch:
         "error",
         "is_closed",
         "is_done",
+        "last_error",
         "limit",
         "not_before",
         "order",
@@ -85,6 +86,7 @@ class ProducerBatch:
         self.order: tuple[int, ...] = ()
         self.not_before = 0.0  # loop time before which a failed batch is not tried again
         self.attempts = 0
+        self.last_error: KafkaError | None = None  # why its last attempt failed
         self.size = self.builder.uncompressed_size if encoder is not None else 0  # against buffer.memory
         # Set when the batch is first sent, and kept for every retry, so that the broker recognises it.
         self.producer_id = -1

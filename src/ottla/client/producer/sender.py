@@ -83,6 +83,7 @@ class Sender:
         self._config = config
         self._accumulator = accumulator
         self._identity = identity
+        self._identity_error: KafkaError | None = None  # why there is no producer id yet
         self._metadata_updater = refresher
         self._wake = asyncio.Event()
         self._in_flight: dict[int, int] = {}  # requests by broker
@@ -129,6 +130,7 @@ class Sender:
                     self._fail_waiting(error)
                     return IDLE_CHECK_S
                 log.debug("no producer id yet: %s", error)
+                self._identity_error = error
                 return self._config.retry_backoff_ms / 1000
         wait = IDLE_CHECK_S
         due: dict[int, list[PartitionQueue]] = {}
@@ -347,6 +349,7 @@ class Sender:
             if error.code is ErrorCode.CONCURRENT_TRANSACTIONS:
                 backoff = min(backoff, BRIEF_WAIT_MS)
             batch.not_before = asyncio.get_running_loop().time() + backoff / 1000
+            batch.last_error = error
             log.debug("%s: %s; trying again in %d ms", batch.partition, error, backoff)
             self._accumulator.reenqueue(batch)
         else:
@@ -377,11 +380,10 @@ class Sender:
         return any(other.order < batch.order for other in (*queue.in_flight, *queue.batches))
 
     def _expire(self, batch: ProducerBatch) -> None:
-        why = (
-            f"; last: {self._metadata_updater.last_error}"
-            if self._metadata_updater.last_error is not None
-            else ""
-        )
+        last = self._metadata_updater.last_error or batch.last_error
+        if last is None and self._config.idempotent and not self._identity.is_known:
+            last = self._identity_error
+        why = f"; last: {last}" if last is not None else ""
         error = KafkaError(
             ErrorCode.REQUEST_TIMED_OUT,
             f"{batch.partition}: {batch.count} record(s) not delivered within "

@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 _LACK_TOLD_EVERY_MS = 10_000
 _LACK_LASTS_MS = 10_000
+# What follows the error of a running node whose disk is full.
+GOES_ON_WITH_ROOM = "free some, and it will go on"
 
 
 class LogDirectory:
@@ -135,8 +137,7 @@ class LogDirectory:
         if is_out_of_space(error) and self.failure is None:
             self._lacked_room_ms = self.clock.wall_ms()
             return self._lack(
-                f"no room in the log directory {self.path} for {action} ({error}); free some, and it will go "
-                "on"
+                f"no room in the log directory {self.path} for {action} ({error}); {GOES_ON_WITH_ROOM}"
             )
         reason = f"{action} failed with {error}"
         if is_lack_of_handles(error) and self.failure is None:

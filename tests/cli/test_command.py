@@ -103,6 +103,62 @@ def test_a_command_that_is_not_named_is_chosen_from_the_help(offline: CommandLin
     assert ended.err == offline.ok(*path, "--help").out
 
 
+CONNECTED: dict[str, str] = {
+    "topics alter": "t --partitions 3",
+    "topics create": "t",
+    "topics delete": "other --yes",
+    "topics describe": "t",
+    "produce": "t hello",
+    "consume": "t --from-beginning --exit",
+    "groups delete": "g --yes",
+    "groups delete-offsets": "g --topic t --yes",
+    "groups describe": "g",
+    "groups lag": "g",
+    "groups reset-offsets": "g --to beginning --topic t",
+    "transactions abort": "t:0 --start-offset 0 --yes",
+    "transactions describe": "x",
+    "configs alter": "--topic t --set retention.ms=1",
+    "configs describe": "--topic t",
+    "users add": "u --password-file -",
+    "users describe": "u",
+    "users remove": "u --yes",
+    "quotas remove": "--user u",
+    "quotas set": "--user u producer_byte_rate=1000",
+    "acls add": "--principal u --producer --topic t",
+    "acls remove": "--principal u --yes",
+    "tokens expire": "aGFtYWM=",
+    "tokens renew": "aGFtYWM=",
+    "delete-records": "t --before 0 --yes",
+    "log-dirs move": "t:0 /tmp --broker 1",
+    "wait": "--timeout 20",
+    "top": "--once",
+    "trace": "t 0 0",
+    "perf consume": "t --records 1",
+    "perf latency": "t --records 1",
+    "perf produce": "t --records 1",
+}
+"""Arguments of commands that need some; their own options all have defaults otherwise."""
+APART = {"console", "pipeline run", "pipeline dry-run", "pipeline replay", "pipeline status"}
+"""A server that goes on, and commands that need Spark or a project that has run: tests/spark has them."""
+
+
+def test_every_command_connects_with_its_command_config(ottla_tls_node: LocalNode, tmp_path: Path) -> None:
+    line = CommandLine(ottla_tls_node.bootstrap_servers)
+    file = tmp_path / "client.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in ottla_tls_node.client_settings.items()))
+    connecting = [
+        " ".join(path)
+        for path, found in all_commands()
+        if any(p.name == "command_config" for p in found.params)
+    ]
+    first = ["topics create", "produce"]
+    for name in [*first, *(each for each in connecting if each not in {*first, *APART})]:
+        arguments = CONNECTED.get(name, "").split()
+        ended = line(*name.split(), *arguments, "--command-config", str(file), stdin="a-password")
+        assert ended.status in (0, 1), (name, ended.err)
+        assert not any(word in ended.err for word in ("TLS", "Set --", "Traceback")), (name, ended.err)
+
+
 def test_start_has_its_help_in_order(offline: CommandLine) -> None:
     lines = offline.ok("start", "--help").out.splitlines()
     assert lines[0] == "Usage: ottla start [server.properties] [options]"

@@ -194,7 +194,11 @@ class TestTrace:
             producer.send("plain", b"x")
         with Producer(bootstrap, transactional_id="other") as producer, producer.transaction():
             producer.send("plain", b"y")
-        for offset, reason in ((0, "without a transaction"), (1, "no decision names"), (9, "no offset 9")):
+        for offset, reason in (
+            (0, "without a transaction"),
+            (1, "no decision names"),
+            (9, "no offset 9; it has 0 to 2"),
+        ):
             with pytest.raises(NotTraced, match=reason):
                 trace(query.client, TopicPartition("plain", 0), offset, [query.options.decision_topic])
 

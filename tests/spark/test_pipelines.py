@@ -98,10 +98,10 @@ def order(number: int, cents: int) -> bytes:
     return json.dumps({"number": number, "customer": "ada", "item": "tea", "cents": cents}).encode()
 
 
-def values(bootstrap: str, topic: str, count: int) -> list[Any]:
+def values(client: str | dict[str, str], topic: str, count: int) -> list[Any]:
     """The committed records, after a wait for one too many."""
     found: list[Any] = []
-    with Consumer(bootstrap, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
+    with Consumer(client, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
         consumer.assign([(topic, partition) for partition in range(2)])
         while records := consumer.poll(timeout_ms=60_000 if len(found) < count else 500):
             found += [json.loads(record.value or b"null") for record in records]

@@ -126,10 +126,20 @@ def numbers():
 """
 
 
-def test_a_batch_is_traced_and_replayed_and_its_bad_rows_are_set_aside(
-    node: LocalNode, producer: Producer, tmp_path: Path
+def test_a_batch_is_traced_and_replayed_on_a_secured_node_and_its_bad_rows_are_set_aside(
+    tmp_path: Path,
 ) -> None:
-    brokers = node.bootstrap_servers
+    with LocalNode(security="SASL_SSL") as node:
+        client = {"bootstrap.servers": node.bootstrap_servers, **node.client_settings}
+        file = tmp_path / "client.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in node.client_settings.items()))
+        with pytest.MonkeyPatch.context() as patch, Producer(client) as producer:
+            patch.setenv("OTTLA_COMMAND_CONFIG", str(file))
+            trace_and_replay(client, producer, tmp_path)
+
+
+def trace_and_replay(client: dict[str, str], producer: Producer, tmp_path: Path) -> None:
+    brokers = client["bootstrap.servers"]
     Pipeline(tmp_path, brokers).ok("init", "third")
     pipeline = Pipeline(tmp_path / "third", brokers)
     for unused in ("orders.py", "turnover.sql", "large_orders.py"):
@@ -146,7 +156,7 @@ def test_a_batch_is_traced_and_replayed_and_its_bad_rows_are_set_aside(
         assert "'costs something': 1 of 3 dropped" in said
         assert "'is an order': 1 of 2 dead letters" in said
         assert "'is small': 2 of 5 dropped" in said
-    assert sorted(record["number"] for record in values(brokers, "valid", 2)) == [1, 11]
+    assert sorted(record["number"] for record in values(client, "valid", 2)) == [1, 11]
 
     traced = [trace(brokers, "valid", partition, offset) for partition in (0, 1) for offset in range(4)]
     found = [each for each in traced if each is not None]
@@ -160,8 +170,8 @@ def test_a_batch_is_traced_and_replayed_and_its_bad_rows_are_set_aside(
     place = [str(last[name]) for name in ("topic", "partition", "offset")]
     said = pipeline.ok("replay", *place, "--into", "side", "--lineage-topic", "lineage", "-b", brokers)
     assert "3 records of third.orders-0" in said
-    assert [record["number"] for record in values(brokers, "side", 1)] == [12]
-    assert sorted(record["number"] for record in values(brokers, "valid", 2)) == [1, 11]
+    assert [record["number"] for record in values(client, "side", 1)] == [12]
+    assert sorted(record["number"] for record in values(client, "valid", 2)) == [1, 11]
 
 
 def trace(brokers: str, topic: str, partition: int, offset: int) -> dict[str, Any] | None:

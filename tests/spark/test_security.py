@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from ottla.spark.client_config import FILE, SERVERS, with_client_config
 from ottla.spark.sink.options import sink_options
 from ottla.spark.source.options import source_options
 from ottla.testing.local_node import LocalNode
@@ -42,6 +44,29 @@ def test_a_refused_login_is_explained_without_the_password(spark: SparkSession, 
     with pytest.raises(Exception, match="Invalid username or password") as caught:
         spark.read.format("ottla").options(**wrong, subscribe="of-spark").load().collect()
     assert "hunter2" not in str(caught.value)
+
+
+def test_the_file_of_a_run_is_for_its_own_brokers_and_options_win(
+    node: LocalNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("security.protocol=SASL_SSL\nsasl.username=etl\nssl.truststore.location=/ca\nacks=1\n")
+    monkeypatch.setenv(FILE, str(file))
+    monkeypatch.setenv(SERVERS, "a:1, b:2")
+    at_b = {"bootstrap.servers": "b:2"}
+    login = {"security.protocol": "SASL_SSL", "sasl.username": "etl"}
+    assert with_client_config(at_b) == {**at_b, **login, "ssl.truststore.location": "/ca"}
+    own = {**at_b, "ssl.ca.location": "/other", "security.protocol": "SSL"}
+    assert with_client_config(own) == {**own, "sasl.username": "etl"}
+    assert with_client_config({"bootstrap.servers": "c:3"}) == {"bootstrap.servers": "c:3"}
+    # Source and sink both use it.
+    file.write_text("".join(f"{name}={value}\n" for name, value in node.client_settings.items()))
+    monkeypatch.setenv(SERVERS, node.bootstrap_servers)
+    servers = {"kafka.bootstrap.servers": node.bootstrap_servers}
+    assert source_options({**servers, "subscribe": "t"}, streaming=True) == source_options(
+        {**options(node), "subscribe": "t"}, streaming=True
+    )
+    assert sink_options({**servers, "topic": "t"}) == sink_options({**options(node), "topic": "t"})
 
 
 def test_options_do_not_show_the_password(node: LocalNode) -> None:

@@ -23,6 +23,11 @@ def use(path: str | None) -> None:
     _path.set(path)
 
 
+def given() -> str | None:
+    """The file, if there is one."""
+    return _path.get()
+
+
 def connect_to(bootstrap: str) -> dict[str, str]:
     """The settings of a client: the servers, and what the file has for all kinds of clients."""
     return {**client_settings(), "bootstrap.servers": bootstrap}
@@ -33,16 +38,11 @@ def client_settings() -> dict[str, str]:
     path = _path.get()
     if path is None:
         return {}
-    from ottla.client.settings import SHARED_SETTINGS, is_about_security
-    from ottla.node.config.properties import parse_properties
+    from ottla.spark.client_config import read_client_config
 
     try:
-        with open(path, encoding="utf-8") as file:
-            given = parse_properties(file.read())
+        return read_client_config(path)
     except OSError as error:
         raise WrongUsage(f"{NAME} {path}: {error.strerror}") from None
     except ValueError as error:
         raise WrongUsage(f"{NAME} {path}: {error}") from None
-    return {
-        name: value for name, value in given.items() if is_about_security(name) or name in SHARED_SETTINGS
-    }

@@ -7,11 +7,13 @@ configuration says where its topics are, and is what `-b` and `--embedded` set.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
+from ottla.cli import command_config
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_TIMEOUT_S, Json, Timeout, named_values
@@ -57,8 +59,6 @@ def init(
     ],
 ) -> None:
     """Write a small project that runs: a topic, a streaming table, a view and an output topic."""
-    import os
-
     from ottla.spark.pipelines.project import ProjectError
     from ottla.spark.pipelines.template import write_project
 
@@ -169,6 +169,7 @@ def _start(
 ) -> None:
     """Start what a run needs, run, and stop it again."""
     from ottla.cli.pipeline_run import PipelineRequest, embedded_node, run_all
+    from ottla.spark.client_config import use_client_config
     from ottla.spark.java import NoJava
     from ottla.spark.pipelines.project import BOOTSTRAP, CREATE_TOPICS, ProjectError
     from ottla.spark.pipelines.run_lock import AlreadyRunning, run_lock
@@ -178,6 +179,8 @@ def _start(
     bootstrap = given.bootstrap
     if given.embedded and bootstrap is not None and not _from_environment(bootstrap):
         raise WrongUsage("--embedded starts its own node; omit --bootstrap-server")
+    if given.embedded and command_config.given() not in (None, os.environ.get(command_config.VARIABLE)):
+        raise WrongUsage("--embedded starts its own node, which is not secured; omit --command-config")
     project = project_of(given.path)
     conf = named_values("--conf", given.settings or ())
     state = project.directory / STATE_DIR
@@ -198,8 +201,12 @@ def _start(
         if starts_node:
             bootstrap = stack.enter_context(embedded_node(state / "node", state / "node.log"))
             note(f"node: {bootstrap}, data in {state / 'node'}")
+            command_config.use(None)  # it is not for this node
         if bootstrap is not None:
             configuration[BOOTSTRAP] = bootstrap
+        if (file := command_config.given()) is not None:
+            command_config.client_settings()  # a file that cannot be read ends the command here
+            use_client_config(file, configuration[BOOTSTRAP])
         if not dry and (wanted := configuration.get(CREATE_TOPICS)):
             _create_topics(configuration[BOOTSTRAP], wanted)
         log = None if given.verbose else stack.enter_context(log_file(state / "spark.log"))
@@ -227,8 +234,6 @@ def _start(
 
 
 def _from_environment(bootstrap: str) -> bool:
-    import os
-
     return os.environ.get(BOOTSTRAP_VARIABLE) == bootstrap
 
 

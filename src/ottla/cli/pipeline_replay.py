@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from ottla.cli.command_config import connect_to
 from ottla.cli.commands import Argument, Option
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, named_values
@@ -71,8 +72,8 @@ def replay(
         refuse_own_catalog(found, conf)
         with terminable(), TemporaryDirectory(prefix="ottla-replay-") as root:
             made = _Replay(found, servers, traced, Path(root), master, conf).run(verbose=verbose)
-            _create(servers, {into: made.partitions})
-            had_records = _send(servers, into, made.records)
+            _create(connect_to(servers), {into: made.partitions})
+            had_records = _send(connect_to(servers), into, made.records)
     except (ProjectError, NoJava, NoSpark, RunFailed, UnexpectedRows) as error:
         raise CliError(str(error)) from None
     except KafkaError as error:
@@ -108,9 +109,10 @@ class _Replay(NamedTuple):
         name = self.project.name
         with new_node() as local:
             wanted = topics_to_create(self.project.configuration.get(CREATE_TOPICS, ""))
-            existing = _partition_counts(self.servers, {topic, *(each.topic for each in inputs)})
-            _create(local, {**wanted, **existing})
-            copied = _copy_inputs(self.servers, local, inputs)
+            source = connect_to(self.servers)
+            existing = _partition_counts(source, {topic, *(each.topic for each in inputs)})
+            _create({"bootstrap.servers": local}, {**wanted, **existing})
+            copied = _copy_inputs(source, local, inputs)
             note(f"batch {self.traced.decision.batch}: {copied} records of {_names(inputs)}")
             with (
                 test_log(self.project, verbose=verbose) as log,
@@ -146,27 +148,27 @@ def _names(inputs: Iterable[InputRange]) -> str:
     return ", ".join(f"{each.topic}-{each.partition}" for each in inputs)
 
 
-def _partition_counts(servers: str, topics: set[str]) -> dict[str, int]:
+def _partition_counts(client: Mapping[str, str], topics: set[str]) -> dict[str, int]:
     from ottla.client.blocking import Admin
 
-    with Admin(servers) as admin:
+    with Admin(client) as admin:
         known = {info.name: len(info.partitions) for info in admin.topics.list()}
     if missing := sorted(topics - known.keys()):
         raise CliError(f"topic {missing[0]} does not exist any more")
     return {name: known[name] for name in topics}
 
 
-def _create(servers: str, counts: Mapping[str, int]) -> None:
+def _create(client: Mapping[str, str], counts: Mapping[str, int]) -> None:
     from ottla.client.blocking import Admin
 
-    with Admin(servers) as admin:
+    with Admin(client) as admin:
         known = {info.name for info in admin.topics.list()}
         for name, partitions in counts.items():
             if name not in known:
                 admin.topics.create(name, partitions=partitions)
 
 
-def _copy_inputs(source: str, target: str, inputs: Sequence[InputRange]) -> int:
+def _copy_inputs(source: Mapping[str, str], target: str, inputs: Sequence[InputRange]) -> int:
     """Copy the records to the node of the replay; how many they were."""
     from ottla.client.blocking import Consumer, Producer
     from ottla.protocol.names import TopicPartition
@@ -203,16 +205,16 @@ def _copy_inputs(source: str, target: str, inputs: Sequence[InputRange]) -> int:
     return copied
 
 
-def _send(servers: str, topic: str, records: Iterable[Any]) -> bool:
+def _send(client: Mapping[str, str], topic: str, records: Iterable[Any]) -> bool:
     """Write the records, all or none; whether the topic had some before. A replay into the same topic at
     the same time ends the transaction of this one, and then only that one writes.
     """
     from ottla.client.blocking import Consumer, Producer
 
-    reader: Consumer[bytes, bytes] = Consumer(servers)
+    reader: Consumer[bytes, bytes] = Consumer(client)
     with reader as consumer:
         had_records = any(consumer.end_offsets(consumer.partitions_for(topic)).values())
-    with Producer(servers, transactional_id=f"ottla-replay-{topic}") as producer, producer.transaction():
+    with Producer(client, transactional_id=f"ottla-replay-{topic}") as producer, producer.transaction():
         sent = [producer.send_nowait(topic, record.value, **_fields(record)) for record in records]
         for delivery in sent:
             delivery.result()

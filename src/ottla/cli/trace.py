@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from ottla.cli.command_config import connect_to
 from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import CliError
 from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, Json
@@ -83,7 +84,7 @@ def find_record(
     _check_topics(bootstrap, topic, partition, lineage_topic)
     options = sink_options(
         {
-            "kafka.bootstrap.servers": bootstrap,
+            **{f"kafka.{name}": value for name, value in connect_to(bootstrap).items()},
             **({"decisionTopic": decision_topic} if decision_topic is not None else {}),
         }
     )

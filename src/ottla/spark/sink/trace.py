@@ -8,9 +8,12 @@ run for good, and earlier ones until they are compacted, which is hours. A topic
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
+from ottla.client.admin.offsets import OffsetsAdmin
+from ottla.client.admin.requests import AdminRequests
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import iter_batches
@@ -51,13 +54,15 @@ async def _trace(
 ) -> TracedRecord:
     producer_id, epoch = await _producer_of(client, partition, offset)
     for topic in topics:
-        async for timestamp, record in _decisions(client, topic):
-            assert record.decision is not None
-            for transaction in record.decision.transactions:
-                if _wrote(transaction, producer_id, epoch, partition, offset):
-                    return TracedRecord(
-                        partition, offset, record.scope, record.run, transaction, record.decision, timestamp
-                    )
+        async with aclosing(_decisions(client, topic)) as decisions:
+            async for timestamp, record in decisions:
+                decision = record.decision
+                assert decision is not None
+                for each in decision.transactions:
+                    if _wrote(each, producer_id, epoch, partition, offset):
+                        return TracedRecord(
+                            partition, offset, record.scope, record.run, each, decision, timestamp
+                        )
     raise NotTraced(
         f"no decision names the transaction that wrote {partition}@{offset} (producer {producer_id}, epoch "
         f"{epoch}). Either it was not Spark's sink, or the decision is compacted away: "
@@ -71,7 +76,11 @@ async def _producer_of(client: SinkClient, partition: TopicPartition, offset: in
     data = await fetch(client.cluster, partition, offset, max_bytes=FETCH_BYTES)
     code = ErrorCode.of(data.error_code)
     if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-        raise NotTraced(f"{partition} has no offset {offset}; it ends at {data.high_watermark}")
+        offsets = OffsetsAdmin(AdminRequests(client.cluster, client.cluster.config.request_timeout_ms))
+        begin = (await offsets.beginning(partition.topic))[partition.partition]
+        end = (await offsets.end(partition.topic))[partition.partition]
+        range_text = "it is empty" if begin == end else f"it has {begin} to {end - 1}"
+        raise NotTraced(f"{partition} has no offset {offset}; {range_text}")
     if code:
         raise KafkaError(code, f"cannot read {partition}: {code.text}")
     for _, header in iter_batches(data.records or b""):
@@ -97,7 +106,7 @@ def _wrote(
     )
 
 
-async def _decisions(client: SinkClient, topic: str) -> AsyncIterator[tuple[int, DecisionRecord]]:
+async def _decisions(client: SinkClient, topic: str) -> AsyncGenerator[tuple[int, DecisionRecord], None]:
     """All decisions of a topic, with the times of their records; none if the topic does not exist."""
     from ottla.client.consumer import Consumer
 

@@ -120,20 +120,27 @@ def test_a_file_that_is_not_there_is_named_once(tmp_path: Path, offline: Command
 
 
 def test_first_users_log_in_and_commands_take_their_settings_from_a_file(
-    tmp_path: Path, offline: CommandLine
+    tmp_path: Path, offline: CommandLine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    offline.ok(
-        *("storage", "format", str(tmp_path / "data")),
-        *("--add-scram", "SCRAM-SHA-512=[name=admin,password=admin-secret]"),
-    )
+    first_user = ("--add-scram", "SCRAM-SHA-512=[name=admin,password=admin-secret]")
+    offline.ok("storage", "format", str(tmp_path / "data"), *first_user)
     module = "org.apache.kafka.common.security.scram.ScramLoginModule"
     settings = {
         "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
         "sasl.enabled.mechanisms": "SCRAM-SHA-512",
         "scram-sha-512.sasl.jaas.config": f"{module} required;",
     }
+    # A node that is started before it is formatted says that no client can get in, and what to do.
+    with LocalNode(settings, data_dir=str(tmp_path / "early")):
+        assert "no client can log in: SASL_PLAINTEXT://127.0.0.1:" in caplog.text
+        assert "`ottla storage format -c FILE --add-scram 'SCRAM-SHA-512=[name=NAME,password=" in caplog.text
+    late = offline("storage", "format", str(tmp_path / "early"), *first_user)
+    assert "is already formatted; --add-scram is for the first start" in late.err
+    assert "remove it and format it again" in late.err
+    caplog.clear()
     file = tmp_path / "client.properties"
     with LocalNode(settings, data_dir=str(tmp_path / "data")) as node:
+        assert "no client can log in" not in caplog.text
         ottla = CommandLine(node.bootstrap_servers)
         for password, status in (("admin-secret", 0), ("wrong", 1)):
             jaas = f'{module} required username="admin" password="{password}";'

@@ -52,6 +52,9 @@ def test_while_too_few_brokers_have_ever_registered_there_is_no_coordinator(kind
         await nodes.ready(1, 2)
         assert await find(nodes, kind) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
         assert TOPICS[kind] not in nodes.topics(1)
+        warning = "there will be no consumer groups and no transactions until as many brokers are registered"
+        # Node 1 says so, which is a quorum of one.
+        assert sum(warning in line for line in nodes.world.trace.tail(20_000)) == 1
         nodes.boot(3)
         await nodes.ready(3)
         error, coordinator = await find(nodes, kind)

@@ -328,7 +328,7 @@ def format_directories(
         found = load_directories(disk, plan.paths, node_id=plan.node_id, cluster_id=cluster_id)
         taken = [path for path, properties in found.items() if properties is not None]
         if taken and not ignore_formatted:
-            raise CliError(f"{taken[0]} is already formatted; --ignore-formatted skips it")
+            raise CliError(f"{taken[0]} is already formatted; {_already_formatted(users=bool(add_scram))}")
         known = [properties.cluster_id for properties in found.values() if properties is not None]
         cluster = known[0] if known else chosen
         for path in plan.paths:
@@ -357,6 +357,16 @@ def format_directories(
             print(
                 f"{path}: " + ("already formatted" if path in taken else f"formatted for cluster {cluster}")
             )
+
+
+def _already_formatted(*, users: bool) -> str:
+    if not users:
+        return "--ignore-formatted skips it"
+    return (
+        "--add-scram is for the first start of a cluster. Where a user can log in, `ottla users add` adds "
+        "others; if there is none and the directory has nothing to keep, remove it and format it again; "
+        "otherwise add a listener PLAINTEXT://127.0.0.1:PORT until `ottla users add` has added one"
+    )
 
 
 def _bootstrap(release: str | None, users: list[str], random: Random) -> Any:

@@ -49,6 +49,7 @@ from ottla.node.network.node_security import NodeSecurity
 from ottla.node.network.request_statistics import NetworkStatistics
 from ottla.node.network.server import SocketServer
 from ottla.node.process_status import StorageStatus
+from ottla.node.start_warnings import start_warnings
 from ottla.node.storage import NodeStorage, clean_shutdown_epoch, open_storage
 from ottla.node.supervisor import BrokerTasks, ControllerTasks, is_lack_of_room
 from ottla.protocol.api import ListenerType
@@ -506,6 +507,10 @@ class Node:
         await self.endpoints.open_known(self.server)
         self._on_stop(self._leave)
         self.endpoints.warn_of_open_listeners(is_authorized=self.authorizer is not None)
+        for text in start_warnings(
+            self.config, self.image, self.endpoints.for_clients(), sole_voter=self._is_sole_voter
+        ):
+            log.warning("%s", text)
         # From then on it may lead; what is damaged must not.
         await self.damaged_replicas.announce()
         self.damaged_replicas.check()
@@ -674,7 +679,7 @@ class Node:
 
     async def _leave(self) -> None:
         """Hand over what this broker leads, then turn clients away."""
-        alone = self.quorum.metadata.voters.ids == (self.config.node_id,)
+        alone = self._is_sole_voter
         if alone and not self._has_peers():
             # No other broker can take over. Clients would only hear that none is left, and some give up then.
             await self.server.stop()
@@ -683,6 +688,10 @@ class Node:
         if not (hand_over and await self.lifecycle.controlled_shutdown(seconds)):
             log.info("leaving without having handed over all leaderships")
         await self.server.stop()
+
+    @property
+    def _is_sole_voter(self) -> bool:
+        return self.quorum.metadata.voters.ids == (self.config.node_id,)
 
     def _has_peers(self) -> bool:
         brokers = self.image.cluster.brokers.values()

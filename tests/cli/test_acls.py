@@ -25,7 +25,7 @@ def ottla(node: LocalNode) -> Iterator[CommandLine]:
     line = CommandLine(node.bootstrap_servers)
     yield line
     for user in ("alice", "bob", "*"):
-        line("acls", "remove", "--principal", user)
+        line("acls", "remove", "--principal", user, "--yes")
 
 
 def rows(line: CommandLine, *options: str) -> list[tuple[str, ...]]:
@@ -65,7 +65,7 @@ def test_what_a_producer_and_a_consumer_need(ottla: CommandLine) -> None:
     assert {row[3] for row in rows(ottla, "--topic", "orders")} == {"User:alice", "User:bob"}
     assert {row[3] for row in rows(ottla, "--topic", "orders", "--exact")} == {"User:alice"}
     assert {row[3] for row in rows(ottla, "--principal", "bob")} == {"User:bob"}
-    ottla.ok("acls", "remove", "--principal", "alice", "--producer", "--topic", "orders")
+    ottla.ok("acls", "remove", "--principal", "alice", "--producer", "--topic", "orders", "--yes")
     assert {row[0] for row in rows(ottla, "--principal", "alice")} == {"transactional-id"}
 
 
@@ -85,8 +85,10 @@ def test_denials_hosts_and_the_cluster(ottla: CommandLine) -> None:
     assert table[0].split() == [
         *("RESOURCE", "NAME", "PATTERN", "PRINCIPAL", "PERMISSION", "OPERATION", "HOST")
     ]
-    ottla.ok("acls", "remove", "--cluster")
-    gone = ottla("acls", "remove", "--cluster")
+    asked = ottla("acls", "remove", "--cluster")
+    assert (asked.status, "use --yes" in asked.err) == (1, True)
+    assert len(ottla.ok("acls", "remove", "--cluster", "--yes", "--json").json) == 2
+    gone = ottla("acls", "remove", "--cluster", "--yes")
     assert gone.status == 1
     assert "there is no such ACL" in gone.err
 

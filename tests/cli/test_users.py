@@ -27,13 +27,20 @@ def test_users_come_and_go(ottla: CommandLine, tmp_path: Path) -> None:
     assert rows == [[user, "SCRAM-SHA-256", "8192"], [user, "SCRAM-SHA-512", "4096"]]
     would = ottla.ok("users", "remove", user, "--mechanism", "SCRAM-SHA-256", "--dry-run").out
     assert would == f"would remove SCRAM-SHA-256 of {user}\n"
-    removed = ottla.ok("users", "remove", user, "--mechanism", "SCRAM-SHA-256", "--json").json
+    removed = ottla.ok("users", "remove", user, "--mechanism", "SCRAM-SHA-256", "--yes", "--json").json
     assert removed == {"user": user, "removed": ["SCRAM-SHA-256"], "dry_run": False}
     assert ottla("users", "remove", user, "--mechanism", "SCRAM-SHA-256").status == 1
-    ottla.ok("users", "remove", user)
-    gone = ottla("users", "describe", user)
-    assert gone.status == 1
-    assert "does not exist" in gone.err
+    asked = ottla("users", "remove", user)  # there is no terminal to ask
+    assert (asked.status, asked.err) == (
+        1,
+        f"ottla: Remove SCRAM-SHA-512 of {user}: this cannot be undone; use --yes to do it without asking\n",
+    )
+    again = ottla.ok("users", "add", user, "--password-file", "-", stdin="other\n").out
+    assert again == f"{user} can log in with SCRAM-SHA-512; the password was replaced\n"
+    ottla.ok("users", "remove", user, "--yes")
+    for act in (("describe",), ("remove", "--yes")):
+        gone = ottla("users", *act, user)
+        assert (gone.status, gone.err.startswith(f"ottla: user {user} does not exist")) == (1, True)
 
 
 def test_a_password_is_needed_and_never_shown(ottla: CommandLine, tmp_path: Path) -> None:

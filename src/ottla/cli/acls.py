@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from ottla.cli.commands import Option, command, group
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
-from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, DryRun, Json, Timeout
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    DryRun,
+    Json,
+    Timeout,
+    Yes,
+)
 from ottla.cli.output import print_json, print_table
-from ottla.cli.session import with_admin
+from ottla.cli.session import confirm, with_admin
 from ottla.protocol.acl import (
     CLUSTER_NAME,
     SUPPORTED_OPERATIONS,
@@ -277,6 +285,7 @@ def remove_acls(
     prefixed: Prefixed = False,
     hosts: Hosts = None,
     deny: Deny = False,
+    yes: Yes = False,
     dry_run: DryRun = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -297,18 +306,23 @@ def remove_acls(
         deny=deny,
     )
 
-    async def work(admin: Admin) -> list[AclBinding]:
-        if not dry_run:
-            return await admin.acls.delete(filters)
+    async def find(admin: Admin) -> list[AclBinding]:
         found: dict[AclBinding, None] = {}
         for each in filters:
             found.update(dict.fromkeys(await admin.acls.describe(each)))
         return list(found)
 
-    removed = with_admin(bootstrap, timeout, work)
-    if not removed:
+    async def work(admin: Admin) -> list[AclBinding]:
+        return await admin.acls.delete(filters)
+
+    found = with_admin(bootstrap, timeout, find)
+    if not found:
         raise CliError("there is no such ACL")
-    _show(removed, as_json=as_json)
+    if not dry_run:
+        whose = ", ".join(sorted({acl.principal for acl in found}))
+        confirm(f"Remove {len(found)} ACL{'s' * (len(found) != 1)} of {whose}?", yes=yes)
+        found = with_admin(bootstrap, timeout, work)
+    _show(found, as_json=as_json)
 
 
 def _filters(

@@ -7,10 +7,18 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Final
 
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import CliError, WrongUsage
-from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, DryRun, Json, Timeout
+from ottla.cli.errors import CliError, WrongUsage, did_you_mean
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    DryRun,
+    Json,
+    Timeout,
+    Yes,
+)
 from ottla.cli.output import print_json, print_table
-from ottla.cli.session import with_admin
+from ottla.cli.session import confirm, with_admin
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
@@ -47,7 +55,7 @@ def describe(
     """Show the mechanisms that a user can log in with."""
 
     async def work(admin: Admin) -> list[UserCredentials]:
-        return [await admin.users.describe(name)]
+        return [await _existing(admin, name)]
 
     _show(with_admin(bootstrap, timeout, work), as_json)
 
@@ -76,14 +84,18 @@ def add(
     """
     password = _password(name, password_file)
 
-    async def work(admin: Admin) -> None:
+    async def work(admin: Admin) -> bool:
+        had_password = any(
+            user.name == name and mechanism in user.mechanisms for user in await admin.users.list()
+        )
         await admin.users.set_password(name, password, mechanism=mechanism, iterations=iterations)
+        return had_password
 
-    with_admin(bootstrap, timeout, work)
+    replaced = with_admin(bootstrap, timeout, work)
     if as_json:
-        print_json({"user": name, "mechanism": mechanism, "iterations": iterations})
+        print_json({"user": name, "mechanism": mechanism, "iterations": iterations, "replaced": replaced})
     else:
-        print(f"{name} can log in with {mechanism}")
+        print(f"{name} can log in with {mechanism}{'; the password was replaced' * replaced}")
 
 
 @command(app, "remove")
@@ -92,6 +104,7 @@ def remove(
     mechanism: Annotated[
         str | None, Option("--mechanism", "-m", choices=MECHANISMS, help="Only this one; by default, all.")
     ] = None,
+    yes: Yes = False,
     dry_run: DryRun = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -99,21 +112,37 @@ def remove(
 ) -> None:
     """Remove the passwords of a user. Its connections stay until they end by themselves."""
 
-    async def work(admin: Admin) -> list[str]:
-        known = (await admin.users.describe(name)).mechanisms
+    async def find(admin: Admin) -> list[str]:
+        known = (await _existing(admin, name)).mechanisms
         if mechanism is not None and mechanism not in known:
             raise CliError(f"{name} does not log in with {mechanism}; it has {', '.join(known)}")
-        removed = [mechanism] if mechanism is not None else list(known)
-        for each in removed:
-            if not dry_run:
-                await admin.users.remove(name, mechanism=each)
-        return removed
+        return [mechanism] if mechanism is not None else list(known)
 
-    removed = with_admin(bootstrap, timeout, work)
+    async def work(admin: Admin) -> None:
+        for each in removed:
+            await admin.users.remove(name, mechanism=each)
+
+    removed = with_admin(bootstrap, timeout, find)
+    if not dry_run:
+        confirm(f"Remove {', '.join(removed)} of {name}?", yes=yes)
+        with_admin(bootstrap, timeout, work)
     if as_json:
         print_json({"user": name, "removed": removed, "dry_run": dry_run})
     else:
         print(f"{'would remove' if dry_run else 'removed'} {', '.join(removed)} of {name}")
+
+
+async def _existing(admin: Admin, name: str) -> UserCredentials:
+    from ottla.protocol.errors import ErrorCode, KafkaError
+
+    try:
+        return await admin.users.describe(name)
+    except KafkaError as error:
+        if error.code is not ErrorCode.RESOURCE_NOT_FOUND:
+            raise
+    known = [user.name for user in await admin.users.list()]
+    hint = did_you_mean(name, known) or "; `ottla users list` shows those that do"
+    raise CliError(f"user {name} does not exist{hint}")
 
 
 def _show(users: list[UserCredentials], as_json: bool) -> None:

@@ -41,11 +41,11 @@ def _without_users(config: NodeConfig, image: MetadataImage, listeners: Sequence
     if None in mechanisms or any(user.mechanism in mechanisms for user in image.scram):
         return None
     return (
-        f"no client can log in: {', '.join(map(str, listeners))} takes users of {', '.join(enabled)} only, and "
-        "there is none yet. Stop the node; if its data directory has nothing to keep, remove it and format it "
-        f"with a first user: `ottla storage format -c FILE --add-scram '{next(iter(enabled))}=[name=NAME,"
-        "password=PASSWORD]'`; otherwise add PLAINTEXT://127.0.0.1:PORT to listeners until `ottla users add` "
-        "has added one"
+        f"no client can log in: {', '.join(map(str, listeners))} takes users of {', '.join(enabled)} only, "
+        "and there is none yet. Stop the node; if its data directory has nothing to keep, remove it and "
+        "format it with a first user: `ottla storage format -c FILE --add-scram "
+        f"'{next(iter(enabled))}=[name=NAME,password=PASSWORD]'`; otherwise add PLAINTEXT://127.0.0.1:PORT "
+        "to listeners until `ottla users add` has added one"
     )
 
 

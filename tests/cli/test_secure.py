@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import stat
+import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from ottla.node.config.errors import NodeFailed
 from ottla.node.config.properties import parse_properties
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
@@ -15,15 +18,17 @@ from tests.support.command_line import CommandLine
 def test_a_node_and_its_clients_are_secured_by_two_commands(offline: CommandLine, tmp_path: Path) -> None:
     directory = tmp_path / "security"
     made = offline.ok("secure", "init", "--dir", str(directory), "--host", "localhost", "--json").json
-    assert made["admin"] == "User:CN=admin,O=Ottla"
+    assert made["admin"] == "User:admin"
     for name in ("ca.key", "node.pem", "admin.pem"):
         assert stat.S_IMODE((directory / name).stat().st_mode) == 0o600
     assert "has a CA already" in offline("secure", "init", "--dir", str(directory)).err
-    offline.ok("secure", "issue", "bob", "--dir", str(directory))
+    issued = offline.ok("secure", "issue", "bob", "--dir", str(directory)).out
+    assert issued.endswith("ottla acls add --principal User:bob --consumer --topic TOPIC --group GROUP\n")
     bob = tmp_path / "bob.properties"
     bob.write_text((directory / "client.properties").read_text().replace("admin.pem", "bob.pem") + "acks=1\n")
 
     settings = parse_properties((directory / "server.properties").read_text())
+    assert settings["listeners"] == "SSL://127.0.0.1:9093"  # localhost is no name for other machines
     del settings["advertised.listeners"], settings["log.dirs"]
     with LocalNode({**settings, "listeners": "SSL://127.0.0.1:0"}) as node:
         servers = ("-b", f"localhost:{node.port}")
@@ -33,7 +38,20 @@ def test_a_node_and_its_clients_are_secured_by_two_commands(offline: CommandLine
         assert offline.ok("consume", "orders", "--from", "beginning", "-n", "1", *admin).out.strip() == "one"
         denied = offline("produce", "orders", "two", *servers, "--command-config", str(bob)).err
         assert "TOPIC_AUTHORIZATION_FAILED" in denied
-        assert "a TLS or SASL listener?" in offline("topics", "list", *servers).err
+        assert "Missing ACL: User:CN=bob,O=Ottla (or what ssl.principal.mapping.rules make of it)" in denied
+        offline.ok("acls", "add", "--principal", "bob", "--producer", "--topic", "orders", *admin)
+        offline.ok("produce", "orders", "two", *servers, "--command-config", str(bob))
+        disabled = offline("tokens", "create", *admin).err
+        assert "Delegation tokens are not enabled. Set delegation.token.secret.key" in disabled
+        # What is missing in the file of a client is named, with the setting.
+        plain = offline("topics", "list", *servers).err
+        assert "a TLS or SASL listener?" in plain
+        assert "--command-config FILE: security.protocol=SSL" in plain
+        lines = bob.read_text().splitlines()
+        for missing in ("truststore", "keystore"):
+            bob.write_text("\n".join(line for line in lines if f"ssl.{missing}" not in line))
+            said = offline("topics", "list", *servers, "--command-config", str(bob))
+            assert (said.status, f"\nSet ssl.{missing}.location in the file of" in said.err) == (3, True)
 
 
 def test_certificates_are_shown_with_their_end(offline: CommandLine, tmp_path: Path) -> None:
@@ -41,7 +59,19 @@ def test_certificates_are_shown_with_their_end(offline: CommandLine, tmp_path: P
     shown = offline.ok("secure", "show", str(tmp_path / "node.pem"), "--json").json
     assert shown[0]["subject"] == "CN=broker1.example,O=Ottla"
     assert "broker1.example" in shown[0]["hosts"]
-    assert shown[0]["days_left"] in (9, 10)
+    assert (shown[0]["days_left"] in (9, 10), shown[0]["ended"]) == (True, False)
+    eleven_days_ago = time.time() - 11.2 * 86_400
+    with patch("ottla.cli.secure.time.time", lambda: eleven_days_ago):
+        offline.ok(*("secure", "issue", "x", "--dir", str(tmp_path), "--days", "10"))
+        offline.ok(*("secure", "issue", "n", "--dir", str(tmp_path), "--days", "10", "--host", "localhost"))
+    ended = offline("secure", "show", str(tmp_path / "x.pem"))
+    assert (ended.status, "ended 1 day ago" in ended.out) == (1, True)
+    # A node that is started with it says which file that is, and how it is renewed.
+    settings = parse_properties((tmp_path / "server.properties").read_text())
+    del settings["log.dirs"]
+    ended_on = r"The certificate of CN=n,O=Ottla in \S+n.pem ended on .* --replace"
+    with pytest.raises(NodeFailed, match=ended_on):
+        LocalNode({**settings, "ssl.keystore.location": str(tmp_path / "n.pem")}).start()
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_errors_of_the_admin_client(node: LocalNode) -> None:
     ("given", "principal"),
     [
         ({}, "User:ANONYMOUS"),
-        ({"security.protocol": "SSL"}, None),
+        ({"security.protocol": "SSL"}, "User:ANONYMOUS"),
         (
             {
                 "security.protocol": "SASL_PLAINTEXT",

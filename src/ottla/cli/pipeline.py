@@ -173,7 +173,7 @@ def _start(
     from ottla.spark.java import NoJava
     from ottla.spark.pipelines.project import BOOTSTRAP, CREATE_TOPICS, ProjectError
     from ottla.spark.pipelines.run_lock import AlreadyRunning, run_lock
-    from ottla.spark.pipelines.runner import RunFailed
+    from ottla.spark.pipelines.runner import RunFailed, UnknownTables
     from ottla.spark.session import NoSpark
 
     bootstrap = given.bootstrap
@@ -227,6 +227,8 @@ def _start(
             run_all(request, log)
         except (ProjectError, NoJava, NoSpark) as error:
             raise CliError(str(error)) from None
+        except UnknownTables as error:
+            raise WrongUsage(str(error)) from None
         except RunFailed as failure:
             hint = _FULL_REFRESH_HINT if "DataLoss: " in str(failure) else ""
             more = "" if log is None else f"\nWhat Spark logged is in {state / 'spark.log'}."

@@ -83,7 +83,7 @@ def run_all(request: PipelineRequest, log: IO[str] | None) -> None:
             session.tables = PipelineTables(project, warehouse, request.state)
             if unfinished := session.tables.unfinished_refresh:
                 note(f"finishing the full refresh that an earlier run began: {', '.join(unfinished)}")
-                session.run(Selection(full_refresh=unfinished), number=1)
+                session.run(Selection(full_refresh=unfinished, must_exist=False), number=1)
         if request.continuous:
             session.run_first()
             if session.run_continuously(triggers):

@@ -14,10 +14,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from secrets import token_urlsafe
+from shlex import quote
 from typing import Annotated, Final
 
+import click
+
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import CliError
+from ottla.cli.errors import FAILED, CliError
 from ottla.cli.options import Json
 from ottla.cli.output import print_json, print_table
 
@@ -25,6 +28,8 @@ DEFAULT_DIRECTORY: Final = "./ottla-security"
 DEFAULT_PORT: Final = 9093
 ORGANIZATION: Final = "O=Ottla"
 _DAY_MS: Final = 86_400_000
+# A node that is reached by one of these names listens on this machine only.
+_LOOPBACK: Final = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "[::1]"}
 _MECHANISM: Final = "SCRAM-SHA-512"
 _LOGIN_MODULE: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
@@ -80,7 +85,7 @@ def init(
         "ca.key": authority.key_pem(),
         "node.pem": node.key_pem() + node.chain_pem(),
     }
-    layout = _Layout(path, data, names[0], port)
+    layout = _Layout(path, data, names[0], port)  # the first name is the one that is advertised
     if passwords or users:
         secrets = {name: token_urlsafe(18) for name in dict.fromkeys((admin, *(users or ())))}
         files["server.properties"] = layout.server_with_scram(admin, secrets[admin])
@@ -90,9 +95,9 @@ def init(
     else:
         issued = authority.issue(admin_name, now_ms, days=days)
         files[f"{admin}.pem"] = issued.key_pem() + issued.chain_pem()
-        files["server.properties"] = layout.server_with_certificates((admin_name, node_name))
+        files["server.properties"] = layout.server_with_certificates((admin, names[0]))
         files["client.properties"] = layout.client_with_certificate(f"{admin}.pem")
-        secrets, principal = {}, admin_name
+        secrets, principal = {}, admin
     _write(path, files)
     if secrets:
         _format(data, secrets)
@@ -187,10 +192,26 @@ def issue(
     unfinished = file.with_name(f"{file.name}.tmp")
     write_secret(unfinished, issued.key_pem() + issued.chain_pem())
     unfinished.replace(file)
+    principal = _principal(path, subject)
     if as_json:
-        print_json({"file": str(file), "subject": subject, "hosts": hosts or []})
-    else:
-        print(f"{file}: {subject}")
+        print_json({"file": str(file), "subject": subject, "hosts": hosts or [], "principal": principal})
+        return
+    print(f"{file}: {subject}")
+    if not hosts:
+        print(f"ottla acls add --principal {quote(principal)} --consumer --topic TOPIC --group GROUP")
+
+
+def _principal(path: Path, subject: str) -> str:
+    """What a node with the settings in this directory makes of the subject of a certificate."""
+    from ottla.node.config.properties import parse_properties
+    from ottla.security.tls.principal_mapper import PrincipalMapper
+
+    try:
+        settings = parse_properties((path / "server.properties").read_text(encoding="utf-8"))
+        rules = settings.get("ssl.principal.mapping.rules", "DEFAULT")
+        return f"User:{PrincipalMapper.parse(rules).name(subject)}"
+    except (OSError, ValueError):
+        return f"User:{subject}"
 
 
 @command(app, "show")
@@ -200,7 +221,10 @@ def show(
     ],
     as_json: Json = False,
 ) -> None:
-    """Show the certificates in files: whom they name, where they are valid, and when they end."""
+    """Show the certificates in files: whom they name, where they are valid, and when they end.
+
+    Exits with 1 if one has ended.
+    """
     from ottla.runtime.disk import RealDisk
     from ottla.security.tls.errors import TlsError
     from ottla.security.tls.expiry import describe
@@ -216,13 +240,24 @@ def show(
             raise CliError(str(error).removeprefix("ssl.truststore.location: ")) from None
         for certificate in found:
             facts = describe(certificate)
-            days_left = (facts.ends_ms - now_ms) // _DAY_MS
-            rows.append((file, facts.subject, ", ".join(facts.hosts), facts.end_text, days_left))
-    names = ("file", "subject", "hosts", "ends", "days_left")
+            left_ms = facts.ends_ms - now_ms
+            ended = left_ms <= 0
+            days = -(-left_ms // _DAY_MS) if ended else left_ms // _DAY_MS
+            rows.append((file, facts.subject, ", ".join(facts.hosts), facts.end_text, days, ended))
     if as_json:
+        names = ("file", "subject", "hosts", "ends", "days_left", "ended")
         print_json([dict(zip(names, row, strict=True)) for row in rows])
     else:
-        print_table([name.replace("_", " ").upper() for name in names], [list(map(str, row)) for row in rows])
+        print_table(
+            ["file", "subject", "hosts", "ends", "days left"],
+            [(*row[:4], _ended_text(row[4]) if row[5] else row[4]) for row in rows],
+        )
+    if any(row[-1] for row in rows):
+        raise click.exceptions.Exit(FAILED)
+
+
+def _ended_text(days_left: int) -> str:
+    return f"ended {-days_left} day{'s' * (days_left != -1)} ago" if days_left else "ended today"
 
 
 class _Layout:
@@ -238,7 +273,7 @@ class _Layout:
         return f"""\
 # A node alone, with TLS on its listener.
 node.id=1
-listeners={protocol}://:{self._port}
+listeners={protocol}://{_LOOPBACK.get(self._host, "")}:{self._port}
 advertised.listeners={protocol}://{self._host}:{self._port}
 security.inter.broker.protocol={protocol}
 log.dirs={self._data}
@@ -254,7 +289,12 @@ super.users={super_users}
 """
 
     def server_with_certificates(self, super_users: tuple[str, ...]) -> str:
-        asks = "# Clients show certificates that the CA has issued.\nssl.client.auth=required\n"
+        asks = f"""\
+# Clients show certificates that the CA has issued. CN=alice,{ORGANIZATION} is User:alice;
+# other names stay as they are.
+ssl.client.auth=required
+ssl.principal.mapping.rules=RULE:^CN=([^,]+),{ORGANIZATION}$/$1/,DEFAULT
+"""
         return self._server("SSL", asks, ";".join(f"User:{name}" for name in super_users))
 
     def server_with_scram(self, admin: str, password: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ottla.cli.command_config import connect_to
 from ottla.cli.errors import (
@@ -31,6 +31,45 @@ if TYPE_CHECKING:
     from ottla.protocol.errors import KafkaError
 
 T = TypeVar("T")
+
+_NO_BROKER: Final = "Set --bootstrap-server or OTTLA_BOOTSTRAP_SERVERS; `ottla start` starts a broker."
+_SECURED: Final = (
+    "If the listener is secured, name the settings of the client with --command-config FILE: "
+    "security.protocol=SSL or SASL_SSL, ssl.truststore.location, and ssl.keystore.location or a login."
+)
+# What an error of TLS or SASL says, and the setting in the file of --command-config that mends it.
+_ADVICE: Final = (
+    ("a TLS or SASL listener?", _SECURED),
+    ("it speaks TLS", _SECURED),
+    (
+        "is it a TLS listener?",
+        "If it is not, set security.protocol=PLAINTEXT or SASL_PLAINTEXT in the file of --command-config; "
+        "--bootstrap-server has the port.",
+    ),
+    (
+        "is not trusted",
+        "Set ssl.truststore.location in the file of --command-config to the certificate of its CA, "
+        "and ssl.truststore.type=PEM.",
+    ),
+    (
+        "asks for a certificate",
+        "Set ssl.keystore.location in the file of --command-config to the key and certificate of the client, "
+        "and ssl.keystore.type=PEM; `ottla secure issue NAME` makes them.",
+    ),
+    ("has expired", "`ottla secure issue NAME --replace` renews a certificate, of a node with --host."),
+    (
+        "for another host name",
+        "Use a name of the certificate in --bootstrap-server; `ottla secure show FILE` shows them.",
+    ),
+    ("TLS failed", "See the ssl settings in the file of --command-config."),
+    ("TLS handshake failed", "See the ssl settings in the file of --command-config."),
+    (
+        "does the listener expect a login?",
+        "Name the login of the client with --command-config FILE: security.protocol=SASL_SSL or "
+        "SASL_PLAINTEXT, sasl.mechanism and sasl.jaas.config.",
+    ),
+    ("SASL GSSAPI failed", "GSSAPI is the default: set sasl.mechanism in the file of --command-config."),
+)
 
 
 def run(work: Coroutine[Any, Any, T], *, fast_loop: bool = False) -> T:
@@ -75,14 +114,20 @@ def open_admin(bootstrap: str, timeout_s: float) -> Admin:
 
 
 def cli_error(error: KafkaError) -> CliError:
-    from ottla.client.errors import BootstrapFailed, ConnectionFailed, NotKafka, RequestTimedOut
+    from ottla.client.errors import (
+        AuthenticationFailed,
+        BootstrapFailed,
+        ConnectionFailed,
+        ConnectionLost,
+        NotKafka,
+        RequestTimedOut,
+    )
 
+    advice = next((text for sign, text in _ADVICE if sign in error.message), "")
     if isinstance(error, BootstrapFailed | ConnectionFailed | NotKafka):
-        return CliError(
-            f"{error.message}\nSet --bootstrap-server or OTTLA_BOOTSTRAP_SERVERS; "
-            "`ottla start` starts a broker.",
-            status=UNREACHABLE,
-        )
+        return CliError(f"{error.message}\n{advice or _NO_BROKER}", status=UNREACHABLE)
+    if advice and isinstance(error, AuthenticationFailed | ConnectionLost):
+        return CliError(f"{error}\n{advice}")
     if isinstance(error, RequestTimedOut):
         return CliError(
             f"{error.message}; what concerns the whole cluster waits while most of its controllers are down, "

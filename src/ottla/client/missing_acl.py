@@ -31,10 +31,14 @@ def explain_denial(code: ErrorCode, operation: AclOperation, name: str, principa
     return f" Missing ACL: {principal or 'the principal of this client'} {operation.name} on {resource}."
 
 
-def principal_of(security: SecuritySettings) -> str | None:
-    """The principal that brokers probably see, by the user name of a login; None if that is not known."""
+def principal_of(security: SecuritySettings, certificate_subject: str | None = None) -> str | None:
+    """The principal that brokers probably see, by the user name of a login or the subject of a certificate;
+    None if that is not known.
+    """
     if not security.protocol.sasl:
-        return None if security.protocol.tls else "User:ANONYMOUS"
+        if certificate_subject is not None:
+            return f"User:{certificate_subject} (or what ssl.principal.mapping.rules make of it)"
+        return "User:ANONYMOUS"
     values = dict(security.values)
     user = values.get("sasl.username")
     if user is None:

@@ -32,7 +32,7 @@ from ottla.rpc.connection_statistics import ConnectionStatistics
 from ottla.runtime.address import Address
 from ottla.runtime.network import SocketOptions
 from ottla.runtime.runtime import Runtime
-from ottla.security.clients.client_security import client_security
+from ottla.security.clients.client_security import ClientSecurity, client_security
 
 __all__ = ["NetworkClient", "ConnectionConfig", "CoordinatorType", "MetadataUpdater", "parse_addresses"]
 
@@ -73,6 +73,7 @@ class NetworkClient:
         self._bootstrap = parse_addresses(config.bootstrap_servers)
         self._channels: dict[Address, BrokerChannel] = {}
         self._statistics: dict[Address, ConnectionStatistics] = {}
+        security = client_security(runtime, config.security)
         self._channel_config = ChannelConfig(
             config.client_id,
             max_idle_ms=config.connections_max_idle_ms,
@@ -80,10 +81,9 @@ class NetworkClient:
                 send_buffer_bytes=config.send_buffer_bytes,
                 receive_buffer_bytes=config.receive_buffer_bytes,
             ),
-            security=client_security(runtime, config.security),
+            security=security,
         )
-        # As brokers probably see this client.
-        self._principal = principal_of(config.security)
+        self._security = security
         self._topics: set[str] = set()
         self._all_topics = False
         self._refresh: asyncio.Task[ClusterMetadata] | None = None
@@ -290,7 +290,9 @@ class NetworkClient:
         """The text of an error, or the broker's message, and which ACL is missing if that is the error:
         `operation` on the topic, group or transactional id of this name.
         """
-        return (message or code.text) + explain_denial(code, operation, name, self._principal)
+        subject = self._security.certificate_subject if isinstance(self._security, ClientSecurity) else None
+        principal = principal_of(self.config.security, subject)
+        return (message or code.text) + explain_denial(code, operation, name, principal)
 
     async def topic(self, name: str, *, timeout_ms: int) -> TopicInfo:
         """Return the topic's partitions; wait up to `timeout_ms` for the topic to be created."""

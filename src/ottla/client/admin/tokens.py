@@ -139,7 +139,10 @@ def _info(token: DescribedDelegationToken) -> DelegationTokenInfo:
 def _check(error_code: int) -> None:
     if error_code:
         code = ErrorCode.of(error_code)
-        raise KafkaError(code, f"delegation token: {code.text}")
+        hint = ""
+        if code is ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED:
+            hint = " Set delegation.token.secret.key, to the same text on all brokers and controllers."
+        raise KafkaError(code, f"delegation token: {code.text}{hint}")
 
 
 def _split(principal: str) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from ottla.security.sasl.registry import SaslEnvironment
 
 if TYPE_CHECKING:
     from ottla.runtime.network import TlsContext
+    from ottla.security.tls.material import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class ClientSecurity:
             environment = SaslEnvironment(runtime, oauth_cb=settings.oauth_cb)
             self._login = client_login(dict(settings.values), environment)
         self._context: TlsContext | None = None
+        self._identity: Identity | None = None
         # When the files of the key material were last changed.
         self._times: tuple[int, ...] = ()
         if settings.protocol.tls:
@@ -69,10 +71,20 @@ class ClientSecurity:
         if self._login is not None:
             await self._login.authenticate(connection, timeout_ms=timeout_ms)
 
+    @property
+    def certificate_subject(self) -> str | None:
+        """The name in the certificate that this client shows; None without one."""
+        if self._identity is None:
+            return None
+        from ottla.security.tls.expiry import describe
+
+        return describe(self._identity.certificate).subject
+
     def _load(self) -> None:
         from ottla.security.tls.context import TlsMaterial, client_context
 
-        self._context = client_context(self._tls, TlsMaterial.load(self._disk, self._tls))
+        material = TlsMaterial.load(self._disk, self._tls)
+        self._context, self._identity = client_context(self._tls, material), material.identity
 
     def _file_times(self) -> tuple[int, ...]:
         times = []

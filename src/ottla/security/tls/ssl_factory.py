@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ottla.runtime.disk import Disk
 from ottla.security.tls.context import TlsMaterial, client_context, server_context
@@ -19,6 +20,8 @@ from ottla.security.tls.expiry import CertificateFacts, describe
 from ottla.security.tls.material import store_files
 from ottla.security.tls.principal_mapper import PrincipalMapper
 from ottla.security.tls.settings import TlsSettings
+
+_HAS_EXPIRED: Final = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,19 @@ class SslFactory:
             _shake_hands(self.server, without_host)
         except ssl.SSLError as error:
             reason = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
-            raise TlsError(f"{failure}: {reason or error}") from None
+            raise TlsError(f"{failure}: {reason or error}{self._ended_text(error)}") from None
+
+    def _ended_text(self, error: ssl.SSLError) -> str:
+        """If a certificate has expired: which one, where it is, and how to renew it."""
+        identity, file = self.material.identity, self.settings.keystore.location
+        if identity is None or getattr(error, "verify_code", None) != _HAS_EXPIRED:
+            return ""
+        first = min((describe(each) for each in identity.chain), key=lambda facts: facts.ends_ms)
+        return (
+            f". The certificate of {first.subject}{f' in {file}' if file else ''} ended on {first.end_text}; "
+            "with the CA of `ottla secure init`, it is renewed by `ottla secure issue NAME --host HOST "
+            f"--out {file or 'FILE'} --replace`"
+        )
 
     @property
     def certificate(self) -> CertificateFacts | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +39,10 @@ _DEFINES_FLOW: Final = re.compile(
 _HAS_QUERY: Final = re.compile(r"\bAS\s+\(*\s*(?:SELECT|WITH|FROM|TABLE|VALUES)\b", re.IGNORECASE)
 
 
+class UnknownTables(Exception):
+    """A run was asked to update tables that the definitions do not have."""
+
+
 class RunFailed(Exception):
     """A run that did not complete. `flow` is the one that failed, if it was a flow."""
 
@@ -54,6 +58,21 @@ class Selection:
     refresh: Sequence[str] = ()
     full_refresh: Sequence[str] = ()
     full_refresh_all: bool = False
+    must_exist: bool = True
+    """Whether a name of no table is refused; one of an earlier run may be gone from the definitions."""
+
+    def check(self, tables: Collection[str]) -> None:
+        """Refuse names of no table: Spark would update nothing, and report success.
+
+        >>> Selection(refresh=["default.orders"]).check({"orders", "turnover"})
+        >>> Selection(full_refresh=["ordres"]).check({"orders", "turnover"})
+        Traceback (most recent call last):
+        ottla.spark.pipelines.runner.UnknownTables: there is no table ordres; there are orders, turnover
+        """
+        for name in (*self.refresh, *self.full_refresh) if self.must_exist else ():
+            if name.rpartition(".")[2].lower() not in tables:
+                known = f"there are {', '.join(sorted(tables))}" if tables else "there is none"
+                raise UnknownTables(f"there is no table {name}; {known}")
 
     def recomputes(self, table: str) -> bool:
         """Whether this table is computed from scratch."""
@@ -135,7 +154,8 @@ def _run(
             with redirect_stdout(output or sys.stderr):
                 register_definitions(project.spec, registry, spec, spark, graph)
             registry.check()
-        except (PySparkException, RunFailed):
+            registry.check_selection(selection)
+        except (PySparkException, RunFailed, UnknownTables):
             raise
         except Exception as error:
             raise definition_error(project, error) from None
@@ -180,18 +200,21 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
         def __init__(self) -> None:
             super().__init__(spark, graph)
             self._datasets: set[str] = set()
+            self._tables: set[str] = set()
             self._eager: list[tuple[str, str, EagerRead]] = []
 
         def register_output(self, output: Output) -> None:
             super().register_output(output)
             self._datasets.add(output.name.rpartition(".")[2].lower())
             if isinstance(output, MaterializedView | StreamingTable):
+                self._tables.add(output.name.rpartition(".")[2].lower())
                 listener.on_table_defined(output.name, streaming=isinstance(output, StreamingTable))
 
         def register_sql(self, sql_text: str, file_path: Path) -> None:
             super().register_sql(sql_text, file_path)
             for name, streaming in tables_in_sql(sql_text):
                 self._datasets.add(name.rpartition(".")[2].lower())
+                self._tables.add(name.rpartition(".")[2].lower())
                 listener.on_table_defined(name, streaming=streaming)
             for name, target in flows_in_sql(sql_text):
                 listener.on_flow_defined(name, target)
@@ -212,6 +235,9 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
                 raise RunFailed(f"{where}: flow {flow.name}: {hint}") from None
             self._eager += [(where, flow.name, each) for each in eager]
             listener.on_flow_defined(flow.name, flow.target)
+
+        def check_selection(self, selection: Selection) -> None:
+            selection.check(self._tables)
 
         def check(self) -> None:
             """Refuse what Spark has resolved without the graph: the order of the flows would be wrong."""

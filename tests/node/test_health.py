@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ottla.cli.start import _ready
 from ottla.client.admin import Admin
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
@@ -282,7 +283,9 @@ async def test_a_node_that_waits_for_its_quorum_is_live_and_not_ready(tmp_path: 
         runtime.close()
 
 
-async def test_a_port_that_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_port_that_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An address that a setting names is needed; the default one is not."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -300,6 +303,8 @@ async def test_a_port_that_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFix
                 await node.start()
             assert node.http.url is None
             assert "there is no HTTP" in caplog.text
+            _ready(node, "here", 0)
+            assert capsys.readouterr().out.endswith(f", no HTTP: {url.removeprefix('http://')} is taken\n")
             await node.stop()
             off = Node(runtime, NodeConfig({**settings, "http.listener": ""}), default_http=url)
             assert off.http.url is None

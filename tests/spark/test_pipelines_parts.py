@@ -35,6 +35,7 @@ from ottla.spark.pipelines.runner import Selection, definition_error, remove_unf
 from ottla.spark.pipelines.tables import PipelineTables, has_own_catalog
 from ottla.spark.pipelines.template import write_project
 from ottla.spark.session import prepare_environment, settings_for, socket_settings
+from tests.support.command_line import CommandLine
 
 
 @pytest.mark.parametrize("module", [java, lag, progress_module, runner], ids=lambda m: m.__name__)
@@ -785,9 +786,11 @@ class TestProgress:
             progress.on_query_progress(json.dumps({"name": "a", "numInputRows": 1_000, "sources": []}))
         assert capsys.readouterr().err.splitlines() == [
             "a: running",
-            "a: completed, 5 rows",
-            "a: completed, 1,005 rows",
+            "a: completed, 5 rows read",
+            "a: completed, 1,005 rows read",
         ]
+        progress.on_message("Flow a is RUNNING.")  # of the run after this one, if its listener is still there
+        assert capsys.readouterr().err == ""
 
     def test_sources_that_read_no_topic_have_no_lag(self) -> None:
         progress = PipelineProgress()
@@ -854,6 +857,18 @@ class TestCheckpoints:
         self.batch(flow, 1, '{"t":{"0":20}}', done=False)
         (second,) = read_checkpoints(find_project(tmp_path))
         assert (second.batch, second.unfinished, second.offsets) == (0, 1, {("t", 0): 10})
+        status = CommandLine("127.0.0.1:1")
+        arguments = ("pipeline", "status", "--project", str(tmp_path), "--timeout", "0.1")
+        assert "batch 1 will be run again" in status.ok(*arguments).out
+        with run_lock([tmp_path / ".ottla"], lambda _: None):
+            assert "batch 1 is in progress" in status.ok(*arguments).out
+        lock = tmp_path / ".ottla" / "run.lock"
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        lock.write_text(
+            json.dumps({"host": socket.gethostname(), "pid": ended.pid})
+        )  # of a run that was killed
+        assert "batch 1 will be run again" in status.ok(*arguments).out
 
     def test_storage_that_only_spark_can_read_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "spark-pipeline.yml").write_text("name: p\nstorage: s3a://bucket/p\n")

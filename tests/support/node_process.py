@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Self
 
 READY = re.compile(
-    r"ottla \S+ is ready: (?P<host>\S+):(?P<port>\d+), data in (?P<dir>.+), (?P<ms>\d+) ms(, (?P<http>\S+))?"
+    r"ottla \S+ is ready: (?P<host>\S+):(?P<port>\d+), data in (?P<dir>.+), (?P<ms>\d+) ms"
+    r"(, (?P<http>http\S+)|, no HTTP: \S+ is taken)?"
 )
 START_SECONDS = 120
 

@@ -330,6 +330,7 @@ def status(
     """
     from ottla.spark.pipelines.checkpoints import read_checkpoints
     from ottla.spark.pipelines.project import ProjectError
+    from ottla.spark.pipelines.run_lock import is_running
 
     found = project_of(project)
     try:
@@ -345,6 +346,7 @@ def status(
     if as_json:
         print_json(rows)
         return
+    unfinished = "is in progress" if is_running(found.directory / STATE_DIR) else "will be run again"
     print_table(
         ["flow", "into", "batch", "at", "topics", "lag", "remark"],
         [
@@ -355,7 +357,7 @@ def status(
                 row["time"],
                 ",".join(row["topics"]) or None,
                 row["lag"],
-                "" if row["unfinished"] is None else f"batch {row['unfinished']} will be run again",
+                "" if row["unfinished"] is None else f"batch {row['unfinished']} {unfinished}",
             )
             for row in rows
         ],

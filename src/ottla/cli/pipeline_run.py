@@ -265,7 +265,7 @@ class _Session:
         elif number == 1 or progress.rows:  # of later runs only those with new rows
             done = sum(flow.state is FlowState.COMPLETED for flow in progress.flows.values())
             streams = any(flow.rows is not None for flow in progress.flows.values())
-            rows = f"{_count_text(progress.rows, 'row')}, " if streams else ""
+            rows = f"{_count_text(progress.rows, 'row')} read, " if streams else ""
             again = "" if number == 1 else f" again ({number})"
             note(f"{name}: run complete{again}, {_count_text(done, 'flow')}, {rows}{took}")
 
@@ -307,7 +307,7 @@ _STYLES: Final = {
     FlowState.SKIPPED: "yellow",
     FlowState.RESTARTING: "bold yellow",
 }
-_RIGHT: Final = ("rows", "rows/s", "lag", "restarts")
+_RIGHT: Final = ("rows read", "rows/s", "lag", "restarts")
 _REFRESHES_PER_SECOND: Final = 4
 _SECONDS_BETWEEN_LINES: Final = 2.0
 _SECONDS_BETWEEN_LONG_LINES: Final = 10.0
@@ -335,6 +335,7 @@ def show_progress(
             yield
         finally:
             lines.update(interval_s=0)
+            progress.observer = lambda: None
 
 
 @contextmanager
@@ -363,7 +364,7 @@ def _table(progress: PipelineProgress, seconds: float) -> Table:
         caption_justify="left",
     )
     flows = list(progress.flows.values())
-    columns = ["flow", "state", "rows", "rows/s", "lag"]
+    columns = ["flow", "state", "rows read", "rows/s", "lag"]
     expects, failed = any(flow.expectations for flow in flows), any(flow.restarts for flow in flows)
     columns += ["expectations"] * expects
     columns += ["restarts", "last error"] * failed
@@ -435,7 +436,7 @@ class _Lines:
 
     def _line(self, flow: Flow, state: str) -> str:
         rows, rate, lag = _figures(flow)
-        facts = [f"{rows} row{'s' * (flow.rows != 1)}"] if rows else []
+        facts = [f"{rows} row{'s' * (flow.rows != 1)} read"] if rows else []
         facts += [f"{rate} rows/s"] if rate else []
         facts += [f"lag {lag}"] if lag else []
         facts += expectation_texts(flow)

@@ -197,6 +197,8 @@ def _ready(node: Node, addresses: str, began_ns: int) -> None:
     took_ms = (SystemClock().monotonic_ns() - began_ns) // 1_000_000
     dirs = ", ".join(node.data_directories())
     http = "" if node.http.url is None else f", {node.http.url}"
+    if node.http.taken is not None:
+        http = f", no HTTP: {node.http.taken} is taken"
     print(f"ottla {__version__} is ready: {addresses}, data in {dirs}, {took_ms} ms{http}", flush=True)
 
 

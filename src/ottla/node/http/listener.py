@@ -58,6 +58,8 @@ class NodeHttp:
         self._endpoint: Endpoint | None = config.http_listener
         if self._is_optional:
             self._endpoint = parse_http_listener(default)
+        # The default address, if another program has it.
+        self.taken: Address | None = None
         self._listener: NetworkListener | None = None
         self._server: HttpServer | None = None
         self._mounts: dict[str, tuple[Callable[[], Awaitable[HttpMount]], MountAccess]] = {}
@@ -128,6 +130,7 @@ class NodeHttp:
         except OSError as error:
             if self._is_optional and error.errno == errno.EADDRINUSE:
                 log.info("%s; there is no HTTP for health, metrics and the console", error.strerror)
+                self.taken = Address(endpoint.host, endpoint.port)
                 return
             raise NodeFailed(f"http.listener: {error.strerror or error}") from None
 

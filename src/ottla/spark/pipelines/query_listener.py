@@ -30,8 +30,11 @@ class _QueryListener:
         self._progress = progress
         self._as_java = as_java
         self._names: dict[str, str] = {}
+        self.is_over = False
 
     def onOtherEvent(self, event: Any) -> None:
+        if self.is_over:
+            return
         try:
             kind = event.getClass().getName()
             if kind.startswith(_EVENTS):
@@ -92,4 +95,6 @@ def listen_to_queries(context: Any, progress: PipelineProgress) -> Iterator[None
         # Events from before the end of the run may still be queued.
         context._jsc.sc().listenerBus().waitUntilEmpty()
     finally:
+        # Java may see another proxy of it here than the one that was added, and keep that.
+        listener.is_over = True
         context._jsc.sc().removeSparkListener(listener)

@@ -69,6 +69,19 @@ def run_lock(directories: Sequence[Path], waiting: Callable[[str], None]) -> Ite
                 file.truncate(0)  # not on a kill: then the content says which run it was
 
 
+def is_running(directory: Path) -> bool:
+    """Whether a run of the project is alive. The lock is left alone: a run that starts now needs it."""
+    path = directory / FILE
+    try:
+        with path.open() as file:
+            run = _read(file)
+        if run.get("host") == socket.gethostname():
+            return not _is_dead_here(run)
+        return bool(run) and time.time() - path.stat().st_mtime < STALE_SECONDS
+    except OSError:
+        return False
+
+
 @contextmanager
 def _locked(directory: Path, waiting: Callable[[str], None]) -> Iterator[IO[str]]:
     directory.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from ottla.node.config.errors import NodeFailed
-from ottla.node.config.properties import parse_properties
+from ottla.runtime.properties import parse_properties
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
 

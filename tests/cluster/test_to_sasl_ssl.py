@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ottla import blocking
-from ottla.node.config.properties import parse_properties
 from ottla.protocol.errors import KafkaError
+from ottla.runtime.properties import parse_properties
 from ottla.testing.cluster_plan import free_ports
 from ottla.testing.cluster_process import NodeProcess
 from ottla.testing.local_cluster import ClusterNode, LocalCluster

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ottla.spark.client_config import FILE, SERVERS, with_client_config
 from ottla.spark.sink.options import sink_options
 from ottla.spark.source.options import source_options
+from ottla.spark.worker.client_config import FILE, SERVERS, with_client_config
 from ottla.testing.local_node import LocalNode
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ def client_settings() -> dict[str, str]:
     path = _path.get()
     if path is None:
         return {}
-    from ottla.spark.client_config import read_client_config
+    from ottla.spark.worker.client_config import read_client_config
 
     try:
         return read_client_config(path)

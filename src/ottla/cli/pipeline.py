@@ -169,12 +169,12 @@ def _start(
 ) -> None:
     """Start what a run needs, run, and stop it again."""
     from ottla.cli.pipeline_run import PipelineRequest, embedded_node, run_all
-    from ottla.spark.client_config import use_client_config
     from ottla.spark.java import NoJava
     from ottla.spark.pipelines.project import BOOTSTRAP, CREATE_TOPICS, ProjectError
     from ottla.spark.pipelines.run_lock import AlreadyRunning, run_lock
     from ottla.spark.pipelines.runner import RunFailed, UnknownTables
     from ottla.spark.session import NoSpark
+    from ottla.spark.worker.client_config import use_client_config
 
     bootstrap = given.bootstrap
     if given.embedded and bootstrap is not None and not _from_environment(bootstrap):

@@ -203,7 +203,7 @@ def issue(
 
 def _principal(path: Path, subject: str) -> str:
     """What a node with the settings in this directory makes of the subject of a certificate."""
-    from ottla.node.config.properties import parse_properties
+    from ottla.runtime.properties import parse_properties
     from ottla.security.tls.principal_mapper import PrincipalMapper
 
     try:

@@ -95,7 +95,7 @@ def _set_option(options: Options, name: str, value: str) -> None:
 
 def settings_of(options: Options) -> dict[str, str]:
     """The settings of the file, overridden by those of the options."""
-    from ottla.node.config.properties import parse_properties
+    from ottla.runtime.properties import parse_properties
 
     settings: dict[str, str] = {}
     if options.file is not None:

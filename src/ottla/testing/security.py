@@ -192,7 +192,7 @@ class LocalSecurity:
 
 def client_settings_in(directory: Path) -> Mapping[str, str]:
     """The settings for clients of the cluster in a directory; empty if it is not secured."""
-    from ottla.node.config.properties import parse_properties
+    from ottla.runtime.properties import parse_properties
 
     path = directory / CLIENT_FILE
     return parse_properties(path.read_text()) if path.exists() else {}

@@ -185,7 +185,7 @@ def _producer_settings(given: Mapping[str, str], delivery: DeliveryGuarantee) ->
     # Imported here: tasks use checked options and do not need these.
     from ottla.client.producer.config import ProducerConfig
     from ottla.client.settings import is_about_security, settings_of
-    from ottla.spark.client_config import with_client_config
+    from ottla.spark.worker.client_config import with_client_config
 
     kafka = with_client_config(
         {name.removeprefix("kafka."): value for name, value in given.items() if name.startswith("kafka.")}

@@ -342,7 +342,7 @@ def _kafka_settings(given: Mapping[str, str]) -> _KafkaSettings:
     # Imported here: tasks use checked options and do not need these.
     from ottla.client.consumer.config import ConsumerConfig
     from ottla.client.settings import connection_config, is_about_security, settings_of
-    from ottla.spark.client_config import with_client_config
+    from ottla.spark.worker.client_config import with_client_config
 
     kafka = with_client_config(
         {name.removeprefix("kafka."): value for name, value in given.items() if name.startswith("kafka.")}

@@ -1,1 +1,1 @@
-"""What the Python worker of a Spark task does beside the task."""
+"""What the Python processes of Spark do beside their tasks, and where their clients get settings from."""

@@ -46,7 +46,7 @@ def read_client_config(file: str) -> dict[str, str]:
     ValueError for a file that is none.
     """
     from ottla.client.settings import SHARED_SETTINGS, is_about_security
-    from ottla.node.config.properties import parse_properties
+    from ottla.runtime.properties import parse_properties
 
     with open(file, encoding="utf-8") as opened:
         given = parse_properties(opened.read())

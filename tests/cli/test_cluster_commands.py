@@ -91,6 +91,10 @@ def test_settings_are_of_one_thing(offline: CommandLine, scope: list[str]) -> No
 def test_offsets_before_and_after_records(ottla: CommandLine, topic: str) -> None:
     ottla.ok("produce", topic, "a", "b", "c", "--partition", "1")
     assert ottla.ok("offsets", topic).rows == [[topic, "0", "0", "0", "0"], [topic, "1", "0", "3", "3"]]
+    # Offsets, and not records: markers of transactions have some, too.
+    assert ottla.ok("offsets", topic).out.splitlines()[0].split() == [
+        *("TOPIC", "PARTITION", "FIRST", "END", "OFFSETS")
+    ]
     found = ottla.ok("offsets", topic, "-p", "1", "--json").json
     assert found == [{"topic": topic, "partition": 1, "beginning": 0, "end": 3, "records": 3}]
 

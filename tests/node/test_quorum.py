@@ -467,8 +467,12 @@ def test_a_node_that_was_away_for_long_gets_a_snapshot_and_follows_the_differenc
 
         await nodes.as_client(churn)
         assert nodes.nodes[active].quorum.metadata.start_offset > left_at
+        # At first there is no room to keep it: it is fetched again.
+        disk = nodes.machines[away].disk
+        disk.fail(errno.ENOSPC, prefix="/data/__cluster_metadata-0/0", ops=["rename"], times=2)
         nodes.boot(away)
         await nodes.ready()
+        assert disk.failures[errno.ENOSPC] == 2
         await nodes.until(lambda: nodes.nodes[away].image == nodes.nodes[active].image)
         assert "early-1" not in nodes.topics(away)
 

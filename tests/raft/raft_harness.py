@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.config import QuorumConfig
 from ottla.raft.effects import Answer, Committed, Flush, InstallSnapshot, Persist, Send
+from ottla.raft.log import NoRoom
 from ottla.raft.machine import KafkaRaftMachine
 from ottla.raft.messages import OffsetAndEpoch, Reply, Request
 from ottla.raft.quorum_state import QuorumState
@@ -57,6 +58,7 @@ class MemoryLog:
         self.snapshots: dict[SnapshotId, bytes] = {}
         self.download: tuple[SnapshotId, bytearray] | None = None
         self.refuse = False  # whether records from a leader arrive damaged
+        self.is_full = False
 
     @property
     def end(self) -> OffsetAndEpoch:
@@ -89,9 +91,14 @@ class MemoryLog:
         )
 
     def append_as_follower(self, records: bytes, epoch: int) -> None:
+        self._check_room()
         if self.refuse:
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "a damaged batch")
         self._append(records)
+
+    def _check_room(self) -> None:
+        if self.is_full:
+            raise NoRoom("no room")
 
     def _append(self, data: bytes) -> None:
         for position, header in iter_batches(data):
@@ -130,6 +137,7 @@ class MemoryLog:
     def write_snapshot(self, id: SnapshotId, position: int, data: bytes) -> None:
         assert self.download is not None
         assert (self.download[0], len(self.download[1])) == (id, position)
+        self._check_room()
         self.download[1].extend(data)
 
     def abandon_snapshot(self) -> None:

@@ -229,6 +229,24 @@ class TestSnapshots:
         assert sleeper.log.values() == [b"d"]
         assert list(sleeper.log.snapshots) == [id]
 
+    def test_without_room_for_a_snapshot_or_records_a_follower_waits_and_still_follows(self) -> None:
+        lab, leader, sleeper, id = self.behind()
+        end = leader.append(b"d")
+        sleeper.asleep, sleeper.log.is_full = False, True
+        epoch = leader.epoch
+        lab.pass_time(10_000)
+        assert (leader.role, leader.epoch, sleeper.role) == (Role.LEADER, epoch, Role.FOLLOWER)
+        assert sleeper.log.snapshots == {}
+        sleeper.log.is_full = False
+        lab.until(lambda: replicated(lab, end))
+        assert list(sleeper.log.snapshots) == [id]
+        sleeper.log.is_full = True
+        end = leader.append(b"e")
+        lab.pass_time(10_000)
+        assert (leader.epoch, leader.committed, sleeper.log.values()) == (epoch, end, [b"d"])
+        sleeper.log.is_full = False
+        lab.until(lambda: replicated(lab, end))
+
     def test_a_snapshot_that_is_gone_meanwhile_is_given_up(self) -> None:
         lab, leader, sleeper, id = self.behind()
         sleeper.asleep = False

@@ -32,7 +32,8 @@ class Shown:
         registry = MetricsRegistry()
         registry.add_collector("clients", self.store.collect)
         text = asyncio.run(registry.render(Turns(SystemClock()))).decode()
-        return [line for line in text.splitlines() if "client_info" not in line]
+        others = ("client_info", "ottla_metrics_collector_errors")
+        return [line for line in text.splitlines() if not any(name in line for name in others)]
 
     def values(self) -> dict[str, str]:
         samples = [line for line in self.lines() if not line.startswith("#")]

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ottla.protocol.errors import ErrorCode
+from ottla.client.producer import Producer
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from ottla.protocol.messages.produce import (
@@ -149,6 +150,20 @@ def test_a_send_that_came_to_nothing_says_why_in_time(
         assert first in ended.err.partition("; last: ")[2]
         disk.full = False
         ottla.ok("produce", "orders", "written")
+
+
+async def test_a_producer_whose_memory_is_full_says_why(
+    node: LocalNode, wire: WireClient, disk: FillingDisk
+) -> None:
+    assert create(wire, "orders") == 0
+    limits = {"max_block_ms": 1000, "delivery_timeout_ms": 2000, "request_timeout_ms": 1000, "linger_ms": 0}
+    async with Producer(node.bootstrap_servers, buffer_memory=10_000, **limits) as producer:
+        await producer.send("orders", b"written")
+        disk.full = True
+        while producer._accumulator.has_room():
+            producer.send_nowait("orders", b"x" * 1000)
+        with pytest.raises(KafkaError, match=r"buffer\.memory=10000 bytes wait; last: KAFKA_STORAGE_ERROR"):
+            await producer.ready("orders")
 
 
 def test_a_full_disk_refuses_writes_and_nothing_else(

@@ -266,7 +266,8 @@ class Producer:
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,
                 f"topic {topic!r}: not ready within max.block.ms={self.config.max_block_ms}: "
-                f"{self._accumulator.used_bytes} of buffer.memory={self.config.buffer_memory} bytes wait",
+                f"{self._accumulator.used_bytes} of buffer.memory={self.config.buffer_memory} bytes wait"
+                f"{self._sender.why_nothing_is_sent()}",
             ) from None
 
     def send_nowait(

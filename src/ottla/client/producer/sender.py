@@ -84,6 +84,8 @@ class Sender:
         self._accumulator = accumulator
         self._identity = identity
         self._identity_error: KafkaError | None = None  # why there is no producer id yet
+        # Why a batch was last put back; None once one is written.
+        self._retried_error: KafkaError | None = None
         self._metadata_updater = refresher
         self._wake = asyncio.Event()
         self._in_flight: dict[int, int] = {}  # requests by broker
@@ -319,6 +321,7 @@ class Sender:
                 if (batch.producer_id, batch.producer_epoch) == (queue.producer_id, queue.epoch):
                     queue.is_established = True
                 self._identity.on_written(batch.partition)
+                self._retried_error = None
                 if not batch.is_done:
                     batch.complete(result.base_offset, result.log_append_time_ms)
                     self._accumulator.deallocate(batch)
@@ -349,7 +352,7 @@ class Sender:
             if error.code is ErrorCode.CONCURRENT_TRANSACTIONS:
                 backoff = min(backoff, BRIEF_WAIT_MS)
             batch.not_before = asyncio.get_running_loop().time() + backoff / 1000
-            batch.last_error = error
+            batch.last_error = self._retried_error = error
             log.debug("%s: %s; trying again in %d ms", batch.partition, error, backoff)
             self._accumulator.reenqueue(batch)
         else:
@@ -379,11 +382,18 @@ class Sender:
         queue = self._accumulator.queue(batch.partition)
         return any(other.order < batch.order for other in (*queue.in_flight, *queue.batches))
 
-    def _expire(self, batch: ProducerBatch) -> None:
-        last = self._metadata_updater.last_error or batch.last_error
+    def why_nothing_is_sent(self) -> str:
+        """The end of a message about records that wait; empty if no attempt has failed."""
+        return self._why(self._retried_error)
+
+    def _why(self, refusal: KafkaError | None) -> str:
+        last = self._metadata_updater.last_error or refusal
         if last is None and self._config.idempotent and not self._identity.is_known:
             last = self._identity_error
-        why = f"; last: {last}" if last is not None else ""
+        return f"; last: {last}" if last is not None else ""
+
+    def _expire(self, batch: ProducerBatch) -> None:
+        why = self._why(batch.last_error)
         error = KafkaError(
             ErrorCode.REQUEST_TIMED_OUT,
             f"{batch.partition}: {batch.count} record(s) not delivered within "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,9 +16,17 @@ from ottla.client.admin.offsets import OffsetsAdmin
 from ottla.client.blocking import Admin, Producer
 from ottla.client.cluster_metadata import ClusterMetadata
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.list_offsets import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse, MetadataResponseTopic
 from ottla.protocol.names import TopicPartition
-from ottla.spark.sink.options import DEFAULT_DECISION_TOPIC
-from ottla.spark.source import micro_batch_stream, range_reader
+from ottla.protocol.schema import Response
+from ottla.spark.sink.options import DEFAULT_DECISION_TOPIC, OWN_TOPICS
+from ottla.spark.source import micro_batch_stream, offset_reader, range_reader
 from ottla.spark.source.client import SourceClient, source_client
 from ottla.spark.source.columns import arrow_schema
 from ottla.spark.source.data_loss import DataLoss
@@ -27,6 +36,7 @@ from ottla.spark.source.offset_reader import OffsetReader
 from ottla.spark.source.offsets import LATEST, StreamOffset
 from ottla.spark.source.options import SourceOptions, source_options
 from tests.spark.conftest import SparkNode
+from tests.support.fake_brokers import TOPIC, FakeCluster, FakePartition
 
 WITHOUT_SPARK = True
 
@@ -398,10 +408,78 @@ def test_brokers_that_do_not_know_a_topic_for_a_moment_lose_nothing(
     assert found.all == (TopicPartition(topic, 0),)
 
 
-def test_a_pattern_leaves_the_sinks_decision_log_out(
+class TestStaleBrokers:
+    """Two brokers, of which the first does not know the topic that the second leads."""
+
+    @pytest.fixture(autouse=True)
+    def soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(offset_reader, "NEW_TOPIC_WAIT_S", 0.0)
+        monkeypatch.setattr(offset_reader, "SILENT_BROKER_WAIT_S", 0.5)
+
+    def cluster(self, *, known_by: set[int], until: int = 6) -> FakeCluster:
+        """Brokers of which some know the topic, and all do once this many requests have been answered."""
+        cluster = FakeCluster(partitions=[FakePartition(leader=2, end=5)])
+
+        def metadata(node_id: int, request: MetadataRequest) -> MetadataResponse:
+            answer = cluster._metadata(node_id, request)
+            assert isinstance(answer, MetadataResponse)
+            if node_id not in known_by and len(cluster.asked(MetadataRequest)) < until:
+                unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                answer.topics = [MetadataResponseTopic(name=TOPIC, error_code=unknown)]
+            return answer
+
+        cluster.on(MetadataRequest, metadata)
+        return cluster
+
+    def reader(self, cluster: FakeCluster) -> OffsetReader:
+        given = {"kafka.bootstrap.servers": cluster.servers, "subscribe": TOPIC}
+        return OffsetReader(source_options(given, streaming=True))
+
+    async def test_a_broker_that_lags_behind_does_not_delete_a_topic(self) -> None:
+        async with self.cluster(known_by={2}) as cluster:
+            found = await asyncio.to_thread(self.reader(cluster).partitions, known=[TOPIC])
+            assert found.all == (TopicPartition(TOPIC, 0),)
+
+    async def test_nor_does_a_leader_that_does_not_know_its_partition(self) -> None:
+        cluster = self.cluster(known_by={2}, until=9)
+        answered = 0
+
+        def list_offsets(node_id: int, request: ListOffsetsRequest) -> Response:
+            nonlocal answered
+            answered += 1
+            if answered > 3:
+                return cluster._list_offsets(node_id, request)
+            unknown = ListOffsetsPartitionResponse(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name=TOPIC, partitions=[unknown])])
+
+        cluster.on(ListOffsetsRequest, list_offsets)
+        async with cluster:
+            reader = self.reader(cluster)
+            await asyncio.to_thread(reader.partitions, known=[TOPIC])
+            partition = TopicPartition(TOPIC, 0)
+            assert await asyncio.to_thread(reader.offsets, {partition: LATEST}) == {partition: 5}
+
+    async def test_a_topic_that_no_broker_knows_is_deleted(self) -> None:
+        async with self.cluster(known_by=set(), until=1_000) as cluster:
+            found = await asyncio.to_thread(self.reader(cluster).partitions, known=[TOPIC])
+            assert found.all == ()
+
+    async def test_a_broker_that_does_not_answer_is_waited_for(self) -> None:
+        cluster = self.cluster(known_by=set(), until=1_000)
+        async with cluster:
+            reader = self.reader(cluster)
+            begin = time.monotonic()
+            cluster.stop(2)
+            found = await asyncio.to_thread(reader.partitions, known=[TOPIC])
+            assert found.all == ()
+            assert time.monotonic() - begin >= 0.5
+
+
+def test_a_pattern_leaves_the_topics_of_the_sink_out(
     admin: Admin, node: SparkNode, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic()
+    lineage = new_topic(stem=f"{OWN_TOPICS}lineage")
     names = {each.name for each in admin.topics.list()}
     if DEFAULT_DECISION_TOPIC not in names:
         admin.topics.create(DEFAULT_DECISION_TOPIC, configs={"cleanup.policy": "compact"})
@@ -409,4 +487,4 @@ def test_a_pattern_leaves_the_sinks_decision_log_out(
     found = OffsetReader(source_options(given, streaming=False)).partitions()
     topics = {partition.topic for partition in found.all}
     assert topic in topics
-    assert DEFAULT_DECISION_TOPIC not in topics
+    assert not {DEFAULT_DECISION_TOPIC, lineage} & topics

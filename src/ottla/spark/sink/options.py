@@ -12,12 +12,21 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import Enum
 
-__all__ = ["DEFAULT_DECISION_TOPIC", "DeliveryGuarantee", "SinkOptions", "TwoPhaseCommitMode", "sink_options"]
+__all__ = [
+    "DEFAULT_DECISION_TOPIC",
+    "OWN_TOPICS",
+    "DeliveryGuarantee",
+    "SinkOptions",
+    "TwoPhaseCommitMode",
+    "sink_options",
+]
 
 log = logging.getLogger(__name__)
 
 DEFAULT_PREFIX = "ottla-spark"
-DEFAULT_DECISION_TOPIC = "__ottla_spark_decisions"
+OWN_TOPICS = "__ottla_"
+"""How names of topics begin that no pattern of the source reads: those of the sink's own records."""
+DEFAULT_DECISION_TOPIC = f"{OWN_TOPICS}spark_decisions"
 _KNOWN = (
     "topic",
     "delivery",

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from ottla.client.admin.offsets import FoundOffset, OffsetsAdmin, by_topic
 from ottla.client.cluster_metadata import ClusterMetadata, TopicInfo
@@ -25,8 +26,9 @@ from ottla.protocol.messages.describe_log_dirs import (
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
 )
+from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.protocol.names import TopicPartition
-from ottla.spark.sink.options import DEFAULT_DECISION_TOPIC
+from ottla.spark.sink.options import OWN_TOPICS
 from ottla.spark.source.client import SourceClient, source_client
 from ottla.spark.source.offsets import EARLIEST, LATEST, OffsetLimit, OffsetLimitKind
 from ottla.spark.source.options import SourceOptions
@@ -39,6 +41,9 @@ Offsets = dict[TopicPartition, int]
 
 NEW_TOPIC_WAIT_S = 1.0
 NEW_TOPIC_POLL_S = 0.1
+# A topic that was read is not taken for deleted for this long while a broker cannot be asked.
+SILENT_BROKER_WAIT_S = 30.0
+ASK_BROKER_S = 5.0
 _TOPIC_RESOURCE = 2
 _TIMESTAMP_TYPE = "message.timestamp.type"
 _UNKNOWN = frozenset(
@@ -71,6 +76,14 @@ class SourcePartitions:
 
     all: tuple[TopicPartition, ...]
     ids: Mapping[str, bytes]
+
+
+class _Knowledge(Enum):
+    """What all brokers together know of topics that one of them does not know."""
+
+    KNOWN = "a broker knows one"
+    UNSURE = "a broker does not answer"
+    UNKNOWN = "no broker knows any"
 
 
 class OffsetReader:
@@ -121,7 +134,8 @@ class OffsetReader:
 
     async def _partitions(self, known: frozenset[str]) -> SourcePartitions:
         options = self._options
-        deadline = asyncio.get_running_loop().time() + NEW_TOPIC_WAIT_S
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
         while True:
             view = await self._client.retrying(
                 self._refresh, f"metadata for {options.subject}", timeout_ms=options.api_timeout_ms
@@ -129,9 +143,22 @@ class OffsetReader:
             found = self._pick(view)
             missing = sorted(name for name, info in found.items() if info is None and name not in known)
             gone = [name for name in known if found.get(name) is None and self._may_name(name)]
-            # Not every broker may know a new topic yet, and one that has just started may know no topic.
-            if not (missing or gone) or asyncio.get_running_loop().time() >= deadline:
+            if not (missing or gone):
                 break
+            # Not every broker may know a new topic yet, and one that has just started may know no topic.
+            waited = loop.time() - begin
+            if waited >= NEW_TOPIC_WAIT_S:
+                knowledge = await self._ask_all({*missing, *gone})
+                if knowledge is _Knowledge.KNOWN and waited >= options.api_timeout_ms / 1000:
+                    raise KafkaError(
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                        f"topic {[*missing, *gone][0]!r} is known to some brokers and not to others, for "
+                        f"{waited:.0f} s",
+                    )
+                if knowledge is _Knowledge.UNKNOWN:
+                    break
+                if knowledge is _Knowledge.UNSURE and (not gone or waited >= SILENT_BROKER_WAIT_S):
+                    break
             await asyncio.sleep(NEW_TOPIC_POLL_S)
         if missing:
             raise UnknownTopic(
@@ -143,6 +170,28 @@ class OffsetReader:
             tuple(self._assigned_or_all(topics)),
             {name: info.topic_id for name, info in topics.items() if info.topic_id is not None},
         )
+
+    async def _ask_all(self, topics: Iterable[str]) -> _Knowledge:
+        """Ask every broker for these topics: one that lags behind is no proof that a topic was deleted."""
+        request = MetadataRequest(
+            topics=[MetadataRequestTopic(name=name) for name in sorted(topics)],
+            allow_auto_topic_creation=False,
+        )
+        cluster = self._client.cluster
+
+        async def ask(node_id: int) -> _Knowledge:
+            try:
+                async with asyncio.timeout(ASK_BROKER_S):
+                    answer = await cluster.request(node_id, request, MetadataResponse)
+            except (KafkaError, TimeoutError):
+                return _Knowledge.UNSURE
+            known = any(ErrorCode.of(each.error_code) not in _UNKNOWN for each in answer.topics)
+            return _Knowledge.KNOWN if known else _Knowledge.UNKNOWN
+
+        found = await asyncio.gather(*map(ask, cluster.metadata.brokers))
+        if _Knowledge.KNOWN in found:
+            return _Knowledge.KNOWN
+        return _Knowledge.UNSURE if _Knowledge.UNSURE in found else _Knowledge.UNKNOWN
 
     async def _refresh(self) -> ClusterMetadata:
         options = self._options
@@ -165,7 +214,7 @@ class OffsetReader:
             return {
                 name: info
                 for name, info in view.topics.items()
-                if not (info.is_internal or info.error or name == DEFAULT_DECISION_TOPIC)
+                if not (info.is_internal or info.error or name.startswith(OWN_TOPICS))
                 and pattern.fullmatch(name)
             }
         found: dict[str, TopicInfo | None] = {}
@@ -262,11 +311,18 @@ class OffsetReader:
             if errors:
                 # A leader that has just started, or lost its leadership, may not know its partition. Only one
                 # that no broker knows for a while is deleted.
-                view = await self._client.cluster.refresh(topics={partition.topic for partition in errors})
+                topics = {partition.topic for partition in errors}
+                view = await self._client.cluster.refresh(topics=topics)
                 for partition, error in errors.items():
                     first = unknown_since.setdefault(partition, loop.time())
                     if _exists(view, partition) or loop.time() - first < NEW_TOPIC_WAIT_S:
                         raise error
+                knowledge = await self._ask_all(topics)
+                longest = loop.time() - min(unknown_since[partition] for partition in errors)
+                if knowledge is _Knowledge.KNOWN or (
+                    knowledge is _Knowledge.UNSURE and longest < SILENT_BROKER_WAIT_S
+                ):
+                    raise next(iter(errors.values()))
             return found
 
         found = await self._client.retrying(

@@ -5,11 +5,13 @@ compaction.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ottla.spark.sink import decision_state
 from ottla.spark.sink.decision_state import (
     GENERATIONS_PER_RUN,
     CommitDecision,
@@ -21,6 +23,7 @@ from ottla.spark.sink.decision_state import (
     next_generation,
     trim_ranges,
 )
+from ottla.spark.sink.lineage import BatchLineage, InputRange
 
 Records = list[tuple[int, DecisionRecord]]
 
@@ -267,6 +270,36 @@ def test_an_entry_survives_its_encoding() -> None:
     assert DecisionRecord.decode(
         DecisionRecord(DecisionRecordKind.FENCE, "s", "r").encode()
     ) == DecisionRecord(DecisionRecordKind.FENCE, "s", "r")
+
+
+def test_of_a_long_log_only_the_decision_that_counts_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new process reads the whole log: thousands of decisions, each with hundreds of transactions and input
+    ranges.
+    """
+    transactions = tuple(TaskTransaction(f"s-L10-P{n}", n, 0, 5, (("out", n, 0, 4),)) for n in range(200))
+    inputs = tuple(InputRange("in", n, 0, 5) for n in range(200))
+    parsed: list[str] = []
+    for owner, name in ((decision_state, "_transactions_from_json"), (BatchLineage, "from_json")):
+        original = getattr(owner, name)
+
+        def counting(data: object, original: Any = original, name: str = name) -> object:
+            parsed.append(name)
+            return original(data)
+
+        monkeypatch.setattr(owner, name, counting)
+    log = Log()
+    log.claim("r1")
+    claim_offset = log.state().claim_offset("r1")
+    state = log.state()
+    for batch in range(500):
+        decision = CommitDecision(batch, transactions, BatchLineage("flow", "v1", inputs))
+        record = DecisionRecord(DecisionRecordKind.DECISION, "s", "r1", claim_offset, 16, decision=decision)
+        state.apply(20 + batch, DecisionRecord.decode(record.encode()))
+    latest = state.latest_decision()
+    assert parsed == []
+    assert latest is not None
+    assert (latest[1].rows, latest[1].lineage) == (1_000, BatchLineage("flow", "v1", inputs))
+    assert sorted(parsed) == ["_transactions_from_json", "from_json"]
 
 
 @pytest.mark.parametrize(

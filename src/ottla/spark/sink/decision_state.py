@@ -80,12 +80,11 @@ class TaskTransaction:
 class CommitDecision:
     """`batch` is Spark's id of a micro-batch; 0 for a batch write, which is alone in its scope.
 
-    The transactions of a record that was read are parsed when they are used first: a long log has thousands
-    of decisions with hundreds of transactions each, and only the last one counts. `lineage` is what the batch
-    was made of; None in records of earlier releases, and of batch writes.
+    The transactions and the lineage of a record that was read are parsed when they are used first: a long log
+    has thousands of decisions with hundreds of transactions each, and only the last one counts.
     """
 
-    __slots__ = ("_encoded", "_transactions", "batch", "lineage")
+    __slots__ = ("_encoded", "_encoded_lineage", "_lineage", "_transactions", "batch")
 
     def __init__(
         self,
@@ -94,15 +93,17 @@ class CommitDecision:
         lineage: BatchLineage | None = None,
     ) -> None:
         self.batch = batch
-        self.lineage = lineage
+        self._lineage = lineage
         self._transactions: tuple[TaskTransaction, ...] | None = tuple(transactions)
-        self._encoded = b""
+        self._encoded = self._encoded_lineage = b""
 
     @classmethod
-    def encoded(cls, batch: int, transactions: bytes, lineage: BatchLineage | None) -> CommitDecision:
-        """A decision whose transactions are a JSON array that is parsed later."""
-        found = cls(batch, lineage=lineage)
-        found._transactions, found._encoded = None, transactions
+    def encoded(cls, batch: int, transactions: bytes, lineage: bytes) -> CommitDecision:
+        """A decision whose transactions are a JSON array, and its lineage a JSON object or nothing, both of
+        which are parsed later.
+        """
+        found = cls(batch)
+        found._transactions, found._encoded, found._encoded_lineage = None, transactions, lineage
         return found
 
     @property
@@ -113,6 +114,17 @@ class CommitDecision:
                 self._transactions = _transactions_from_json(json.loads(self._encoded))
             self._encoded = b""
         return self._transactions
+
+    @property
+    def lineage(self) -> BatchLineage | None:
+        """What the batch was made of; None in records of earlier releases, and of batch writes. Raises
+        ValueError if the record's bytes are no lineage.
+        """
+        if self._encoded_lineage:
+            with _malformed_as_value_error():
+                self._lineage = BatchLineage.from_json(json.loads(self._encoded_lineage))
+            self._encoded_lineage = b""
+        return self._lineage
 
     @property
     def rows(self) -> int:
@@ -126,6 +138,8 @@ class CommitDecision:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CommitDecision):
             return NotImplemented
+        if self is other:
+            return True
         mine, others = (self.batch, self.lineage), (other.batch, other.lineage)
         return mine == others and self.transactions == other.transactions
 
@@ -178,14 +192,15 @@ class DecisionRecord:
 
     @classmethod
     def decode(cls, data: bytes) -> DecisionRecord:
-        """Parse a record, but not the transactions of its decision. Raises ValueError if the bytes are not a
-        record, or have a later version.
+        """Parse a record, but neither the transactions nor the lineage of its decision. Raises ValueError if
+        the bytes are not a record, or have a later version.
         """
-        # Quotes within strings are escaped, so this can only be the name of the field.
-        head, name, transactions = data.partition(_TRANSACTIONS)
+        # Quotes within strings are escaped, so these can only be the names of the fields.
+        rest, name, transactions = data.partition(_TRANSACTIONS)
         with _malformed_as_value_error():
             if name and transactions.endswith(b"]}}"):
-                return _from_json(json.loads(head + b"}}"), transactions[:-2])
+                head, _, lineage = rest.partition(_LINEAGE)
+                return _from_json(json.loads(head + b"}}"), transactions[:-2], lineage)
             return _from_json(json.loads(data))
 
 
@@ -384,9 +399,10 @@ def trim_ranges(transactions: Sequence[TaskTransaction]) -> tuple[TaskTransactio
     return tuple(replace(each, written_ranges=each.written_ranges[:1]) for each in transactions)
 
 
-# The bytes of a record. The names of the fields are those of version 1 and do not change; the transactions
-# are the last of them.
+# The bytes of a record. The names of the fields are those of version 1 and do not change; the lineage and the
+# transactions are the last of them.
 
+_LINEAGE: Final = b',"lineage":'
 _TRANSACTIONS: Final = b',"transactions":'
 
 
@@ -421,8 +437,8 @@ def _to_json(record: DecisionRecord) -> dict[str, Any]:
     return found
 
 
-def _from_json(data: Any, transactions: bytes | None = None) -> DecisionRecord:
-    """`transactions` is the part of the JSON that was left out of `data`."""
+def _from_json(data: Any, transactions: bytes | None = None, lineage: bytes = b"") -> DecisionRecord:
+    """`transactions` and `lineage` are the parts of the JSON that were left out of `data`."""
     version = data["v"]
     if version != VERSION:
         raise ValueError(
@@ -431,11 +447,11 @@ def _from_json(data: Any, transactions: bytes | None = None) -> DecisionRecord:
     decision = None
     if (found := data.get("decision")) is not None:
         batch = int(found["batch"])
-        lineage = BatchLineage.from_json(found["lineage"]) if "lineage" in found else None
         if transactions is not None:
             decision = CommitDecision.encoded(batch, transactions, lineage)
         else:
-            decision = CommitDecision(batch, _transactions_from_json(found["transactions"]), lineage)
+            known = BatchLineage.from_json(found["lineage"]) if "lineage" in found else None
+            decision = CommitDecision(batch, _transactions_from_json(found["transactions"]), known)
     return DecisionRecord(
         DecisionRecordKind(data["kind"]),
         str(data["scope"]),

@@ -28,6 +28,7 @@ DecisionTopic = Annotated[
     Option("--decision-topic", metavar="TOPIC", help="The topic of the sink's option decisionTopic."),
 ]
 _UNKNOWN: Final = "not known"
+_EARLIER: Final = f"{_UNKNOWN}: the record of the decision is compacted away, and a later run has kept a copy"
 
 
 @command(None, "trace")
@@ -42,7 +43,7 @@ def app(
 ) -> None:
     """Show which batch of a Spark query wrote a record: its inputs, and the version of its code.
 
-    Without --lineage-topic it knows the last batch of each run of a query, and those of the last hours.
+    Without --lineage-topic it knows the last batch of a query, and those of the last hours.
     """
     found = find_record(bootstrap, topic, partition, offset, lineage_topic, decision_topic)
     if as_json:
@@ -54,9 +55,9 @@ def app(
         ("record", f"{topic}-{partition}@{offset}"),
         ("flow", flow),
         ("query", found.scope),
-        ("run", found.run),
+        ("run", found.run or _EARLIER),
         ("batch", found.decision.batch),
-        ("decided", time_text(found.decided_ms)),
+        ("decided", _UNKNOWN if found.decided_ms is None else time_text(found.decided_ms)),
         ("rows", sum(each.rows for each in found.decision.transactions)),
         ("transaction", found.transaction.id),
         ("code", (lineage.code_version if lineage is not None else "") or _UNKNOWN),
@@ -135,9 +136,9 @@ def _document(found: TracedRecord) -> dict[str, Any]:
         "partition": found.partition.partition,
         "offset": found.offset,
         "query": found.scope,
-        "run": found.run,
+        "run": found.run or None,
         "batch": found.decision.batch,
-        "decided": time_text(found.decided_ms),
+        "decided": None if found.decided_ms is None else time_text(found.decided_ms),
         "transactional_id": found.transaction.id,
         "producer_id": found.transaction.producer_id,
         "flow": None if lineage is None else lineage.flow,

@@ -1,9 +1,10 @@
 """Find the batch that wrote a record, by the decisions that the sink keeps.
 
 A record batch names the producer and its epoch, and so the transaction; a decision lists the transactions of
-a batch, with what the batch was made of. The decision topic is compacted: it has the last decision of each
-run for good, and earlier ones until they are compacted, which is hours. A topic for lineage (option
-`lineageTopic`) has all of them for as long as it retains records.
+a batch, with what the batch was made of. The decision topic is compacted: of each query it has the last
+decision of its last run for good, and others until they are compacted, which is hours. The claim of a run
+repeats the last decision before it. A topic for lineage (option `lineageTopic`) has all of them for as long
+as it retains records.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from enum import Enum
 
 from ottla.client.admin.offsets import OffsetsAdmin
 from ottla.client.admin.requests import AdminRequests
@@ -18,7 +20,12 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import iter_batches
 from ottla.spark.sink.client import SinkClient
-from ottla.spark.sink.decision_state import CommitDecision, DecisionRecord, TaskTransaction
+from ottla.spark.sink.decision_state import (
+    CommitDecision,
+    DecisionRecord,
+    DecisionRecordKind,
+    TaskTransaction,
+)
 from ottla.spark.sink.fetch import fetch
 
 __all__ = ["NotTraced", "TracedRecord", "trace"]
@@ -33,7 +40,9 @@ class NotTraced(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TracedRecord:
-    """The batch that wrote a record. `scope` is the query across its restarts, `run` one start of it."""
+    """The batch that wrote a record. `scope` is the query across its restarts, `run` one start of it. Where
+    only the claim of a later run tells of the decision, `run` is empty and `decided_ms` None.
+    """
 
     partition: TopicPartition
     offset: int
@@ -41,7 +50,7 @@ class TracedRecord:
     run: str
     transaction: TaskTransaction
     decision: CommitDecision
-    decided_ms: int
+    decided_ms: int | None
 
 
 def trace(client: SinkClient, partition: TopicPartition, offset: int, topics: Sequence[str]) -> TracedRecord:
@@ -53,16 +62,20 @@ async def _trace(
     client: SinkClient, partition: TopicPartition, offset: int, topics: Sequence[str]
 ) -> TracedRecord:
     producer_id, epoch = await _producer_of(client, partition, offset)
+    best: TracedRecord | None = None
     for topic in topics:
         async with aclosing(_decisions(client, topic)) as decisions:
             async for timestamp, record in decisions:
-                decision = record.decision
-                assert decision is not None
-                for each in decision.transactions:
-                    if _wrote(each, producer_id, epoch, partition, offset):
-                        return TracedRecord(
-                            partition, offset, record.scope, record.run, each, decision, timestamp
-                        )
+                for each in _transactions_of(record):
+                    if (each.producer_id, each.epoch) == (producer_id, epoch):
+                        match = _match(each, partition, offset)
+                        found = _traced(record, each, partition, offset, timestamp)
+                        if match is _Match.EXACT and found.decided_ms is not None:
+                            return found
+                        if match is not _Match.NONE and (best is None or best.decided_ms is None):
+                            best = found
+    if best is not None:
+        return best
     raise NotTraced(
         f"no decision names the transaction that wrote {partition}@{offset} (producer {producer_id}, epoch "
         f"{epoch}). Either it was not Spark's sink, or the decision is compacted away: "
@@ -89,21 +102,59 @@ async def _producer_of(client: SinkClient, partition: TopicPartition, offset: in
                 raise NotTraced(f"{partition}@{offset} is the end of a transaction, not a record")
             if header.producer_id == _NO_PRODUCER or not header.is_transactional:
                 raise NotTraced(f"{partition}@{offset} was written without a transaction")
+            await _check_not_aborted(client, partition, offset, header.producer_id)
             return header.producer_id, header.producer_epoch
     raise NotTraced(f"{partition} has no record at {offset}; it may be compacted away, or not be there yet")
 
 
-def _wrote(
-    transaction: TaskTransaction, producer_id: int, epoch: int, partition: TopicPartition, offset: int
-) -> bool:
-    """Whether this transaction wrote the offset. Its ranges are left out of decisions with very many."""
-    if (transaction.producer_id, transaction.epoch) != (producer_id, epoch):
-        return False
+async def _check_not_aborted(
+    client: SinkClient, partition: TopicPartition, offset: int, producer_id: int
+) -> None:
+    """Refuse a record of an aborted transaction, which a decision that is not valid may name."""
+    data = await fetch(client.cluster, partition, offset, max_bytes=1, read_committed=True)
+    aborted = data.aborted_transactions or ()
+    if any(each.producer_id == producer_id and each.first_offset <= offset for each in aborted):
+        raise NotTraced(
+            f"{partition}@{offset} is of an aborted transaction: no batch has committed it, and readers of "
+            "committed records do not see it"
+        )
+
+
+def _transactions_of(record: DecisionRecord) -> tuple[TaskTransaction, ...]:
+    """The transactions of a record's decision; none if its bytes are something else."""
+    assert record.decision is not None
+    try:
+        return record.decision.transactions
+    except ValueError:
+        return ()
+
+
+class _Match(Enum):
+    NONE = "it wrote other offsets"
+    POSSIBLE = "its ranges are not all known"
+    EXACT = "it wrote this offset"
+
+
+def _match(transaction: TaskTransaction, partition: TopicPartition, offset: int) -> _Match:
+    """Whether the transaction of this producer and epoch wrote the offset. A decision with very many ranges
+    keeps one of each transaction (`trim_ranges`); the producer and epoch are those of one task's transaction.
+    """
     ranges = transaction.written_ranges
-    return not ranges or any(
-        (topic, index) == (partition.topic, partition.partition) and first <= offset <= last
-        for topic, index, first, last in ranges
-    )
+    for topic, index, first, last in ranges:
+        if (topic, index) == (partition.topic, partition.partition):
+            return _Match.EXACT if first <= offset <= last else _Match.NONE
+    return _Match.POSSIBLE if len(ranges) <= 1 else _Match.NONE
+
+
+def _traced(
+    record: DecisionRecord, transaction: TaskTransaction, partition: TopicPartition, offset: int, time_ms: int
+) -> TracedRecord:
+    decision = record.decision
+    assert decision is not None
+    if record.kind is DecisionRecordKind.CLAIM:
+        # The decision is that of an earlier run: mostly the last one, but that may have decided nothing.
+        return TracedRecord(partition, offset, record.scope, "", transaction, decision, None)
+    return TracedRecord(partition, offset, record.scope, record.run, transaction, decision, time_ms)
 
 
 async def _decisions(client: SinkClient, topic: str) -> AsyncGenerator[tuple[int, DecisionRecord], None]:
@@ -125,7 +176,14 @@ async def _decisions(client: SinkClient, topic: str) -> AsyncGenerator[tuple[int
         consumer.assign(partitions)
         while any([await consumer.position(each) < ends[each] for each in partitions]):
             for record in await consumer.poll(timeout_ms=500):
-                if record.value is not None:
-                    found = DecisionRecord.decode(bytes(record.value))
-                    if found.decision is not None:
-                        yield record.timestamp, found
+                found = _decoded(record.value)
+                if found is not None and found.decision is not None:
+                    yield record.timestamp, found
+
+
+def _decoded(value: bytes | None) -> DecisionRecord | None:
+    """The record, None if another program has written it."""
+    try:
+        return None if value is None else DecisionRecord.decode(bytes(value))
+    except ValueError:
+        return None

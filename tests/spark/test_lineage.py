@@ -17,7 +17,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.spark.pipelines.code_version import code_version
 from ottla.spark.pipelines.project import load_project
 from ottla.spark.pipelines.template import write_project
-from ottla.spark.sink import lineage
+from ottla.spark.sink import decision_state, lineage
 from ottla.spark.sink.commit_coordinator import CommitCoordinator, UnexpectedBatch
 from ottla.spark.sink.decision_state import (
     CommitDecision,
@@ -52,9 +52,10 @@ class TestInputs:
         write_offsets(tmp_path, 4, offsets(p0=10, p1=7))
         write_offsets(tmp_path, 5, offsets(p0=15, p1=7, p2=3))
         source = LineageSource("flow", str(tmp_path), "v1")
-        assert source.of_batch(5) == BatchLineage(
-            "flow", "v1", (InputRange("t", 0, 10, 15), InputRange("t", 2, -1, 3))
-        )
+        found = source.of_batch(5)
+        inputs = (InputRange("t", 0, 10, 15), InputRange("t", 2, -1, 3))
+        assert found == BatchLineage("flow", "v1", inputs, digest=found.digest)
+        assert not found.is_complete  # where partition 2 begins is not known
 
     def test_the_first_batch_reads_from_where_the_query_began(self, tmp_path: Path) -> None:
         write_offsets(tmp_path, 0, offsets(p0=10, p1=0))
@@ -66,6 +67,26 @@ class TestInputs:
         document = {"t": {"0": 10, "1": 4}, IDS_KEY: {"t": "abc"}, BEGINS_KEY: {"t": {"0": 7, "1": 4}}}
         write_offsets(tmp_path, 0, json.dumps(document))
         assert LineageSource("", str(tmp_path)).of_batch(0).inputs == (InputRange("t", 0, 7, 10),)
+
+    def test_a_topic_that_was_created_again_is_read_from_where_the_batch_says(self, tmp_path: Path) -> None:
+        write_offsets(tmp_path, 0, json.dumps({"t": {"0": 10}, IDS_KEY: {"t": "abc"}}))
+        again = {"t": {"0": 12}, IDS_KEY: {"t": "xyz"}, BEGINS_KEY: {"t": {"0": 2}}}
+        write_offsets(tmp_path, 1, json.dumps(again))
+        assert LineageSource("", str(tmp_path)).of_batch(1).inputs == (InputRange("t", 0, 2, 12),)
+
+    def test_other_topic_ids_and_positions_in_tables_are_other_inputs(self, tmp_path: Path) -> None:
+        source = LineageSource("", str(tmp_path))
+        found = []
+        for topic_id, position in (("abc", 1), ("xyz", 1), ("abc", 2)):
+            write_offsets(tmp_path, 0, '{"logOffset":0}', '{"t":{"0":5},"@ids":{"t":"abc"}}')
+            ends = json.dumps({"t": {"0": 7}, lineage.TOPIC_IDS: {"t": topic_id}})
+            write_offsets(tmp_path, 1, json.dumps({"logOffset": position}), ends)
+            found.append(source.of_batch(1))
+        first, other_id, other_position = found
+        assert lineage.TOPIC_IDS == IDS_KEY
+        assert first.inputs == other_id.inputs == other_position.inputs
+        for other in (other_id, other_position):
+            assert "other positions" in (first.difference_to(other) or "")
 
     def test_a_source_that_reads_a_table_is_counted(self, tmp_path: Path) -> None:
         write_offsets(tmp_path, 0, '{"logOffset":0}', offsets(p0=1))
@@ -100,7 +121,7 @@ class TestRecords:
         decision=CommitDecision(
             7,
             (TaskTransaction("id", 1, 2, 3, (("t", 0, 4, 5),)),),
-            BatchLineage("flow", "git:1", (InputRange("in", 0, 1, 9),), 1, ""),
+            BatchLineage("flow", "git:1", (InputRange("in", 0, 1, 9),), 1, "", "out", "digest"),
         ),
     )
 
@@ -138,6 +159,11 @@ class LineageQuery(Query):
         return CommitCoordinator(self.client, SinkListener(), self._lineage)
 
 
+class Dies(SinkListener):
+    async def on_batch_decided(self) -> None:
+        raise RuntimeError("killed")
+
+
 def new_query(bootstrap: str, topic: str, checkpoint: Path, *, keep_in: str = "") -> LineageQuery:
     with Admin(bootstrap) as admin:
         admin.topics.create(topic, partitions=1)
@@ -173,11 +199,6 @@ class TestTrace:
     ) -> None:
         query = new_query(bootstrap, "kept", tmp_path, keep_in="lineage")
         messages = [query.task("r1", 0, 0, ["a"])]
-
-        class Dies(SinkListener):
-            async def on_batch_decided(self) -> None:
-                raise RuntimeError("killed")
-
         dying = CommitCoordinator(query.client, Dies(), query._lineage)
         with pytest.raises(RuntimeError, match="killed"):
             query.client.call(dying.commit(messages, 0, streaming=True))
@@ -187,6 +208,79 @@ class TestTrace:
         for offset, batch in ((0, 0), (2, 1)):
             record = trace(query.client, TopicPartition("kept", 0), offset, ["lineage"])
             assert record.decision.batch == batch
+
+    def test_a_record_of_a_batch_with_very_many_ranges_is_traced(
+        self, bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(decision_state, "MAX_RANGES", 2)
+        with Admin(bootstrap) as admin:
+            admin.topics.create("wide", partitions=3)
+        write_offsets(tmp_path, 0, offsets(p0=10))
+        source = LineageSource("flow", str(tmp_path), "v1", "", "wide")
+        query = LineageQuery(bootstrap, "wide", source)
+        rows = pa.record_batch({"value": ["a", "b", "c"], "partition": pa.array([0, 1, 2], pa.int32())})
+        identity = TaskIdentity(query.scope, "r1", 0, 0, 0)
+        message = write_transaction(query.options, ("value", "partition"), identity, [rows], SinkListener())
+        query.commit([message], 0)
+        committed_values(bootstrap, "wide", 3)
+        topics = [query.options.decision_topic]
+        for partition in range(3):
+            found = trace(query.client, TopicPartition("wide", partition), 0, topics)
+            assert (found.run, found.decision.batch) == ("r1", 0)
+            assert len(found.transaction.written_ranges) == 1
+
+    def test_records_of_others_in_the_decision_topic_are_passed_over(
+        self, bootstrap: str, tmp_path: Path
+    ) -> None:
+        query = new_query(bootstrap, "among-others", tmp_path)
+        topic = query.options.decision_topic
+        query.client.call(query.client.decision_log.partition(query.scope))
+        foreign = TestRecords.RECORD.encode()
+        with Producer(bootstrap) as producer:
+            for partition in range(16):
+                for value in (b"\xff{", b"{}", foreign.replace(b'[["id"', b'[["id",["x"]')):
+                    producer.send(topic, value, key=b"s/r", partition=partition)
+        query.batch("r1", 0, [["a"]])
+        committed_values(bootstrap, "among-others")
+        assert trace(query.client, TopicPartition("among-others", 0), 0, [topic]).run == "r1"
+        # Nor do they hide the batch writes that their drivers have left.
+        message = [query.write_task("w", index, ["b"]) for index in range(2)]
+        with pytest.raises(RuntimeError, match="killed"):
+            query.client.call(CommitCoordinator(query.client, Dies()).commit(message, 0, streaming=False))
+        found = query.client.call(query.client.decision_log.find_abandoned_writes(2**62))
+        assert [(scope, run) for scope, run, _ in found] == [(f"{query.scope}-w", "w")]
+
+    def test_what_only_a_claim_repeats_has_no_run_and_no_time(
+        self, bootstrap: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        query = new_query(bootstrap, "claimed", tmp_path)
+        query.batch("r1", 0, [["a"]])
+        state = query.client.call(query.client.decision_log.read(query.scope))
+        claim = state.new_claim("r2", "token")
+        query.client.call(query.client.decision_log.append_copy("only-claims", "key", claim))
+        found = trace(query.client, TopicPartition("claimed", 0), 0, ["only-claims"])
+        assert (found.run, found.decided_ms, found.decision.batch) == ("", None, 0)
+        arguments = ["--decision-topic", "only-claims", "-b", bootstrap]
+        assert run_command(["trace", "claimed", "0", "0", *arguments]) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert lines["run"].startswith("not known: the record of the decision is compacted away")
+        assert lines["decided"] == "not known"
+        # The record of the decision itself is preferred.
+        found = trace(
+            query.client, TopicPartition("claimed", 0), 0, ["only-claims", query.options.decision_topic]
+        )
+        assert (found.run, found.decided_ms is None) == ("r1", False)
+
+    def test_a_record_of_an_aborted_transaction_is_not_traced(self, bootstrap: str, tmp_path: Path) -> None:
+        query = new_query(bootstrap, "undone", tmp_path)
+        message = query.task("r1", 0, 0, ["a"])
+        query.batch("r2", 0, [["a"]])
+        committed_values(bootstrap, "undone")
+        with pytest.raises(NotTraced, match="is of an aborted transaction"):
+            trace(query.client, TopicPartition("undone", 0), 0, [query.options.decision_topic])
+        found = trace(query.client, TopicPartition("undone", 0), 2, [query.options.decision_topic])
+        assert found.run == "r2"
+        assert message.rows == 1
 
     def test_a_record_of_another_writer_is_not_traced(self, bootstrap: str, tmp_path: Path) -> None:
         query = new_query(bootstrap, "plain", tmp_path)
@@ -239,6 +333,50 @@ class TestRepeatedBatches:
         with pytest.raises(UnexpectedBatch, match=r"made of t-0 -1\.\.10 then and is of t-0 -1\.\.11 now"):
             query.batch("r3", 0, [["x"]])
         assert committed_values(bootstrap, "restored") == {b"a": 1}
+
+    @pytest.mark.parametrize("rows", [["a"], ["a", "b", "c"], []])
+    def test_the_same_inputs_are_the_same_batch_also_if_the_code_gives_other_rows_now(
+        self, bootstrap: str, tmp_path: Path, rows: list[str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        topic = f"edited-{len(rows)}"
+        query = new_query(bootstrap, topic, tmp_path)
+        query.batch("r1", 0, [["first"]])
+        query.batch("r1", 1, [["a", "b"]])  # killed before Spark's checkpoint says so
+        query.batch("r2", 1, [rows])
+        query.batch("r2", 2, [["d"]])
+        assert committed_values(bootstrap, topic) == {b"first": 1, b"a": 1, b"b": 1, b"d": 1}
+        if rows:
+            assert f"with 2 rows, and the same inputs give {len(rows)} now" in caplog.text
+
+    @pytest.mark.parametrize(
+        "sources",
+        [
+            [[offsets(p0=10)], [offsets(p0=20, p1=5)]],  # where partition 1 begins is not known
+            [["7", offsets(p0=10)], ["8", offsets(p0=20)]],  # a source that is no topic
+            [[offsets(p0=10)], [offsets(p0=10)]],  # no new records, as when a window ends
+        ],
+    )
+    def test_inputs_that_do_not_tell_all_let_the_number_of_rows_count(
+        self, bootstrap: str, tmp_path: Path, sources: list[list[str]]
+    ) -> None:
+        topic = f"incomplete-{abs(hash(str(sources)))}"
+        query = new_query(bootstrap, topic, tmp_path)
+        for batch, lines in enumerate(sources):
+            write_offsets(tmp_path, batch, *lines)
+        query.batch("r1", 1, [["a", "b"]])
+        query.batch("r2", 1, [["a", "b"]])
+        with pytest.raises(UnexpectedBatch, match="it had 2 rows then and has 1 now"):
+            query.batch("r3", 1, [["a"]])
+
+    def test_a_table_at_another_position_fails_also_with_as_many_rows(
+        self, bootstrap: str, tmp_path: Path
+    ) -> None:
+        query = new_query(bootstrap, "from-a-table", tmp_path)
+        write_offsets(tmp_path, 1, '{"logOffset":1}')
+        query.batch("r1", 1, [["a"]])
+        write_offsets(tmp_path, 1, '{"logOffset":2}')
+        with pytest.raises(UnexpectedBatch, match="its tables were at other positions then"):
+            query.batch("r2", 1, [["x"]])
 
     def test_another_topic_fails(self, bootstrap: str, tmp_path: Path) -> None:
         query = new_query(bootstrap, "first-topic", tmp_path)

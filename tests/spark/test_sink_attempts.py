@@ -15,7 +15,9 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.spark.sink.client import SinkClient
 from ottla.spark.sink.commit_coordinator import CommitCoordinator
 from ottla.spark.sink.commit_messages import PreparedCommitMessage
+from ottla.spark.sink.decision_log import DecisionLog
 from ottla.spark.sink.decision_state import GENERATIONS, GENERATIONS_PER_RUN
+from ottla.spark.sink.recovery import take_over_scope
 from ottla.spark.sink.task_writer import RunEnded, TransactionalTask
 from ottla.spark.sink.transaction_end import TransactionEnder, transactional_id
 from ottla.testing.local_node import LocalNode
@@ -248,6 +250,78 @@ def test_a_clean_up_that_fails_is_done_by_the_next_batch(
     query.batch("r1", 2, [["b"]])
     assert query.open_transactions() == []
     assert committed(query) == ["a", "b", "first"]
+
+
+@pytest.mark.parametrize("what", ["fence", "find_ongoing_in_scope"])
+def test_a_clean_up_that_fails_is_done_by_a_batch_without_rows(
+    query: Query, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async def unreachable(*_: object) -> None:
+        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "on purpose")
+
+    chosen = query.task("r1", 1, 0, ["a"])
+    query.task("r1", 1, 1, ["a"])  # the driver does not know of it, as of a stage that was repeated
+    query.task("r1", 1, 0, ["a"], attempt=1)
+    query.client.last_clean_up = float("-inf")
+    with monkeypatch.context() as patch:
+        patch.setattr(TransactionEnder, what, unreachable)
+        query.commit([chosen], 1)
+    assert query.open_transactions() != []
+    query.batch("r1", 2, [[]])
+    assert query.open_transactions() == []
+    assert committed(query) == ["a", "first"]
+
+
+def test_a_run_whose_first_batch_has_no_rows_ends_what_is_open(query: Query) -> None:
+    query.task("r1", 1, 0, ["a"])  # its driver is killed
+    query.batch("r2", 1, [[], []])
+    assert query.open_transactions() == []
+    query.batch("r2", 2, [["b"]])
+    assert committed(query) == ["b", "first"]
+
+
+def test_a_decided_batch_is_completed_also_if_it_has_no_rows_when_it_is_repeated(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = query.task("r1", 1, 0, ["a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(CommitCoordinator, "_commit_transactions", die)
+        with pytest.raises(Died):
+            query.commit([chosen], 1)
+    query.batch("r2", 1, [[], []])  # the code was changed: it drops all of them now
+    assert query.open_transactions() == []
+    query.batch("r2", 2, [["b"]])
+    assert committed(query) == ["a", "b", "first"]
+
+
+def test_later_batches_without_rows_ask_for_nothing(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: object, **__: object) -> Any:
+        raise AssertionError("nothing to look for")
+
+    monkeypatch.setattr(DecisionLog, "read", never)
+    query.batch("r1", 1, [[], []])
+
+
+def test_a_new_query_without_rows_creates_no_decision_topic(bootstrap: str) -> None:
+    name = f"decisions-{uuid.uuid4().hex[:8]}"
+    query = Query(bootstrap, "out", name=uuid.uuid4().hex[:8], decisionTopic=name)
+    query.batch("r1", 0, [[]])
+    with Admin(bootstrap) as admin:
+        assert name not in {topic.name for topic in admin.topics.list()}
+
+
+def test_a_run_does_not_fence_its_own_tasks_after_many_starts_without_a_decision(query: Query) -> None:
+    for index in range(RUNS_UNTIL_LANES_COME_AGAIN):
+        query.task(f"start-{index}", 1, 0, ["a"])
+    mine = query.task("last", 1, 0, ["a"])
+    assert isinstance(mine, PreparedCommitMessage)
+    client = query.client
+    # As a second task does that has claimed at the same time.
+    client.call(
+        take_over_scope(client.decision_log, client.transactions, query.scope, "last", mine.generation)
+    )
+    query.commit([mine], 1)
+    assert committed(query) == ["a", "first"]
 
 
 def test_an_abort_ends_what_dead_tasks_have_left(query: Query) -> None:

@@ -89,7 +89,8 @@ def test_batches_follow_each_other(query: Query, committed: Committed) -> None:
 
 def test_a_task_without_rows_opens_nothing(query: Query, committed: Committed) -> None:
     messages = [query.task("r1", 0, 0, []), query.task("r1", 0, 1, ["a"])]
-    assert type(messages[0]) is TaskCommitMessage
+    assert isinstance(messages[0], PreparedCommitMessage)
+    assert (messages[0].transaction, messages[0].claim_offset) == (None, -1)
     query.commit(messages, 0)
     query.commit([query.task("r1", 1, 0, [])], 1)
     assert committed() == ["a"]

@@ -12,9 +12,13 @@ from collections.abc import Iterator
 import pytest
 
 from ottla.client.admin.configs import ResourceType
-from ottla.client.blocking import Admin
+from ottla.client.blocking import Admin, Consumer
+from ottla.client.consumer import ConsumerRecord
 from ottla.protocol.errors import KafkaError
+from ottla.records._kernel import partition_for
 from ottla.spark.sink.commit_coordinator import UnexpectedBatch
+from ottla.spark.sink.decision_log import DecisionLogMoved
+from ottla.spark.sink.decision_state import CommitDecision, DecisionRecord, DecisionRecordKind
 from ottla.spark.sink.task_writer import UnknownHistory
 from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import LocalNode
@@ -157,8 +161,45 @@ def test_partitions_that_were_added_to_the_decision_topic_are_noticed(bootstrap:
     assert committed(queries[0]) == [f"{index}" for index in range(len(queries))]
 
 
+def test_partitions_that_are_added_under_a_live_query_are_noticed(bootstrap: str) -> None:
+    """By the process that knows the query, and by a driver that gets messages of such a process."""
+    decisions = f"decisions-{uuid.uuid4().hex[:8]}"
+    with Admin(bootstrap) as admin:
+        admin.topics.create(decisions, partitions=1, configs={"cleanup.policy": "compact"})
+        query = Query(bootstrap, new_topic(bootstrap), name=moved_name(7), decisionTopic=decisions)
+        query.batch("r1", 0, [["a"]])
+        messages = [query.task("r1", 1, 0, ["b"])]
+        admin.topics.add_partitions(decisions, 7)
+    elsewhere = again(query, decisionTopic=decisions, kafka__client__id="elsewhere")
+    with pytest.raises(DecisionLogMoved, match="are in partition 0, and would be looked for in partition"):
+        elsewhere.commit(messages, 1)
+    query.client.call(query.client.cluster.refresh(topics=[decisions]))
+    for call in (lambda: query.commit(messages, 1), lambda: query.task("r1", 1, 1, ["c"])):
+        with pytest.raises(DecisionLogMoved, match="partitions have been added"):
+            call()
+    assert [each.offset for each in records_of(bootstrap, decisions, 7) if each.partition] == []
+
+
+def moved_name(partitions: int) -> str:
+    """The name of a query whose records are in another partition than 0 of this many."""
+    names = (uuid.uuid4().hex[:8] for _ in range(1_000))
+    return next(name for name in names if partition_for(f"ottla-spark-{name}".encode(), partitions))
+
+
+def records_of(bootstrap: str, topic: str, partitions: int) -> list[ConsumerRecord[bytes, bytes]]:
+    consumer: Consumer[bytes, bytes]
+    found: list[ConsumerRecord[bytes, bytes]] = []
+    with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([(topic, partition) for partition in range(partitions)])
+        ends = consumer.end_offsets(consumer.assignment())
+        while any(consumer.position(partition) < end for partition, end in ends.items()):
+            found += consumer.poll(timeout_ms=200)
+    return found
+
+
 def test_the_decision_log_is_as_replicated_as_the_data() -> None:
-    with LocalCluster(3) as cluster, Admin(cluster.bootstrap_servers) as admin:
+    settings = {"default.replication.factor": 1, "min.insync.replicas": 1}
+    with LocalCluster(3, settings) as cluster, Admin(cluster.bootstrap_servers) as admin:
         admin.topics.create("out", replication_factor=3, configs={"min.insync.replicas": "2"})
         admin.topics.create("weak", partitions=2, replication_factor=1, configs={"cleanup.policy": "compact"})
         query = Query(cluster.bootstrap_servers, "out", name="q")
@@ -167,6 +208,10 @@ def test_the_decision_log_is_as_replicated_as_the_data() -> None:
         assert {len(each.replicas) for each in found.partitions} == {3}
         configs = admin.configs.describe(ResourceType.TOPIC, query.options.decision_topic)
         assert configs["min.insync.replicas"].value == "2"
+        record = DecisionRecord(DecisionRecordKind.DECISION, "s", "r", decision=CommitDecision(0))
+        query.client.call(query.client.decision_log.append_copy("lineage", "key", record))
+        assert {len(each.replicas) for each in admin.topics.describe("lineage").partitions} == {3}
+        assert admin.configs.describe(ResourceType.TOPIC, "lineage")["min.insync.replicas"].value == "2"
         other = Query(cluster.bootstrap_servers, "out", name="q2", decisionTopic="weak")
         with pytest.raises(KafkaError, match="'weak', has 1 replica, but 'out' has 3"):
             other.batch("r1", 0, [["b"]])

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_CLIENTS = 8
+MAX_RUNS = 64
 KAFKA_MAX_TIMEOUT_MS = 900_000
 KAFKA_DEFAULT_TIMEOUT_MS = 60_000
 TWO_PHASE_COMMIT_VERSION = 6
@@ -69,6 +70,8 @@ class SinkClient:
         self._timeout_ms = options.transaction_timeout_ms
         # When the driver last ended open transactions, and last looked for abandoned writes (monotonic).
         self.last_clean_up = self.last_abandoned_writes = float("-inf")
+        self.clean_up_failed = False  # the last one; the next batch tries again, also one without rows
+        self._runs: dict[str, str] = {}  # by scope, the run of which this process has committed a batch
         self.call(self._open())
 
     async def _open(self) -> None:
@@ -84,6 +87,20 @@ class SinkClient:
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._thread.call(coroutine)
+
+    def note_run(self, scope: str, run: str) -> None:
+        """Note that a batch of the run is committed, so that all of earlier runs is ended."""
+        self._runs.pop(scope, None)
+        while len(self._runs) >= MAX_RUNS:
+            self._runs.pop(next(iter(self._runs)))
+        self._runs[scope] = run
+
+    def is_known_run(self, scope: str, run: str) -> bool:
+        return self._runs.get(scope) == run
+
+    def note_failed_clean_up(self) -> None:
+        self.clean_up_failed = True
+        self.last_clean_up = float("-inf")
 
     def close(self) -> None:
         async def close_all() -> None:

@@ -13,10 +13,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.spark.sink.client import SinkClient
 from ottla.spark.sink.commit_messages import PreparedCommitMessage, TaskCommitMessage
+from ottla.spark.sink.decision_log import DecisionLogMoved
 from ottla.spark.sink.decision_state import (
     CommitDecision,
     DecisionRecord,
@@ -29,7 +31,7 @@ from ottla.spark.sink.decision_state import (
 from ottla.spark.sink.lineage import LineageSource
 from ottla.spark.sink.listener import SinkListener
 from ottla.spark.sink.recovery import complete_abandoned_writes, end_open_transactions, fence_writers
-from ottla.spark.sink.task_writer import RunFenced
+from ottla.spark.sink.task_writer import RunFenced, TaskIdentity, TransactionalTask
 from ottla.spark.sink.transaction_end import EndResult, OngoingTransaction, run_concurrently, transactional_id
 
 __all__ = ["CommitCoordinator", "LostTransactions", "UnexpectedBatch"]
@@ -102,11 +104,14 @@ class CommitCoordinator:
             self._check_same_batch(prepared[0].scope, batch, rows, decision)
             return
         if not transactions:
+            if streaming and prepared:
+                await self._commit_without_rows(prepared, batch)
             return
         await self._check_open(transactions)
         await self._listener.on_commit_started()
         scope, run = prepared[0].scope, prepared[0].run
         if streaming:
+            await self._check_partition(prepared)
             lineage = None if self._lineage is None else self._lineage.of_batch(batch)
             decision = CommitDecision(batch, trim_ranges(transactions), lineage)
             state = await self._decide(prepared, decision)
@@ -127,6 +132,7 @@ class CommitCoordinator:
         if not transactions:
             return
         scope, run = prepared[0].scope, prepared[0].run
+        await self._check_partition(prepared)
         # A decision may still be in flight: after the fence it is not valid any more.
         fence = await self._decision_log.append(DecisionRecord(DecisionRecordKind.FENCE, scope, run))
         state = await self._decision_log.read(scope, through=fence)
@@ -159,7 +165,37 @@ class CommitCoordinator:
         except (KafkaError, TimeoutError) as error:
             log.warning("%s: could not clean up; open transactions end by their timeout: %s", scope, error)
 
+    async def _commit_without_rows(self, prepared: Sequence[PreparedCommitMessage], batch: int) -> None:
+        """Do for a batch without rows what its tasks do otherwise: recognise a batch that is decided, as one
+        may have no rows when it is repeated by other code, and end what earlier runs and attempts have left
+        open. In the first batch of a run, and after a failed clean-up; otherwise there is nothing to do.
+        """
+        scope, run = prepared[0].scope, prepared[0].run
+        client = self._client
+        retried = any(each.attempt for each in prepared)
+        if client.is_known_run(scope, run) and not (retried or client.clean_up_failed):
+            return
+        if await self._decision_log.exists() and (await self._decision_log.read(scope)).owner is not None:
+            claimant = TransactionalTask(client, TaskIdentity(scope, run, prepared[0].partition, 0, batch))
+            await claimant.claim()
+            message = await claimant.prepare()
+            if message.decision_offset is not None:
+                # Whatever its inputs were then and are now: no row of this one is left out.
+                await self._complete_decided_batch(message, batch)
+            if message.claim_offset >= 0:
+                state = await self._decision_log.read(scope)
+                known = [replace(each, generation=message.generation) for each in prepared]
+                await self._clean_up([message, *known], batch, state)
+        client.note_run(scope, run)
+
     # Before the decision.
+
+    async def _check_partition(self, prepared: Sequence[PreparedCommitMessage]) -> None:
+        """Check that the tasks have read the partition of the log that this process writes to."""
+        partition = await self._decision_log.partition(prepared[0].scope)
+        for each in prepared:
+            if each.log_partition not in (-1, partition.partition):
+                raise DecisionLogMoved(each.scope, partition, each.log_partition)
 
     async def _check_open(self, transactions: Sequence[TaskTransaction]) -> None:
         """Check that all transactions are open, with enough time left. Otherwise nothing is committed."""
@@ -234,29 +270,46 @@ class CommitCoordinator:
         """Check that a batch that was not written is the one that the decision is about, as far as that can
         be known: otherwise its rows would be lost silently.
         """
-        options = self._client.options
         if decision.batch != batch:
-            difference = f"batch {decision.batch} is committed already"
-        elif decision.rows != rows:
-            difference = f"it had {decision.rows} rows then and has {rows} now"
+            difference: str | None = f"batch {decision.batch} is committed already"
         else:
-            found = self._difference(batch, decision)
-            if found is None:
-                return
-            difference = found
+            difference = self._difference(scope, rows, decision)
+        if difference is None:
+            return
         error = UnexpectedBatch(scope, batch, difference)
-        if options.fail_on_unsafe_restart:
+        if self._client.options.fail_on_unsafe_restart:
             raise error
         log.warning("%s", error)
 
-    def _difference(self, batch: int, decision: CommitDecision) -> str | None:
-        """How the inputs or the topic of a repeated batch differ from those of its decision."""
-        if decision.lineage is not None and self._lineage is not None:
-            return decision.lineage.difference_to(self._lineage.of_batch(batch))
+    def _difference(self, scope: str, rows: int, decision: CommitDecision) -> str | None:
+        """How a repeated batch differs from the one that was decided, in its inputs, its topic and the number
+        of its rows.
+
+        Of the same inputs the committed rows are the result, also if the code gives others now: each input
+        was processed once. The number of rows counts only where the inputs do not tell all.
+        """
+        then, now = decision.lineage, None
+        if then is not None and self._lineage is not None:
+            now = self._lineage.of_batch(decision.batch)
+            found = then.difference_to(now)
+            if found is not None:
+                return found
         topic = self._client.options.topic
-        if topic is not None and decision.topics and topic not in decision.topics:
+        if now is None and topic is not None and decision.topics and topic not in decision.topics:
             return f"it went to {', '.join(sorted(decision.topics))}, not to {topic}"
-        return None
+        if decision.rows == rows:
+            return None
+        if then is not None and now is not None and then.is_complete and now.is_complete:
+            log.warning(
+                "%s: batch %d is committed with %d rows, and the same inputs give %d now: the code was "
+                "changed, or is not deterministic. The committed rows stay, and these are not written",
+                scope,
+                decision.batch,
+                decision.rows,
+                rows,
+            )
+            return None
+        return f"it had {decision.rows} rows then and has {rows} now"
 
     async def _keep_lineage(self, record: DecisionRecord) -> None:
         """Keep a copy of the decision in the topic for lineage, if there is one. It comes before the commits:
@@ -295,19 +348,22 @@ class CommitCoordinator:
         scope, run = prepared[0].scope, prepared[0].run
         is_first = any(each.claimed for each in prepared)
         client = self._client
+        client.note_run(scope, run)
         now = time.monotonic()
         try:
             await self._fence_superseded_attempts(prepared, batch, state)
             if is_first or now - client.last_clean_up > CLEAN_UP_INTERVAL_SECONDS:
                 client.last_clean_up = now
-                await end_open_transactions(self._decision_log, self._transactions, scope, run)
+                client.clean_up_failed = False
+                if not await end_open_transactions(self._decision_log, self._transactions, scope, run):
+                    client.note_failed_clean_up()
             if is_first:
                 state = await self._decision_log.read(scope)
                 if state.owner == run:
                     await self._decision_log.append_tombstones(scope, state.keys_of_other_runs(run))
                 await self._complete_abandoned_writes(now)
         except KafkaError as error:
-            client.last_clean_up = float("-inf")
+            client.note_failed_clean_up()
             log.warning("%s: could not clean up; the next batch tries again: %s", scope, error)
 
     async def _fence_superseded_attempts(

@@ -21,10 +21,11 @@ class TaskCommitMessage(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class PreparedCommitMessage(TaskCommitMessage):
-    """The message of a task that has prepared a transaction, or has found its batch decided.
+    """The message of a task that has prepared a transaction, or has found its batch decided, or of one of a
+    streaming query that had no rows.
 
-    `decision_offset` is then the offset of a record that holds the decision. `run` owns the scope by its
-    claim at `claim_offset`, as far as the task knows.
+    `decision_offset` is the offset of a record that holds the decision, if there is one. `run` owns the scope
+    by its claim at `claim_offset`, as far as the task knows.
     """
 
     scope: str = ""
@@ -37,3 +38,5 @@ class PreparedCommitMessage(TaskCommitMessage):
     attempt: int = 0
     transaction: TaskTransaction | None = None
     decision_offset: int | None = None
+    log_partition: int = -1
+    """The partition of the decision log that the task has read; -1 if it has not."""

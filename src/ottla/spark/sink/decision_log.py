@@ -24,7 +24,7 @@ from ottla.records.batch import iter_batches, read_records
 from ottla.spark.sink.decision_state import CommitDecision, DecisionRecord, DecisionState
 from ottla.spark.sink.fetch import fetch
 
-__all__ = ["DecisionLog", "DecisionLogTruncated", "check_replication"]
+__all__ = ["DecisionLog", "DecisionLogMoved", "DecisionLogTruncated", "check_replication"]
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ CONFIGS = {
 }
 LINEAGE_CONFIGS = {"retention.ms": str(30 * 24 * 3600 * 1000), "max.message.bytes": str(MAX_RECORD_BYTES)}
 MAX_STATES = 64
+MAX_SCOPES = 1024
 FETCH_BYTES = 8 * 1024 * 1024
 _STALE_METADATA = frozenset(
     {
@@ -69,6 +70,20 @@ class DecisionLogTruncated(KafkaError):
         )
 
 
+class DecisionLogMoved(KafkaError):
+    """Partitions were added to the decision topic under a running query."""
+
+    def __init__(self, scope: str, partition: TopicPartition, former: int) -> None:
+        super().__init__(
+            ErrorCode.INVALID_TXN_STATE,
+            f"{scope}: partitions have been added to the decision topic {partition.topic!r}, which tells "
+            f"records by their keys: those of this query are in partition {former}, and would be looked for "
+            f"in partition {partition.partition} from now on, so that a repeated batch would be written "
+            "twice. Start the query with a new checkpoint whose startingOffsets follow on what is in the "
+            "topic. If the last batch is known to be complete, onUnsafeRestart=continue starts all the same",
+        )
+
+
 class DecisionLog:
     """The decision log of one process and event loop. `timeout_ms` bounds every call.
 
@@ -86,6 +101,7 @@ class DecisionLog:
         self._timeout_ms = timeout_ms
         self._producer: Producer | None = None
         self._states: dict[str, DecisionState] = {}
+        self._partitions: dict[str, int] = {}  # by scope; a key's partition must not change
         self._known_topics: set[str] = set()
 
     async def close(self) -> None:
@@ -93,27 +109,31 @@ class DecisionLog:
             await self._producer.close(timeout_ms=1_000)
 
     async def partition(self, scope: str) -> TopicPartition:
-        """The partition of the scope. Creates the topic if it does not exist."""
+        """The partition of the scope. Creates the topic if it does not exist. Raises DecisionLogMoved if the
+        partition was another one before.
+        """
+        found = TopicPartition(self.topic, partition_for(scope.encode(), await self._partition_count()))
+        former = self._partitions.setdefault(scope, found.partition)
+        if former != found.partition:
+            raise DecisionLogMoved(scope, found, former)
+        if len(self._partitions) > MAX_SCOPES:
+            self._partitions.pop(next(iter(self._partitions)))
+        return found
+
+    async def _partition_count(self) -> int:
         info = self._cluster.metadata.topics.get(self.topic)
         if info is None or info.error or not info.partitions:
             await self._ensure_topic()
             info = await self._cluster.topic(self.topic, timeout_ms=self._timeout_ms)
-        return TopicPartition(self.topic, partition_for(scope.encode(), len(info.partitions)))
+        return len(info.partitions)
 
     async def _ensure_topic(self) -> None:
         caller = AdminRequests(self._cluster, self._timeout_ms)
-        if await self._exists():
+        if await self.exists():
             await self._check_compacted(caller)
             return
-        replicas, min_isr = await self._replication_of_data(caller)
-        view = self._cluster.metadata if self._cluster.metadata.brokers else await self._cluster.refresh()
-        replicas = max(replicas, min(MIN_REPLICAS, len(view.brokers)))
-        configs = {**CONFIGS, "min.insync.replicas": str(max(min_isr, replicas - 1, 1))}
         try:
-            await TopicsAdmin(caller).create(
-                self.topic, partitions=PARTITIONS, replication_factor=replicas, configs=configs
-            )
-            log.info("created %r, the sink's decision log, with %d replicas", self.topic, replicas)
+            await self._create(caller, self.topic, PARTITIONS, CONFIGS)
         except KafkaError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise KafkaError(
@@ -121,6 +141,21 @@ class DecisionLog:
                     f"cannot create the topic of the sink's decision log ({error.message}); create "
                     f"{self.topic!r} with cleanup.policy=compact, or name another with decisionTopic",
                 ) from None
+
+    async def _create(
+        self, caller: AdminRequests, topic: str, partitions: int, configs: Mapping[str, str]
+    ) -> None:
+        """Create a topic of the sink's own, as replicated as the data."""
+        replicas, min_isr = await self._replication_of_data(caller)
+        view = self._cluster.metadata if self._cluster.metadata.brokers else await self._cluster.refresh()
+        replicas = max(replicas, min(MIN_REPLICAS, len(view.brokers)))
+        await TopicsAdmin(caller).create(
+            topic,
+            partitions=partitions,
+            replication_factor=replicas,
+            configs={**configs, "min.insync.replicas": str(max(min_isr, replicas - 1, 1))},
+        )
+        log.info("created %r for the sink, with %d replicas", topic, replicas)
 
     async def _replication_of_data(self, caller: AdminRequests) -> tuple[int, int]:
         """The number of replicas and `min.insync.replicas` of the data; (0, 0) where they are not known."""
@@ -134,6 +169,13 @@ class DecisionLog:
         except (KafkaError, KeyError, ValueError) as error:
             log.info("cannot read how %r is replicated: %s", self._data_topic, error)
             return 0, 0
+
+    async def _warn_of_few_replicas(self, caller: AdminRequests, topic: str) -> None:
+        """Warn of a topic that has fewer replicas than the data: while it is away, nothing is committed."""
+        wanted, _ = await self._replication_of_data(caller)
+        found = min(await self._replica_counts(topic))
+        if found < wanted:
+            log.warning("%r has %s, but %r has %d", topic, _replicas(found), self._data_topic, wanted)
 
     async def _replica_counts(self, topic: str) -> list[int]:
         info = await self._cluster.topic(topic, timeout_ms=self._timeout_ms)
@@ -165,7 +207,7 @@ class DecisionLog:
                 f"decisions. Set {name}=compact, or name another topic with decisionTopic",
             )
 
-    async def _exists(self) -> bool:
+    async def exists(self) -> bool:
         """Ask without automatic topic creation, which would give the topic unsuitable settings."""
         request = MetadataRequest(
             topics=[MetadataRequestTopic(name=self.topic)], allow_auto_topic_creation=False
@@ -199,10 +241,11 @@ class DecisionLog:
         if topic not in self._known_topics:
             caller = AdminRequests(self._cluster, self._timeout_ms)
             try:
-                await TopicsAdmin(caller).create(topic, partitions=1, configs=LINEAGE_CONFIGS)
+                await self._create(caller, topic, 1, LINEAGE_CONFIGS)
             except KafkaError as error:
                 if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                     raise
+                await self._warn_of_few_replicas(caller, topic)
             self._known_topics.add(topic)
         producer = await self._started_producer()
         await producer.send(topic, record.encode(), key=key.encode())
@@ -263,25 +306,18 @@ class DecisionLog:
 
         The driver deletes the records of a batch write when it has committed all its transactions.
         """
-        await self.partition("")
-        count = len(self._cluster.metadata.topics[self.topic].partitions)
-        states: dict[str, DecisionState] = {}
-        decided: dict[str, tuple[str, int]] = {}
-        for index in range(count):
+        found: list[tuple[str, str, CommitDecision]] = []
+        for index in range(await self._partition_count()):
             records, _ = await self._read(TopicPartition(self.topic, index), 0, -1, to_end=True)
+            scopes: dict[str, dict[bytes, Record]] = {}  # the last record of each key, as compaction keeps it
             for record in records:
-                scope = _scope_of(record)
-                _apply(states.setdefault(scope, DecisionState(scope)), [record])
-                run = bytes(record.key or b"").decode(errors="replace").rpartition("/")[2]
-                if record.value is None:
-                    decided.pop(scope, None)
-                elif DecisionRecord.decode(bytes(record.value)).is_batch_write:
-                    decided[scope] = run, record.timestamp
-        return [
-            (scope, run, found[1])
-            for scope, (run, timestamp) in decided.items()
-            if timestamp < before_ms and (found := states[scope].latest_decision()) is not None
-        ]
+                scopes.setdefault(_scope_of(record), {})[bytes(record.key or b"")] = record
+            for scope, by_key in scopes.items():
+                left = [each for each in by_key.values() if each.value is not None]
+                # Only streaming queries claim: most records need not be decoded.
+                if left and not any(_is_claim(each) for each in by_key.values()):
+                    found += _unfinished_write(scope, left, before_ms)
+        return found
 
     async def _read(
         self, partition: TopicPartition, position: int, through: int, *, to_end: bool
@@ -360,6 +396,26 @@ def _apply(state: DecisionState, records: Iterable[Record]) -> None:
             state.apply_tombstone(bytes(record.key or b"").decode())
         else:
             state.apply(record.offset, DecisionRecord.decode(bytes(record.value)))
+
+
+def _unfinished_write(
+    scope: str, records: Iterable[Record], before_ms: int
+) -> list[tuple[str, str, CommitDecision]]:
+    """The decision of a batch write that was made before this time; none for records of another kind."""
+    state = DecisionState(scope)
+    ordered = sorted(records, key=lambda each: each.offset)
+    try:
+        _apply(state, ordered)
+        decoded = ((each.timestamp, DecisionRecord.decode(bytes(each.value or b""))) for each in ordered)
+        run = next(each.run for time_ms, each in decoded if each.is_batch_write and time_ms < before_ms)
+    except (ValueError, StopIteration):  # not written by the sink, or no decision
+        return []
+    latest = state.latest_decision()
+    return [] if latest is None else [(scope, run, latest[1])]
+
+
+def _is_claim(record: Record) -> bool:
+    return b"@" in bytes(record.key or b"").rpartition(b"/")[2]
 
 
 def _scope_of(record: Record) -> str:

@@ -7,6 +7,7 @@ That needs a checkpoint in a directory of the driver's machine; of one elsewhere
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -27,7 +28,9 @@ MAX_SHOWN: Final = 8
 NAMED_BY_ROWS: Final = "the topics that its rows name"
 BEGAN_AT: Final = "@from"
 """The name under which our source keeps where it began to read partitions that are new in a batch."""
-# It keeps more beside the topics, all under names that no topic can have.
+TOPIC_IDS: Final = "@ids"
+"""The name under which it keeps the topic ids."""
+# All that it keeps beside the topics has names that no topic can have.
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -47,7 +50,8 @@ class InputRange:
 class BatchLineage:
     """Where the rows of a batch come from. `inputs` is None if that is not known, and `remark` says why;
     `others` counts sources that are no topics, as tables. `target` is the topic that the query writes to,
-    None if its rows name their topics.
+    None if its rows name their topics. `digest` is of what the inputs do not say: the topic ids, and where
+    the other sources were; empty in records of earlier releases.
     """
 
     flow: str = ""
@@ -56,6 +60,12 @@ class BatchLineage:
     others: int = 0
     remark: str = ""
     target: str | None = None
+    digest: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the inputs are all that the batch has read, each with its begin and end."""
+        return bool(self.inputs) and not self.others and all(each.start >= 0 for each in self.inputs or ())
 
     def difference_to(self, now: BatchLineage) -> str | None:
         """How the same batch differs when it is repeated; None if it does not, as far as that is known."""
@@ -63,13 +73,16 @@ class BatchLineage:
             return f"it went to {self.target or NAMED_BY_ROWS}, not to {now.target or NAMED_BY_ROWS}"
         if self.inputs is not None and now.inputs is not None and self.inputs != now.inputs:
             return f"it was made of {_inputs_text(self.inputs)} then and is of {_inputs_text(now.inputs)} now"
+        if self.digest and now.digest and self.digest != now.digest:
+            return "its tables were at other positions then, or its topics have been created again"
         return None
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = {"flow": self.flow, "code": self.code_version}
         if self.inputs is not None:
             document["inputs"] = [[each.topic, each.partition, each.start, each.end] for each in self.inputs]
-        return {**document, "others": self.others, "remark": self.remark, "target": self.target}
+        rest = {"others": self.others, "remark": self.remark, "target": self.target, "digest": self.digest}
+        return {**document, **rest}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> BatchLineage:
@@ -83,6 +96,7 @@ class BatchLineage:
             int(document.get("others", 0)),
             str(document.get("remark", "")),
             document.get("target"),
+            str(document.get("digest", "")),
         )
 
 
@@ -122,19 +136,26 @@ class LineageSource:
         except (OSError, ValueError) as error:
             return self._unknown(f"its checkpoint cannot be read: {error}")
         inputs: list[InputRange] = []
+        beside: list[object] = []  # what the ranges do not say
         for number, end in enumerate(ends):
-            if end is None:
-                continue
             before = starts[number] if number < len(starts) else None
-            known = {**end.began_at, **(before.ends if before is not None else {})}
+            if isinstance(end, str):
+                beside.append([before if isinstance(before, str) else None, end])
+                continue
+            beside.append(end.ids)
+            # As the source reads: a topic that was created again begins where the batch says.
+            known = {**(before.ends if isinstance(before, _SourceOffsets) else {}), **end.began_at}
             for (topic, partition), offset in sorted(end.ends.items()):
                 begin = known.get((topic, partition), -1)
                 if begin != offset and offset > 0:
                     inputs.append(InputRange(topic, partition, begin, offset))
-        others = sum(end is None for end in ends)
+        others = sum(isinstance(end, str) for end in ends)
         if len(inputs) > MAX_INPUTS:
             return self._unknown(f"the batch has read {len(inputs)} partitions")
-        return BatchLineage(self.flow, self.code_version, tuple(inputs), others, target=self.target)
+        digest = hashlib.sha256(json.dumps(beside, sort_keys=True).encode()).hexdigest()[:16]
+        return BatchLineage(
+            self.flow, self.code_version, tuple(inputs), others, target=self.target, digest=digest
+        )
 
     def _unknown(self, remark: str) -> BatchLineage:
         return BatchLineage(self.flow, self.code_version, remark=remark[:MAX_TEXT], target=self.target)
@@ -155,29 +176,36 @@ def _local_directory(location: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class _SourceOffsets:
-    """Where a source ends in a batch, and where it began to read partitions that it had not read before."""
+    """Where a source ends in a batch, and where it began to read partitions that it had not read before. Our
+    source also keeps the topic ids.
+    """
 
     ends: dict[tuple[str, int], int]
     began_at: dict[tuple[str, int], int]
+    ids: Any = None
 
 
-def _positions(file: Path) -> list[_SourceOffsets | None]:
-    """The offsets of each source in a file of Spark's offset log, None for a source that reads no topics."""
+def _positions(file: Path) -> list[_SourceOffsets | str]:
+    """The offsets of each source in a file of Spark's offset log; for a source that reads no topics, as it is
+    written there.
+    """
     if file.stat().st_size > MAX_FILE_BYTES:
         raise ValueError(f"{file} is too large")
     # The first line is the version of the format, the second is about the batch.
     return [_offsets(line) for line in file.read_text().splitlines()[2:]]
 
 
-def _offsets(line: str) -> _SourceOffsets | None:
+def _offsets(line: str) -> _SourceOffsets | str:
     try:
         document = json.loads(line)
     except ValueError:
-        return _SourceOffsets({}, {}) if line == "-" else None  # a source without offsets yet
+        return _SourceOffsets({}, {}) if line == "-" else line  # a source without offsets yet
     if not isinstance(document, dict):
-        return None
+        return line
     ends = _by_partition({name: each for name, each in document.items() if _TOPIC.fullmatch(name)})
-    return None if ends is None else _SourceOffsets(ends, _by_partition(document.get(BEGAN_AT)) or {})
+    if ends is None:
+        return line
+    return _SourceOffsets(ends, _by_partition(document.get(BEGAN_AT)) or {}, document.get(TOPIC_IDS))
 
 
 def _by_partition(document: Any) -> dict[tuple[str, int], int] | None:

@@ -28,25 +28,28 @@ async def end_open_transactions(
     run: str,
     *,
     except_generation: int | None = None,
-) -> None:
+) -> bool:
     """End all open transactions of the scope, except those of the run that has this generation.
 
-    They only hold readers back, so a failure is logged and not raised: the next batch tries again.
+    They only hold readers back, so a failure is logged and not raised: the next batch tries again. Returns
+    whether there was none.
     """
     try:
         found = await transactions.find_ongoing_in_scope(scope)
         if except_generation is not None:
             found = [each for each in found if not belongs_to_run(except_generation, each.slot)]
         if not found:
-            return
+            return True
         state = await decision_log.read(scope)
         if state.owner == run:
             decided = {
                 each.identity for decision in state.valid_decisions() for each in decision.transactions
             }
             await _end_each(transactions, found, commit=decided)
+        return True
     except KafkaError as error:
         log.warning("could not end the open transactions of %r: %s", scope, error)
+        return False
 
 
 async def take_over_scope(
@@ -64,8 +67,15 @@ async def take_over_scope(
         if state.owner == run:
             # Records of runs whose tasks were fenced before are deleted, so that none is fenced in each run.
             former = state.generations_of_other_runs(run)
+            slots = {each: slot_of(each) for each in ids}
             await transactions.fence(
-                [id for id in ids if any(belongs_to_run(each, slot_of(id)) for each in former)]
+                [
+                    name
+                    for name, slot in slots.items()
+                    # A former run may have had the same slots: they repeat if many runs decide nothing.
+                    if not belongs_to_run(generation, slot)
+                    and any(belongs_to_run(each, slot) for each in former)
+                ]
             )
     except KafkaError as error:
         log.warning("could not fence the tasks of earlier runs of %r: %s", scope, error)

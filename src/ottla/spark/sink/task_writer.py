@@ -230,7 +230,7 @@ class TransactionalTask:
         self._producer: Producer | None = None
         self._transactional_id = ""
         self._generation = 0
-        self._claim_offset = -1
+        self._claim_offset = self._log_partition = -1
         self._former_runs: tuple[str, ...] = ()
         self._claimed = False
         self.is_new = True
@@ -242,7 +242,7 @@ class TransactionalTask:
         identity = self._identity
         self.is_new = False
         if identity.batch is not None:
-            await self._claim_scope(identity.batch)
+            await self.claim()
             if self.decision_offset is not None:
                 return
         self._transactional_id = transactional_id(
@@ -282,14 +282,16 @@ class TransactionalTask:
         elif state.is_fenced(identity.run):
             raise RunEnded(identity.scope, identity.run)
 
-    async def _claim_scope(self, batch: int) -> None:
+    async def claim(self) -> None:
         """Make this run the owner of the scope, and see whether the batch is decided.
 
         A run that finds its batch decided claims the scope as well, as the run that has decided it may have
         died before it ended what superseded attempts had left open.
         """
-        scope, run = self._identity.scope, self._identity.run
+        scope, run, batch = self._identity.scope, self._identity.run, self._identity.batch
+        assert batch is not None, f"{scope}: a batch write claims nothing"
         decision_log = self._decision_log
+        self._log_partition = (await decision_log.partition(scope)).partition
         state = await decision_log.read(scope)
         for _ in range(MAX_CLAIMS):
             latest = state.latest_decision()
@@ -335,9 +337,11 @@ class TransactionalTask:
         log.warning("%s", error)
 
     def message_without_rows(self) -> TaskCommitMessage:
-        """The message of a task without rows. A retry names itself: the attempt before may have had rows."""
+        """The message of a task without rows. In a streaming query it names the run, as the batch may be
+        decided with rows; and a retry names itself, as the attempt before may have had rows.
+        """
         identity = self._identity
-        if not identity.attempt:
+        if not identity.attempt and identity.batch is None:
             return TaskCommitMessage(identity.partition)
         return PreparedCommitMessage(
             identity.partition, scope=identity.scope, run=identity.run, attempt=identity.attempt
@@ -372,6 +376,7 @@ class TransactionalTask:
             attempt=identity.attempt,
             transaction=transaction,
             decision_offset=self.decision_offset,
+            log_partition=self._log_partition,
         )
 
     async def abort(self) -> None:

@@ -4,6 +4,10 @@ Each run of the query is a thread with connections of its own. Wherever the sink
 die or fall asleep for a while; meanwhile another run is started, as by an operator who thinks it dead.
 What Spark does around the sink is played: its checkpoint, the repetition of a batch, the abort after a failed
 commit. At the end every row must be there once.
+
+Meanwhile the waits of readers are measured. A transaction that is open when a run begins a batch, or when its
+driver begins to commit it, is committed or aborted when the driver has returned, whatever process had left
+it: no reader waits for an orphan longer than that.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import asyncio
 import os
 import random
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -20,17 +25,29 @@ import pytest
 from ottla.client.blocking import Admin
 from ottla.protocol.errors import KafkaError
 from ottla.spark.sink.client import SinkClient
-from ottla.spark.sink.commit_messages import TaskCommitMessage
+from ottla.spark.sink.commit_messages import PreparedCommitMessage, TaskCommitMessage
 from ottla.spark.sink.decision_log import DecisionLog
 from ottla.spark.sink.task_writer import TransactionalTask
-from ottla.spark.sink.transaction_end import TransactionEnder
+from ottla.spark.sink.transaction_end import OngoingTransaction, TransactionEnder
 from ottla.testing.local_node import LocalNode
 from tests.support.spark_sink_harness import Query, committed_values
 
 BATCHES = 25
 ROWS = 6
-SEEDS = int(os.environ.get("SPARK_RACES", "2"))
-DEATHS = float(os.environ.get("SPARK_RACES_DEATHS", "0.05"))
+# Each seed is a life of the query, with all its runs.
+LIVES = int(os.environ.get("SPARK_RACES", "2"))
+FIRST_SEED = int(os.environ.get("SPARK_RACES_SEED", "0"))
+DEATHS = float(os.environ.get("SPARK_RACES_DEATHS", "0.08"))
+
+Identity = tuple[str, int, int]
+# As they are before the test makes them die: the test uses them to look.
+read_log = DecisionLog.read
+find_ongoing = TransactionEnder.find_ongoing
+
+
+async def list_open(transactions: TransactionEnder, scope: str) -> list[OngoingTransaction]:
+    ids = await transactions._list_ids(scope, ["Ongoing"])
+    return list((await find_ongoing(transactions, ids)).values())
 
 
 class Died(BaseException):
@@ -79,14 +96,20 @@ class Spark:
     def __init__(self, bootstrap: str, chaos: Chaos) -> None:
         self._bootstrap = bootstrap
         self._chaos = chaos
+        self._batches = BATCHES
         self._done = -1
         self._runs = 0
         self.failures: list[BaseException] = []
         self.refusals: list[str] = []
+        # Transactions that were open and not of the batch that was committed; those that were still open
+        # afterwards; and the longest time from when a run could see one until its driver had returned.
+        self.orphans: set[Identity] = set()
+        self.left_open: list[str] = []
+        self.longest_wait = 0.0
 
     @property
     def is_done(self) -> bool:
-        return self._done >= BATCHES - 1
+        return self._done >= self._batches - 1
 
     def new_run(self) -> threading.Thread:
         self._runs += 1
@@ -114,7 +137,13 @@ class Spark:
         finally:
             query.client.close()
 
+    def quiet_run(self) -> None:
+        """Start the query once more, undisturbed: its predecessor may have died in its last sweep."""
+        self._batches += 1
+        self._life(f"run{self._runs + 1}")
+
     def _batch(self, query: Query, run: str, batch: int) -> None:
+        begin, before = time.monotonic(), self._open_transactions(query)
         tasks: list[list[str]] = [[] for _ in range(self._chaos.integer(1, 4))]
         for row in range(ROWS):
             tasks[self._chaos.integer(0, len(tasks) - 1)].append(f"{batch}-{row}")
@@ -128,10 +157,25 @@ class Spark:
                     if attempt:
                         raise  # the whole driver; before, it was a worker
         try:
+            before |= self._open_transactions(query)
             query.commit(messages, batch)
         except KafkaError:
             query.abort(messages, batch)
             raise
+        prepared = [each for each in messages if isinstance(each, PreparedCommitMessage)]
+        chosen = {each.transaction.identity for each in prepared if each.transaction is not None}
+        if orphans := before - chosen:
+            self.orphans |= orphans
+            self.longest_wait = max(self.longest_wait, time.monotonic() - begin)
+        left = before & self._open_transactions(query)
+        state = query.client.call(read_log(query.client.decision_log, query.scope))
+        if left and state.owner == run:  # otherwise the next owner ends them
+            self.left_open.append(f"{run}, batch {batch}: {sorted(left)}")
+
+    def _open_transactions(self, query: Query) -> set[Identity]:
+        return {
+            each.identity for each in query.client.call(list_open(query.client.transactions, query.scope))
+        }
 
 
 @pytest.fixture
@@ -149,7 +193,7 @@ async def leave_open(task: TransactionalTask) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + LIVES))
 def test_every_row_is_there_once_whichever_process_sleeps_or_dies(
     bootstrap: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +201,10 @@ def test_every_row_is_there_once_whichever_process_sleeps_or_dies(
     for owner, name in (
         (DecisionLog, "append"),
         (DecisionLog, "read"),
+        (DecisionLog, "append_tombstones"),
         (TransactionEnder, "end"),
+        (TransactionEnder, "fence"),
+        (TransactionEnder, "find_ids_in_use"),
         (TransactionEnder, "find_ongoing"),
         (TransactionalTask, "prepare"),
     ):
@@ -178,11 +225,16 @@ def test_every_row_is_there_once_whichever_process_sleeps_or_dies(
     for thread in alive:
         thread.join(120)
         assert not thread.is_alive()
-    assert spark.failures == []
     chaos.is_over = True
-    expected = {f"{batch}-{row}".encode(): 1 for batch in range(BATCHES) for row in range(ROWS)}
+    spark.quiet_run()
+    assert spark.failures == []
+    expected = {f"{batch}-{row}".encode(): 1 for batch in range(BATCHES + 1) for row in range(ROWS)}
     # No reader waits for a transaction that a dead or superseded attempt has left.
+    assert spark.left_open == []
     assert Query(bootstrap, "out", name="q", kafka__client__id="reader").open_transactions() == []
     assert committed_values(bootstrap, "out", 2) == expected
     assert spark.runs > 2
-    print(f"{spark.runs} runs, {chaos.deaths} deaths")
+    print(
+        f"seed {seed}: {spark.runs} runs, {chaos.deaths} deaths, {len(spark.orphans)} orphans, "
+        f"longest wait {spark.longest_wait:.2f} s"
+    )

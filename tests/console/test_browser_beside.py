@@ -141,7 +141,7 @@ def test_beside_apache_kafka(browser: Browser, apache_kafka: ApacheKafka) -> Non
             producer.send_nowait("seen-in-console", b'{"n": %d}' % number, key=b"k")
         producer.flush()
     reader = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
-    with blocking.Consumer(bootstrap, group_id="console-reader", **reader) as consumer:
+    with blocking.Consumer(bootstrap, group_id="seen-by-browser", **reader) as consumer:
         consumer.subscribe("seen-in-console")
         while not consumer.poll(5):
             pass
@@ -154,10 +154,10 @@ def test_beside_apache_kafka(browser: Browser, apache_kafka: ApacheKafka) -> Non
             ("topic/seen-in-console", "seen-in-console", "td:has-text('epoch')"),
             ("topic/seen-in-console/messages", "seen-in-console", "td.payload"),
             ("topic/seen-in-console/config", "seen-in-console", "td:has-text('retention.ms')"),
-            ("topic/seen-in-console/readers", "seen-in-console", "a:text-is('console-reader')"),
+            ("topic/seen-in-console/readers", "seen-in-console", "a:text-is('seen-by-browser')"),
             ("topic/__consumer_offsets/messages", "__consumer_offsets", "td.payload:has-text('offset')"),
-            ("groups", "Groups", "a:text-is('console-reader')"),
-            ("group?id=console-reader", "console-reader", "a:has-text('seen-in-console-0')"),
+            ("groups", "Groups", "a:text-is('seen-by-browser')"),
+            ("group?id=seen-by-browser", "seen-by-browser", "a:has-text('seen-in-console-0')"),
             ("transactions", "Transactions", "text=All transactions"),
             ("brokers", "Brokers", "td:has-text('127.0.0.1')"),
             ("broker/1", "Broker 1", "td:has-text('log.dirs')"),

@@ -170,7 +170,7 @@ def test_a_run_that_is_terminated_stops_its_node(new_pipeline: Callable[[str], P
         match = re.match(r"node: 127\.0\.0\.1:(\d+),", line)
         assert match, line
         process.terminate()
-        # Python ends itself by SIGINT if the interrupt met it in `exec` of a text, as dataclasses do: 130 in a shell.
+        # By SIGINT if the interrupt met Python in `exec` of a text, as dataclasses do: 130 in a shell too.
         assert process.wait(300) in (130, -signal.SIGINT)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", int(match[1]))) != 0

@@ -49,13 +49,16 @@ async def ask(url: str) -> HttpResponse:
     """Get a page of a node. HttpError if there is no answer."""
     from ottla.runtime.http import HttpRequest, http_fetch
 
+    # Scheme names may be in capitals.
+    is_https = urlsplit(url).scheme == "https"
     request = HttpRequest(
         url,
-        headers=_login(),
+        # Without TLS anyone on the way, or who has the port, would read a password; no node takes one then.
+        headers=_login() if is_https else {},
         connect_timeout_seconds=_CONNECT_SECONDS,
         read_timeout_seconds=_READ_SECONDS,
         max_body_bytes=_MAX_ANSWER_BYTES,
-        tls=_tls() if url.startswith("https:") else None,
+        tls=_tls() if is_https else None,
     )
     return await asyncio.to_thread(http_fetch, request)
 
@@ -80,8 +83,12 @@ def _tls_of(given: tuple[tuple[str, str], ...]) -> ssl.SSLContext:
 
 
 def _login() -> dict[str, str]:
+    """The header with the name and the password of the file. A delegation token is none that HTTP takes."""
     given = client_settings()
-    options = {"username": given.get("sasl.username"), "password": given.get("sasl.password")}
+    options: dict[str, str | None] = {
+        "username": given.get("sasl.username"),
+        "password": given.get("sasl.password"),
+    }
     if (jaas := given.get("sasl.jaas.config")) is not None:
         from ottla.security.jaas import JaasError, parse_jaas
 
@@ -90,6 +97,7 @@ def _login() -> dict[str, str]:
         except JaasError as error:
             raise WrongUsage(f"--command-config: sasl.jaas.config: {error}") from None
     name, password = options.get("username"), options.get("password")
-    if not name or password is None:
+    is_token = (options.get("tokenauth") or "").lower() == "true"
+    if not name or password is None or is_token:
         return {}
     return {"Authorization": "Basic " + b64encode(f"{name}:{password}".encode()).decode()}

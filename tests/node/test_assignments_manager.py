@@ -10,8 +10,13 @@ import pytest
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
 from ottla.client.producer import Producer
+from ottla.node.cluster.assignments_manager import DamagedReplica
+from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.node.node import Node
+from ottla.protocol.errors import KafkaError
+from ottla.protocol.messages.assign_replicas_to_dirs import AssignReplicasToDirsRequest
 from ottla.protocol.names import TopicPartition
+from ottla.protocol.schema import Request, Response
 from ottla.replication.partition import Partition
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.sim_nodes import SimNodes
@@ -202,6 +207,34 @@ def test_the_copy_of_a_partition_goes_with_its_topic(monkeypatch: pytest.MonkeyP
     nodes.run(life())
 
 
+def test_the_wait_for_a_report_ends_when_the_replica_is_gone_before_the_controller_took_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker that starts with a damaged replica asks to be unfenced only after this wait."""
+    world = World()
+    nodes = world.nodes
+
+    async def life() -> None:
+        await world.begin()
+        partition, assignments = world.partition, world.broker.replication.assignments
+        make_unreachable_for_reports(monkeypatch)
+        damaged = DamagedReplica(partition.topic_id, MOVED, 2)
+        report = asyncio.ensure_future(assignments.announce_damaged(damaged))
+        await asyncio.sleep(5)
+        assert not report.done()
+
+        async def delete(runtime: Runtime) -> None:
+            async with Admin("node2:9092", runtime=runtime) as admin:
+                await admin.topics.delete("moved")
+
+        await nodes.as_client(delete)
+        await nodes.until(report.done)
+        with pytest.raises(KafkaError, match="broker 2 has no replica of moved-0 any more"):
+            await report
+
+    nodes.run(life())
+
+
 def test_the_controller_is_told_of_a_directory_that_fails_while_the_broker_starts() -> None:
     nodes = SimNodes(settings=TWO)
 
@@ -246,6 +279,20 @@ def test_a_throttle_holds_the_copying_back() -> None:
         assert 2 < took < 10
 
     nodes.run(life())
+
+
+def make_unreachable_for_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no report of directories reach the controller; everything else does."""
+    request = ControllerChannel.request
+
+    async def refuse_reports(
+        self: ControllerChannel, body: Request, version: int, *, timeout_ms: int | None = None
+    ) -> Response:
+        if isinstance(body, AssignReplicasToDirsRequest):
+            raise ConnectionError("the controller does not answer")
+        return await request(self, body, version, timeout_ms=timeout_ms)
+
+    monkeypatch.setattr(ControllerChannel, "request", refuse_reports)
 
 
 def hold_back_the_promotion(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

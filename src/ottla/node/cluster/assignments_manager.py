@@ -4,7 +4,8 @@ The controller needs it to know what is lost when a directory fails. A broker wi
 where a new replica goes, and may move it later; one whose only disk was replaced has all of them elsewhere. A
 replica that moves is reported before it does: in the directory that the controller knows, it is or is about
 to be. A replica whose log is damaged is in none of them, so that it cannot lead. Invariant: what differs from
-the metadata is reported again until the controller has written it, or the replica is gone.
+the metadata is reported again until the controller has written it, or the replica is gone; either one ends
+the wait of what announced it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
 from ottla.metadata.image.cache import MetadataCache
@@ -161,20 +161,43 @@ class AssignmentsManager:
 
     async def _send_all(self) -> None:
         while True:
-            # Only as many as one request takes: thousands may be waiting.
-            keys = (key for key, partition in self._waiting.items() if self._must_report(partition))
-            reported = {
-                key: self._directory(self._waiting[key]) or b""
-                for key in islice(keys, _MAX_REPLICAS_PER_REQUEST)
-            }
+            reported = self._next_report()
             if not reported:
-                self._waiting.clear()
                 return
             answers = await self._send(reported)
             if answers is None:
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:
                 self._on_answers(reported, answers)
+
+    def _next_report(self) -> dict[_Key, bytes]:
+        """The directories of as many replicas as one request takes: thousands may be waiting. Those that need
+        no report any more are dropped, and what waits for their reports is completed.
+        """
+        reported: dict[_Key, bytes] = {}
+        dropped: list[_Key] = []
+        for key, replica in self._waiting.items():
+            if not self._must_report(replica):
+                dropped.append(key)
+                continue
+            reported[key] = self._directory(replica) or b""
+            if len(reported) == _MAX_REPLICAS_PER_REQUEST:
+                break
+        topics = self._metadata.image.topics.by_id
+        for key in dropped:
+            replica = self._waiting.pop(key)
+            self._complete(replica, written=_known_directory(topics, replica) == self._directory(replica))
+        return reported
+
+    def _complete(self, replica: _Replica, *, written: bool) -> None:
+        """End the wait for a report of the replica, if there is one."""
+        waiting = self._announced.get(_key(replica))
+        if waiting is None or waiting.done():
+            return
+        if written:
+            waiting.set_result(None)
+        else:
+            waiting.set_exception(_not_here(replica))
 
     async def _send(self, reported: dict[_Key, bytes]) -> dict[_Key, ErrorCode] | None:
         """Send a report; return the code of each replica, or None if the controller did not take it."""
@@ -204,12 +227,7 @@ class AssignmentsManager:
                 continue
             del self._waiting[key]
             self._changed.discard(key)
-            waiting = self._announced.get(key)
-            if waiting is not None and not waiting.done():
-                if answers.get(key) is ErrorCode.NONE:
-                    waiting.set_result(None)
-                else:
-                    waiting.set_exception(_not_here(partition))
+            self._complete(partition, written=answers.get(key) is ErrorCode.NONE)
 
     def _make_request(self, reported: dict[_Key, bytes]) -> AssignReplicasToDirsRequest:
         directories: dict[bytes, dict[bytes, list[int]]] = {}

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
+from ottla.client.admin import Admin
+from ottla.node.api.response_cache import ResponseCache
+from ottla.node.http.health import NodeHealth
+from ottla.node.node import Node
+from ottla.replication.partition import Partition
+from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.sim_nodes import SimNodes
 
 
@@ -22,5 +30,59 @@ def test_the_active_controller_writes_no_op_records(interval_ms: str, least: int
         await asyncio.sleep(10)
         assert least <= metadata.high_watermark - before <= most
         assert metadata.image == image
+
+    nodes.run(life())
+
+
+def test_no_op_records_cost_neither_clients_nor_probes_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response about all topics, and the walk over all partitions, are made again when these change."""
+    nodes = SimNodes({1: "broker,controller"})
+    made, walks = 0, 0
+    put, hosted_partitions = ResponseCache.put, Node.hosted_partitions
+
+    def count_responses(*args: Any) -> None:
+        nonlocal made
+        made += 1
+        put(*args)
+
+    def count_walks(self: Node) -> Iterable[Partition]:
+        nonlocal walks
+        walks += 1
+        return hosted_partitions(self)
+
+    monkeypatch.setattr(ResponseCache, "put", count_responses)
+    monkeypatch.setattr(Node, "hosted_partitions", count_walks)
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        await nodes.create("orders", 1, replicas=1)
+        node = nodes.nodes[1]
+        health = NodeHealth(node, node.runtime.clock)
+
+        async def ask_for_five_seconds(runtime: Runtime) -> None:
+            nonlocal made, walks
+            async with Admin("node1:9092", runtime=runtime) as admin:
+                await admin.topics.list()
+                await health.ready_problems()
+                before, made, walks = node.image, 0, 0
+                for _ in range(50):
+                    assert [topic.name for topic in await admin.topics.list()] == ["orders"]
+                    await health.ready_problems()
+                    await asyncio.sleep(0.1)
+                assert node.image is not before
+                assert (made, walks) == (0, 0)
+
+        await nodes.as_client(ask_for_five_seconds)
+        await nodes.create("payments", 1, replicas=1)
+
+        async def ask_again(runtime: Runtime) -> None:
+            async with Admin("node1:9092", runtime=runtime) as admin:
+                assert len(await admin.topics.list()) == 2
+            await health.ready_problems()
+            assert made > 0
+            assert walks == 1
+
+        await nodes.as_client(ask_again)
 
     nodes.run(life())

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.support.wire import WireClient
 
-from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.image.image import ClusterImage, FeaturesImage, MetadataImage, Provenance, TopicsImage
 from ottla.node.api.response_cache import MAX_CACHE_BYTES, ResponseCache
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
@@ -19,9 +19,30 @@ from ottla.testing.local_node import LocalNode
 HERE = ("127.0.0.1", 9092)
 
 
-def test_a_new_image_empties_the_cache() -> None:
+def test_a_new_state_of_the_cluster_empties_the_cache() -> None:
+    cache = ResponseCache()
+    first = MetadataImage()
+    changed = {
+        "topics": TopicsImage(),
+        "cluster": ClusterImage(),
+        "features": FeaturesImage(),
+        "configs": dict(first.configs),
+    }
+    for part, value in changed.items():
+        check_that_it_empties(cache, first, replace(first, **{part: value}))
+
+
+def test_an_image_that_only_has_a_later_offset_leaves_the_cache_as_it_is() -> None:
     first, cache = MetadataImage(), ResponseCache()
-    second = replace(first)
+    second = replace(first, provenance=Provenance(7), next_producer_id=1000)
+    cache.put(first, (9, HERE, b"all"), b"one")
+    assert cache.get(second, (9, HERE, b"all")) == b"one"
+    cache.put(second, (9, HERE, b"some"), b"two")
+    assert cache.get(first, (9, HERE, b"all")) == b"one"
+    assert cache.get(first, (9, HERE, b"some")) == b"two"
+
+
+def check_that_it_empties(cache: ResponseCache, first: MetadataImage, second: MetadataImage) -> None:
     cache.put(first, (9, HERE, b"all"), b"one")
     assert cache.get(first, (9, HERE, b"all")) == b"one"
     assert cache.get(second, (9, HERE, b"all")) is None

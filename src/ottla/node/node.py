@@ -251,6 +251,10 @@ class Node:
     def hosted_partitions(self) -> Iterable[Partition]:
         return () if self._publisher is None else self.replicas
 
+    @property
+    def hosted_version(self) -> int:
+        return -1 if self._publisher is None else self.replicas.partitions_version
+
     async def _load_health(self) -> HttpMount:
         from ottla.node.http.health import NodeHealth
 

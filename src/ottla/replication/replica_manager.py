@@ -104,6 +104,8 @@ class ReplicaManager:
         self._progress_listeners: list[Callable[[Partition], None]] = []
         self._image = MetadataImage.EMPTY
         self._partitions: dict[TopicPartition, Partition] = {}
+        # Rises with each change of `_partitions`, so that what was found by a walk over them can be kept.
+        self.partitions_version = 0
         # Flushes a partition's log as soon as that is possible; set by the node.
         self.retry_flush: Callable[[Partition], None] | None = None
         self._offline: dict[TopicPartition, KafkaError] = {}  # hosted, but the log cannot be used: why
@@ -345,7 +347,7 @@ class ReplicaManager:
 
     def _take_offline(self, tp: TopicPartition, error: Exception, changes: ReplicaChanges) -> None:
         """Stop serving a partition whose log cannot be used, and remember why."""
-        partition = self._partitions.pop(tp, None)
+        partition = self._remove(tp)
         reason = _storage_error(tp, None if partition is None else partition.log, error)
         known = self._offline.get(tp)
         if known is None or known.message != reason.message:
@@ -387,7 +389,12 @@ class ReplicaManager:
             statistics=self.topic_statistics.of(tp.topic),
         )
         self._partitions[tp] = partition
+        self.partitions_version += 1
         return partition
+
+    def _remove(self, tp: TopicPartition) -> Partition | None:
+        self.partitions_version += 1
+        return self._partitions.pop(tp, None)
 
     def _get_or_create_log(
         self, tp: TopicPartition, replica: LocalReplica, config: LogConfig, *, is_new: bool
@@ -424,7 +431,7 @@ class ReplicaManager:
         self, partitions: Collection[TopicPartition], changes: ReplicaChanges, turns: Turns
     ) -> None:
         for tp in partitions:
-            partition = self._partitions.pop(tp, None)
+            partition = self._remove(tp)
             self._offline.pop(tp, None)
             self._lost.pop(tp, None)
             if partition is not None:
@@ -479,7 +486,7 @@ class ReplicaManager:
             partition = self._partitions.get(tp)
             if partition is None or partition.log.directory is not directory:
                 continue
-            del self._partitions[tp]
+            self._remove(tp)
             self._lost[tp] = None
             self._offline[tp] = KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
@@ -490,7 +497,7 @@ class ReplicaManager:
 
     def handle_log_damage(self, tp: TopicPartition, error: KafkaError) -> None:
         """Take a partition offline whose log is damaged; the log manager keeps its files."""
-        partition = self._partitions.pop(tp, None)
+        partition = self._remove(tp)
         if partition is not None:
             self._offline[tp] = error
             _resign(partition)

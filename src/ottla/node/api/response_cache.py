@@ -1,10 +1,11 @@
-"""Responses that are kept: the same request about the same metadata image has the same bytes as its answer.
+"""Responses that are kept: the same request about the same metadata has the same bytes as its answer.
 
 A hundred clients that come back together after a restart all ask for the same topics. Their responses follow
-from the metadata image, the version, the address that they connected to, the body of the request and what the
-client may do, and from nothing else. So a response is built and encoded once, and again only when the image
-has been replaced. The cache is bounded: the oldest responses make room, and a response that is too large by
-itself is not kept.
+from the topics, brokers, features and settings in the metadata image, the version, the address that they
+connected to, the body of the request and what the client may do, and from nothing else. So a response is
+built and encoded once, and again only when one of these has been replaced. An image that differs in its
+offset alone leaves the cache as it is: controllers write records without effect twice a second. The cache is
+bounded: the oldest responses make room, and a response that is too large by itself is not kept.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ENTRY_OVERHEAD_BYTES: Final = 512
 
 
 class ResponseCache:
-    """Encoded responses of one API on one listener, all of them made from `_image`."""
+    """Encoded responses of one API on one listener, all of them as `_image` gives them."""
 
     __slots__ = ("_free_bytes", "_image", "_responses")
 
@@ -34,10 +35,10 @@ class ResponseCache:
         self._free_bytes = MAX_CACHE_BYTES  # what `_responses` leaves of the limit; never negative
 
     def get(self, image: MetadataImage, key: CacheKey) -> bytes | None:
-        return self._responses.get(key) if image is self._image else None
+        return self._responses.get(key) if self._is_current(image) else None
 
     def put(self, image: MetadataImage, key: CacheKey, response: bytes) -> None:
-        if image is not self._image:
+        if not self._is_current(image):
             self._image = image
             self._responses = {}
             self._free_bytes = MAX_CACHE_BYTES
@@ -50,6 +51,22 @@ class ResponseCache:
         self._responses[key] = response
         self._free_bytes -= size
         assert self._free_bytes >= 0, f"the cache exceeds its {MAX_CACHE_BYTES} bytes by {-self._free_bytes}"
+
+    def _is_current(self, image: MetadataImage) -> bool:
+        """Whether this image gives the same responses as those that are kept."""
+        before = self._image
+        if image is before:
+            return True
+        if (
+            before is None
+            or image.topics is not before.topics
+            or image.cluster is not before.cluster
+            or image.features is not before.features
+            or image.configs is not before.configs
+        ):
+            return False
+        self._image = image  # the next request comes with this one, and the other one can go
+        return True
 
 
 def _entry_bytes(key: CacheKey, response: bytes) -> int:

@@ -12,7 +12,8 @@ hold, each of which has its name in the answer:
 - `in_sync`: every replica here is in sync with its leader;
 - `tasks`: all background tasks run.
 
-The walk over all partitions is done in turns, once for each image of the metadata.
+The walk over all partitions is done in turns, and again only when topics have changed, or what this node
+hosts: a new image of the metadata alone, which controllers make twice a second, is no reason.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Protocol
 
-from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.image.image import MetadataImage, TopicsImage
 from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.http.checks import CHECKS, IN_SYNC, PARTITIONS
@@ -94,14 +95,19 @@ class NodeState(Protocol):
 
     def hosted_partitions(self) -> Iterable[Partition]: ...
 
+    @property
+    def hosted_version(self) -> int:
+        """Changes with the partitions that are hosted."""
+        ...
+
 
 class NodeHealth:
     def __init__(self, node: NodeState, clock: Clock) -> None:
         self._node: Final = node
         self._clock: Final = clock
         self._walk: Final = asyncio.Lock()
-        # What the walk over the partitions found in an image.
-        self._walked: MetadataImage | None = None
+        # What the walk over the partitions found in these topics, and the version of what was hosted then.
+        self._walked: tuple[TopicsImage, int] | None = None
         self._leaderless: list[TopicPartition] = []
         self._out_of_sync: list[TopicPartition] = []
 
@@ -170,10 +176,10 @@ class NodeHealth:
         return "; ".join(f"{each.name}: {each.state.value}, {each.last_error}" for each in down) or None
 
     async def _walk_partitions(self) -> None:
-        """Find the partitions of this node that are not as they should be, unless the image is known."""
+        """Find the partitions of this node that are not as they should be, unless nothing has changed."""
         async with self._walk:
-            image = self._node.image
-            if image is self._walked:
+            topics, version = self._node.image.topics, self._node.hosted_version
+            if self._walked is not None and self._walked[0] is topics and self._walked[1] == version:
                 return
             node_id = self._node.config.node_id
             leaderless: list[TopicPartition] = []
@@ -181,14 +187,15 @@ class NodeHealth:
             turns = Turns(self._clock, check_every=16)
             for partition in self._node.hosted_partitions():
                 tp = partition.topic_partition
-                registration = image.topics.partition(partition.topic_id, tp.partition)
+                registration = topics.partition(partition.topic_id, tp.partition)
                 if registration is not None and node_id in registration.replicas:
                     if registration.leader < 0:
                         leaderless.append(tp)
                     elif node_id not in registration.isr:
                         out_of_sync.append(tp)
                 await turns.pause_if_due()
-            self._walked, self._leaderless, self._out_of_sync = image, leaderless, out_of_sync
+            self._walked = topics, version
+            self._leaderless, self._out_of_sync = leaderless, out_of_sync
 
     # Answers
 

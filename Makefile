@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 SPARK_KILLS ?= 15
+SPARK_RACES ?= 100
 PIPELINE_LIVES ?= 7
 CLUSTER_FAULT_SECONDS ?= 600
 SOAK_MINUTES ?= 24
@@ -33,8 +34,10 @@ test: $(STAMP) lint
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow and not kafka and not spark'
 
-# Four times SPARK_KILLS kills under a streaming query; half an hour on two idle cores.
+# Four times SPARK_KILLS kills under a streaming query, half an hour on two idle cores; and SPARK_RACES lives of a query
+# without Spark, of a quarter of a minute each (SPARK_RACES=1000 for a night).
 test-faults: $(STAMP)
+	SPARK_RACES=$(SPARK_RACES) $(BIN)/python -m pytest -s tests/spark/test_sink_races.py
 	SPARK_KILLS=$(SPARK_KILLS) $(BIN)/python -m pytest -s -k many_kills \
 		tests/spark/test_exactly_once.py
 	PIPELINE_LIVES=$(PIPELINE_LIVES) $(BIN)/python -m pytest -s tests/spark/test_pipelines_kills.py

@@ -2,13 +2,16 @@
 
 One session of Spark with two task slots does all of it. The rows are computed beforehand and kept in Spark's
 memory. Batch writes go to topics of four partitions, without keys, ours all or nothing, Spark's own at least
-once. Streams read files and run as many micro-batches as there are files.
+once. Streams read files and run as many micro-batches as there are files. Micro-batches of ten rows, from a
+topic to a topic, show the fixed cost of a batch that is written exactly once; Spark's own connector reads and
+writes the same on Apache Kafka, at least once.
 """
 
 from __future__ import annotations
 
 import itertools
 import shutil
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +20,8 @@ from typing import TYPE_CHECKING
 from tests.support import kafka_libs
 
 from bench.brokers import apache_kafka, ottla
-from bench.harness import Row, compare, scaled
-from ottla.client.blocking import Admin
+from bench.harness import Row, compare, fewer, scaled
+from ottla.client.blocking import Admin, Producer
 from ottla.spark.session import session
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ ROUNDS = 5
 SIZES = {100: 1_000_000, 1_000: 200_000}
 STREAM_FILES = 10
 STREAM_ROWS = 100_000
+TINY_BATCHES = 30
+TINY_ROWS = 10
 OWN = "Spark's own connector on Apache Kafka"
 _serial = itertools.count()
 
@@ -45,6 +50,7 @@ def rows() -> Iterator[Row]:
             for size, most in SIZES.items():
                 yield from batches(spark, ours.bootstrap, kafka.bootstrap, size, scaled(most, most // 4))
             yield streams(spark, ours.bootstrap, scaled(STREAM_ROWS, STREAM_ROWS // 4))
+            yield tiny_batches(spark, [("ottla", ours.bootstrap), ("kafka", kafka.bootstrap)])
     finally:
         spark.stop()
 
@@ -107,6 +113,34 @@ def streams(spark: SparkSession, servers: str, count: int) -> Row:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def tiny_batches(spark: SparkSession, sides: list[tuple[str, str]]) -> Row:
+    """The median time of a trigger with a few rows, from a topic to a topic, once the workers run."""
+    topics = {}
+    for _, servers in sides:
+        topics[servers] = new_topic(servers, partitions=1)
+        with Producer(servers) as producer:
+            producer.send_many(topics[servers], [b"%0100d" % n for n in range(TINY_BATCHES * TINY_ROWS)])
+
+    def trigger_ms(side: tuple[str, str]) -> float:
+        name, servers = side
+        source = spark.readStream.format(name).option("kafka.bootstrap.servers", servers)
+        source = source.option("subscribe", topics[servers]).option("startingOffsets", "earliest")
+        frame = source.option("maxOffsetsPerTrigger", TINY_ROWS).load().select("value")
+        with tempfile.TemporaryDirectory() as checkpoint:
+            writer = frame.writeStream.format(name).option("kafka.bootstrap.servers", servers)
+            writer = writer.option("topic", new_topic(servers)).option("checkpointLocation", checkpoint)
+            query = writer.trigger(availableNow=True).start()
+            query.awaitTermination()
+            progress = list(query.recentProgress)
+        took = [each["durationMs"]["triggerExecution"] for each in progress if each["numInputRows"]]
+        return float(statistics.median(took[5:]))
+
+    rounds = [[trigger_ms(side) for side in sides] for _ in range(3)]
+    ours, theirs = (statistics.median(each) for each in zip(*rounds))
+    name = f"a micro-batch of {TINY_ROWS} rows, exactly once; the peer's at least once"
+    return fewer(name, "ms", ours, theirs, OWN)
+
+
 def sink(servers: str, *, delivery: str = "exactly-once") -> Write:
     def write(df: DataFrame) -> None:
         options = {
@@ -127,8 +161,8 @@ def own(servers: str) -> Write:
     return write
 
 
-def new_topic(servers: str) -> str:
+def new_topic(servers: str, partitions: int = PARTITIONS) -> str:
     name = f"sink-{next(_serial)}"
     with Admin(servers) as admin:
-        admin.topics.create(name, partitions=PARTITIONS)
+        admin.topics.create(name, partitions=partitions)
     return name

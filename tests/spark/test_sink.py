@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -357,6 +358,33 @@ def stream_with_a_restart(servers: str, files: Callable[[int, int], DataFrame], 
         run_stream(files(0, 0), servers, checkpoint, topic=topic)
         assert committed_values(servers, topic, 2) == {str(n).encode(): 1 for n in range(300)}
         await_none_open(admin, query.id)
+
+
+def test_the_inputs_tell_whether_a_repeated_batch_is_the_committed_one(
+    spark: SparkSession, node: LocalNode, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    servers, checkpoint, older = node.bootstrap_servers, tmp_path / "checkpoint", tmp_path / "older"
+    source, target = new_topic(), new_topic()
+    reader = spark.readStream.format("ottla").option("kafka.bootstrap.servers", servers)
+    df = reader.option("subscribe", source).option("startingOffsets", "earliest").load().select("value")
+    with Producer(servers) as producer:
+        producer.send_many(source, [b"a", b"b"])
+        run_stream(df, servers, checkpoint, topic=target)
+        shutil.copytree(checkpoint, older)
+        producer.send_many(source, [b"c", b"d", b"e"])
+        run_stream(df, servers, checkpoint, topic=target)
+        # Killed before Spark's checkpoint says that the last batch is done, then the code is edited.
+        for condition in ("value != 'c'", "false"):
+            for name in ("1", ".1.crc"):
+                (checkpoint / "commits" / name).unlink(missing_ok=True)
+            run_stream(df.where(condition), servers, checkpoint, topic=target)
+        written = [record.value for record in records_of(node, target)]
+        assert written == [b"a", b"b", b"c", b"d", b"e"]
+        # An older checkpoint is restored: its batch of this number is another one.
+        producer.send(source, b"f")
+        with pytest.raises(Exception, match=r"it was made of .* 2\.\.5 then and is of .* 2\.\.6 now"):
+            run_stream(df, servers, older, topic=target)
+        assert [record.value for record in records_of(node, target)] == written
 
 
 def test_an_aggregate_is_written_whole_in_complete_mode(

@@ -37,6 +37,7 @@ ROWS = 6
 # Each seed is a life of the query, with all its runs.
 LIVES = int(os.environ.get("SPARK_RACES", "2"))
 FIRST_SEED = int(os.environ.get("SPARK_RACES_SEED", "0"))
+LOST_WORKERS = 0.15
 DEATHS = float(os.environ.get("SPARK_RACES_DEATHS", "0.08"))
 
 Identity = tuple[str, int, int]
@@ -84,6 +85,11 @@ class Chaos:
             return result
 
         return struck
+
+    def loses_a_worker(self) -> bool:
+        """Whether a worker dies after its task has written everything, so that Spark runs the task again."""
+        with self._lock:
+            return not self.is_over and self._dice.random() < LOST_WORKERS
 
     def integer(self, least: int, most: int) -> int:
         with self._lock:
@@ -151,8 +157,10 @@ class Spark:
         for partition, rows in enumerate(tasks):
             for attempt in range(2):
                 try:
-                    messages[partition] = query.task(run, batch, partition, rows, attempt=attempt)
-                    break
+                    message = query.task(run, batch, partition, rows, attempt=attempt)
+                    if attempt or not self._chaos.loses_a_worker():
+                        messages[partition] = message
+                        break
                 except Died:
                     if attempt:
                         raise  # the whole driver; before, it was a worker

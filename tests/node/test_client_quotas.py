@@ -38,9 +38,10 @@ from ottla.protocol.messages.delete_topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
-from ottla.protocol.messages.fetch import FetchPartition, FetchResponse
+from ottla.protocol.messages.fetch import FetchPartition, FetchResponse, ReplicaState
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.protocol.messages.produce import ProduceRequest, ProduceResponse
+from ottla.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from ottla.testing.local_node import LocalNode
 
 ASKED = 50
@@ -248,6 +249,44 @@ def test_a_client_without_sessions_goes_on_where_it_was_throttled(broker: Broker
     assert 0 < throttle_ms < 2_000
     broker.limit(noisy, consumer_byte_rate=10**9)
     assert fetched() == (partitions, 0)
+
+
+def test_a_fetch_as_a_follower_frees_no_other_request(broker: Broker, noisy: str) -> None:
+    _, topic_id = broker.topic()
+    broker.limit(noisy, producer_byte_rate=1_000)
+    for replica in (77, 0, 1):  # there may be a broker with such an id, and this one is asked
+        client = broker.client(noisy)
+        fetch = fetch_request(topic_id, 0, session_epoch=-1)
+        fetch.replica_state = ReplicaState(replica_id=replica, replica_epoch=-1)
+        client.get(fetch, 17, FetchResponse)
+        produced = client.get(
+            produce_request("", batch_of(bytes(900_000)), topic_id=topic_id), 13, ProduceResponse
+        )
+        assert produced.throttle_time_ms > 800_000
+
+
+def test_markers_of_transactions_free_no_other_request(broker: Broker, noisy: str) -> None:
+    _, topic_id = broker.topic()
+    broker.limit(noisy, producer_byte_rate=1_000)
+    client = broker.client(noisy)
+    client.get(WriteTxnMarkersRequest(), 1, WriteTxnMarkersResponse)
+    produced = client.get(
+        produce_request("", batch_of(bytes(900_000)), topic_id=topic_id), 13, ProduceResponse
+    )
+    assert produced.throttle_time_ms > 800_000
+
+
+def test_a_client_that_says_it_is_a_follower_is_throttled(own_node: LocalNode, noisy: str) -> None:
+    """Apache Kafka throttles no fetch with the id of a replica; here it has to be that of another broker."""
+    with ExitStack() as stack:
+        broker = Broker(own_node.bootstrap_servers, lambda: None, stack)
+        _, topic_id = broker.topic()
+        broker.limit(noisy, request_percentage=0.0001)
+        fetch = fetch_request(topic_id, 0, session_epoch=-1)
+        fetch.replica_state = ReplicaState(replica_id=77, replica_epoch=-1)
+        client = broker.client(noisy)
+        throttled = [client.get(fetch, 17, FetchResponse).throttle_time_ms for _ in range(3)]
+        assert sum(ms > 0 for ms in throttled) >= 2
 
 
 def test_a_client_that_takes_much_time_is_throttled_for_a_second_at_most(broker: Broker, noisy: str) -> None:

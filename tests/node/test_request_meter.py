@@ -28,9 +28,8 @@ class ManualClock:
 
 
 class Connection:
-    is_inter_broker = False
-
     def __init__(self) -> None:
+        self.is_from_node_listener = False
         self.throttled: list[float] = []
 
     def throttle(self, delay_s: float) -> None:
@@ -132,6 +131,28 @@ def test_requests_of_nodes_are_exempt() -> None:
         meter.finish(SimpleNamespace(), None)  # type: ignore[arg-type]
         assert connection.throttled == []
     meter, _, connection = metered(clock, "AddPartitionsToTxn", 3, request_percentage=1e-9)
+    clock.ns += 100 * MS
+    meter.finish(SimpleNamespace(), None)  # type: ignore[arg-type]
+    assert connection.throttled == [1.0]
+
+
+@pytest.mark.parametrize("name", ["DescribeQuorum", "UpdateFeatures"])
+def test_requests_of_operators_count_though_nodes_may_send_them_too(name: str) -> None:
+    clock = ManualClock()
+    meter, _, connection = metered(clock, name, 0, request_percentage=1e-9)
+    clock.ns += 100 * MS
+    meter.finish(SimpleNamespace(), None)  # type: ignore[arg-type]
+    assert connection.throttled == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("WriteTxnMarkers", 1), ("AddPartitionsToTxn", 5), ("Fetch", 17)]
+)
+def test_a_request_of_nodes_that_is_denied_counts(name: str, version: int) -> None:
+    clock = ManualClock()
+    meter, _, connection = metered(clock, name, version, request_percentage=1e-9)
+    meter.exempt()
+    meter.on_denied()
     clock.ns += 100 * MS
     meter.finish(SimpleNamespace(), None)  # type: ignore[arg-type]
     assert connection.throttled == [1.0]

@@ -9,12 +9,26 @@ from contextlib import ExitStack
 import pytest
 
 from ottla import blocking
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTransaction,
+)
+from ottla.protocol.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasRequestEntryData,
+    AlterClientQuotasResponse,
+    EntityData,
+    OpData,
+)
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from ottla.protocol.messages.produce import ProduceResponse
 from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from ottla.testing.local_node import LocalNode
 from tests.kafka.scripts.kit import batch_of, produce_request
+from tests.support.principals import ADMIN, client_of, own_settings
 from tests.support.wire import WireClient
 
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -86,3 +100,27 @@ def test_a_user_is_throttled_by_any_client_id_and_another_user_is_not(node: Loca
         admin.quotas.alter({"user": "alice"}, set={"request_percentage": 0.0001})
         busy = logged_in(stack, node, "alice", "busy")
         assert 0 < busy.get(MetadataRequest(topics=None), 12, MetadataResponse).throttle_time_ms <= 1_000
+
+
+def test_a_user_who_sends_what_only_nodes_may_send_is_throttled() -> None:
+    transaction = AddPartitionsToTxnTransaction(
+        transactional_id="t", producer_id=1, producer_epoch=0, verify_only=True, topics=[]
+    )
+    add = AddPartitionsToTxnRequest(transactions=[transaction])
+    with LocalNode(own_settings(["mallory"])) as node, ExitStack() as stack:
+        admin = stack.enter_context(client_of(node.bootstrap_servers, ADMIN))
+        quota = AlterClientQuotasRequestEntryData(
+            entity=[EntityData(entity_type="user", entity_name=None)],
+            ops=[OpData(key="request_percentage", value=0.0001)],
+        )
+        altered = admin.get(AlterClientQuotasRequest(entries=[quota]), 1, AlterClientQuotasResponse)
+        assert altered.entries[0].error_code == 0
+        mallory = stack.enter_context(client_of(node.bootstrap_servers, "mallory"))
+        denied = [mallory.get(add, 4, AddPartitionsToTxnResponse) for _ in range(3)]
+        assert {each.error_code for each in denied} == {ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
+        assert sum(each.throttle_time_ms > 0 for each in denied) >= 2
+        # From those who may send it, it is exempt.
+        nodes = stack.enter_context(client_of(node.bootstrap_servers, ADMIN))
+        for _ in range(3):
+            allowed = nodes.get(add, 4, AddPartitionsToTxnResponse)
+            assert (allowed.error_code, allowed.throttle_time_ms) == (0, 0)

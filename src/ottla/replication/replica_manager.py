@@ -553,6 +553,16 @@ class ReplicaManager:
         registration = self._image.cluster.brokers.get(broker)
         return broker_epoch != -1 and registration is not None and registration.epoch > broker_epoch
 
+    def is_other_broker(self, broker: int, broker_epoch: int) -> bool:
+        """Whether another broker of the cluster has this id, and the epoch is not stale: its registration may
+        come to this broker later than its first fetch.
+        """
+        return (
+            broker != self.broker_id
+            and broker in self._image.cluster.brokers
+            and not self.is_stale(broker, broker_epoch)
+        )
+
     def is_replica_isr_eligible(self, broker: int, broker_epoch: int | None) -> bool:
         registration = self._image.cluster.brokers.get(broker)
         if registration is None or not registration.is_active or broker_epoch is None:

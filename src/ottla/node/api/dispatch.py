@@ -224,7 +224,7 @@ class Dispatcher:
         except Exception as error:
             if served.forwarded and _is_not_controller(error):
                 return self._forward(context, served, request, frame)
-            reply = make_failure_response(context, served.failure_response, request, error)
+            reply = _failed(context, served, request, error)
             cache_key = None
         if context.meter is not None and (reply is None or isinstance(reply, Response)):
             context.meter.finish(request, reply)
@@ -268,7 +268,7 @@ class Dispatcher:
         except Exception as error:
             if served.forwarded and _is_not_controller(error):
                 return await self._forward(context, served, request, frame)
-            response = make_failure_response(context, served.failure_response, request, error)
+            response = _failed(context, served, request, error)
         if response is not None:
             self._count_errors(served, response)
             if served.audited:
@@ -291,11 +291,22 @@ class Dispatcher:
             # The controller has said for how long; this broker throttles.
             response = read_forwarded(context, parts)
         except Exception as error:
-            response = make_failure_response(context, served.failure_response, request, error)
+            response = _failed(context, served, request, error)
         self._count_errors(served, response)
         if meter is not None:
             meter.finish(request, response)
         return encode(context, response)
+
+
+def _failed(context: RequestContext, served: _ServedApi, request: Request, error: Exception) -> Response:
+    """The response to a request that failed."""
+    if (
+        context.meter is not None
+        and isinstance(error, KafkaError)
+        and error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    ):
+        context.meter.on_denied()
+    return make_failure_response(context, served.failure_response, request, error)
 
 
 def _permission_key(context: RequestContext) -> tuple[int, str, str, str] | None:

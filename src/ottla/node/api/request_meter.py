@@ -4,7 +4,11 @@ As in Kafka the response goes out at once, with the time of the throttling in it
 not read from for that time; no handler waits. Bytes of a Produce request count by its size, those of a Fetch
 response by the records in it; a throttled fetch gets an empty response and its bytes do not count. The time
 that counts for `request_percentage` is the time that the request holds the event loop, not that which it
-waits. Requests of other nodes are exempt.
+waits.
+
+Requests of other nodes are exempt: what comes by their own listeners, what only nodes send, and fetches of
+followers (`exempt`). Each request is looked at by itself, and none frees the connection that it came by. One
+that is denied is no request of a node (`on_denied`).
 """
 
 from __future__ import annotations
@@ -55,16 +59,28 @@ class MeteredRequest(Protocol):
 class RequestMeter:
     """The quotas of one request. It exists only where some quota is set."""
 
-    __slots__ = ("_busy_ns", "_context", "_is_exempt", "_is_recorded", "_quotas", "_since_ns", "_throttle_ms")
+    __slots__ = (
+        "_busy_ns",
+        "_context",
+        "_is_exempt",
+        "_is_of_node_listener",
+        "_is_recorded",
+        "_quotas",
+        "_since_ns",
+        "_throttle_ms",
+    )
 
     def __init__(self, quotas: QuotaManagers, context: MeteredRequest, listener: ListenerType) -> None:
         self._quotas: Final = quotas
         self._context: Final = context
         api = context.api
+        self._is_of_node_listener: Final = (
+            listener is ListenerType.CONTROLLER or context.connection.is_from_node_listener
+        )
         self._is_exempt = (
-            listener is ListenerType.CONTROLLER
-            or api.cluster_action
-            or context.connection.is_inter_broker
+            self._is_of_node_listener
+            # Those that brokers forward come from operators.
+            or (api.cluster_action and not api.forwardable)
             or (api is _ADD_PARTITIONS and context.version >= _FIRST_OF_BROKERS)
         )
         # Where the time counts: since when, and what has been measured so far.
@@ -72,6 +88,14 @@ class RequestMeter:
         self._busy_ns = 0
         self._is_recorded = False
         self._throttle_ms = 0
+
+    def exempt(self) -> None:
+        """Do not count this request: it is a follower's."""
+        self._is_exempt = True
+
+    def on_denied(self) -> None:
+        """Count a request that its client may not send, unless it came by a listener of nodes."""
+        self._is_exempt = self._is_of_node_listener
 
     def begin(self) -> None:
         """Measure the time from now on: until here the request has only waited."""
@@ -104,8 +128,7 @@ class RequestMeter:
     def throttles_fetch(self, size: int) -> bool:
         """Count a response of so many bytes; whether an empty one is to go out instead."""
         quotas, context = self._quotas, self._context
-        if self._is_exempt or context.connection.is_inter_broker:
-            self._is_exempt = True
+        if self._is_exempt:
             return False
         user, client_id, now_ms = context.principal.name, context.client_id, quotas.now_ms()
         if quotas.request.is_enabled:

@@ -118,6 +118,11 @@ def replica_id(request: FetchRequest, version: int) -> int:
     return request.replica_state.replica_id if version >= 15 else request.replica_id
 
 
+def replica_epoch(request: FetchRequest, version: int) -> int:
+    """The epoch of the broker that fetches as a follower; -1 where the version has none."""
+    return request.replica_state.replica_epoch if version >= 15 else -1
+
+
 class FetchReader:
     """The readings for one Fetch request, which must be closed at its end."""
 
@@ -179,13 +184,17 @@ class FetchReader:
         self._listener = listener
         self._fetch = fetch
         self._replica_id = replica_id(request, version)
-        self._replica_epoch = request.replica_state.replica_epoch if version >= 15 else -1
+        self._replica_epoch = replica_epoch(request, version)
         self.follower = self._replica_id >= 0
         # Whether it says that it is a broker, and may not act as one.
         self._is_refused = self.follower and not permissions.allowed(
             AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME
         )
-        if self.follower and not self._is_refused:
+        if (
+            self.follower
+            and not self._is_refused
+            and broker.replicas.is_other_broker(self._replica_id, self._replica_epoch)
+        ):
             pending.connection.mark_inter_broker()
         self._is_stale = self.follower and broker.replicas.is_stale(self._replica_id, self._replica_epoch)
         self._rack = (

@@ -289,6 +289,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "broker_incarnation",
         "client_software",
         "closed",
+        "is_from_node_listener",
         "kept_fetch",
         "kept_telemetry",
         "last_active",
@@ -334,6 +335,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._fault_log = fault_log
         self._memory = memory
         self.pool = memory.nodes if is_inter_broker else memory.clients
+        # Whether it came by a listener that only other nodes use.
+        self.is_from_node_listener = is_inter_broker
         self.listener = listener
         # Replaced once the client has authenticated.
         self.principal: KafkaPrincipal = ANONYMOUS
@@ -773,11 +776,13 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def is_inter_broker(self) -> bool:
-        """Whether another node has it, as far as that is known."""
+        """Whether its memory is counted among that of other nodes."""
         return self.pool is self._memory.nodes
 
     def mark_inter_broker(self) -> None:
-        """Count the connection among those of other nodes from now on: it is a broker's."""
+        """Count the memory of the connection among that of other nodes from now on. Its client says that it is
+        a broker; no quota is lifted by that, as only an authorizer could prove it.
+        """
         nodes, pool = self._memory.nodes, self.pool
         if pool is nodes or self.closed:
             return

@@ -30,7 +30,7 @@ from typing import Final
 from ottla.node.api.context import RequestContext
 from ottla.node.api.metadata_view import LEADER_CHANGED, CurrentLeaders
 from ottla.node.fetch.cold_reads import Missing, load, rounds
-from ottla.node.fetch.reader import FetchReader, replica_id
+from ottla.node.fetch.reader import FetchReader, replica_epoch, replica_id
 from ottla.node.fetch.session import (
     FetchContext,
     FetchKey,
@@ -56,7 +56,18 @@ _PARTITION_BYTES: Final = 42
 
 
 def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Awaitable[FetchResponse]:
-    fetch = _fetch_context(context, request)
+    # Any client can say that it is a follower.
+    replica = replica_id(request, context.version)
+    may_follow = replica >= 0 and context.allowed(
+        AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME, log_denied=False
+    )
+    if (
+        context.meter is not None
+        and may_follow
+        and context.broker.replicas.is_other_broker(replica, replica_epoch(request, context.version))
+    ):
+        context.meter.exempt()
+    fetch = _fetch_context(context, request, may_follow=may_follow)
     if isinstance(fetch, SessionErrorContext):
         return _build_response(context, fetch, None)
     if context.meter is not None:
@@ -78,7 +89,7 @@ def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Aw
     return _respond_later(context, fetch, reader, request.max_wait_ms, missing)
 
 
-def _fetch_context(context: RequestContext, request: FetchRequest) -> FetchContext:
+def _fetch_context(context: RequestContext, request: FetchRequest, *, may_follow: bool) -> FetchContext:
     by_id = context.version >= 13
     requested: dict[FetchKey, FetchPartition] = {}
     for topic in request.topics:
@@ -96,11 +107,7 @@ def _fetch_context(context: RequestContext, request: FetchRequest) -> FetchConte
         requested,
         forgotten,
         by_id=by_id,
-        # Any client can say that it is a follower; the sessions of followers replace those of others.
-        privileged=replica_id(request, context.version) >= 0
-        and context.allowed(
-            AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME, log_denied=False
-        ),
+        privileged=may_follow,  # the sessions of followers replace those of others
         connection=context.connection,
     )
 

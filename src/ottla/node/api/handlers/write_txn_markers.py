@@ -34,7 +34,6 @@ def handle(context: RequestContext, request: WriteTxnMarkersRequest) -> Awaitabl
         AclOperation.ALTER, AclResourceType.CLUSTER, CLUSTER_NAME, log_denied=False
     ) and not context.allowed(AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    context.pending.connection.mark_inter_broker()
     return _write(context, request)
 
 

@@ -24,9 +24,12 @@ from ottla.client.admin import Admin
 from ottla.client.admin.acls import AclBinding
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.tables.config_def import ConfigError
+from ottla.node.http import access
 from ottla.node.http.mounts import MountAccess
 from ottla.node.node import Node
+from ottla.protocol import scram
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
+from ottla.protocol.scram import ScramMechanism, salted_password
 from ottla.runtime.http_server import HttpMount, HttpRoute, HttpServerRequest, HttpServerResponse
 from ottla.runtime.runtime import Runtime
 
@@ -192,6 +195,92 @@ async def test_where_there_are_acls_clients_need_to_describe_the_cluster(tmp_pat
         async with asyncio.timeout(60):
             while (await ask(node, "/protected", tls=by_certificate))[0] != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+async def add_users(node: Node) -> None:
+    async with Admin(f"127.0.0.1:{node.client_endpoints()[0].port}") as admin:
+        for name, number, iterations in (
+            ("short", 256, 4_096),
+            ("long", 512, 4_096),
+            ("both", 256, 4_096),
+            ("both", 512, 4_096),
+        ):
+            mechanism = f"SCRAM-SHA-{number}"
+            await admin.users.set_password(name, "secret", mechanism=mechanism, iterations=iterations)
+
+
+async def test_a_user_who_does_not_exist_takes_the_same_work_to_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work: list[tuple[str, int]] = []
+
+    def counted(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> bytes:
+        work.append((mechanism.name, iterations))
+        return salted_password(mechanism, password, salt, iterations)
+
+    settings = {**tls_settings(tmp_path), "http_listener": "https://0.0.0.0:0"}
+    async with serving(tmp_path, **settings) as node:
+        await add_users(node)
+        monkeypatch.setattr(scram, "salted_password", counted)
+        tls, refused = trusting(tmp_path), {}
+        for name in ("nobody", "short", "long", "both"):
+            work.clear()
+            assert (await ask(node, "/protected", f"{name}:wrong", tls))[0] == 401
+            refused[name] = list(work)
+        each_time = [("SCRAM_SHA_256", 4_096), ("SCRAM_SHA_512", 4_096)]
+        assert refused == dict.fromkeys(refused, each_time)
+        # Nor does it tell, when it fits, by which mechanism.
+        work.clear()
+        assert (await ask(node, "/protected", "both:secret", tls))[0] == 200
+        assert len(work) == 2
+
+
+async def test_each_refused_login_is_logged_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {**tls_settings(tmp_path), "http_listener": "https://0.0.0.0:0"}
+    async with serving(tmp_path, **settings) as node:
+        await add_users(node)
+        tls = trusting(tmp_path)
+        for login in ("short:hunter2", "two\nlines:hunter2"):
+            assert (await ask(node, "/protected", login, tls))[0] == 401
+        assert (await ask(node, "/protected", "short:secret", tls))[0] == 200
+        lines = [record.getMessage() for record in caplog.records if "refused a login" in record.getMessage()]
+        assert [line.partition(": ")[2] for line in lines] == [
+            "the name or the password of 'short' is wrong",
+            "the name or the password of 'two\\nlines' is wrong",
+        ]
+        assert all(line.startswith("refused a login from 127.0.0.1:") for line in lines)
+        assert "hunter2" not in caplog.text
+        assert node.http.refused_logins == 2
+
+
+async def test_logins_from_one_address_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of clients that do not wait for the answer."""
+    settings = {**tls_settings(tmp_path), "http_listener": "https://0.0.0.0:0"}
+    async with serving(tmp_path, **settings) as node:
+        await add_users(node)
+        tls = trusting(tmp_path)
+        assert (await ask(node, "/protected", "short:secret", tls))[0] == 200
+        monkeypatch.setattr(access, "_FAILURE_SECONDS", 3_000.0)
+        monkeypatch.setattr(access, "_MAX_LINE_SECONDS", 4_000.0)
+        endpoint = node.http.endpoint
+        assert endpoint is not None
+        assert node.http._access is not None
+        in_line = node.http._access._next_login
+        for number in (1, 2):
+            _, writer = await asyncio.open_connection("127.0.0.1", endpoint.port, ssl=tls)
+            login = b"Authorization: Basic " + base64.b64encode(b"long:guess")
+            writer.write(b"\r\n".join((b"GET /protected HTTP/1.1", b"Host: a", login, b"", b"")))
+            until = asyncio.get_running_loop().time() + 3_000 * number - 1_500
+            async with asyncio.timeout(60):
+                while in_line.get("127.0.0.1", 0.0) < until:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            writer.transport.abort()
+        assert (await ask(node, "/protected", "long:guess", tls))[0] == 429
+        assert node.http.refused_logins >= 1
+        # A scraper whose login is known does not wait behind them.
+        assert (await ask(node, "/protected", "short:secret", tls))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -22,10 +22,12 @@ from ottla.metadata.image.entities import ScramCredential, ScramUser
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.config.listeners import Endpoint
 from ottla.node.http.mounts import MountAccess
+from ottla.node.network.connection import ClientFaultLog
 from ottla.node.network.server import ListenerTls
 from ottla.protocol import scram
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.scram import ScramMechanism
+from ottla.runtime.address import Address
 from ottla.runtime.http_server import HttpMatch, HttpProblem, HttpServerRequest, HttpServerResponse
 from ottla.runtime.pool import Pool
 from ottla.security.principal import ANONYMOUS, USER_TYPE, KafkaPrincipal
@@ -35,7 +37,11 @@ if TYPE_CHECKING:
 
 # Each attempt takes milliseconds of a thread of the pool.
 _MAX_ATTEMPTS_AT_ONCE: Final = 2
-_FAILURE_DELAY_SECONDS: Final = 0.5
+# A refused login is answered so long after it began, and the next one from its address begins then.
+_FAILURE_SECONDS: Final = 0.5
+# Of an address that has more logins in line, further ones are refused unseen.
+_MAX_LINE_SECONDS: Final = 5.0
+_MAX_ADDRESSES: Final = 10_000
 _MAX_REMEMBERED: Final = 100
 
 
@@ -47,6 +53,17 @@ class _HttpRequester:
     client_host: str
     request_name: str = "HTTP"
     client_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A credential that a password is tried with. One that is not of the user fits no password."""
+
+    mechanism: ScramMechanism
+    credential: ScramCredential
+    is_of_user: bool
+    # Of the name, the password and the user's stored key.
+    digest: bytes
 
 
 class HttpAccess:
@@ -70,6 +87,13 @@ class HttpAccess:
         self._authorizer: Final = authorizer
         self._pool: Final = pool
         self._attempts: Final = asyncio.Semaphore(_MAX_ATTEMPTS_AT_ONCE)
+        # When the next login from an address begins, of those from which one was refused or is under way.
+        self._next_login: dict[str, float] = {}
+        self._fault_log: Final = ClientFaultLog()
+        self.refused_logins = 0
+        # The users for which `_examples` were found, as the credentials of users who do not exist.
+        self._of_examples: Mapping[ScramUser, ScramCredential] | None = None
+        self._examples: dict[ScramMechanism, ScramCredential] = {}
         # Digests of names, passwords and the credentials that they fitted: a scraper comes every few seconds.
         self._known: dict[bytes, None] = {}
         own_names = ("", "localhost", "127.0.0.1", "::1", endpoint.host.lower())
@@ -123,33 +147,86 @@ class HttpAccess:
         if scheme.lower() != "basic":
             return None
         try:
-            name, colon, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+            name, _, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
         except (binascii.Error, ValueError):
             raise HttpProblem(400, "The Authorization header cannot be read.") from None
-        if colon and await self._is_password(name, password):
+        tried = self._tried(name, password)
+        if any(each.digest in self._known for each in tried):
             return KafkaPrincipal(USER_TYPE, name)
-        await asyncio.sleep(_FAILURE_DELAY_SECONDS)
+        await self._log_in(request.peer, name, password, tried)
+        return KafkaPrincipal(USER_TYPE, name)
+
+    async def _log_in(self, peer: Address, name: str, password: str, tried: list[_Tried]) -> None:
+        """Raise HttpProblem unless it is a password of the user, at the same time after the login began for
+        each user and for those who do not exist.
+
+        Logins from one address take turns, also where a client does not wait for the answer.
+        """
+        now = asyncio.get_running_loop().time
+        began = max(now(), self._next_login.get(peer.host, 0.0))
+        if began - now() > _MAX_LINE_SECONDS:
+            self._refuse(peer, "too many of them failed, and more wait")
+            raise HttpProblem(429, "Too many logins from this address have failed.")
+        self._next_login[peer.host] = began + _FAILURE_SECONDS
+        self._forget_addresses(now())
+        await asyncio.sleep(began - now())
+        if await self._fits_one(password, tried):
+            self._next_login.pop(peer.host, None)
+            return
+        self._refuse(peer, f"the name or the password of {name!r} is wrong")
+        # It may have taken longer than that, with many iterations or much else to do.
+        await asyncio.sleep((began - now()) % _FAILURE_SECONDS)
         raise HttpProblem(
             401, "The name or the password is wrong.", {"WWW-Authenticate": 'Basic realm="ottla"'}
         )
 
-    async def _is_password(self, name: str, password: str) -> bool:
-        """Whether it is a password of the user; one that does not exist takes as long to refuse."""
+    def _refuse(self, peer: Address, reason: str) -> None:
+        self.refused_logins += 1
+        now = asyncio.get_running_loop().time()
+        self._fault_log.log_refused_login((peer.host, peer.port), reason, now)
+
+    def _forget_addresses(self, now: float) -> None:
+        if len(self._next_login) > _MAX_ADDRESSES:
+            self._next_login = {host: at for host, at in self._next_login.items() if at > now}
+            while len(self._next_login) > _MAX_ADDRESSES:
+                del self._next_login[next(iter(self._next_login))]
+
+    def _tried(self, name: str, password: str) -> list[_Tried]:
+        """What the password is tried with: a credential of each mechanism, whichever of them the user has."""
         users = self._image().scram
-        credentials = [(each, users.get(ScramUser(each, name))) for each in ScramMechanism]
-        for mechanism, credential in [each for each in credentials if each[1]] or credentials[:1]:
+        tried = []
+        for mechanism in ScramMechanism:
+            credential = users.get(ScramUser(mechanism, name))
             stored_key = b"" if credential is None else credential.stored_key
             digest = hashlib.sha256(b"\0".join((name.encode(), password.encode(), stored_key))).digest()
-            if digest in self._known:
-                return True
-            async with self._attempts:
-                fits = await self._pool.run(_fits, mechanism, password, credential)
-            if fits:
-                if len(self._known) >= _MAX_REMEMBERED:
-                    del self._known[next(iter(self._known))]
-                self._known[digest] = None
-                return True
-        return False
+            example = self._example(mechanism, users)
+            tried.append(_Tried(mechanism, credential or example, credential is not None, digest))
+        return tried
+
+    async def _fits_one(self, password: str, tried: list[_Tried]) -> bool:
+        """Try all, also after one has fitted: what a user has is not to be told by the time."""
+        if any(each.digest in self._known for each in tried):
+            return True
+        async with self._attempts:
+            fitting = [each for each in tried if await self._pool.run(_fits, password, each)]
+        for each in fitting:
+            if len(self._known) >= _MAX_REMEMBERED:
+                del self._known[next(iter(self._known))]
+            self._known[each.digest] = None
+        return bool(fitting)
+
+    def _example(
+        self, mechanism: ScramMechanism, users: Mapping[ScramUser, ScramCredential]
+    ) -> ScramCredential:
+        """The credential of another user, which takes as long to try."""
+        if users is not self._of_examples:
+            self._of_examples = users
+            self._examples.clear()
+        found = self._examples.get(mechanism)
+        if found is None:
+            candidates = [user for user in users if user.mechanism == mechanism] or list(users)
+            found = self._examples[mechanism] = users[min(candidates)] if candidates else _NO_CREDENTIAL
+        return found
 
 
 _NEEDS_TLS: Final = (
@@ -159,8 +236,8 @@ _NEEDS_TLS: Final = (
 _NO_CREDENTIAL: Final = ScramCredential(bytes(17), bytes(32), bytes(32), scram.DEFAULT_ITERATIONS)
 
 
-def _fits(mechanism: ScramMechanism, password: str, credential: ScramCredential | None) -> bool:
-    tried = credential or _NO_CREDENTIAL
-    salted = scram.salted_password(mechanism, password, tried.salt, tried.iterations)
+def _fits(password: str, tried: _Tried) -> bool:
+    mechanism, credential = tried.mechanism, tried.credential
+    salted = scram.salted_password(mechanism, password, credential.salt, credential.iterations)
     key = scram.stored_key(mechanism, scram.client_key(mechanism, salted))
-    return hmac.compare_digest(key, tried.stored_key) and credential is not None
+    return hmac.compare_digest(key, credential.stored_key) and tried.is_of_user

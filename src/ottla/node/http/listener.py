@@ -26,6 +26,7 @@ from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
 
 if TYPE_CHECKING:
     from ottla.metadata.image.image import MetadataImage
+    from ottla.node.http.access import HttpAccess
     from ottla.runtime.http_server import HttpMount, HttpServer
     from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
 
@@ -65,6 +66,7 @@ class NodeHttp:
         self._mounts: dict[str, tuple[Callable[[], Awaitable[HttpMount]], MountAccess]] = {}
         self._tls: ListenerTls | None = None
         self._loading: SupervisedTask | None = None
+        self._access: HttpAccess | None = None
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -97,6 +99,11 @@ class NodeHttp:
     def refused(self) -> int:
         """Connections that ended for a fault of the client, or for lack of room."""
         return 0 if self._server is None else self._server.refused
+
+    @property
+    def refused_logins(self) -> int:
+        """Logins that were refused, for the name or the password or because too many failed before."""
+        return 0 if self._access is None else self._access.refused_logins
 
     def mount(
         self,
@@ -166,7 +173,7 @@ class NodeHttp:
         router = HttpRouter()
         for prefix, (load, _) in self._mounts.items():
             router.mount(prefix, load)
-        access = HttpAccess(
+        self._access = access = HttpAccess(
             self._endpoint,
             self._config.names("http.public.paths"),
             lambda prefix: self._mounts[prefix][1],

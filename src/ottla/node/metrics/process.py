@@ -121,3 +121,8 @@ class ProcessCollector:
             "HTTP connections that were ended for a fault of their client, or for lack of room",
             http.refused,
         )
+        text.counter(
+            "ottla_http_refused_logins_total",
+            "Logins that the HTTP listener refused",
+            http.refused_logins,
+        )

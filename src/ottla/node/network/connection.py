@@ -165,6 +165,13 @@ class ClientFaultLog:
     def log_closed(self, peer: tuple[str, int], reason: str, now: float) -> None:
         """Log that the connection of a client was closed, and why."""
         self.closed += 1
+        self._log_fault("closed the connection from", peer, reason, now)
+
+    def log_refused_login(self, peer: tuple[str, int], reason: str, now: float) -> None:
+        """Log that a login of a client was refused, whose connection stays."""
+        self._log_fault("refused a login from", peer, reason, now)
+
+    def _log_fault(self, event: str, peer: tuple[str, int], reason: str, now: float) -> None:
         self._left = min(_FAULTS_BURST, self._left + (now - self._refilled) * _FAULTS_PER_SECOND)
         self._refilled = now
         if self._left < 1:
@@ -172,11 +179,11 @@ class ClientFaultLog:
             return
         self._left -= 1
         if self._suppressed:
-            _log.warning("closed %d more connections for faults of their clients", self._suppressed)
+            _log.warning("left out %d more lines on faults of clients", self._suppressed)
             self._suppressed = 0
         # Names of users and what TLS and clients say may be in it: it stays one line.
         shown = reason if reason.isprintable() else ascii(reason)[1:-1]
-        _log.warning("closed the connection from %s:%d: %s", *peer, shown[:_MAX_REASON])
+        _log.warning("%s %s:%d: %s", event, *peer, shown[:_MAX_REASON])
 
 
 class PendingRequest:
@@ -780,8 +787,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self.pool is self._memory.nodes
 
     def mark_inter_broker(self) -> None:
-        """Count the memory of the connection among that of other nodes from now on. Its client says that it is
-        a broker; no quota is lifted by that, as only an authorizer could prove it.
+        """Count the memory of the connection among that of other nodes from now on, as its client says that
+        it is a broker. No quota is lifted by that: without an authorizer any client may say so.
         """
         nodes, pool = self._memory.nodes, self.pool
         if pool is nodes or self.closed:

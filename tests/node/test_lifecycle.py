@@ -215,9 +215,17 @@ def test_a_listener_on_every_interface_is_pointed_out(tmp_path: Path) -> None:
         (["authorizer.class.name=com.example.Mine"], "com.example.Mine"),
         ([f"authorizer.class.name={AUTHORIZER}", "super.users=alice"], "but got alice"),
         (["early.start.listeners=OTHER"], "early.start.listeners contains listener OTHER"),
+        (
+            ["principal.builder.class=com.example.Groups"],
+            "Invalid value com.example.Groups for configuration",
+        ),
+        (
+            ["listener.name.plaintext.principal.builder.class=com.example.Groups"],
+            "configuration listener.name.plaintext.principal.builder.class",
+        ),
     ],
 )
-def test_a_node_whose_authorizer_cannot_be_had_does_not_start(
+def test_a_node_whose_authorizer_or_users_cannot_be_had_does_not_start(
     tmp_path: Path, settings: list[str], problem: str
 ) -> None:
     command = [sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"]
@@ -227,6 +235,39 @@ def test_a_node_whose_authorizer_cannot_be_had_does_not_start(
     assert done.returncode != 0
     assert problem in done.stderr
     assert "is ready" not in done.stdout
+
+
+def test_the_principal_builder_of_kafka_is_ours() -> None:
+    builder = "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder"
+    NodeConfig(
+        {"principal.builder.class": builder, "listener.name.plaintext.principal.builder.class": builder}
+    )
+    _, problems = NodeConfig().with_dynamic(
+        default={}, broker={"principal.builder.class": "com.example.Groups"}
+    )
+    assert "Invalid value com.example.Groups" in problems[0]
+
+
+def test_a_quota_callback_that_is_not_loaded_is_pointed_out(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path, "--set", "client.quota.callback.class=com.example.Quotas") as node:
+        assert "client.quota.callback.class=com.example.Quotas is not loaded" in node.stderr()
+        node.terminate()
+
+
+@pytest.mark.parametrize("role", ["controller", "broker,controller"])
+def test_a_controller_on_every_interface_is_pointed_out(tmp_path: Path, role: str) -> None:
+    listeners = ["CONTROLLER://0.0.0.0:0"] + ["PLAINTEXT://127.0.0.1:0"] * ("broker" in role)
+    settings = {
+        "process.roles": role,
+        "listeners": ",".join(listeners),
+        "controller.listener.names": "CONTROLLER",
+    }
+    options = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    with NodeProcess(tmp_path, *options) as node:
+        said = node.stderr()
+        node.terminate()
+    assert said.count("is open to every network of this machine") == 1
+    assert "every client that reaches it may act as a node of the cluster" in said
 
 
 def test_an_ipv6_address_is_served_and_told_in_brackets(tmp_path: Path) -> None:

@@ -370,6 +370,7 @@ class Node:
         if config.is_controller:
             await self.endpoints.open(quorum.server, config.listeners_of_controller)
             self._on_stop(quorum.server.stop)
+            self.endpoints.warn_of_open_controllers(is_authorized=self.authorizer is not None)
             endpoints = self.endpoints.reachable(config.advertised_of_controller)
         directory_id = storage.directories[config.metadata_log_dir]
         await quorum.open(storage.cluster_id, directory_id, endpoints, self._on_metadata_update)

@@ -23,7 +23,7 @@ def start_warnings(
     config: NodeConfig, image: MetadataImage, listeners: Sequence[Endpoint], *, sole_voter: bool
 ) -> list[str]:
     """The warnings; `listeners` are those of clients, and `sole_voter` a node that is its own quorum."""
-    found = [_without_users(config, image, listeners)]
+    found = [_without_users(config, image, listeners), _without_quota_callback(config)]
     if sole_voter:
         found.append(_without_internal_topics(config, image))
     return [text for text in found if text is not None]
@@ -46,6 +46,17 @@ def _without_users(config: NodeConfig, image: MetadataImage, listeners: Sequence
         "format it with a first user: `ottla storage format -c FILE --add-scram "
         f"'{next(iter(enabled))}=[name=NAME,password=PASSWORD]'`; otherwise add PLAINTEXT://127.0.0.1:PORT "
         "to listeners until `ottla users add` has added one"
+    )
+
+
+def _without_quota_callback(config: NodeConfig) -> str | None:
+    """A Java class should decide who may take how much, and does not."""
+    name = config["client.quota.callback.class"]
+    if name is None:
+        return None
+    return (
+        f"client.quota.callback.class={name} is not loaded, and what it would limit is not limited: set "
+        "quotas of users and client ids with `ottla quotas` or kafka-configs"
     )
 
 

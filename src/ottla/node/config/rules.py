@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ottla.node.config.otlp import METRICS, parse_headers, signal_url
 from ottla.node.config.tables.config_def import ConfigError
+from ottla.node.config.tables.security import SECURITY
 
 if TYPE_CHECKING:
     from ottla.node.config.node_config import NodeConfig
@@ -43,6 +44,8 @@ _BELOW: Final = (
     ),
 )
 _MIN_DEDUPE_BYTES_PER_THREAD: Final = 1024 * 1024
+_PRINCIPAL_BUILDER: Final = "principal.builder.class"
+_DEFAULT_PRINCIPAL_BUILDER: Final = SECURITY[_PRINCIPAL_BUILDER].default
 _REPLICA_SELECTORS: Final = ("LeaderSelector", "RackAwareReplicaSelector")
 
 
@@ -116,6 +119,7 @@ def _check_authorizer(config: NodeConfig) -> None:
             f"early.start.listeners contains listener {early}, but this is not contained in listeners or "
             "controller.listener.names",
         )
+    _check_principal_builder(config)
     name = config.text("authorizer.class.name")
     if not name:
         return
@@ -130,6 +134,23 @@ def _check_authorizer(config: NodeConfig) -> None:
         parse_super_users(config.given.get(SUPER_USERS, ""))
     except ValueError as error:
         raise ConfigError(f"Invalid value for configuration {SUPER_USERS}: {error}") from None
+
+
+def _check_principal_builder(config: NodeConfig) -> None:
+    """A class of the operator's would make other users of certificates and logins than this node does, and
+    ACLs, also those that deny, are for its users.
+    """
+    for layer in (config.given, config.dynamic_default, config.dynamic_broker):
+        for name, value in layer.items():
+            if name == _PRINCIPAL_BUILDER or (
+                name.startswith("listener.name.") and name.endswith(f".{_PRINCIPAL_BUILDER}")
+            ):
+                _require(
+                    value == _DEFAULT_PRINCIPAL_BUILDER,
+                    f"Invalid value {value} for configuration {name}: there is no such principal builder; "
+                    f"{_DEFAULT_PRINCIPAL_BUILDER} is the one that there is (ssl.principal.mapping.rules and "
+                    "sasl.kerberos.principal.to.local.rules change the names that it gives)",
+                )
 
 
 def parse_ip_overrides(text: str) -> dict[str, int]:

@@ -93,16 +93,28 @@ class NodeEndpoints:
 
     def warn_of_open_listeners(self, *, is_authorized: bool) -> None:
         """Warn of listeners that other machines reach and that ask no client who it is."""
-        if is_authorized:
-            return
-        exposed = [each for each in self.for_clients() if not each.is_loopback and not self._asks(each)]
+        if not is_authorized:
+            self._warn_of_open(self._of_broker(), "may read, write and delete")
+
+    def warn_of_open_controllers(self, *, is_authorized: bool) -> None:
+        """Warn of listeners of the controller in the same way: what comes by them is from other nodes, and
+        may name any user.
+        """
+        if not is_authorized:
+            listeners = self._config.current.listeners_of_controller
+            self._warn_of_open(listeners, "may act as a node of the cluster, in the name of any user")
+
+    def _warn_of_open(self, listeners: Iterable[Endpoint], may: str) -> None:
+        opened = [self._open[each.name] for each in listeners]
+        exposed = [each for each in opened if not each.is_loopback and not self._asks(each)]
         if exposed:
             networks = "every network" if any(each.wildcard for each in exposed) else "the network"
             log.warning(
-                "%s is open to %s of this machine, and every client that reaches it may read, write and "
-                "delete; `ottla secure init` makes certificates and settings, or bind it to 127.0.0.1",
+                "%s is open to %s of this machine, and every client that reaches it %s; `ottla secure init` "
+                "makes certificates and settings, or bind it to 127.0.0.1",
                 ", ".join(map(str, exposed)),
                 networks,
+                may,
             )
 
     def _asks(self, endpoint: Endpoint) -> bool:

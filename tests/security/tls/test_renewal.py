@@ -14,8 +14,11 @@ import pytest
 from ottla.client.admin.configs import ResourceType
 from ottla.client.blocking import Admin, Producer
 from ottla.protocol.errors import KafkaError
+from ottla.runtime.disk import File, RealDisk
 from ottla.security.tls.authority import CertificateAuthority
 from ottla.security.tls.expiry import DAY_MS, ExpiryWarnings, describe
+from ottla.security.tls.settings import client_tls_settings
+from ottla.security.tls.ssl_factory import RenewalRules, SslFactory
 from ottla.testing.local_node import LocalNode
 from tests.support import certificates
 from tests.support.waiting import wait_until
@@ -60,6 +63,39 @@ def renew(path: Path, name: str = "CN=localhost,O=Ottla", by: CertificateAuthori
     written = certificates.write_pem(path.parent, f"{path.stem}-new", issued)
     os.replace(written, path)
     return issued.certificate.serial_number
+
+
+class RenewingDisk(RealDisk):
+    """A disk on which a file is renewed, once, while it is being read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self.renewed: int | None = None
+
+    def open(
+        self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True
+    ) -> File:
+        file = super().open(path, create=create, exclusive=exclusive, writable=writable)
+        if path == str(self._path) and self.renewed is None:
+            self.renewed = renew(self._path)
+            os.utime(self._path, (1e9, 1e9))
+        return file
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    path = Path(certificates.write_pem(tmp_path, "node", certificates.server_certificate()))
+    settings = client_tls_settings({"ssl.keystore.type": "PEM", "ssl.keystore.location": str(path)})
+    factory = SslFactory.load(RealDisk(), "SSL", settings, listens=True, is_inter_broker=False)
+    renew(path)
+    disk = RenewingDisk(path)
+    factory.adopt(factory.renewed(disk, settings, RenewalRules()))
+    assert disk.renewed is not None
+    assert factory.is_outdated(disk, settings)
+    factory.adopt(factory.renewed(disk, settings, RenewalRules()))
+    assert factory.material.identity is not None
+    assert factory.material.identity.certificate.serial_number == disk.renewed
+    assert not factory.is_outdated(disk, settings)
 
 
 def test_a_changed_file_is_used_for_new_connections_and_no_request_fails(

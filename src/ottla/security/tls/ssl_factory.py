@@ -89,13 +89,15 @@ class SslFactory:
 
     def renewed(self, disk: Disk, settings: TlsSettings, rules: RenewalRules) -> SslFactory:
         """Read the key material again. TlsError if it cannot be used in the place of this one. It blocks."""
+        # Before the files are read: one that is changed meanwhile is read again by the next look.
+        times = file_times(disk, settings)
         made = SslFactory(
             self.listener,
             settings,
             TlsMaterial.load(disk, settings),
             listens=self.server is not None,
             is_inter_broker=self.is_inter_broker,
-            times=file_times(disk, settings),
+            times=times,
         )
         before, after = self.material.identity, made.material.identity
         if before is None and after is not None:

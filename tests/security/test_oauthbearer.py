@@ -7,6 +7,7 @@ import json
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +25,10 @@ from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.metadata import MetadataRequest
 from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from ottla.runtime.http import HttpError
+from ottla.runtime.runtime import Runtime
+from ottla.security.oauth.jwks import JwksError
+from ottla.security.oauth.key_source import UrlKeySource
 from ottla.testing.local_node import LocalNode
 from tests.support.certificates import server_certificate, server_settings, write_ca, write_pem
 from tests.support.tokens import AUDIENCE, ISSUER, Issuer, claims, compact, http_server
@@ -280,6 +285,21 @@ def test_keys_behind_a_url_are_exchanged_while_the_node_runs() -> None:
         wait_for(node, new)
         assert Login(node.bootstrap_servers).bearer(old.token()).auth_bytes
         assert set(asked) == {"/keys"}
+
+
+@pytest.mark.parametrize(("status", "body"), [(403, b""), (200, b"no keys")])
+async def test_messages_do_not_show_what_is_secret_in_the_address_of_keys(status: int, body: bytes) -> None:
+    runtime = Runtime.real(guest=True)
+    with closing(runtime), http_server(lambda *_: (status, body)) as url:
+        secret = url.replace("://", "://name:sesame@") + "/keys?api_key=sesame"
+        source = UrlKeySource(
+            secret, runtime.pool, runtime.clock, refresh_ms=1, backoff_ms=1, max_backoff_ms=1
+        )
+        with pytest.raises((HttpError, JwksError)) as failed:
+            source._fetch()
+        assert f"{url}/keys" in str(failed.value)
+        for shown in (str(failed.value), source.name, repr(source._request)):
+            assert "sesame" not in shown
 
 
 def test_changed_files_of_keys_are_read_again(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class HttpError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    url: str
+    url: str = field(repr=False)  # it may have a secret in it, which `shown_url` leaves out
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: bytes | None = field(default=None, repr=False)
@@ -36,6 +36,17 @@ class HttpRequest:
     max_body_bytes: int = MAX_BODY_BYTES
     # What an https server is verified with; None is what the system trusts.
     tls: ssl.SSLContext | None = None
+
+    @property
+    def shown_url(self) -> str:
+        """The address for logs and messages, without what may be secret: user, password and query."""
+        where = urlsplit(self.url)
+        host = where.hostname or ""
+        try:
+            port = f":{where.port}" if where.port else ""
+        except ValueError:
+            port = ""
+        return f"{where.scheme}://{host}{port}{where.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +59,7 @@ def http_fetch(request: HttpRequest) -> HttpResponse:
     """Send the request and return the whole response. HttpError if there is none, or it is too large."""
     where = urlsplit(request.url)
     if where.scheme not in ("http", "https") or not where.hostname:
-        raise HttpError(f"{_shown(request.url)} is no http or https address")
+        raise HttpError(f"{request.shown_url} is no http or https address")
     connection: http.client.HTTPConnection
     try:
         if where.scheme == "https":
@@ -72,7 +83,7 @@ def http_fetch(request: HttpRequest) -> HttpResponse:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = str(error) or type(error).__name__
-        raise HttpError(f"{_shown(request.url)} cannot be reached: {reason}") from None
+        raise HttpError(f"{request.shown_url} cannot be reached: {reason}") from None
 
 
 def _exchange(connection: http.client.HTTPConnection, request: HttpRequest, path: str) -> HttpResponse:
@@ -86,18 +97,7 @@ def _exchange(connection: http.client.HTTPConnection, request: HttpRequest, path
     while chunk := response.read1(_READ_BYTES):
         body += chunk
         if len(body) > request.max_body_bytes:
-            raise HttpError(f"{_shown(request.url)} answers with more than {request.max_body_bytes} bytes")
+            raise HttpError(f"{request.shown_url} answers with more than {request.max_body_bytes} bytes")
         if time.monotonic() > deadline:
-            raise HttpError(f"{_shown(request.url)} answers too slowly")
+            raise HttpError(f"{request.shown_url} answers too slowly")
     return HttpResponse(response.status, bytes(body))
-
-
-def _shown(url: str) -> str:
-    """The address without what may be secret: user, password and query."""
-    where = urlsplit(url)
-    host = where.hostname or ""
-    try:
-        port = f":{where.port}" if where.port else ""
-    except ValueError:
-        port = ""
-    return f"{where.scheme}://{host}{port}{where.path}"

@@ -104,7 +104,7 @@ class UrlKeySource:
 
     @property
     def name(self) -> str:
-        return self._request.url
+        return self._request.shown_url
 
     def keys(self) -> JsonWebKeySet | None:
         return self._keys
@@ -138,8 +138,8 @@ class UrlKeySource:
     def _fetch(self) -> JsonWebKeySet:
         response = http_fetch(self._request)
         if response.status != 200:
-            raise HttpError(f"{self._request.url} answers with status {response.status}")
+            raise HttpError(f"{self._request.shown_url} answers with status {response.status}")
         try:
             return parse_jwks(response.body)
         except JwksError as error:
-            raise JwksError(f"{self._request.url}: {error}") from None
+            raise JwksError(f"{self._request.shown_url}: {error}") from None

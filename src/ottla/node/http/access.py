@@ -204,7 +204,7 @@ class HttpAccess:
         return tried
 
     async def _fits_one(self, password: str, tried: list[_Tried]) -> bool:
-        """Try all, also after one has fitted: what a user has is not to be told by the time."""
+        """Try all, also after one has fitted: the time must not show what a user has."""
         if any(each.digest in self._known for each in tried):
             return True
         async with self._attempts:

@@ -49,6 +49,8 @@ _TIMESTAMP_TYPE = "message.timestamp.type"
 _UNKNOWN = frozenset(
     {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INVALID_TOPIC_EXCEPTION}
 )
+# What brokers answer for a topic that they do not have, or do not let the user see.
+_NOT_THERE = _UNKNOWN | {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 
 
 class UnknownTopic(KafkaError):
@@ -185,7 +187,7 @@ class OffsetReader:
                     answer = await cluster.request(node_id, request, MetadataResponse)
             except (KafkaError, TimeoutError):
                 return _Knowledge.UNSURE
-            known = any(ErrorCode.of(each.error_code) not in _UNKNOWN for each in answer.topics)
+            known = any(ErrorCode.of(each.error_code) not in _NOT_THERE for each in answer.topics)
             return _Knowledge.KNOWN if known else _Knowledge.UNKNOWN
 
         found = await asyncio.gather(*map(ask, cluster.metadata.brokers))
@@ -204,7 +206,7 @@ class OffsetReader:
         """Whether the options name this topic, if it exists."""
         options = self._options
         if options.pattern is not None:
-            return re.fullmatch(options.pattern, topic) is not None
+            return not topic.startswith(OWN_TOPICS) and re.fullmatch(options.pattern, topic) is not None
         return topic in options.topics or any(each.topic == topic for each in options.assigned)
 
     def _pick(self, view: ClusterMetadata) -> dict[str, TopicInfo | None]:

@@ -11,6 +11,8 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.replication.partition import Partition
+from ottla.replication.partition_fetch_state import PartitionFetchState
+from ottla.replication.replica_fetcher import ReplicaFetcher
 from ottla.runtime.disk import remove_tree
 from ottla.runtime.random import SeededRandom
 from ottla.sim.cluster.sim_nodes import CLUSTER_ID, SimNodes
@@ -257,5 +259,38 @@ def test_a_leader_without_room_stays_where_nobody_else_is_in_sync() -> None:
         await nodes.until(lambda: nodes.world.loop.time() > began + 15)
         assert nodes.partition("orders", by=4).leader == first
         assert not nodes.is_fenced(first, 4)
+
+    nodes.run(life())
+
+
+def test_a_partition_that_gets_no_fetcher_leaves_those_of_others_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = cluster(11)
+    add = ReplicaFetcher.add
+
+    def fail_for_the_first(fetcher: ReplicaFetcher, state: PartitionFetchState) -> None:
+        if state.partition.topic_partition == TopicPartition("wide", 0):
+            raise RuntimeError("a defect")
+        add(fetcher, state)
+
+    monkeypatch.setattr(ReplicaFetcher, "add", fail_for_the_first)
+
+    def fetched(broker: int) -> set[int]:
+        fetchers = nodes.nodes[broker].replication.fetchers
+        states = [] if fetchers is None else list(fetchers.states())
+        return {state.partition.topic_partition.partition for state in states}
+
+    def followed(broker: int) -> set[int]:
+        partitions = nodes.nodes[4].image.topics.by_name["wide"].partitions
+        return {index for index, registration in partitions.items() if registration.leader != broker}
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        await nodes.create("wide", 1, partitions=9)
+        await nodes.until(lambda: all(len(nodes.nodes[id].replicas) == 9 for id in (1, 2, 3)))
+        await nodes.until(lambda: all(fetched(id) == followed(id) - {0} for id in (1, 2, 3)))
+        assert any(0 in followed(id) for id in (1, 2, 3))
 
     nodes.run(life())

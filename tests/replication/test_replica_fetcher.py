@@ -471,6 +471,46 @@ def test_a_partition_without_a_file_handle_pauses_alone_and_is_logged_once(
     assert len(logged) == 1
 
 
+def test_an_error_of_a_partition_that_is_none_of_its_log_pauses_it_alone() -> None:
+    lab, bad = Lab(), Bystander()
+    config = bad.log.config
+    unreadable = replace(config, follower_replication_throttled_replicas=(f"none:{FOLLOWER}",))
+
+    async def part() -> None:
+        bad.log.update_config(unreadable)
+        lab.fetcher.add(PartitionFetchState(bad.partition))
+        lab.follow()
+        lab.leader.produce(2, acks=1)
+        await lab.until(lambda: lab.end == 2)
+        assert not any(_names(request, OTHER_ID) for request in lab.asked)
+        # It is fetched once that is mended.
+        bad.log.update_config(config)
+        await lab.until(lambda: any(_names(request, OTHER_ID) for request in lab.asked))
+
+    lab.live(part)
+    assert not lab.failed
+
+
+def test_a_response_that_cannot_be_processed_does_not_end_the_fetcher() -> None:
+    lab = Lab()
+    config = lab.partition.log.config
+    unreadable = replace(config, follower_replication_throttled_replicas=(f"none:{FOLLOWER}",))
+
+    async def part() -> None:
+        lab.leader.produce(2, acks=1)
+        lab.follow()
+        await lab.until(lambda: lab.end == 2 and lab.waiting is not None)
+        lab.partition.log.update_config(unreadable)
+        lab.leader.produce(1, acks=1)
+        asked = len(lab.asked)
+        lab.wake()
+        await lab.until(lambda: lab.waiting is None or len(lab.asked) > asked)
+        lab.partition.log.update_config(config)
+        await lab.until(lambda: lab.end == 3)
+
+    lab.live(part)
+
+
 def _names(request: FetchRequest, topic_id: bytes) -> bool:
     return any(topic.topic_id == topic_id for topic in request.topics)
 
@@ -505,9 +545,8 @@ def test_a_fetcher_that_an_error_ends_is_started_again(monkeypatch: pytest.Monke
     asyncio.run(part())
 
 
-@pytest.mark.parametrize("where", ["_request_of", "_wait_ms"])
 def test_partitions_of_a_request_that_was_never_sent_are_named_by_the_next_run(
-    monkeypatch: pytest.MonkeyPatch, where: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lab = Lab()
 
@@ -518,7 +557,7 @@ def test_partitions_of_a_request_that_was_never_sent_are_named_by_the_next_run(
         lab.leader.produce(2, acks=1)
         lab.follow()
         with monkeypatch.context() as defect:
-            defect.setattr(ReplicaFetcher, where, fail)
+            defect.setattr(ReplicaFetcher, "_wait_ms", fail)
             with pytest.raises(RuntimeError, match="a defect"):
                 await lab.fetcher.run()
         running = asyncio.create_task(lab.fetcher.run())

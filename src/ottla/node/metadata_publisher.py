@@ -4,8 +4,8 @@ The metadata log calls it with each delta, one after the other; the image is vis
 concern ten thousand partitions, so it is applied in turns, and requests are served in between: each partition
 is in the old state or in the new one. The broker's heartbeats say that it has the delta once all parts have.
 A failed directory and logs that could not be created change what this broker serves in the same way, so they
-are here too. An error in one part is logged, and the other parts still get the change: the metadata are
-committed, whatever this broker makes of them.
+are here too. An error in one part, or of one partition, is logged, and the others still get the change: the
+metadata are committed, whatever this broker makes of them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,11 @@ class BrokerMetadataPublisher:
         if changes.offline:
             self._give_up(changes.offline)
         for part in changes.parts(_PARTITIONS_AT_ONCE):
-            _attempt("replication", partial(self._replication.apply, part))
+            if not _attempt("replication", partial(self._replication.apply, part)):
+                # One of them raised: the others are replicated nevertheless. It does no harm to apply a
+                # change twice.
+                for alone in part.parts(1):
+                    _attempt("replication", partial(self._replication.apply, alone))
             await turns.pause_if_due()
         internal = changes.of_topics(INTERNAL_TOPICS)
         _attempt("coordinators", lambda: self._coordinators.apply(image, internal, delta))
@@ -130,14 +134,18 @@ class BrokerMetadataPublisher:
         self._give_up([tp])
 
 
-def _attempt(part: str, work: Callable[[], None]) -> None:
-    """Let one part of the broker follow the metadata; its error does not keep the others from it."""
+def _attempt(part: str, work: Callable[[], None]) -> bool:
+    """Let one part of the broker follow the metadata; its error does not keep the others from it. Return
+    whether there was none.
+    """
     try:
         work()
     except Exception as error:
         if invariants.thorough and isinstance(error, AssertionError):
             raise
         _log.exception("new metadata: an error in %s", part)
+        return False
+    return True
 
 
 def _is_shutting_down(image: MetadataImage, broker: int) -> bool:

@@ -333,11 +333,7 @@ class ReplicaFetcher:
             for key in list(islice(noted, NAMED_AT_ONCE - len(naming))):
                 if key in noted and key not in self._forgotten:
                     del noted[key]
-                    try:
-                        asked = self._request_of(key, now_ms)
-                    except BaseException:
-                        self._unnamed[key] = None  # for the next run
-                        raise
+                    asked = self._request_of(key, now_ms)
                     if asked is not None:
                         naming[key] = asked
                 if turns.is_due():
@@ -350,9 +346,16 @@ class ReplicaFetcher:
         }
 
     def _request_of(self, key: Key, now_ms: int) -> FetchPartition | None:
-        """The request for a partition; None if it is not to be named now."""
-        context = self._context
+        """The request for a partition; None if it is not to be named now, or there was an error."""
         state = self._partitions[key]
+        try:
+            return self._next_request(key, state, now_ms)
+        except Exception as error:
+            self._on_partition_error(key, state, "the next fetch could not be prepared", error)
+            return None
+
+    def _next_request(self, key: Key, state: PartitionFetchState, now_ms: int) -> FetchPartition | None:
+        context = self._context
         partition = state.partition
         if not state.is_current:
             self.remove(*key)
@@ -369,11 +372,7 @@ class ReplicaFetcher:
             # A replica that caught up would join the ISR and then hold up the next record.
             self._pause(key, state, now_ms + _NO_ROOM_MS)
             return None
-        try:
-            asked = state.fetch_request(context.config.max_bytes)
-        except Exception as error:
-            self._on_partition_error(key, state, "the log could not be read", error)
-            return None
+        asked = state.fetch_request(context.config.max_bytes)
         return None if asked == self._session.known.get(key) else asked
 
     async def _fetch(self, named: dict[Key, FetchPartition]) -> FetchResponse:
@@ -443,13 +442,13 @@ class ReplicaFetcher:
         state, asked = self._partitions.get(key), self._session.known.get(key)
         if state is None or asked is None or key in self._forgotten:
             return
-        if not state.is_current:
-            self.remove(*key)
-            return
         context = self._context
-        if answer.records and context.is_throttled(state.partition):
-            context.quota.record(len(answer.records))
         try:
+            if not state.is_current:
+                self.remove(*key)
+                return
+            if answer.records and context.is_throttled(state.partition):
+                context.quota.record(len(answer.records))
             then = state.process_partition_data(asked.fetch_offset, answer, context.clock.wall_ms())
             if then is AfterFetch.FETCH_OFFSETS:
                 then = await self._fetch_leader_bounds(state)
@@ -485,7 +484,9 @@ class ReplicaFetcher:
     def _on_partition_error(
         self, key: Key, state: PartitionFetchState, action: str, error: Exception
     ) -> None:
-        """Pause one partition whose log raised an error, or give it up if its directory is offline."""
+        """Pause one partition that raised an error, or give it up if its directory is offline."""
+        if invariants.thorough and isinstance(error, AssertionError):
+            raise error
         if not self._is_assigned(key, state):
             return
         directory = state.partition.log.directory

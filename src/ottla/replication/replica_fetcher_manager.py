@@ -132,9 +132,10 @@ class ReplicaFetcherManager:
             fetcher = ReplicaFetcher(leader, leader_end_point, self._context)
             task = self._tasks.start(f"fetch from broker {leader}", fetcher.run)
             self._fetchers[key] = (fetcher, leader_end_point, task)
+            self._sizes[key] = 0
         self._fetchers[key][0].add(PartitionFetchState(partition))
         self._partitions[tp] = (partition, key)
-        self._sizes[key] = self._sizes.get(key, 0) + 1
+        self._sizes[key] += 1
 
     def _remove_fetcher_for_partition(self, tp: TopicPartition) -> None:
         found = self._partitions.pop(tp, None)

@@ -8,8 +8,8 @@ bytes of it; clients that disconnect in the middle of a request; and some thousa
 uses.
 
 Each node reports its memory, files, tasks and the turns of its event loop (SIGUSR1). The soak fails if the
-memory of a node grows after the warm-up, a turn takes too much CPU time, a background task failed, an error
-was logged, or an acknowledged record is missing.
+memory of a node grows after the warm-up, a turn takes too much CPU time or waits too long for the disk, a
+background task failed, an error was logged, or an acknowledged record is missing.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from uuid import uuid4
 
 from tests.guarantees.transformer import DOOMED
 from tests.support.acknowledged_workload import Load, read_all
-from tests.support.process_status import process_status
+from tests.support.process_status import process_status, waits_for_syncs
 from tests.support.transform_workload import Copying, Worker, read
 
 from bench import soak
@@ -51,6 +51,8 @@ SAMPLE_S = 10.0
 SETTLE_S = 120.0
 # A wait for the loop covers the rest of one turn and may cover the next: twice the bound of the watchdog.
 MAX_TURN_MS = 20.0
+# Nothing on the loop may wait for an fsync; a write or an `open` that meets a busy journal may take so long.
+MAX_BLOCKED_MS = 50.0
 MAX_GROWTH = 0.15
 MAX_GROWTH_MB = 25.0
 ERRORS = ("level=error", "level=critical", "Traceback", "was never retrieved")
@@ -68,6 +70,10 @@ class Sample:
     @property
     def turn_ms(self) -> float:
         return float(self.status["loop"]["recent_cpu_ms"])
+
+    @property
+    def blocked_ms(self) -> float:
+        return float(self.status["loop"]["recent_blocked_ms"])
 
 
 @dataclass
@@ -174,7 +180,8 @@ def sample(cluster: LocalCluster, samples: dict[int, list[Sample]], began: float
         samples[node.id].append(taken)
         texts.append(
             f"{taken.memory_mb:.0f} MB {taken.status['open_files']} files "
-            f"{sum(taken.status['tasks'].values())} tasks {taken.turn_ms:.0f} ms"
+            f"{sum(taken.status['tasks'].values())} tasks {taken.turn_ms:.0f} ms "
+            f"{taken.blocked_ms:.0f} ms"
         )
     print(f"{time.monotonic() - began:5.0f} s: {' | '.join(texts)}; {words}", flush=True)
 
@@ -188,7 +195,9 @@ def growth_mb(samples: list[Sample]) -> float:
     return slope * (samples[-1].at_s - samples[0].at_s)
 
 
-def problems_of(cluster: LocalCluster, samples: dict[int, list[Sample]], max_turn_ms: float) -> list[str]:
+def problems_of(
+    cluster: LocalCluster, samples: dict[int, list[Sample]], max_turn_ms: float, max_blocked_ms: float
+) -> list[str]:
     found = []
     for node in cluster.nodes:
         warm = samples[node.id][int(len(samples[node.id]) * WARM_UP) :]
@@ -197,7 +206,9 @@ def problems_of(cluster: LocalCluster, samples: dict[int, list[Sample]], max_tur
             f"node {node.id}: memory {warm[0].memory_mb:.0f} to {warm[-1].memory_mb:.0f} MB, trend "
             f"{grown:+.0f} MB; longest turn {max(each.turn_ms for each in warm):.0f} ms of CPU, "
             f"{warm[-1].status['loop']['above_bound_cpu'] - warm[0].status['loop']['above_bound_cpu']} above "
-            f"{warm[-1].status['loop']['bound_ms']:g} ms; {warm[-1].status['loop']['histogram']}; "
+            f"{warm[-1].status['loop']['bound_ms']:g} ms; longest wait for the disk "
+            f"{max(each.blocked_ms for each in warm):.0f} ms, all {warm[-1].status['loop']['blocked_ms']}; "
+            f"{warm[-1].status['loop']['histogram']}; "
             f"longest garbage collection {warm[-1].status['longest_collection_ms']:.0f} ms",
             flush=True,
         )
@@ -207,6 +218,12 @@ def problems_of(cluster: LocalCluster, samples: dict[int, list[Sample]], max_tur
         if worst.turn_ms > max_turn_ms:
             culprit = worst.status["loop"]["recent_cpu_culprit"]
             found.append(f"node {node.id}: a turn of {worst.turn_ms:.0f} ms of CPU: {culprit}")
+        slowest = max(warm, key=lambda each: each.blocked_ms)
+        if slowest.blocked_ms > max_blocked_ms:
+            culprit = slowest.status["loop"]["recent_blocked_culprit"]
+            found.append(f"node {node.id}: {slowest.blocked_ms:.0f} ms of waiting for the disk: {culprit}")
+        if syncs := waits_for_syncs(warm[-1].status):
+            found.append(f"node {node.id}: the event loop waited for a sync: {syncs}")
         found += [
             f"node {node.id}: {name}: {text}" for name, text in warm[-1].status["failing_tasks"].items()
         ]
@@ -241,7 +258,9 @@ def check_ours(ours: Ours) -> None:
     assert not missing, f"{len(missing)} acknowledged records are missing, as {missing[0]}"
 
 
-def run(minutes: float, idle_partitions: int, max_turn_ms: float, directory: Path) -> list[str]:
+def run(
+    minutes: float, idle_partitions: int, max_turn_ms: float, max_blocked_ms: float, directory: Path
+) -> list[str]:
     samples: dict[int, list[Sample]] = {node: [] for node in (1, 2, 3)}
     with LocalCluster(nodes=3, settings=SETTINGS, data_dir=str(directory / "cluster")) as cluster:
         crowds = prepare(cluster, idle_partitions)
@@ -281,7 +300,7 @@ def run(minutes: float, idle_partitions: int, max_turn_ms: float, directory: Pat
                 thread.join()
             for text, times in ours.errors.most_common(5):
                 print(f"{times} times {text}", flush=True)
-            problems = problems_of(cluster, samples, max_turn_ms)
+            problems = problems_of(cluster, samples, max_turn_ms, max_blocked_ms)
             for check in (
                 lambda: load.check(bootstrap),
                 lambda: check_ours(ours),
@@ -305,11 +324,16 @@ def main() -> None:
     parser.add_argument(
         "--max-turn-ms", type=float, default=MAX_TURN_MS, help="CPU time (default: %(default)s)"
     )
+    parser.add_argument(
+        "--max-blocked-ms", type=float, default=MAX_BLOCKED_MS, help="waiting for the disk (%(default)s)"
+    )
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with tempfile.TemporaryDirectory(prefix="ottla-soak-") as name:
-        problems = run(given.minutes, given.idle_partitions, given.max_turn_ms, Path(name))
+        problems = run(
+            given.minutes, given.idle_partitions, given.max_turn_ms, given.max_blocked_ms, Path(name)
+        )
     for problem in problems:
         print(f"FAILED: {problem}")
     print(f"the soak found {len(problems)} problems" if problems else "the soak found nothing")

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ottla.runtime.disk import RealDisk
 from ottla.runtime.loop import new_event_loop
 from ottla.runtime.loop_watchdog import LoopStatistics, LoopWatchdog
 
@@ -79,6 +81,35 @@ def test_a_call_that_blocks_counts_too(new_loop: Callable[[], asyncio.AbstractEv
     seen = watched(new_loop, work)
     assert seen.longest_ms >= 10
     assert sum(seen.histogram.values()) >= 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the CPU time of another thread is known on Linux only")
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_a_wait_for_the_disk_is_a_warning_that_names_who_waits(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that is slow to open: a pipe, until another process writes to it."""
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+
+    def read_the_slow_disk() -> None:
+        writer = subprocess.Popen(["sh", "-c", 'sleep 0.3; : > "$0"', pipe])
+        RealDisk().open(pipe, writable=False).close()
+        writer.wait()
+
+    async def work(watchdog: LoopWatchdog) -> None:
+        deadline = time.monotonic() + 60
+        while not watchdog.statistics().above_bound_blocked:
+            assert time.monotonic() < deadline
+            read_the_slow_disk()
+            await asyncio.sleep(0.05)
+
+    with caplog.at_level(logging.WARNING):
+        seen = watched(new_loop, work)
+    assert 10 <= seen.longest_blocked_ms <= seen.longest_ms
+    assert "read_the_slow_disk" in seen.longest_blocked_culprit
+    assert seen.blocked_ms["open"] >= seen.longest_blocked_ms > seen.longest_cpu_ms
+    assert any("read_the_slow_disk" in record.getMessage() for record in caplog.records)
 
 
 def test_a_loop_that_was_late_without_doing_anything_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:

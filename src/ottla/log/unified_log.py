@@ -309,7 +309,7 @@ class UnifiedLog:
             self._creation_durable = self._end_verified = True
             self.local_log.on_names_synced(creation.names_version)
 
-    def _complete_creation(self) -> None:
+    def complete_creation(self) -> None:
         """Make a new log durable here and now, unless it is."""
         if self._creation_durable:
             return
@@ -1159,7 +1159,7 @@ class UnifiedLog:
     def _truncate_fully(self, offset: int, log_start_offset: int | None) -> Steps:
         self._check_usable()
         if not self._creation_durable:
-            yield self._complete_creation
+            yield self.complete_creation
         local = self.local_log
         epochs = self.leader_epoch_cache
         with self._guard("checkpointing the new log start"):
@@ -1351,7 +1351,7 @@ class UnifiedLog:
         """
         self.finish_truncation()
         self._check_usable()
-        self._complete_creation()
+        self.complete_creation()
         if self._end_verified:
             self.producer_state_manager  # noqa: B018 - loads it, so that there is something to write
             with self._guard("closing"):
@@ -1413,7 +1413,7 @@ class UnifiedLog:
         if self._end_verified:
             return
         if not self._creation_durable:
-            self._complete_creation()
+            self.complete_creation()
             return
         with self._guard("finding the end of the log"):
             actual = self.active_segment.read_next_offset()

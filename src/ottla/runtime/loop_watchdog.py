@@ -8,8 +8,13 @@ free.
 
 What it measures is what a new event waits: the rest of a turn, and the events that were there before. So a
 turn of more than one and a half bounds is never missed, and two that follow each other may count as one. It
-reports the CPU time of the loop's thread as well: on a machine with too few cores a loop is late without
-doing anything. It costs the loop one callback for each look.
+costs the loop one callback for each look.
+
+On a machine with too few cores a loop is late without doing anything. So the watchdog reports two parts of a
+wait that are the loop's own doing: the CPU time of its thread, and how long it waited for the disk, as in an
+fsync, which takes no CPU time. The second is the time between two looks that both find the thread in a call
+of `runtime/disk.py`, less its CPU time and the time that it could have run and had no CPU. Other calls do not
+count, as there a wait for the system looks like one for the interpreter, which threads of the pool hold.
 
 Invariant: no garbage collection begins while the watchdog takes a frame of another thread. CPython 3.11 makes
 a frame object at that moment, and a collection for its sake runs Python code (the callbacks of `gc`) that may
@@ -24,14 +29,16 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Final
+from typing import Final, NamedTuple
 
+from ottla.runtime import disk
 from ottla.runtime.garbage_collection import GarbageCollection
 from ottla.runtime.metrics import Histogram
 
@@ -71,11 +78,40 @@ class LoopStatistics:
     recent_cpu_ms: float
     """The longest by CPU time since the statistics before these."""
     recent_cpu_culprit: str
+    longest_blocked_ms: float
+    """The longest that the loop's thread waited for the disk within one wait."""
+    longest_blocked_culprit: str
+    recent_blocked_ms: float
+    """The longest for the disk since the statistics before these."""
+    recent_blocked_culprit: str
+    blocked_ms: dict[str, float]
+    """How long the loop's thread has waited for the disk in all, by the call: `sync`, `pread`, `open`."""
     above_bound: int
     above_bound_cpu: int
     """How often the loop's thread used more CPU time than the bound within one wait."""
+    above_bound_blocked: int
+    """How often the loop's thread waited for the disk for longer than the bound within one wait."""
     histogram: dict[str, int]
     """How many waits were shorter than each time; the last class has no upper end."""
+
+
+class _Look(NamedTuple):
+    """What the loop's thread does at one moment, and its clocks."""
+
+    at_ns: int
+    cpu_ns: int
+    delayed_ns: int
+    """The time that it could have run and had no CPU; 0 where the system does not say."""
+    disk_call: str
+    """The function of the disk that it is in; empty if in none."""
+
+
+@dataclass(slots=True)
+class _Blocked:
+    """How long the loop's thread waited for the disk within one wait for the loop."""
+
+    total_ns: int = 0
+    culprit: str = ""
 
 
 class LoopWatchdog:
@@ -97,6 +133,8 @@ class LoopWatchdog:
         self._ident = 0
         # The clock of the CPU time of the loop's thread, where the system has one.
         self._cpu_clock: int | None = None
+        # The scheduler's figures of the loop's thread, where the system has them.
+        self._schedstat: int | None = None
         # The frame from which the loop was entered: while the loop waits, no other is on top of it.
         self._idle_frame: FrameType | None = None
         # When the scheduled call ran, by both clocks; 0 while it waits. Written by the loop's thread.
@@ -108,8 +146,12 @@ class LoopWatchdog:
         self._longest_cpu_ns = 0
         self._longest_cpu_culprit = ""
         self._recent_cpu: tuple[int, str] = (0, "")
+        self._longest_blocked = _Blocked()
+        self._recent_blocked = _Blocked()
+        self._blocked_ns: dict[str, int] = {}
         self._above_bound = 0
         self._above_bound_cpu = 0
+        self._above_bound_blocked = 0
         self._limits_ns: Final = [int(share * self._bound_ns) for share in _CLASSES]
         self._counts: Final = [0] * (len(_CLASSES) + 1)
         self._held_ns = 0
@@ -122,6 +164,9 @@ class LoopWatchdog:
         self._ident = threading.get_ident()
         if sys.platform == "linux":
             self._cpu_clock = time.pthread_getcpuclockid(self._ident)
+            with contextlib.suppress(OSError):
+                path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+                self._schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._loop.call_soon(self._begin)
 
     def _begin(self) -> None:
@@ -139,10 +184,14 @@ class LoopWatchdog:
             self._thread.join()
             self._thread = None
         self._idle_frame = None
+        schedstat, self._schedstat = self._schedstat, None
+        if schedstat is not None:
+            os.close(schedstat)
 
     def statistics(self) -> LoopStatistics:
         """What was seen so far. The recent figures begin again with each call."""
         (recent_ns, recent_culprit), self._recent_cpu = self._recent_cpu, (0, "")
+        recent_blocked, self._recent_blocked = self._recent_blocked, _Blocked()
         names = [f"{share * self.bound_ms:g}" for share in _CLASSES]
         return LoopStatistics(
             bound_ms=self.bound_ms,
@@ -153,8 +202,14 @@ class LoopWatchdog:
             longest_cpu_culprit=self._longest_cpu_culprit,
             recent_cpu_ms=recent_ns / 1e6,
             recent_cpu_culprit=recent_culprit,
+            longest_blocked_ms=self._longest_blocked.total_ns / 1e6,
+            longest_blocked_culprit=self._longest_blocked.culprit,
+            recent_blocked_ms=recent_blocked.total_ns / 1e6,
+            recent_blocked_culprit=recent_blocked.culprit,
+            blocked_ms={call: blocked_ns / 1e6 for call, blocked_ns in self._blocked_ns.copy().items()},
             above_bound=self._above_bound,
             above_bound_cpu=self._above_bound_cpu,
+            above_bound_blocked=self._above_bound_blocked,
             histogram=dict(zip([*names, "more"], self._counts, strict=True)),
         )
 
@@ -164,6 +219,10 @@ class LoopWatchdog:
         found.counts[:] = self._counts
         found.sum = self._held_ns
         return found
+
+    def blocked_seconds(self) -> dict[str, float]:
+        """How long the loop's thread has waited for the disk, by the call."""
+        return {call: blocked_ns / 1e9 for call, blocked_ns in self._blocked_ns.copy().items()}
 
     @property
     def longest_ms(self) -> float:
@@ -199,7 +258,9 @@ class LoopWatchdog:
         """Schedule a call on the loop and see how long it takes to run; False if the loop is closed."""
         self._ran_ns = 0
         collected_ms = 0.0 if self._collections is None else self._collections.total_ms
-        began_ns, began_cpu_ns = time.monotonic_ns(), self._cpu_ns()
+        first = last = self._look()
+        began_ns, began_cpu_ns = first.at_ns, first.cpu_ns
+        blocked = _Blocked()
         try:
             self._loop.call_soon_threadsafe(self._on_turn)
         except RuntimeError:
@@ -211,21 +272,63 @@ class LoopWatchdog:
             time.sleep(pause_s)
             if self._ran_ns:
                 break
-            held_ns = time.monotonic_ns() - began_ns
+            before, last = last, self._look()
+            self._note_blocked(before, last, blocked)
+            held_ns = last.at_ns - began_ns
             if held_ns >= self._bound_ns and not culprit:
                 culprit = self._culprit()
             if held_ns >= _LOG_AT_ONCE_S * 1e9 and not logged:
-                self._log(culprit, held_ns, self._cpu_ns() - began_cpu_ns)
+                self._log(culprit, held_ns, last.cpu_ns - began_cpu_ns, blocked)
                 logged = True
         held_ns, held_cpu_ns = self._ran_ns - began_ns, self._ran_cpu_ns - began_cpu_ns
         if held_ns >= self._bound_ns and self._collections is not None:
             collected_ms = self._collections.total_ms - collected_ms
             if collected_ms >= self.bound_ms / 2:
                 culprit = f"garbage collection, {collected_ms:.0f} ms; {culprit}"
-        self._count(held_ns, held_cpu_ns, culprit or "not seen, over before its stack could be taken")
+        self._count(
+            held_ns, held_cpu_ns, blocked, culprit or "not seen, over before its stack could be taken"
+        )
         if held_ns >= self._bound_ns and not logged:
-            self._log(culprit, held_ns, held_cpu_ns)
+            self._log(culprit, held_ns, held_cpu_ns, blocked)
         return True
+
+    def _look(self) -> _Look:
+        call = self._disk_call()
+        return _Look(time.monotonic_ns(), self._cpu_ns(), self._delayed_ns(), call)
+
+    def _disk_call(self) -> str:
+        """The function of the disk that the loop's thread is in; empty if in none."""
+        with _without_collection():
+            frame = sys._current_frames().get(self._ident)
+            # The innermost call, or the one that made it: `exists` and the like are functions of the library.
+            for _ in range(2):
+                if frame is not None:
+                    if frame.f_code.co_filename == disk.__file__:
+                        return frame.f_code.co_name
+                    frame = frame.f_back
+        return ""
+
+    def _note_blocked(self, before: _Look, look: _Look, blocked: _Blocked) -> None:
+        """Count the time between two looks as a wait for the disk if both found one."""
+        if not before.disk_call or not look.disk_call:
+            return
+        waited_ns = look.at_ns - before.at_ns
+        waited_ns -= look.cpu_ns - before.cpu_ns + look.delayed_ns - before.delayed_ns
+        if waited_ns > 0:
+            call = look.disk_call
+            self._blocked_ns[call] = self._blocked_ns.get(call, 0) + waited_ns
+            blocked.total_ns += waited_ns
+            if not blocked.culprit:
+                blocked.culprit = self._culprit()
+
+    def _delayed_ns(self) -> int:
+        if self._schedstat is None:
+            return 0
+        try:
+            # Time on a CPU, time in the queue for one, number of turns.
+            return int(os.pread(self._schedstat, 100, 0).split()[1])
+        except (OSError, IndexError):
+            return 0
 
     def _cpu_ns(self) -> int:
         return 0 if self._cpu_clock is None else time.clock_gettime_ns(self._cpu_clock)
@@ -235,7 +338,7 @@ class LoopWatchdog:
         self._ran_cpu_ns = self._cpu_ns()
         self._ran_ns = time.monotonic_ns()
 
-    def _count(self, held_ns: int, held_cpu_ns: int, culprit: str) -> None:
+    def _count(self, held_ns: int, held_cpu_ns: int, blocked: _Blocked, culprit: str) -> None:
         index = 0
         while index < len(self._limits_ns) and held_ns >= self._limits_ns[index]:
             index += 1
@@ -243,6 +346,7 @@ class LoopWatchdog:
         self._held_ns += held_ns
         self._above_bound += held_ns >= self._bound_ns
         self._above_bound_cpu += held_cpu_ns >= self._bound_ns
+        self._above_bound_blocked += blocked.total_ns >= self._bound_ns
         if held_ns > self._longest_ns:
             self._longest_ns = held_ns
             self._longest_culprit = culprit
@@ -251,6 +355,10 @@ class LoopWatchdog:
         if held_cpu_ns > self._longest_cpu_ns:
             self._longest_cpu_ns = held_cpu_ns
             self._longest_cpu_culprit = culprit
+        if blocked.total_ns > self._recent_blocked.total_ns:
+            self._recent_blocked = blocked
+        if blocked.total_ns > self._longest_blocked.total_ns:
+            self._longest_blocked = blocked
 
     def _culprit(self) -> str:
         """The task and the stack of the loop's thread, the innermost call first."""
@@ -273,9 +381,12 @@ class LoopWatchdog:
         loading = _LOADING if loads_module else ""
         return f"{loading}{name}: {' < '.join(calls)}"
 
-    def _log(self, culprit: str, held_ns: int, held_cpu_ns: int) -> None:
+    def _log(self, culprit: str, held_ns: int, held_cpu_ns: int, blocked: _Blocked) -> None:
         """Log a wait, unless the same callback was logged a short while ago."""
         now = time.monotonic()
+        is_blocked = blocked.total_ns >= self._bound_ns / 2
+        if is_blocked:
+            culprit = blocked.culprit or culprit
         place = culprit.rpartition(" < ")[2]
         last, unlogged = self._logged.get(place, (-_LOG_EVERY_S, 0))
         if now - last < _LOG_EVERY_S:
@@ -285,17 +396,20 @@ class LoopWatchdog:
             self._logged.clear()
         self._logged[place] = (now, 0)
         also = f" (and {unlogged} times since it was last logged)" if unlogged else ""
-        # Without a stack there is no culprit to look for, and with little CPU time it did not do much: most
-        # often the machine was busy with other work. A loop that is held for long is worth a look anyway.
-        is_at_work = self._cpu_clock is None or held_cpu_ns >= self._bound_ns / 2
+        # Without a stack there is no culprit to look for, and where it neither used the CPU nor waited for
+        # the disk, the machine was busy with other work most often. A loop that is held for long is worth a
+        # look anyway.
+        is_at_work = self._cpu_clock is None or held_cpu_ns >= self._bound_ns / 2 or is_blocked
         is_worth_a_look = (
             bool(culprit) and _LOADING not in culprit and (is_at_work or held_ns >= _LOG_AT_ONCE_S * 1e9)
         )
         _log.log(
             logging.WARNING if is_worth_a_look else logging.INFO,
-            "the event loop was held for %.0f ms, %.0f ms of it on the CPU, where %g ms are allowed%s: %s",
+            "the event loop was held for %.0f ms, %.0f ms of it on the CPU and %.0f ms waiting for the disk, "
+            "where %g ms are allowed%s: %s",
             held_ns / 1e6,
             held_cpu_ns / 1e6,
+            blocked.total_ns / 1e6,
             self.bound_ms,
             also,
             culprit or "the stack is not known",

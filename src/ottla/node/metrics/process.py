@@ -57,6 +57,12 @@ class ProcessCollector:
                 "The longest of these times since the start",
                 watchdog.longest_ms / 1000,
             )
+            text.counter(
+                "ottla_event_loop_blocked_seconds_total",
+                "Time that the event loop waited for the disk, by the call of the disk",
+                [((call,), seconds) for call, seconds in sorted(watchdog.blocked_seconds().items())],
+                ("call",),
+            )
         if collections is not None:
             text.counter(
                 "ottla_garbage_collection_seconds_total",

@@ -115,8 +115,13 @@ class KafkaRaftLog:
             )
         else:
             log = create_log(
-                directory, METADATA_PARTITION_DIR, CLUSTER_METADATA_PARTITION, config.log_config()
+                directory,
+                METADATA_PARTITION_DIR,
+                CLUSTER_METADATA_PARTITION,
+                config.log_config(),
+                topic_id=CLUSTER_METADATA_TOPIC_ID,
             )
+            log.complete_creation()  # here, as the first append is made on the event loop
         log.assign_topic_id(CLUSTER_METADATA_TOPIC_ID)
         # What recovery found may be in the page cache only; after this flush durable_end is true.
         log.flush()

@@ -27,6 +27,7 @@ from ottla.runtime.pool import InlinePool, Pool, ThreadPool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
+from ottla.sim.disk_faults import Op
 from ottla.sim.log.log_harness import all_batches, check_log
 
 T = TypeVar("T")
@@ -345,6 +346,38 @@ async def test_a_damaged_log_is_set_aside_and_created_again() -> None:
     await node.crash()
     assert node.manager.directories_set_aside == (aside,)
     assert node.manager.failed == {}
+    assert node.log("orders", 0).log_end_offset == 0
+
+
+async def test_a_lack_of_handles_puts_the_setting_aside_of_a_damaged_log_off() -> None:
+    """The files have their new names by then; that these are durable is what is tried again."""
+    node = Node()
+    bad = await damaged(node)
+    node.sim_disk.fail(errno.EMFILE, ops=[Op.SYNC_DIR], times=2)
+    for _ in range(2):
+        with pytest.raises(KafkaError, match="ulimit"):
+            await node.manager.set_aside(bad.topic_partition)
+        assert node.manager.directories_set_aside == ()
+        with pytest.raises(KafkaError):
+            node.log("orders", 0)
+    assert bad.directory.is_online
+    await node.manager.set_aside(bad.topic_partition)
+    (aside,) = node.manager.directories_set_aside
+    assert node.manager.failed == {}
+    assert node.log("orders", 0).log_end_offset == 0
+    await node.crash()
+    assert node.manager.directories_set_aside == (aside,)
+
+
+async def test_a_damaged_log_that_is_half_set_aside_can_be_deleted() -> None:
+    node = Node()
+    bad = await damaged(node)
+    node.sim_disk.fail(errno.EMFILE, ops=[Op.SYNC_DIR], times=1)
+    with pytest.raises(KafkaError, match="ulimit"):
+        await node.manager.set_aside(bad.topic_partition)
+    assert not node.manager.delete_logs([bad.topic_partition])
+    (aside,) = node.manager.directories_set_aside
+    assert node.disk.is_dir(aside)
     assert node.log("orders", 0).log_end_offset == 0
 
 

@@ -73,6 +73,8 @@ class DamagedLog(NamedTuple):
     error: KafkaError
     is_reported: bool
     """True if a report in `dir` makes the next load check all of it."""
+    aside: str | None = None
+    """Where its files are set aside; None if they are not, and once that is durable."""
 
 
 class NewLog(NamedTuple):
@@ -651,8 +653,27 @@ class LogManager:
         done, or if too many of this partition are kept already.
         """
         damaged = self._failed.get(partition)
-        if damaged is None or damaged.dir is None:
+        if damaged is None:
             return
+        directory = damaged.directory
+        if damaged.dir is not None:
+            damaged = self._rename_aside(partition, damaged, damaged.dir)
+        if damaged.aside is None:
+            return
+        # Until that is durable, no log of this name is created. If it fails, the next call tries it again.
+        try:
+            await self._pool.run(self._disk.sync_dir, directory.path)
+        except OSError as error:
+            raise directory.io_error(f"setting {damaged.aside} aside", error) from error
+        if self._failed.get(partition) is not damaged:
+            return  # another call was faster, or the partition is gone
+        self._set_aside.append(damaged.aside)
+        del self._failed[partition]
+        _log.error(
+            "the damaged log of %s is set aside as %s: %s", partition, damaged.aside, damaged.error.message
+        )
+
+    def _rename_aside(self, partition: TopicPartition, damaged: DamagedLog, dir: str) -> DamagedLog:
         directory = damaged.directory
         path = self._path_aside(partition, directory)
         same = [each for each in self._set_aside if _partition_of(each) == _partition_of(path)]
@@ -664,16 +685,11 @@ class LogManager:
                 f"Remove them to have the partition fetched again. {damaged.error.message}",
             )
         try:
-            self._disk.rename(damaged.dir, path)
-            # Until that is durable, no log of this name is created.
-            self._failed[partition] = moved = damaged._replace(dir=None)
-            await self._pool.run(self._disk.sync_dir, directory.path)
+            self._disk.rename(dir, path)
         except OSError as error:
-            raise directory.io_error(f"setting {damaged.dir} aside", error) from error
-        self._set_aside.append(path)
-        if self._failed.get(partition) is moved:
-            del self._failed[partition]
-        _log.error("the damaged log of %s is set aside as %s: %s", partition, path, damaged.error.message)
+            raise directory.io_error(f"setting {dir} aside", error) from error
+        self._failed[partition] = moved = damaged._replace(dir=None, aside=path)
+        return moved
 
     def _path_aside(self, partition: TopicPartition, directory: LogDirectory) -> str:
         name = moved_dir_name(partition, DirKind.DAMAGED, self._random.uuid())
@@ -704,6 +720,8 @@ class LogManager:
             except OSError as error:
                 errors[partition] = directory.io_error(f"renaming {damaged.dir}", error)
                 continue
+            if damaged.aside is not None:
+                self._set_aside.append(damaged.aside)
             del self._failed[partition]
             changed.setdefault(directory, []).append(partition)
         for directory, moved in changed.items():

@@ -40,7 +40,7 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.coordinator.transaction.transaction_marker_channel_manager"
     ".TransactionMarkerChannelManager.add_markers": "tries again until it is done",
     "ottla.log.cleaner.cleaner.LogCleaner.run": "its workers end with it, and it is supervised",
-    "ottla.log.cleaner.cleaner.LogCleaner._in_pool": "its caller waits for it",
+    "ottla.log.cleaner.cleaner._to_the_end": "its caller waits for it",
     "ottla.log.log_manager.LogManager.complete_log_creations": "the first record of a log completes it",
     "ottla.node.cluster.alter_replica_log_dirs.AlterReplicaLogDirsManager._copy_in_background": (
         "logged, and the move continues at the next start"

@@ -22,10 +22,11 @@ from __future__ import annotations
 import logging
 import posixpath
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from ottla.log.config.log_config import LogConfig
 from ottla.log.directory.directory import LogDirectory
@@ -115,6 +116,11 @@ class FlushPlan:
 def _failure(error: OSError) -> Exception:
     """SyncFailed, unless the file could not even be opened: then no sync was attempted."""
     return error if is_lack_of_handles(error) else SyncFailed(error)
+
+
+def _rename_all(segments: Iterable[LogSegment], suffix: str) -> None:
+    for segment in segments:
+        segment.rename(suffix)
 
 
 class LocalLog:
@@ -432,6 +438,9 @@ class LocalLog:
         them any more.
         """
         segment.rename(DELETED)
+        self._close_discarded(segment)
+
+    def _close_discarded(self, segment: LogSegment) -> None:
         segment.close_handlers()
         self._names_version += 1
         self.directory.delete_later(
@@ -440,12 +449,14 @@ class LocalLog:
 
     # Replacing
 
-    def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> list[LogSegment]:
+    def replacement(
+        self, new: Sequence[LogSegment], old: Sequence[LogSegment]
+    ) -> Generator[Callable[[], object], Any, list[LogSegment]]:
         """Put `new` (complete, under `.cleaned`) in the place of `old`; return the old ones that have no
-        successor of the same base offset.
+        successor of the same base offset. Yields calls that wait for the disk, for any thread.
 
         All of `old` must be closed and lie below the durable recovery point: above it recovery takes the
-        gaps that compaction makes for lost bytes.
+        gaps that compaction makes for lost bytes. Until the end no other change may remove one of them.
         """
         known = set(self._segments)
         replaced = sorted((each for each in old if each in known), key=lambda each: each.base_offset)
@@ -458,26 +469,39 @@ class LocalLog:
         for segment in added:
             if segment.suffix != CLEANED:
                 raise ValueError(f"{segment} is not a cleaned segment")
+        yield partial(self._commit_to_swap, added)
+        gone = set(replaced)
+        kept = [segment for segment in self._segments if segment not in gone]
+        assert len(kept) == len(self._segments) - len(replaced), f"{self.dir}: segments of a swap have gone"
+        self._set_segments(sorted([*kept, *added], key=lambda each: each.base_offset))
+        # No reader gets the old ones from now on; those that have one find its files under either name.
+        # The names count as changed before and after: a flush meanwhile may sync the directory too early.
+        self._names_version += 1
+        yield partial(_rename_all, replaced, DELETED)
+        for segment in replaced:
+            self._close_discarded(segment)
+        yield from self.names_sync()
+        # Not in another thread: readers ask for files of these by their names.
+        for segment in added:
+            segment.rename("")
+        self._names_version += 1
+        yield from self.names_sync()
+        bases = {segment.base_offset for segment in added}
+        return [segment for segment in replaced if segment.base_offset not in bases]
+
+    def _commit_to_swap(self, added: Sequence[LogSegment]) -> None:
+        """Make the new segments durable under `.swap`: recovery completes the swap from then on. Readers do
+        not know them yet, so any thread may do it.
+        """
+        sync_dir = self.directory.disk.sync_dir
+        for segment in added:
             segment.sync()
         # Recovery undoes a swap if it finds a `.cleaned` file at or below it. So all of these must be there
         # for sure before the first gets its next name, and none that some other cleaning has left.
         self._remove_cleaned_below(added[0].base_offset)
-        self.sync_names()
-        for segment in reversed(added):
-            segment.rename(SWAP)
-        self.sync_names()
-        gone = set(replaced)
-        kept = [segment for segment in self._segments if segment not in gone]
-        self._set_segments(sorted([*kept, *added], key=lambda each: each.base_offset))
-        for segment in replaced:
-            self._discard(segment)
-        self.sync_names()
-        for segment in added:
-            segment.rename("")
-        self._names_version += 1
-        self.sync_names()
-        bases = {segment.base_offset for segment in added}
-        return [segment for segment in replaced if segment.base_offset not in bases]
+        sync_dir(self.dir)
+        _rename_all(reversed(added), SWAP)
+        sync_dir(self.dir)
 
     def _remove_cleaned_below(self, base_offset: int) -> None:
         disk = self.directory.disk

@@ -1,11 +1,13 @@
-"""A truncation of a log, in steps of which the slow ones run off the event loop.
+"""Changes of a log in steps, of which the slow ones run off the event loop: truncations, and swaps of
+compacted segments.
 
 A truncation waits for the disk several times (a checkpoint, the names of removed segments, the end of the
 last one) and replays the producer state. `UnifiedLog` describes it as a generator, which runs on the event
-loop and yields each call that may block; `LogTruncation` makes these calls, one after the other: in the pool
+loop and yields each call that may block; `LogChange` makes these calls, one after the other: in the pool
 (`run`), or here and now (`finish`). The order is that of the generator in both cases, so a crash at any point
 leaves the same files. Until the last step the log belongs to its truncation: what would change the log
-finishes the truncation first, and periodic work passes it over.
+finishes the truncation first, and periodic work passes it over. During a swap the log takes appends and
+flushes, which touch other segments; what would change the same ones finishes the swap first.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, TypeAlias
 
 from ottla.log.directory.directory import LogDirectory
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.pool import CallOnce, Pool
 
@@ -41,6 +44,9 @@ class CheckpointOffsets:
         self._log_start: Final = log_start
         self._is_wanted = True
 
+    def cancel(self) -> None:
+        self._is_wanted = False
+
     def __call__(self) -> None:
         """Write them here and now, also if `run` is under way."""
         self._is_wanted = False
@@ -57,7 +63,32 @@ class CheckpointOffsets:
             await directory.log_start_changes.write(partition, self._log_start, lambda: self._is_wanted, pool)
 
 
-Step: TypeAlias = Callable[[], Any] | CheckpointOffsets
+class RaiseRecoveryPoint:
+    """A step: make sure that the durable recovery point of a log is not below one that was reached."""
+
+    __slots__ = ("_directory", "_is_wanted", "_partition", "_recovery_point")
+
+    def __init__(self, directory: LogDirectory, partition: TopicPartition, recovery_point: int) -> None:
+        self._directory: Final = directory
+        self._partition: Final = partition
+        self._recovery_point: Final = recovery_point
+        self._is_wanted = True
+
+    def __call__(self) -> None:
+        """Write it here and now, also if `run` is under way."""
+        self._is_wanted = False
+        self._directory.raise_recovery_points({self._partition: self._recovery_point})
+
+    def cancel(self) -> None:
+        self._is_wanted = False
+
+    async def run(self, pool: Pool) -> None:
+        await self._directory.recovery_point_raises.write(
+            self._partition, self._recovery_point, lambda: self._is_wanted, pool
+        )
+
+
+Step: TypeAlias = Callable[[], Any] | CheckpointOffsets | RaiseRecoveryPoint
 Steps: TypeAlias = Generator[Step, Any, bool]
 
 
@@ -76,32 +107,19 @@ def run_here(steps: Generator[Step, Any, Any]) -> Any:
         return end.value
 
 
-class LogTruncation:
-    """One truncation from its first step to its last. Belongs to the event loop."""
+class LogChange:
+    """One change from its first step to its last. Belongs to the event loop."""
 
-    __slots__ = (
-        "_error",
-        "_is_running",
-        "_result",
-        "_step",
-        "_steps",
-        "_waiting",
-        "log_start",
-        "reopens_transactions",
-    )
+    __slots__ = ("_error", "_is_running", "_result", "_step", "_steps", "_waiting")
 
     def __init__(self, steps: Steps) -> None:
         self._steps: Final = steps
-        # The call under way; None once the truncation has ended.
-        self._step: CallOnce[object] | CheckpointOffsets | None = None
+        # The call under way; None once the change has ended.
+        self._step: CallOnce[object] | CheckpointOffsets | RaiseRecoveryPoint | None = None
         self._result = False
         self._error: Exception | None = None
         self._is_running = False
         self._waiting: list[asyncio.Future[None]] = []
-        # What checkpoints are to hold as the log start from now on; None if that of the log.
-        self.log_start: int | None = None
-        # True while it is unknown which transactions below the high watermark are open.
-        self.reopens_transactions = False
 
     def begin(self) -> None:
         """Run to the first call that may block."""
@@ -112,7 +130,7 @@ class LogTruncation:
         return self._step is None
 
     def finish(self) -> bool:
-        """Make the remaining calls here and now; whether anything was removed."""
+        """Make the remaining calls here and now; whether anything was changed."""
         while (step := self._step) is not None:
             try:
                 result = step()
@@ -123,13 +141,13 @@ class LogTruncation:
         return self._outcome()
 
     async def run(self, pool: Pool) -> bool:
-        """Make the remaining calls in the pool; whether anything was removed."""
+        """Make the remaining calls in the pool; whether anything was changed."""
         self._is_running = True
         try:
             while (step := self._step) is not None:
                 result, failure = None, None
                 try:
-                    if isinstance(step, CheckpointOffsets):
+                    if isinstance(step, CheckpointOffsets | RaiseRecoveryPoint):
                         await step.run(pool)
                     else:
                         result = await pool.run(step)
@@ -144,6 +162,18 @@ class LogTruncation:
                 if not future.done():
                     future.set_result(None)
         return self._outcome()
+
+    def abandon(self, reason: str) -> None:
+        """Make no further call, as after a crash at this point; one that is being made is waited for."""
+        step, self._step = self._step, None
+        if step is None:
+            return
+        if isinstance(step, CallOnce):
+            step.settle(None)
+        else:
+            step.cancel()
+        self._error = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, reason)
+        self._steps.close()
 
     async def wait(self) -> None:
         """Return once it no longer runs in the pool. What it has left, if anything, is for `finish`."""
@@ -162,9 +192,25 @@ class LogTruncation:
         except Exception as error:
             self._error = error
         else:
-            self._step = step if isinstance(step, CheckpointOffsets) else CallOnce(step)
+            if isinstance(step, CheckpointOffsets | RaiseRecoveryPoint):
+                self._step = step
+            else:
+                self._step = CallOnce(step)
 
     def _outcome(self) -> bool:
         if self._error is not None:
             raise self._error
         return self._result
+
+
+class LogTruncation(LogChange):
+    """A truncation, and what it lets others know of the log meanwhile."""
+
+    __slots__ = ("log_start", "reopens_transactions")
+
+    def __init__(self, steps: Steps) -> None:
+        super().__init__(steps)
+        # What checkpoints are to hold as the log start from now on; None if that of the log.
+        self.log_start: int | None = None
+        # True while it is unknown which transactions below the high watermark are open.
+        self.reopens_transactions = False

@@ -20,7 +20,10 @@ touched: a recovery point that is not above the new end, a log start that is abo
 there an error changes nothing; from there on the work must not stop half-way, and any error takes the
 directory offline. A truncation may run in steps, of which the slow ones may run in another thread
 (`begin_truncation`). Until the last one the log takes part in no flush and no deletion, readers see the new
-end from the moment at which files begin to change, and every other change of the log finishes it first.
+end from the moment at which files begin to change, and every other change of the log finishes it first. So
+may the swap of compacted segments (`begin_replacement`). Appends and flushes go on meanwhile, as they touch
+other segments; retention passes the log over, and a truncation, a rename or the close of the log finishes the
+swap first.
 
 **Invariants**: log start offset <= last stable offset <= high watermark <= log end offset, and recovery point
 <= log end offset. After an I/O error that is not a lack of room or of file handles the whole directory is
@@ -32,6 +35,7 @@ from __future__ import annotations
 import logging
 import posixpath
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
@@ -67,7 +71,9 @@ from ottla.log.segment.walk import CorruptBatch, CorruptLog
 from ottla.log.truncation import (
     REPLAYED_AT_ONCE,
     CheckpointOffsets,
+    LogChange,
     LogTruncation,
+    RaiseRecoveryPoint,
     Step,
     Steps,
     run_here,
@@ -142,6 +148,7 @@ class UnifiedLog:
         "_leader_epochs",
         "_producer_config",
         "_producer_state",
+        "_replacement",
         "_snapshots",
         "_topic_id",
         "_truncation",
@@ -202,6 +209,8 @@ class UnifiedLog:
         self._upper_bound: tuple[int, LogSegment, int] | None = None
         # The truncation under way, to which the log belongs until it is done.
         self._truncation: LogTruncation | None = None
+        # The swap of compacted segments under way.
+        self._replacement: LogChange | None = None
         # True once the log was closed, deleted or taken offline.
         self.is_closed = False
         # Called when the log start rises or the settings change: for a follower's requests to its leader.
@@ -1098,6 +1107,7 @@ class UnifiedLog:
 
     def _begin_truncation(self, steps: Steps) -> LogTruncation:
         self.finish_truncation()
+        self.finish_replacement()
         truncation = self._truncation = LogTruncation(self._exclusively(steps))
         truncation.begin()
         return truncation
@@ -1246,8 +1256,10 @@ class UnifiedLog:
         return True
 
     def deletable_segments(self, now_ms: int) -> list[Deletion[LogSegment]]:
-        """Return the deletions that retention would make now; none while the log is truncated."""
-        if self._truncation is not None:
+        """Return the deletions that retention would make now; none while the log is truncated or segments
+        are swapped.
+        """
+        if self._truncation is not None or self._replacement is not None:
             return []
         config = self.config
         with self._guard("applying retention"):
@@ -1276,7 +1288,7 @@ class UnifiedLog:
         removed.
         """
         self._check_usable()
-        if self._truncation is not None:
+        if self._truncation is not None or self._replacement is not None:
             return []
         self._verify_end()
         known = set(self.segments)
@@ -1292,7 +1304,7 @@ class UnifiedLog:
         that lie below it; how many were removed.
         """
         self._check_usable()
-        if self._truncation is not None:
+        if self._truncation is not None or self._replacement is not None:
             return 0
         start, below = self.log_start_offset, set()
         for segment, following in pairwise(self.segments):
@@ -1312,18 +1324,54 @@ class UnifiedLog:
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> None:
         """Put compacted segments, complete and named `.cleaned`, in the place of the old ones."""
+        self.begin_replacement(new, old).finish()
+
+    def begin_replacement(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> LogChange:
+        """Begin what `replace_segments` does, for a caller that runs the slow steps off the event loop."""
         self.finish_truncation()
-        self._check_usable()
+        self.finish_replacement()
+        replacement = self._replacement = LogChange(self._replace_segments(new, old))
+        replacement.begin()
+        return replacement
+
+    def finish_replacement(self) -> None:
+        """Finish a swap that is under way here and now: its segments are about to change in another way."""
+        if self._replacement is not None:
+            self._replacement.finish()
+
+    def _replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> Steps:
+        try:
+            self._check_usable()
+            yield from self._make_durable_below_successor(old)
+            self._check_usable()
+            with self._guard("swapping segments", fatal=True):
+                gone = yield from self.local_log.replacement(new, old)
+                self._upper_bound = None
+                self._delete_producer_snapshots(gone)
+            return True
+        finally:
+            self._replacement = None
+
+    def _make_durable_below_successor(self, old: Sequence[LogSegment]) -> Generator[Step, Any, None]:
+        """Have segments that are about to be replaced, and the gaps that compaction makes in them, lie below
+        the durable recovery point.
+        """
         local = self.local_log
         end = max(segment.base_offset for segment in old)
         following = [segment.base_offset for segment in local.segments if segment.base_offset > end]
         if following and local.recovery_point < following[0]:
-            self.flush(following[0])
+            plan = self.prepare_flush(following[0])
+            if plan is not None:
+                yield partial(self.run_flush, plan)
+                self.complete_flush(plan)
+            if local.recovery_point < following[0]:
+                raise KafkaError(
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"{self.dir}: no swap up to offset {following[0]}, as the recovery point is "
+                    f"{local.recovery_point}",
+                )
         with self._guard("checkpointing the recovery point before a swap"):
-            self.directory.raise_recovery_points({self.topic_partition: local.recovery_point})
-        with self._guard("swapping segments", fatal=True):
-            self._upper_bound = None
-            self._delete_producer_snapshots(local.replace_segments(new, old))
+            yield RaiseRecoveryPoint(self.directory, self.topic_partition, local.recovery_point)
 
     # Closing
 
@@ -1332,6 +1380,7 @@ class UnifiedLog:
         `sync` the caller makes that durable.
         """
         self.finish_truncation()
+        self.finish_replacement()
         self._check_usable()
         self._cancel_creation()
         disk = self.directory.disk
@@ -1350,6 +1399,7 @@ class UnifiedLog:
         was not touched since it was loaded stays as it was.
         """
         self.finish_truncation()
+        self.finish_replacement()
         self._check_usable()
         self.complete_creation()
         if self._end_verified:
@@ -1361,8 +1411,14 @@ class UnifiedLog:
         self.close_handlers()
 
     def close_handlers(self) -> None:
-        """Close the files without writing anything."""
+        """Close the files without writing anything, except to finish a swap that is under way."""
         self._cancel_creation()
+        if self._replacement is not None:
+            if self.directory.is_online:
+                with suppress(KafkaError):  # the directory is offline then
+                    self._replacement.finish()
+            else:
+                self._replacement.abandon(f"the log {self.dir} is closed")
         self.local_log.close_handlers()
         self.is_closed = True
 

@@ -1,12 +1,12 @@
 """The log cleaner: keeps the compacted logs of a node compact, in the background and within its budget.
 
 Each worker takes the dirtiest log that no other worker cleans, compacts it slice by slice in the pool, and
-swaps the result in on the event loop, group by group. Between two slices it waits as long as the `Throttler`
-asks for the bytes moved and checks whether the log is still the one it began with: a log that was truncated,
-deleted, moved or paused meanwhile is left as it is and tried again later, since nothing refers to the new
-segment before it is swapped in.
+swaps the result in, group by group, with every wait for the disk in the pool as well. Between two slices it
+waits as long as the `Throttler` asks for the bytes moved and checks whether the log is still the one it began
+with: a log that was truncated, deleted, moved or paused meanwhile is left as it is and tried again later,
+since nothing refers to the new segment before it is swapped in.
 
-The swap is `UnifiedLog.replace_segments`: all files of the new segment are synced under `.cleaned`, renamed
+The swap is `UnifiedLog.begin_replacement`: all files of the new segment are synced under `.cleaned`, renamed
 to `.swap`, and that made durable (after a crash before this point recovery undoes the swap, after it recovery
 completes it); then the old segments are renamed to `.deleted` and that made durable; then the new one gets
 its final name. Cleaning stays below the recovery point, where recovery expects gaps between offsets.
@@ -22,7 +22,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -400,7 +400,8 @@ class LogCleaner:
                 await asyncio.sleep(delay)
             self._check_unchanged(log, work, truncation_count)
             if progress.cleaned is not None:
-                log.replace_segments([progress.cleaned.new], progress.cleaned.old)
+                swap = log.begin_replacement([progress.cleaned.new], progress.cleaned.old)
+                await _to_the_end(swap.run(self._pool))
                 work.on_swapped()
             if progress.is_done:
                 return
@@ -409,6 +410,7 @@ class LogCleaner:
         present = set(log.segments)
         if (
             log.truncation_count != truncation_count
+            or log.is_truncating
             or log.dir != work.plan.dir
             or self._paused[log.topic_partition]
             or not log.config.compact
@@ -480,15 +482,19 @@ class LogCleaner:
                     _log.warning("%s", directory.io_error(f"writing {checkpoint.path}", error).message)
 
     async def _in_pool(self, fn: Callable[..., T], *args: Any) -> T:
-        """Run in the pool; where this is cancelled, let the call end first, since it uses state of the
-        cleaner.
-        """
-        call = asyncio.ensure_future(self._pool.run(fn, *args))
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            await asyncio.wait([call])
-            raise
+        return await _to_the_end(self._pool.run(fn, *args))
+
+
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for work in the pool; where this is cancelled, let the work end first, since it uses state of the
+    cleaner, and a swap of segments is not to be left half-way.
+    """
+    call = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.wait([call])
+        raise
 
 
 def _report(log: UnifiedLog, first_dirty: int, work: Compaction, seconds: float) -> None:

@@ -14,7 +14,7 @@ active producer (its last data or, where there is none, its last marker), since 
 and sequence number; and if it is the last batch of the cleanable range, since it holds the end of the range.
 
 `Compaction` only writes `.cleaned` files and syncs them; nothing refers to these before the event loop swaps
-them in (`UnifiedLog.replace_segments`, with the order of its steps), and recovery removes those that a crash
+them in (`UnifiedLog.begin_replacement`, with the order of its steps), and recovery removes those that a crash
 leaves behind. It works in slices, off the event loop: the cleaner decides between two slices whether it may
 go on.
 """

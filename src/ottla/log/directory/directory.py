@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.checkpoints import HighWatermarkCheckpoint, OffsetCheckpoint
-from ottla.log.directory.offset_changes import OffsetChanges
+from ottla.log.directory.offset_changes import OffsetChange, OffsetChanges
 from ottla.log.segment.handles import FileHandles, is_lack_of_handles
 from ottla.log.segment.walk import CorruptBatch
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -58,6 +58,7 @@ class LogDirectory:
         "path",
         "random",
         "recovery_point_changes",
+        "recovery_point_raises",
         "recovery_points",
     )
 
@@ -88,9 +89,10 @@ class LogDirectory:
         self._lacked_room_ms: int | None = None
         self.recovery_points = OffsetCheckpoint(self.disk, self._file(checkpoints.RECOVERY_POINTS))
         self.log_starts = OffsetCheckpoint(self.disk, self._file(checkpoints.LOG_STARTS))
-        # Single entries that truncations change.
-        self.recovery_point_changes = OffsetChanges(self.recovery_points, only_lowers=True)
-        self.log_start_changes = OffsetChanges(self.log_starts, only_lowers=False)
+        # Single entries that truncations change, and swaps of segments.
+        self.recovery_point_changes = OffsetChanges(self.recovery_points, OffsetChange.LOWER)
+        self.recovery_point_raises = OffsetChanges(self.recovery_points, OffsetChange.RAISE)
+        self.log_start_changes = OffsetChanges(self.log_starts, OffsetChange.SET)
         self.high_watermarks = HighWatermarkCheckpoint(self.disk, self._file(checkpoints.HIGH_WATERMARKS))
         # (due time, number, path): what to unlink, and when.
         self._deletions: list[tuple[int, int, str]] = []

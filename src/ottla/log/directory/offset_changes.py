@@ -2,13 +2,14 @@
 
 Truncations come in crowds: after an election every partition of a broker that was away may need one, and each
 needs its entry in the checkpoint of the directory first. Changes that come while the file is written share
-the next write.
+the next write. A swap of compacted segments needs its recovery point in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Final
 
 from ottla.log.directory.checkpoints import OffsetCheckpoint, StagedOffsets
@@ -16,15 +17,22 @@ from ottla.protocol.names import TopicPartition
 from ottla.runtime.pool import Pool
 
 
+class OffsetChange(Enum):
+    """How an entry is changed: to the offset, or only if it is above it, or below it."""
+
+    SET = auto()
+    LOWER = auto()
+    RAISE = auto()
+
+
 class OffsetChanges:
     """Belongs to the event loop. Invariant: one write at a time, and it changes no other entries."""
 
-    __slots__ = ("_checkpoint", "_only_lowers", "_staged", "_waiting", "_written")
+    __slots__ = ("_checkpoint", "_kind", "_staged", "_waiting", "_written")
 
-    def __init__(self, checkpoint: OffsetCheckpoint, *, only_lowers: bool) -> None:
-        """With `only_lowers` an entry that is low enough stays as it is."""
+    def __init__(self, checkpoint: OffsetCheckpoint, kind: OffsetChange) -> None:
         self._checkpoint: Final = checkpoint
-        self._only_lowers: Final = only_lowers
+        self._kind: Final = kind
         self._waiting: dict[TopicPartition, tuple[int, Callable[[], bool]]] = {}
         self._staged: StagedOffsets | None = None
         # Set at the end of the write that is under way; None if there is none.
@@ -53,9 +61,22 @@ class OffsetChanges:
 
     def _is_settled(self, partition: TopicPartition, offset: int) -> bool:
         checkpoint = self._checkpoint
-        if self._only_lowers:
-            return not checkpoint.may_hold_above(partition, offset)
-        return checkpoint.holds(partition, offset)
+        match self._kind:
+            case OffsetChange.LOWER:
+                return not checkpoint.may_hold_above(partition, offset)
+            case OffsetChange.RAISE:
+                return not checkpoint.may_hold_below(partition, offset)
+            case OffsetChange.SET:
+                return checkpoint.holds(partition, offset)
+
+    def _changed(self, known: int, offset: int) -> int:
+        match self._kind:
+            case OffsetChange.LOWER:
+                return min(offset, known)
+            case OffsetChange.RAISE:
+                return max(offset, known)
+            case OffsetChange.SET:
+                return offset
 
     async def _write_waiting(self, pool: Pool) -> None:
         checkpoint = self._checkpoint
@@ -64,7 +85,7 @@ class OffsetChanges:
             offsets = dict(checkpoint.offsets)
             for tp, (offset, is_wanted) in self._waiting.items():
                 if is_wanted():
-                    offsets[tp] = min(offset, offsets.get(tp, 0)) if self._only_lowers else offset
+                    offsets[tp] = self._changed(offsets.get(tp, 0), offset)
             self._waiting.clear()
             staged = self._staged = checkpoint.stage(offsets, version)
             if staged is None:

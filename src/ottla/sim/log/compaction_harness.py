@@ -27,7 +27,7 @@ from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, Codec
 from ottla.records.validation import AppendOrigin
-from ottla.runtime.pool import InlinePool
+from ottla.runtime.pool import InlinePool, Pool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
@@ -77,7 +77,9 @@ class CompactionHarness:
         seed: int | str = 0,
         config: LogConfig = CONFIG,
         cleaner_config: CleanerConfig | None = None,
+        pool: Pool | None = None,
     ) -> None:
+        self.pool: Pool = pool or InlinePool()
         self.clock = SimClock()
         self.disk = SimDisk(seed, clock=self.clock)
         self.disk.make_dirs(PATH)
@@ -96,7 +98,7 @@ class CompactionHarness:
         return directory
 
     def _new_cleaner(self) -> LogCleaner:
-        return LogCleaner(self.clock, SeededRandom(2), InlinePool(), lambda: [self.log], self.cleaner_config)
+        return LogCleaner(self.clock, SeededRandom(2), self.pool, lambda: [self.log], self.cleaner_config)
 
     @property
     def now_ms(self) -> int:

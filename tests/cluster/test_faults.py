@@ -76,7 +76,7 @@ def copied(copying: Copying, directory: Path) -> Iterator[list[Worker]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 700)
+@pytest.mark.timeout(2 * SECONDS + 700)
 def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
     print(f"repeat with OTTLA_CLUSTER_FAULT_SEED={SEED}")
     with LocalCluster(
@@ -120,7 +120,9 @@ def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
                 )
                 for worker in workers:
                     worker.keep_alive()
-                committed = read(copying, "read_committed")
+                before, committed = len(committed), read(copying, "read_committed")
+                if len(committed) > before:  # a busy machine takes its time to catch up
+                    deadline = time.monotonic() + SETTLE_S
         uncommitted = read(copying, "read_uncommitted")
         history = [transaction for worker in workers for transaction in worker.transactions()]
         load.check(bootstrap)

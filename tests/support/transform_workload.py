@@ -106,6 +106,8 @@ class Worker:
         current: dict[int, ObservedTransaction] = {}
         life = ""
         for line in self.journal.read_text().splitlines():
+            if not line.startswith("{"):
+                continue  # Java's logger writes errors, such as that of a fenced producer, to the same stream
             entry = json.loads(line)
             if "life" in entry:
                 life, current = entry["life"], {}

@@ -2,7 +2,7 @@
 
 A user with just the ACLs that it needs writes, reads in a group and copies in transactions, while nodes are
 killed; what was acknowledged is there, and others are refused all the time. Certificates are renewed under
-load.
+load. A node whose certificate is for another host is followed by no other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +24,7 @@ from ottla import blocking
 from ottla.client.admin.configs import ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.security.tls.authority import CertificateAuthority
-from ottla.testing.local_cluster import ClusterNode, LocalCluster
+from ottla.testing.local_cluster import ClusterNode, LocalCluster, NodeAccess
 from ottla.testing.security import write_secret
 from tests.cluster.conftest import SETTINGS
 from tests.support.acknowledged_workload import Load
@@ -34,7 +34,7 @@ from tests.support.waiting import came_true, wait_until
 
 PARTITIONS = 3
 PER_SECOND = 300
-SOURCE, TARGET, RENEWED = "source", "target", "renewed"
+SOURCE, TARGET, RENEWED, ELSEWHERE = "source", "target", "renewed", "elsewhere"
 GROUP = f"{SOURCE}-to-{TARGET}"
 # Those of the processes that copy, and of what reads their result and that of the load.
 GROUPS = (GROUP, "reader-read_committed", "none")
@@ -46,9 +46,21 @@ QUICK = {
 }
 
 
+class CarelessCluster(LocalCluster):
+    """A cluster that is waited for and inspected whatever host its certificates are for."""
+
+    def access(self) -> NodeAccess:
+        access = super().access()
+        assert access.tls is not None
+        access.tls.check_hostname = False
+        return access
+
+
 @pytest.fixture(scope="module")
 def secured() -> Iterator[LocalCluster]:
-    with LocalCluster(nodes=3, settings=SETTINGS | QUICK, security="SASL_SSL") as cluster:
+    with CarelessCluster(
+        nodes=3, settings=SETTINGS | QUICK, security="SASL_SSL", log_level="info"
+    ) as cluster:
         yield cluster
 
 
@@ -143,12 +155,13 @@ def serial(node: ClusterNode) -> int:
     return load_pem_x509_certificate(pem.encode()).serial_number
 
 
-def issue(directory: Path, name: str) -> tuple[Path, int]:
+def issue(
+    directory: Path, name: str, hosts: Sequence[str] = ("localhost", "127.0.0.1", "::1")
+) -> tuple[Path, int]:
     """A new certificate of the nodes in a file of this name, put there in one step, and its serial number."""
     authority = CertificateAuthority.load(
         (directory / "ca.key").read_bytes(), (directory / "ca.crt").read_bytes()
     )
-    hosts = ("localhost", "127.0.0.1", "::1")
     issued = authority.issue("CN=node,O=Ottla", int(time.time() * 1000), hosts=hosts)
     unfinished = directory / "unfinished"
     write_secret(unfinished, issued.key_pem() + issued.chain_pem())
@@ -223,3 +236,27 @@ def test_certificates_are_renewed_under_load_and_no_request_fails(
         visitors.wait_for_more(2)
         load.finish()
     load.check(bootstrap)
+
+
+@pytest.mark.slow
+def test_no_node_follows_one_whose_certificate_is_for_another_host(secured: LocalCluster) -> None:
+    """The certificate is of the same authority, and its key logs in: only the host name is another."""
+    node, others = secured.nodes[2], secured.nodes[:2]
+    settings = node.plan.properties_file.read_text()
+    path, _ = issue(Path(secured.data_dir) / "security", "elsewhere.pem", ("another.example", "127.0.0.2"))
+    node.plan.properties_file.write_text(f"{settings}\nssl.keystore.location={path}\n")
+    refusal = "the certificate is for another address than 127.0.0.1"
+    try:
+        secured.restart(node)
+        elsewhere = {"bootstrap.servers": others[0].bootstrap_servers, **secured.client_settings}
+        with blocking.Admin(elsewhere) as admin:
+            replicas = [node.id, *(other.id for other in others)]
+            admin.topics.create(ELSEWHERE, assignments={0: replicas})
+        wait_until(lambda: secured.partition(ELSEWHERE).isr_nodes == [node.id], "the others followed")
+        assert secured.leader(ELSEWHERE) == node.id
+        for other in others:
+            wait_until(lambda other=other: refusal in other.log(1_000_000), f"{other} does not say why")
+    finally:
+        node.plan.properties_file.write_text(settings)
+        secured.restart(node)
+    secured.wait_in_sync()

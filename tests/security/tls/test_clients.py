@@ -170,10 +170,45 @@ class TestWhatFailedIsExplained:
         text = self.refusal(node, ssl_keystore_location=certificates.write_pem(tmp_path, "expired", expired))
         assert "says that the certificate has expired" in text
 
-    def test_a_certificate_that_is_not_valid_yet(self, node: LocalNode, tmp_path: Path) -> None:
+    def test_a_certificate_that_is_not_valid_yet(
+        self, node: LocalNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """TLS has no alert for it, so the client learns what is refused, and the log of the node says why."""
         early = _authority(node).issue("CN=alice,O=Example", certificates.now_ms(), starts_in_days=1)
         text = self.refusal(node, ssl_keystore_location=certificates.write_pem(tmp_path, "early", early))
-        assert "certificate" in text
+        assert "the other side does not accept the certificate" in text
+        assert "SSL handshake failed: the certificate is not valid yet" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("hosts", "said"),
+        [
+            (("another.example", "::1"), "the certificate is for another address than 127.0.0.1"),
+            (("another.example", "127.0.0.1"), "the certificate is for another host name than localhost"),
+        ],
+    )
+    def test_a_node_whose_certificate_is_for_another_host(
+        self, tmp_path: Path, hosts: tuple[str, ...], said: str
+    ) -> None:
+        issued = certificates.authority().issue("CN=node", certificates.now_ms(), hosts=hosts)
+        location = certificates.write_pem(tmp_path, "elsewhere", issued)
+        # A node does not start where it cannot reach itself, unless it does not look at names.
+        settings = certificates.server_settings(
+            tmp_path, ssl_keystore_location=location, ssl_endpoint_identification_algorithm=""
+        )
+        with LocalNode(settings) as node:
+            host = said.rpartition(" ")[2]
+            client = {
+                "bootstrap.servers": f"{host}:{node.port}",
+                "security.protocol": "SSL",
+                "ssl.truststore.type": "PEM",
+                "ssl.truststore.location": certificates.write_ca(tmp_path),
+                "default.api.timeout.ms": "3000",
+            }
+            with pytest.raises(BootstrapFailed) as raised, Admin(client) as admin:
+                admin.topics.list()
+            assert said in str(raised.value)
+            with Admin({**client, "ssl.endpoint.identification.algorithm": ""}) as admin:
+                assert admin.topics.list() == []
 
 
 def _authority(node: LocalNode) -> Any:

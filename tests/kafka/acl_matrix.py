@@ -801,6 +801,8 @@ def _configs() -> Iterator[Labelled]:
 
 
 def _cluster() -> Iterator[Labelled]:
+    for kind in (add_raft_voter.AddRaftVoterRequest, remove_raft_voter.RemoveRaftVoterRequest):
+        yield kind.__name__, kind, lambda v, kind=kind: kind(cluster_id="another", voter_id=9)
     yield (
         "cluster",
         describe_cluster.DescribeClusterRequest,
@@ -936,8 +938,6 @@ def controller_requests(ids: Ids) -> Iterator[Labelled]:
         update_raft_voter.UpdateRaftVoterRequest,
     ):
         yield f"{kind.__name__} {REFUSED}", kind, lambda v, kind=kind: kind()
-    for kind in (add_raft_voter.AddRaftVoterRequest, remove_raft_voter.RemoveRaftVoterRequest):
-        yield kind.__name__, kind, lambda v, kind=kind: kind(cluster_id="another", voter_id=9)
     yield (
         f"fetch metadata {REFUSED}",
         fetch.FetchRequest,

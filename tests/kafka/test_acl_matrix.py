@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from ottla.node.api.routes import ROUTES
+from ottla.protocol.api import API, ListenerType
 from ottla.protocol.messages.create_acls import CreateAclsRequest, CreateAclsResponse
 from ottla.protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -35,10 +38,24 @@ from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
 from tests.support.differential import Entry, Session, compare
 from tests.support.principals import ADMIN, client_of, controller_settings, own_settings, sasl_settings
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
-
 # What depends on how often a request succeeded before.
 HIDDEN = ("base_offset", "high_watermark", "last_stable_offset", "offset", "log_start_offset")
+# What the matrix does not ask, and where its answers are tested. Answers about delegation tokens always
+# differ, so a test of their own compares them with those of Apache Kafka.
+ELSEWHERE = {
+    "ApiVersions": "tests/security/test_sasl_kafka.py",
+    "SaslHandshake": "tests/security/test_sasl_kafka.py",
+    "SaslAuthenticate": "tests/security/test_sasl_kafka.py",
+    "CreateDelegationToken": "tests/kafka/test_tokens_beside_kafka.py",
+    "RenewDelegationToken": "tests/kafka/test_tokens_beside_kafka.py",
+    "ExpireDelegationToken": "tests/kafka/test_tokens_beside_kafka.py",
+    "DescribeDelegationToken": "tests/kafka/test_tokens_beside_kafka.py",
+    # No ACL is asked for; Apache Kafka serves them with a plugin that takes the metrics only.
+    "GetTelemetrySubscriptions": "tests/node/test_telemetry.py",
+    "PushTelemetry": "tests/node/test_telemetry.py",
+}
+# Apache Kafka announces it on the listener of controllers, and fails.
+NOT_AT_CONTROLLERS = {"DescribeUserScramCredentials"}
 OWN_SETTINGS = {"process.roles", "controller.listener.names", "listener.security.protocol.map"}
 
 
@@ -179,6 +196,23 @@ def running_ottla() -> Iterator[tuple[str, str]]:
         yield node.bootstrap_servers, f"127.0.0.1:{controller}"
 
 
+def test_every_api_is_asked() -> None:
+    """A new API is not left out: its checks are compared with those of Apache Kafka, on both listeners."""
+    ids = {name: bytes(16) for name in (*TOPICS, PRECIOUS)}
+    for listener, asked in (
+        (ListenerType.BROKER, requests(ids)),
+        (ListenerType.CONTROLLER, controller_requests(ids)),
+    ):
+        served = {API[key].name for key, route in ROUTES.items() if listener in route.listeners}
+        missing = served - ELSEWHERE.keys() - {API[kind.API_KEY].name for _, kind, _ in asked}
+        assert missing == (NOT_AT_CONTROLLERS if listener is ListenerType.CONTROLLER else set())
+    root = Path(__file__).parents[2]
+    for name, path in ELSEWHERE.items():
+        assert name in (root / path).read_text(), f"{path} does not test {name}"
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
 def test_every_answer_is_that_of_apache_kafka(
     kafka_entries: Callable[[], list[Entry]],
 ) -> None:

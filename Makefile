@@ -12,6 +12,10 @@ SOAK_MINUTES ?= 24
 # Bytecode, as pip writes it for installed packages: without it, where Python may not write any, every start of a node
 # would compile the package again, which takes longer than the rest of the start.
 COMPILE := $(BIN)/python -m compileall -q src
+# The package of Kerberos is compiled against the system's library, so only a machine that has it gets it. What
+# does not build is left out: the summary of the tests says so.
+KERBEROS := if command -v krb5-config > /dev/null; then $(BIN)/python -m pip install --quiet 'ottla[kerberos]' || \
+	echo "The extra kerberos could not be installed: Kerberos is not tested."; fi
 
 .PHONY: setup demo test test-fast test-faults test-cluster-faults soak lint bench fuzz clean
 
@@ -22,6 +26,7 @@ $(STAMP): pyproject.toml setup.py src/ottla/records/_kernel.pyx $(wildcard src/o
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(KERBEROS)
 	$(COMPILE)
 	touch $@
 

@@ -32,7 +32,8 @@ from ottla.testing.local_node import LocalNode
 from tests.security.test_tokens import BAD_TOKENS, RS
 from tests.support import java
 from tests.support.apache_kafka import ApacheKafka
-from tests.support.kdc import REALM, missing_requirement, running_kdc
+from tests.support.certificates import server_settings, write_ca
+from tests.support.kdc import KERBEROS_SKIP, REALM, missing_requirement, running_kdc
 from tests.support.principals import client_of, sasl_settings
 from tests.support.tokens import AUDIENCE, ISSUER, claims, compact
 from tests.support.waiting import wait_until
@@ -307,16 +308,19 @@ def test_javas_client_logs_in_with_tokens_of_oauth(both: Both, tmp_path: Path) -
     assert '{"status":"invalid_token"}' in refused.text
 
 
-def test_javas_client_logs_in_by_kerberos(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
+def test_javas_client_logs_in_by_kerberos(tmp_path: Path, protocol: str) -> None:
     if (missing := missing_requirement()) is not None:
-        pytest.skip(f"Kerberos is not tested: {missing}")
+        pytest.skip(f"{KERBEROS_SKIP}{missing}")
     with running_kdc(tmp_path) as kdc, pytest.MonkeyPatch.context() as patch:
         for name, value in kdc.environment.items():
             patch.setenv(name, value)
         service, alice = kdc.key_tab("kafka/localhost"), kdc.key_tab("alice")
         login = f'{KERBEROS} required useKeyTab=true storeKey=true keyTab="%s" principal="%s";'
         settings = {
-            "listeners": "SASL_PLAINTEXT://localhost:0,PLAINTEXT://127.0.0.1:0",
+            **server_settings(tmp_path),
+            "listeners": f"{protocol}://localhost:0,PLAINTEXT://127.0.0.1:0",
+            "security.inter.broker.protocol": "PLAINTEXT",
             "sasl.enabled.mechanisms": "GSSAPI",
             "sasl.kerberos.service.name": "kafka",
             "gssapi.sasl.jaas.config": login % (service, "kafka/localhost"),
@@ -324,7 +328,9 @@ def test_javas_client_logs_in_by_kerberos(tmp_path: Path) -> None:
         config = write(
             tmp_path / "kerberos.properties",
             {
-                "security.protocol": "SASL_PLAINTEXT",
+                "security.protocol": protocol,
+                "ssl.truststore.type": "PEM",
+                "ssl.truststore.location": write_ca(tmp_path),
                 "sasl.kerberos.service.name": "kafka",
                 "sasl.jaas.config": login % (alice, f"alice@{REALM}"),
             },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from ottla.client.admin.admin import Admin
 from ottla.client.errors import AuthenticationFailed
 from ottla.client.producer.producer import Producer
 from ottla.node.config.errors import NodeFailed
-from ottla.protocol.errors import ErrorCode
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from ottla.security.authorizer.standard_authorizer import CLASS_NAME
 from ottla.security.sasl.kerberos_rules import KerberosShortNamer, NoMatchingRule, parse_rules
 from ottla.testing.local_node import LocalNode
-from tests.support.kdc import REALM, Kdc, missing_requirement, running_kdc
+from tests.support.certificates import authority, server_settings, write_ca
+from tests.support.kdc import KERBEROS_SKIP, REALM, Kdc, missing_requirement, running_kdc
 from tests.support.wire import WireClient
 
 MODULE = "com.sun.security.auth.module.Krb5LoginModule"
@@ -85,7 +88,7 @@ def test_without_the_package_a_listener_says_what_to_install(monkeypatch: pytest
 @pytest.fixture(scope="module")
 def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kdc]:
     if (missing := missing_requirement()) is not None:
-        pytest.skip(f"Kerberos is not tested: {missing}")
+        pytest.skip(f"{KERBEROS_SKIP}{missing}")
     with running_kdc(tmp_path_factory.mktemp("kdc")) as kdc, pytest.MonkeyPatch.context() as patch:
         for name, value in kdc.environment.items():
             patch.setenv(name, value)
@@ -102,6 +105,23 @@ def node(service: str) -> Iterator[LocalNode]:
     rules = "RULE:[1:$1](adm-.*)s/adm-//,DEFAULT"
     more = {"sasl.kerberos.principal.to.local.rules": rules}
     with LocalNode(settings_of(service, "kafka/localhost", **more)) as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def tls_node(service: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNode]:
+    """A node on whose `SASL_SSL` listener Kerberos is the login, also that of the node itself."""
+    settings = settings_of(service, "kafka/localhost")
+    settings["listener.name.sasl_ssl.gssapi.sasl.jaas.config"] = settings.pop(
+        "listener.name.sasl_plaintext.gssapi.sasl.jaas.config"
+    )
+    settings |= {
+        **server_settings(tmp_path_factory.mktemp("tls"), "SASL_SSL"),
+        "listeners": "SASL_SSL://localhost:0",
+        "authorizer.class.name": CLASS_NAME,
+        "super.users": "User:kafka;User:ivan",
+    }
+    with LocalNode(settings) as node:
         yield node
 
 
@@ -233,4 +253,39 @@ def test_kafka_python_logs_in(kdc: Kdc, node: LocalNode) -> None:
         sasl_kerberos_domain_name="localhost",
     )
     producer.send("kerberos", b"hello").get(DEADLINE_SECONDS)
+    producer.close()
+
+
+def test_our_client_and_kafka_python_log_in_over_tls(kdc: Kdc, tls_node: LocalNode, tmp_path: Path) -> None:
+    from kafka import KafkaProducer
+
+    tls = {
+        "security.protocol": "SASL_SSL",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": write_ca(tmp_path),
+    }
+    ivan = kdc.key_tab("ivan")
+    settings = client(tls_node, ivan, f"ivan@{REALM}") | tls
+    assert brokers(settings) == 1
+
+    async def produce(settings: dict[str, Any]) -> None:
+        async with Producer(settings) as producer:
+            await producer.send("kerberos", b"hello")
+            await producer.flush()
+
+    asyncio.run(asyncio.wait_for(produce(settings), DEADLINE_SECONDS))
+    # The principal is that of the ticket: another user is let in, and may not write.
+    judy = client(tls_node, kdc.key_tab("judy"), f"judy@{REALM}") | tls
+    with pytest.raises(KafkaError, match="TOPIC_AUTHORIZATION_FAILED"):
+        asyncio.run(asyncio.wait_for(produce(judy), DEADLINE_SECONDS))
+    kdc.run("kinit", "-k", "-t", ivan, "ivan")
+    producer = KafkaProducer(
+        bootstrap_servers=f"localhost:{tls_node.port}",
+        security_protocol="SASL_SSL",
+        ssl_context=ssl.create_default_context(cadata=authority().certificate_pem()),
+        sasl_mechanism="GSSAPI",
+        sasl_kerberos_service_name="kafka",
+        sasl_kerberos_domain_name="localhost",
+    )
+    assert producer.send("kerberos", b"hello").get(DEADLINE_SECONDS).offset == 1
     producer.close()

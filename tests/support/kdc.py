@@ -15,6 +15,7 @@ from ottla.testing.cluster_plan import free_ports
 from tests.support.java import die_with_parent
 
 REALM = "TEST.OTTLA"
+KERBEROS_SKIP = "Kerberos is not tested: "
 _TOOLS = ("krb5kdc", "kdb5_util", "kadmin.local", "kinit")
 _DEADLINE_SECONDS = 60
 # Debian has the daemons where only root looks.

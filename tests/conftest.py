@@ -18,7 +18,9 @@ from hypothesis import HealthCheck, settings
 from ottla.runtime import invariants, process
 from tests.support import browser, kafka_libs
 from tests.support.apache_kafka import ApacheKafka
+from tests.support.franz_go import FRANZ_GO_SKIP
 from tests.support.java_driver import JavaDriver
+from tests.support.kdc import KERBEROS_SKIP
 from tests.support.limits import RunLimits
 
 KAFKA_SKIP = "Apache Kafka tests skipped: "
@@ -86,6 +88,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         missing = kafka_libs.missing_requirement()
         terminalreporter.write_line(
             f"NOT COMPARED WITH APACHE KAFKA: {len(skipped)} tests skipped, {missing}", yellow=True, bold=True
+        )
+    if untried := [each for each in every if FRANZ_GO_SKIP in str(each.longrepr)]:
+        missing = str(untried[0].longrepr).partition(FRANZ_GO_SKIP)[2].rstrip("')")
+        terminalreporter.write_line(
+            f"NOT TRIED WITH FRANZ-GO: {len(untried)} tests skipped, {missing}", yellow=True, bold=True
+        )
+    if untried := [each for each in every if KERBEROS_SKIP in str(each.longrepr)]:
+        missing = str(untried[0].longrepr).partition(KERBEROS_SKIP)[2].rstrip("')")
+        terminalreporter.write_line(
+            f"NOT TRIED WITH KERBEROS: {len(untried)} tests skipped, {missing}", yellow=True, bold=True
         )
     reports = terminalreporter.stats.get("skipped", [])
     unseen = [each for each in reports if browser.BROWSER_SKIP in str(each.longrepr)]

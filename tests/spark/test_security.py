@@ -1,4 +1,4 @@
-"""Spark's source and sink on a listener with TLS that asks for a login."""
+"""Our source and sink for Spark, and Spark's own, on a listener with TLS that asks for a login."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ottla.client.blocking import Admin
 from ottla.spark.sink.options import sink_options
 from ottla.spark.source.options import source_options
 from ottla.spark.worker.client_config import FILE, SERVERS, with_client_config
@@ -34,6 +35,34 @@ def test_rows_go_there_and_back(spark: SparkSession, node: LocalNode) -> None:
     rows.write.format("ottla").options(**options(node), topic="of-spark").mode("append").save()
     read = spark.read.format("ottla").options(**options(node), subscribe="of-spark").load()
     assert sorted(bytes(row.value) for row in read.collect()) == [bytes([n]) for n in range(20)]
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_sparks_own_connector_logs_in_by_jaas(
+    spark: SparkSession, node: LocalNode, tmp_path: Path, mechanism: str
+) -> None:
+    """`format("kafka")` over TLS: a batch is written and read, and a stream copies it to another topic."""
+    source, target = f"source-{mechanism}", f"target-{mechanism}"
+    changes = {}
+    with Admin({"bootstrap.servers": node.bootstrap_servers, **node.client_settings}) as admin:
+        for topic in (source, target):
+            admin.topics.create(topic, partitions=2)
+        if mechanism != "PLAIN":
+            admin.users.set_password("etl", "etl-secret", mechanism=mechanism)
+            module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+            changes["sasl.mechanism"] = mechanism
+            changes["sasl.jaas.config"] = f'{module} required username="etl" password="etl-secret";'
+    login = options(node, **changes)
+    expected = [bytes([n]) for n in range(50)]
+    rows = spark.createDataFrame([(value,) for value in expected], "value binary")
+    rows.write.format("kafka").options(**login, topic=source).save()
+    stream = spark.readStream.format("kafka").options(**login, subscribe=source, startingOffsets="earliest")
+    copy = stream.load().select("value").writeStream.format("kafka").options(**login, topic=target)
+    copy.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination(240)
+    read = spark.read.format("kafka").options(**login, subscribe=target).load()
+    assert sorted(bytes(row.value) for row in read.collect()) == expected
 
 
 @pytest.mark.spark

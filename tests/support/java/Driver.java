@@ -82,6 +82,9 @@ public final class Driver {
         switch (command.get("do").asText()) {
             case "tool":
                 return tool(command);
+            case "property":
+                System.setProperty(name(command), command.get("value").asText());
+                return JSON.createObjectNode();
             case "producer.open":
                 PRODUCERS.put(name(command), new KafkaProducer<>(
                     properties(command.get("config")), new ByteArraySerializer(), new ByteArraySerializer()));

@@ -223,7 +223,7 @@ async def test_a_user_who_does_not_exist_takes_the_same_work_to_refuse(
         await add_users(node)
         monkeypatch.setattr(scram, "salted_password", counted)
         tls, refused = trusting(tmp_path), {}
-        for name in ("nobody", "short", "long", "both"):
+        for name in ("unknown", "short", "long", "both"):
             work.clear()
             assert (await ask(node, "/protected", f"{name}:wrong", tls))[0] == 401
             refused[name] = list(work)

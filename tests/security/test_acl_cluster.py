@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+import pytest
 
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
 from ottla.protocol.acl import AclOperation, AclPermissionType, AclResourceType, PatternType
 from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages import incremental_alter_configs as configs
 from ottla.protocol.messages.create_acls import AclCreation, CreateAclsRequest, CreateAclsResponse
+from ottla.protocol.messages.create_delegation_token import (
+    CreateDelegationTokenRequest,
+    CreateDelegationTokenResponse,
+)
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.runtime.runtime import Runtime
+from ottla.security.authorizer.audit_log import LOGGER_NAME
 from ottla.security.authorizer.standard_authorizer import CLASS_NAME
 from ottla.security.principal import KafkaPrincipal
 from ottla.testing.cluster_plan import free_ports
@@ -47,6 +57,7 @@ def node_settings(node_id: int, directory: Path, ports: list[int]) -> dict[str, 
         "listener.name.controller.plain.sasl.jaas.config": jaas,
         "authorizer.class.name": CLASS_NAME,
         "super.users": "User:nodes;User:admin",
+        "delegation.token.secret.key": "key of tokens",
         "log.dirs": str(directory),
     }
 
@@ -69,7 +80,9 @@ def creation(name: str) -> CreateTopicsRequest:
     return CreateTopicsRequest(topics=[topic], timeout_ms=60_000)
 
 
-def test_a_forwarded_request_is_that_of_its_client(tmp_path: Path) -> None:
+def on_three_nodes(tmp_path: Path, work: Callable[[list[int]], None]) -> None:
+    """Run a function with the ports of three brokers and those of their controllers."""
+
     async def run() -> None:
         ports, runtime = free_ports(6), Runtime.real(guest=True)
         nodes = []
@@ -79,12 +92,47 @@ def test_a_forwarded_request_is_that_of_its_client(tmp_path: Path) -> None:
             nodes.append(Node(runtime, NodeConfig(node_settings(node_id, directory, ports))))
         try:
             await asyncio.gather(*(node.start() for node in nodes))
-            await asyncio.to_thread(attack, ports)
+            await asyncio.to_thread(work, ports)
         finally:
             await asyncio.gather(*(node.stop() for node in reversed(nodes)))
             runtime.close()
 
     asyncio.run(run())
+
+
+def test_a_forwarded_request_is_that_of_its_client(tmp_path: Path) -> None:
+    on_three_nodes(tmp_path, attack)
+
+
+def test_a_forwarded_change_has_one_line_in_the_audit_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That of the controller, whichever broker the client asks."""
+    caplog.set_level(logging.INFO, LOGGER_NAME)
+
+    def changes() -> list[str]:
+        found = [each.getMessage() for each in caplog.records if each.name == LOGGER_NAME]
+        caplog.clear()
+        return [each.partition(" changed ")[2].partition(" from host")[0] for each in found]
+
+    def work(ports: list[int]) -> None:
+        brokers = [f"127.0.0.1:{port}" for port in ports[:3]]
+        with client_of(brokers[0], "admin") as client:
+            client.get(creation("t"), 7, CreateTopicsResponse)
+        assert changes() == ["Topic:t, created"]
+        retention = configs.AlterableConfig(name="retention.ms", config_operation=0, value="1000000")
+        resource = configs.AlterConfigsResource(resource_type=2, resource_name="t", configs=[retention])
+        alter = configs.IncrementalAlterConfigsRequest(resources=[resource])
+        token = CreateDelegationTokenRequest(renewers=[], max_lifetime_ms=-1)
+        for broker in brokers:
+            with client_of(broker, "admin") as client:
+                altered = client.get(alter, 1, configs.IncrementalAlterConfigsResponse)
+                assert [each.error_code for each in altered.responses] == [0]
+                assert changes() == ["Topic:t, settings retention.ms"]
+                assert client.get(token, 3, CreateDelegationTokenResponse).error_code == 0
+                assert changes() == ["a delegation token of User:admin"]
+
+    on_three_nodes(tmp_path, work)
 
 
 def attack(ports: list[int]) -> None:

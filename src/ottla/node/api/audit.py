@@ -25,14 +25,19 @@ if TYPE_CHECKING:
 _MAX_LINES: Final = 100
 
 
-def log_changes(context: ApiRequestContext, request: Request, response: Response) -> None:
-    """Log what of a request has succeeded, if it changes something and there is an authorizer."""
+def log_changes(
+    context: ApiRequestContext, request: Request, response: Response, forwarded: Request | None = None
+) -> None:
+    """Log what of a request has succeeded, if it changes something and there is an authorizer. Of the part
+    that was forwarded, the active controller has logged it.
+    """
     authorizer = context.services.node.authorizer
     describe = _CHANGES.get(context.api.name)
     if authorizer is None or describe is None or getattr(request, "validate_only", False):
         return
+    logged = frozenset(() if forwarded is None else describe(forwarded, response))
     left_out = 0
-    for number, change in enumerate(describe(request, response)):
+    for number, change in enumerate(each for each in describe(request, response) if each not in logged):
         if number < _MAX_LINES:
             authorizer.audit.changed(context, change)
         else:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ottla.node.config.node_config import NodeConfig
     from ottla.node.network.connection import ClientConnection, PendingRequest
     from ottla.protocol.api import Api
+    from ottla.protocol.schema import Request
     from ottla.security.principal import KafkaPrincipal
     from ottla.security.quota.quota_managers import ControllerMutationQuota
 
@@ -144,6 +145,8 @@ class RequestContext(ApiRequestContext):
     pending: PendingRequest
     # Set where some client has a quota.
     meter: RequestMeter | None = None
+    # What of the request was forwarded to the active controller, which logs its changes.
+    forwarded: Request | None = None
 
     def mutation_quota(self, *, strict_since: int) -> ControllerMutationQuota | None:
         """As for each request, but what comes to a controller's own listener is of another node."""

@@ -233,7 +233,7 @@ class Dispatcher:
         if isinstance(reply, Response):
             self._count_errors(served, reply)
             if served.audited:
-                log_changes(context, request, reply)
+                log_changes(context, request, reply, context.forwarded)
             if (
                 cache_key is None
                 or image is None
@@ -272,7 +272,7 @@ class Dispatcher:
         if response is not None:
             self._count_errors(served, response)
             if served.audited:
-                log_changes(context, request, response)
+                log_changes(context, request, response, context.forwarded)
         if meter is not None:
             meter.finish(request, response)
         return None if response is None else encode(context, response)

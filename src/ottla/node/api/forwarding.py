@@ -15,7 +15,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from ottla.node.api.audit import log_changes
-from ottla.node.api.context import ApiRequestContext, ForwardedRequestContext, RequestListener
+from ottla.node.api.context import (
+    ApiRequestContext,
+    ForwardedRequestContext,
+    RequestContext,
+    RequestListener,
+)
 from ottla.node.api.response_errors import error_codes
 from ottla.node.api.responses import encode, make_failure_response
 from ottla.node.api.routes import ROUTES
@@ -71,6 +76,8 @@ async def at_controller(
         client_id=context.client_id,
     )
     frame = header.encode(request_header_version(api, version)) + request.encode(version)
+    if isinstance(context, RequestContext):
+        context.forwarded = request
     _, response = read_response(api, version, await _send_envelope(context, frame))
     return cast("R", response)
 

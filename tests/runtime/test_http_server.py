@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import uvloop
@@ -457,6 +459,28 @@ class TestStreams:
             client.close()
             await until(lambda: site.cancelled == ["events"])
 
+    async def test_a_client_that_leaves_as_the_events_end_is_no_error(self) -> None:
+        """Otherwise asyncio logs an exception of a task that was never retrieved."""
+        reading: list[asyncio.Task[bytes]] = []
+
+        async def events() -> AsyncIterator[SseEvent]:
+            yield SseEvent("only")
+            reading[0].cancel()
+
+        async def read(parts: AsyncIterator[bytes]) -> bytes:
+            return await anext(parts)
+
+        body = sse_stream(events()).body
+        assert not isinstance(body, bytes)
+        assert [(await anext(body))[:1], (await anext(body))[:5]] == [b":", b"data:"]
+        before = {id(each) for each in gc.get_objects() if isinstance(each, asyncio.Task)}
+        reading.append(asyncio.create_task(read(body)))
+        with pytest.raises(asyncio.CancelledError):
+            await reading[0]
+        tasks = [each for each in gc.get_objects() if isinstance(each, asyncio.Task) and each.done()]
+        unseen = [each for each in tasks if id(each) not in before and getattr(each, "_log_traceback", False)]
+        assert unseen == []
+
     async def test_a_server_that_closes_ends_streams(self) -> None:
         async with serving() as site:
             client = await site.connect()
@@ -587,6 +611,22 @@ class TestConnections:
             await until(lambda: site.server.refused >= 80)
             assert (await site.get("/hello/you")).status == 200
             assert site.server.connections <= 21
+
+    async def test_the_bound_holds_when_many_come_at_once(self) -> None:
+        async with serving(limits=HttpLimits(max_connections=20)) as site:
+            counts: list[int] = []
+            on_connected = site.server.on_connected
+
+            def count(connection: Any) -> None:
+                on_connected(connection)
+                counts.append(site.server.connections)
+
+            site.server.on_connected = count  # type: ignore[method-assign]
+            await asyncio.gather(*(site.connect() for _ in range(150)))
+            # Fewer than all: the kernel drops some where its queue is full, and they come seconds later.
+            await until(lambda: len(counts) >= 60)
+            assert max(counts) <= 20
+            assert (await site.get("/hello/you")).status == 200
 
     async def test_where_all_connections_are_busy_a_further_one_is_refused(self) -> None:
         async with serving(limits=HttpLimits(max_connections=3, linger_seconds=0.2)) as site:

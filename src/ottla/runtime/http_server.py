@@ -509,6 +509,9 @@ class HttpServer:
                 connection.refuse(HttpProblem(503, "There are too many connections."))
             else:
                 self.refused += 1
+                # It counts no more, although its transport ends later: of many clients that come at once,
+                # each takes the place of another one.
+                self.on_lost(oldest)
                 oldest.abort()
 
     def on_request(self, connection: _Connection) -> None:
@@ -961,8 +964,9 @@ async def _encoded(events: AsyncIterator[SseEvent], keep_alive_seconds: float) -
             following = None
             yield event.encode()
     finally:
-        if following is not None and not following.done():
+        if following is not None:
             following.cancel()
+            # Also where it is done: its end, or its error, would be logged as one that nothing has looked at.
             await asyncio.gather(following, return_exceptions=True)
         if (aclose := getattr(events, "aclose", None)) is not None:
             await aclose()

@@ -130,6 +130,16 @@ async def test_without_tls_only_health_and_what_is_public_is_there(tmp_path: Pat
             assert (await ask(node, path, "admin:secret"))[0] == 403, path
 
 
+@pytest.mark.parametrize("paths", ["/", "/console,/api", "/public,/"])
+async def test_no_list_of_public_paths_opens_the_console_without_tls(tmp_path: Path, paths: str) -> None:
+    """Its users would send their passwords over the network as text."""
+    async with serving(tmp_path, http_listener="http://0.0.0.0:0", http_public_paths=paths) as node:
+        for path in ("/", "/console", "/console/", "/api/login"):
+            assert (await ask(node, path))[0] == 403, path
+        if "," not in paths:
+            assert (await ask(node, "/protected/x")) == (200, {"principal": "User:ANONYMOUS"})
+
+
 async def test_with_tls_clients_log_in(tmp_path: Path) -> None:
     settings = {**tls_settings(tmp_path), "http_listener": "https://0.0.0.0:0"}
     async with serving(tmp_path, **settings) as node:

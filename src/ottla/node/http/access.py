@@ -101,13 +101,17 @@ class HttpAccess:
 
     async def check(self, request: HttpServerRequest, match: HttpMatch) -> HttpServerResponse | None:
         """Set the principal of a request, None if it has no name; the response of one that is refused."""
-        if self._is_local or self._is_public(request.path):
+        if self._is_local:
             request.principal = ANONYMOUS
             return None
         access = self._access_of(match.mount)
         if access is MountAccess.OWN:
+            # It has a login of its own: no list of public paths may have passwords sent as plain text.
             if self._tls is None:
-                raise HttpProblem(403, _NEEDS_TLS)
+                raise HttpProblem(403, _OWN_NEEDS_TLS)
+            return None
+        if self._is_public(request.path):
+            request.principal = ANONYMOUS
             return None
         principal = await self._authenticate(request)
         if principal is not None and self._may_describe(principal, request):
@@ -233,6 +237,7 @@ _NEEDS_TLS: Final = (
     "On an address that other machines reach this needs TLS (http.listener=https://...), or "
     "http.public.paths."
 )
+_OWN_NEEDS_TLS: Final = "On an address that other machines reach this needs TLS (http.listener=https://...)."
 _NO_CREDENTIAL: Final = ScramCredential(bytes(17), bytes(32), bytes(32), scram.DEFAULT_ITERATIONS)
 
 

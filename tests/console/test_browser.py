@@ -299,8 +299,11 @@ def test_a_live_tail_shows_what_arrives(page: Page, desk: Visitor, live: Live) -
 def test_a_message_is_produced_and_copied(page: Page, desk: Visitor) -> None:
     desk.open("topic/hostile/messages", "hostile")
     page.get_by_role("button", name="Produce", exact=True).click()
-    page.locator("dialog [name=keyKind]").select_option("text")
-    fill_in(page, key="from the form", value='{"made": "here"}', headers="a=1\nb=2")
+    fill_in(page, key="from the form", value='{"made": "here"}')
+    for number, name in enumerate("ab"):
+        page.locator("dialog").get_by_role("button", name="Add a header").click()
+        page.locator("dialog [name=headerName]").nth(number).fill(name)
+        page.locator("dialog [name=header]").nth(number).fill(f"{number + 1}")
     page.locator("dialog").get_by_role("button", name="Produce", exact=True).click()
     page.locator("#remarks", has_text="at offset").wait_for()
     page.get_by_role("button", name="Read").click()
@@ -314,6 +317,48 @@ def test_a_message_is_produced_and_copied(page: Page, desk: Visitor) -> None:
     page.locator("dialog").wait_for(state="detached")
     page.get_by_role("button", name="Read").click()
     page.locator(".messages tbody tr", has_text="the copy").first.wait_for()
+
+
+def test_a_copy_has_the_same_bytes(page: Page, desk: Visitor, live: Live) -> None:
+    headers: list[tuple[str, bytes | None]] = [
+        ("json", b'{"a":1,"b":2}'),
+        ("bytes", b"\x00\xff\x01"),
+        ("null", None),
+        ("empty", b""),
+        ("lines", b"one\r\ntwo\nthree"),
+        ("name\nof = two", b"=\n"),
+        ("long", b"y" * 5_000),
+        *((f"number {number}", b"%d" % number) for number in range(150)),
+    ]
+    with blocking.Admin(live.bootstrap) as admin:
+        admin.topics.create("copied", partitions=1)
+    with blocking.Producer(live.bootstrap) as producer:
+        producer.send("copied", b"a\r\nb\rc\n", key=b"\xff\x00key", headers=headers)
+    desk.open("topic/copied/messages", "copied")
+    page.locator(".messages tbody tr button").first.click()
+    page.get_by_role("button", name="Produce a copy").click()
+    assert page.locator("dialog [name=headerName]").count() == 100
+    page.get_by_text("57 more headers are copied as they are.").wait_for()
+    page.locator("dialog").get_by_role("button", name="Produce", exact=True).click()
+    page.locator("dialog").wait_for(state="detached")
+    with blocking.Consumer(live.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([("copied", 0)])
+        found = []
+        while len(found) < 2:
+            found += consumer.poll(1_000)
+    first, copy = ((each.key, each.value, list(each.headers)) for each in found)
+    assert copy == first == (b"\xff\x00key", b"a\r\nb\rc\n", headers)
+
+
+def test_an_error_of_the_http_server_is_shown(page: Page, desk: Visitor) -> None:
+    desk.open("topic/hostile/messages", "hostile")
+    page.get_by_role("button", name="Produce", exact=True).click()
+    fill_in(page, value="x" * 9_000_000)
+    page.locator("dialog").get_by_role("button", name="Produce", exact=True).click()
+    page.locator("dialog .notice.bad", has_text="larger than 8388608 bytes").wait_for()
+    # The browser notes the refusal, which is what this test is about.
+    assert all("413" in fault for fault in desk.faults)
+    desk.faults.clear()
 
 
 def test_offsets_are_reset_after_a_dry_run(page: Page, desk: Visitor) -> None:

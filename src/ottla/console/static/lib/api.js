@@ -42,13 +42,21 @@ async function request(method, parts, { query, body, signal, again = false } = {
   }
   const answer = await response.json().catch(() => null);
   if (response.ok) return answer;
-  const problem = answer?.error ?? { code: `HTTP_${response.status}`, message: response.statusText };
+  const problem = problemOf(response, answer);
   if (problem.code === "LOGIN_REQUIRED") window.dispatchEvent(new Event("ottla-login"));
   if (problem.code === "CSRF" && !again) {
     await loadSession(); // a server that was started again has given out other tokens
     return request(method, parts, { query, body, signal, again: true });
   }
   throw new ApiError(response.status, problem.code, problem.message);
+}
+
+/** The error of the console, or of the HTTP server in front of it, which has a text only. */
+function problemOf(response, answer) {
+  const given = answer?.error;
+  if (given?.message) return given;
+  const text = typeof given === "string" ? given : "";
+  return { code: `HTTP_${response.status}`, message: text || response.statusText || `HTTP status ${response.status}` };
 }
 
 /** get(["topics", "orders"], {query}, signal) */

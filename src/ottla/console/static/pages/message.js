@@ -9,6 +9,7 @@ const PREVIEW = 300;
 // Longer texts are shown without colours, and what is copied into the form of a new message is bounded.
 const MOST_COLOURED = 100_000;
 const MOST_COPIED = 4 * 1024 * 1024;
+const MOST_HEADERS = 100;
 
 /** The log of the controllers: read as a topic, but written by them alone. */
 export function isMetadataLog(topic) {
@@ -143,22 +144,92 @@ function headersBlock(message, download) {
   );
 }
 
-/** Open the form of a new message. `copyOf` is {key, value, headers} of text payloads. */
-export function produceDialog(topic, copyOf = {}) {
-  const payload = (name, label, given) => {
-    const mode = given?.base64 !== undefined ? "base64" : given === null ? "null" : "text";
-    const kinds = [
-      ["text", "text"],
-      ["json", "JSON, encoded by the topic's schema"],
-      ["base64", "bytes as base64"],
-      ["null", name === "value" ? "null (a tombstone)" : "null"],
-    ];
-    return [
-      field(`${label} is`, select(kinds, mode, { name: `${name}Kind` })),
-      field(label, h("textarea", { name, spellcheck: "false", value: given?.text ?? given?.base64 ?? "" })),
-    ];
+/**
+ * One payload in a form: its kind, and its text. `read` returns what the server takes. What was copied and not edited
+ * goes out as it came: a text area would change the ends of lines.
+ */
+function payloadControls(name, label, given, kinds, rows = null) {
+  const mode = given === null ? "null" : given.base64 !== undefined ? "base64" : "text";
+  const kind = select(kinds, mode, { name: `${name}Kind`, "aria-label": `${label} is` });
+  const area = h("textarea", {
+    name,
+    "aria-label": label,
+    spellcheck: "false",
+    rows,
+    value: given?.text ?? given?.base64 ?? "",
+    oninput: () => {
+      if (kind.value === "null") kind.value = "text"; // what is typed is meant
+    },
+  });
+  const shown = area.value;
+  const read = () => {
+    if (kind.value === mode && area.value === shown) return given;
+    if (kind.value === "null") return null;
+    if (kind.value === "base64") return { base64: area.value.replace(/\s/g, "") };
+    return kind.value === "json" ? { json: area.value, encode: true } : { text: area.value };
   };
-  const headers = (copyOf.headers ?? []).map(({ name, text }) => `${name}=${text}`).join("\n");
+  return { kind, area, read };
+}
+
+/** The headers of a form, each with its name, kind and value. */
+function headerRows(given) {
+  const rows = [];
+  const list = h("div.stack");
+  const add = (header) => {
+    const name = h("input", {
+      type: "text",
+      name: "headerName",
+      "aria-label": "Header name",
+      spellcheck: "false",
+      value: header.name,
+    });
+    const shown = name.value;
+    const kinds = ["text", ["base64", "bytes as base64"], "null"];
+    const { kind, area, read } = payloadControls("header", "Header value", header.value, kinds, 1);
+    const row = { read: () => ({ name: name.value === shown ? header.name : name.value, value: read() }) };
+    const drop = button(
+      "Remove",
+      () => {
+        rows.splice(rows.indexOf(row), 1);
+        element.remove();
+      },
+      "",
+      { "aria-label": "Remove this header" },
+    );
+    const element = h("div.row.header-row", {}, name, kind, area, drop);
+    rows.push(row);
+    list.append(element);
+    return name;
+  };
+  given.slice(0, MOST_HEADERS).forEach(add);
+  const others = given.slice(MOST_HEADERS);
+  const element = h(
+    "fieldset.stack",
+    {},
+    h("legend", {}, "Headers"),
+    list,
+    others.length > 0 && h("p.muted.small", {}, `${count(others.length)} more headers are copied as they are.`),
+    h("div.row", {}, button("Add a header", () => add({ name: "", value: { text: "" } }).focus())),
+  );
+  return { element, read: () => [...rows.map((row) => row.read()), ...others] };
+}
+
+/** Open the form of a new message. `copyOf` is {key, value, headers}, with payloads as the server takes them. */
+export function produceDialog(topic, copyOf = {}) {
+  const kinds = (name) => [
+    ["text", "text"],
+    ["json", "JSON, encoded by the topic's schema"],
+    ["base64", "bytes as base64"],
+    ["null", name === "value" ? "null (a tombstone)" : "null"],
+  ];
+  const key = payloadControls("key", "Key", copyOf.key ?? null, kinds("key"));
+  const value = payloadControls(
+    "value",
+    "Value",
+    copyOf.value === undefined ? { text: "" } : copyOf.value,
+    kinds("value"),
+  );
+  const headers = headerRows(copyOf.headers ?? []);
   ask({
     title: `Produce a message to ${topic}`,
     action: "Produce",
@@ -168,28 +239,19 @@ export function produceDialog(topic, copyOf = {}) {
         "Partition (empty: by the key)",
         h("input", { name: "partition", type: "number", min: 0, class: "narrow" }),
       ),
-      ...payload("key", "Key", copyOf.key === undefined ? null : copyOf.key),
-      ...payload("value", "Value", copyOf.value === undefined ? { text: "" } : copyOf.value),
-      field(
-        "Headers, one name=value per line",
-        h("textarea", { name: "headers", spellcheck: "false", value: headers }),
-      ),
+      field("Key is", key.kind),
+      field("Key", key.area),
+      field("Value is", value.kind),
+      field("Value", value.area),
+      headers.element,
     ],
     run: async (form) => {
       const given = values(form);
       const body = {
         partition: given.partition === "" ? null : Number(given.partition),
-        key: payloadBody(given.keyKind, given.key),
-        value: payloadBody(given.valueKind, given.value),
-        headers: given.headers
-          .split("\n")
-          .filter(Boolean)
-          .map((line) => {
-            const place = line.indexOf("=");
-            return place < 0
-              ? { name: line, value: null }
-              : { name: line.slice(0, place), value: { text: line.slice(place + 1) } };
-          }),
+        key: key.read(),
+        value: value.read(),
+        headers: headers.read(),
         timestamp: null,
       };
       const { partition, offset } = await post(["topics", topic, "messages"], body);
@@ -198,39 +260,25 @@ export function produceDialog(topic, copyOf = {}) {
   });
 }
 
-function payloadBody(kind, text) {
-  if (kind === "null") return null;
-  if (kind === "base64") return { base64: text.replace(/\s/g, "") };
-  return kind === "json" ? { json: text, encode: true } : { text };
-}
-
 /** The bytes of a message, as they are, in the form of a new one: as text where they are UTF-8. */
 async function produceCopy(topic, message) {
   try {
-    const at = { partition: message.partition, offset: message.offset };
-    const part = async (name) =>
-      message[name] === null ? null : editable(await download(topic, { ...at, part: name }, message[name].size));
-    const headers = message.headers.map(({ name, value }) => ({ name, text: value?.text ?? "" }));
-    produceDialog(topic, { key: await part("key"), value: await part("value"), headers });
+    if (message.size > MOST_COPIED)
+      throw new Error(`${bytes(message.size)} are too much for a form; download it and use ottla produce.`);
+    const at = { partition: message.partition, offset: message.offset, part: "message" };
+    const whole = await get(["topics", topic, "messages", "download"], at);
+    produceDialog(topic, {
+      key: exported(whole, "key"),
+      value: exported(whole, "value"),
+      headers: whole.headers.map((header) => ({ name: header.name, value: exported(header, "value") })),
+    });
   } catch (error) {
     remark(error.message, "bad");
   }
 }
 
-async function download(topic, query, size) {
-  if (size > MOST_COPIED) throw new Error(`${bytes(size)} are too much for a form; download it and use ottla produce.`);
-  const response = await fetch(address(["topics", topic, "messages", "download"], query));
-  if (!response.ok) throw new Error("The message could not be read again.");
-  return new Uint8Array(await response.arrayBuffer());
-}
-
-function editable(data) {
-  try {
-    return { text: new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data) };
-  } catch {
-    let binary = "";
-    for (let place = 0; place < data.length; place += 8192)
-      binary += String.fromCharCode(...data.subarray(place, place + 8192));
-    return { base64: btoa(binary) };
-  }
+/** A payload of a downloaded message as the server takes it. */
+function exported(document, name) {
+  if (document[`${name}_base64`] !== undefined) return { base64: document[`${name}_base64`] };
+  return document[name] === null ? null : { text: document[name] };
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +49,15 @@ class TestOverview:
         assert found["problems"] == []
         assert found["node"]["tasks"]["failed"] == 0
         assert {each["name"] for each in found["features"]} >= {"metadata.version", "kraft.version"}
+
+    def test_it_says_how_long_the_node_is_up_not_the_console(self) -> None:
+        with LocalNode({"http.listener": "http://127.0.0.1:0"}) as node:
+            assert node.http_url is not None
+            started = time.monotonic()
+            wait_until(lambda: time.monotonic() - started > 2, "seconds do not pass")
+            asked = time.monotonic()
+            uptime_ms = ApiClient(node.http_url).get("/api/overview")["node"]["uptimeMs"]
+            assert uptime_ms > (time.monotonic() - asked) * 1_000
 
     def test_charts_get_a_sample_soon_and_the_history_at_once(
         self, api: ApiClient, console_node: LocalNode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -20,6 +21,7 @@ from ottla.runtime.runtime import Runtime
 from ottla.testing.local_node import LocalNode
 from ottla.testing.security import LocalSecurity
 from tests.console.api_client import ApiClient
+from tests.support.waiting import wait_until
 
 PASSWORD = "open sesame"
 
@@ -142,6 +144,52 @@ def test_an_operator_sees_files_and_the_metadata_log(api: ApiClient, node: Local
     assert api.post("/api/acls/delete", listed) == {"deleted": 1}
 
 
+def test_acls_hold_on_loopback_without_a_login_too() -> None:
+    """The node reads its files with rights of its own, which a user of the same machine does not have."""
+    settings = {
+        "http.listener": "http://127.0.0.1:0",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:admin",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    with LocalNode(settings) as node:
+        assert node.http_url is not None
+        api = ApiClient(node.http_url)
+        api.post("/api/topics", {"name": "closed", "partitions": 1})
+        api.post("/api/topics/closed/messages", {"value": {"text": "top secret text"}})
+        rows = "/api/topics/closed/files/rows?name=00000000000000000000.log&records=true"
+        metadata = "/api/topics/__cluster_metadata/"
+        shown = [
+            "/api/topics/closed/files",
+            rows,
+            f"{metadata}files",
+            f"{metadata}messages",
+            f"{metadata}messages/one?partition=0&offset=1",
+            "/api/pipelines",
+        ]
+        assert [api.request("GET", path).status for path in shown] == [200] * len(shown)
+        with Admin(node.bootstrap_servers) as admin:
+            admin.acls.create(
+                [
+                    AclBinding("User:alice", AclOperation.READ, AclResourceType.TOPIC, "closed"),
+                    AclBinding(
+                        "User:ANONYMOUS",
+                        AclOperation.CLUSTER_ACTION,
+                        AclResourceType.CLUSTER,
+                        "kafka-cluster",
+                    ),
+                ]
+            )
+
+        def refused(path: str) -> bool:
+            answer = api.request("GET", path)
+            assert answer.status == 200 or "top secret" not in answer.body.decode()
+            return answer.status == 403
+
+        for path in shown:
+            wait_until(partial(refused, path), f"{path} was not refused")
+
+
 class FakeClock:
     def __init__(self) -> None:
         self.now = 0
@@ -215,6 +263,16 @@ def test_only_loopback_names_reach_a_loopback_console(host: str, allowed: bool) 
     else:
         with pytest.raises(ConsoleError):
             guard.check_host(request)
+
+
+def test_a_console_on_another_loopback_address_is_reached_by_it() -> None:
+    with LocalNode({"http.listener": "http://127.0.0.2:0"}) as node:
+        assert node.http_url is not None
+        assert "//127.0.0.2:" in node.http_url
+        api = ApiClient(node.http_url)
+        assert api.get("/api/session")["loggedIn"]
+        assert api.request("GET", "/console/").status == 200
+        assert api.request("GET", "/api/session", headers={"Host": "127.0.0.3"}).status in (403, 421)
 
 
 @pytest.mark.parametrize("login", list(LoginMode))

@@ -34,6 +34,8 @@ class ConsoleConfig:
     """As what a console without login acts, if that is known."""
     loopback_only: bool = True
     """Whether browsers have to name this machine as loopback does: others were led here by a foreign page."""
+    own_host: str = ""
+    """The host of the listener, by which browsers may name it too."""
     read_only: bool = False
     payloads: bool = True
     schemas: TopicSchemas = field(default_factory=TopicSchemas)

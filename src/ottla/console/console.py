@@ -69,7 +69,9 @@ class Console:
             runtime, config, PayloadDecoder(config.schemas, registry), inspector, WorkLimits()
         )
         self._sessions: Final = ConsoleSessions(runtime, config)
-        self._guard: Final = RequestGuard(runtime.random.randbytes(32), loopback_only=config.loopback_only)
+        self._guard: Final = RequestGuard(
+            runtime.random.randbytes(32), loopback_only=config.loopback_only, own_host=config.own_host
+        )
 
     async def close(self) -> None:
         await self._sessions.close()

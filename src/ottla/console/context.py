@@ -74,19 +74,27 @@ class ApiContext:
 
     async def require_cluster(self, operation: AclOperation) -> None:
         """Refuse a user who may not do this with the cluster: for what no request to the cluster checks, as
-        the console has it from files. Without a login, all is allowed: those who reach the console have the
-        rights of its process.
+        the console has it from files.
         """
-        if self.config.login is LoginMode.NONE:
+        if self._reads_as_its_operator():
             return
         allowed = await (await self.access.admin()).cluster.authorized_operations()
         self._check(allowed, operation, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the cluster")
 
     async def require_topic(self, topic: str, operation: AclOperation) -> None:
-        if self.config.login is LoginMode.NONE:
+        if self._reads_as_its_operator():
             return
         allowed = await (await self.access.admin(topic)).topics.authorized_operations(topic)
         self._check(allowed, operation, ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"topic {topic}")
+
+    def _reads_as_its_operator(self) -> bool:
+        """Whether files are read with the rights of the operator who started the console and named its
+        directories. A node reads its files with rights that no other user of the machine has, so a console
+        in a node asks the authorizer, also on loopback.
+        """
+        inspector = self.services.inspector
+        in_node = inspector is not None and inspector.node_id is not None
+        return self.config.login is LoginMode.NONE and not in_node
 
     def _check(
         self, allowed: frozenset[AclOperation], operation: AclOperation, code: ErrorCode, resource: str

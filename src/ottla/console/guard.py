@@ -36,11 +36,13 @@ SECURITY_HEADERS: Final = {
 
 
 class RequestGuard:
-    """`secret` makes the tokens; it is of this process, and random."""
+    """`secret` makes the tokens; it is of this process, and random. `own_host` is the loopback address that
+    the console listens on: it may be another one than 127.0.0.1.
+    """
 
-    def __init__(self, secret: bytes, *, loopback_only: bool) -> None:
+    def __init__(self, secret: bytes, *, loopback_only: bool, own_host: str = "") -> None:
         self._secret: Final = secret
-        self._loopback_only: Final = loopback_only
+        self._hosts: Final = LOOPBACK_NAMES | {own_host.lower()} - {""} if loopback_only else None
 
     def csrf_token(self, session_id: str) -> str:
         """The token of a session; that of no session is of the empty text."""
@@ -49,7 +51,7 @@ class RequestGuard:
     def check_host(self, request: ApiRequest) -> None:
         """Refuse a request to a name that is not one of this machine's own."""
         host = _host_name(request.headers.get("host", ""))
-        if self._loopback_only and host not in LOOPBACK_NAMES:
+        if self._hosts is not None and host not in self._hosts:
             raise ConsoleError(
                 403, "ORIGIN", "the console is open to this machine only: use http://localhost or 127.0.0.1"
             )

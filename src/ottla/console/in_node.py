@@ -116,6 +116,7 @@ def console_config(node: Node) -> ConsoleConfig:
         mechanisms,
         "User:ANONYMOUS" if login is LoginMode.NONE else None,
         loopback_only=http.is_loopback,
+        own_host=http.host,
         read_only=config.flag("http.console.read.only"),
         payloads=config.flag("http.console.payloads"),
         schemas=load_topic_schemas(Path(schemas)) if schemas else TopicSchemas(),

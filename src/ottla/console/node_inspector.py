@@ -28,7 +28,6 @@ class RunningNodeInspector:
     def __init__(self, node: Node) -> None:
         self._node: Final = node
         self._loop: Final = asyncio.get_running_loop()
-        self._started_ns: Final = node.runtime.clock.monotonic_ns()
 
     @property
     def node_id(self) -> int:
@@ -93,4 +92,4 @@ class RunningNodeInspector:
         )
 
     async def uptime_ms(self) -> int:
-        return (self._node.runtime.clock.monotonic_ns() - self._started_ns) // 1_000_000
+        return max(self._node.runtime.clock.wall_ms() - self._node.started_ms, 0)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,20 @@ SECONDS = 400
 
 
 class Pipeline:
-    """A project, and the command in its directory."""
+    """A project, and the command in its directory. `prefix` is a command that runs the command there."""
 
-    def __init__(self, directory: Path, bootstrap: str) -> None:
+    def __init__(self, directory: Path, bootstrap: str, prefix: Sequence[str] = ()) -> None:
         self.directory = directory
         self.bootstrap = bootstrap
+        self._prefix = prefix
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [*self._prefix, sys.executable, "-m", "ottla", "pipeline", *arguments]
+        where = None if self._prefix else self.directory
+        return subprocess.Popen(command, cwd=where, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ottla", "pipeline", *arguments]
-        process = subprocess.Popen(
-            command, cwd=self.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = self.start(*arguments)
         try:
             said, told = process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
@@ -44,7 +47,7 @@ class Pipeline:
             process.kill()
             said, told = process.communicate()
             pytest.fail(f"{arguments} did not end in {SECONDS} s:\n{said}{told}\n{self.log(200_000)}")
-        return subprocess.CompletedProcess(command, process.returncode, said, told)
+        return subprocess.CompletedProcess(process.args, process.returncode, said, told)
 
     def _dump_threads(self, pid: int) -> None:
         """Let the JVMs of a run that hangs write the stacks of their threads to the log."""
@@ -127,6 +130,31 @@ def test_a_new_project_goes_on_where_the_last_run_ended(
     assert [row["orders"] for row in pipeline.table("turnover")] == [3]
     large = values(pipeline.bootstrap, "first.large-orders", 2)
     assert sorted(record["number"] for record in large) == [2, 4]
+
+
+def test_a_table_with_capitals_in_its_name_goes_on(
+    new_pipeline: Callable[[str], Pipeline], producer: Producer
+) -> None:
+    """Spark's catalog has it in small letters, its checkpoint as the definitions do."""
+    pipeline = new_pipeline("first")
+    for file, old, new in (
+        ("orders.py", "def orders()", "def rawOrders()"),
+        ("large_orders.py", 'table("orders")', 'table("rawOrders")'),
+        ("turnover.sql", "FROM orders", "FROM rawOrders"),
+    ):
+        definition = pipeline.directory / "transformations" / file
+        assert old in definition.read_text()
+        definition.write_text(definition.read_text().replace(old, new))
+    brokers = ("-b", pipeline.bootstrap)
+    for number in (1, 2):
+        pipeline.ok("run", *brokers)
+        producer.send("first.orders", order(number, 100))
+    assert [row["number"] for row in pipeline.table("raworders")] == [1]
+    pipeline.ok("run", *brokers, "--full-refresh", "RAWORDERS")
+    assert len(pipeline.table("raworders")) == 2
+    assert '"number":2' in pipeline("show", "rawOrders", "--json").stdout
+    pipeline.ok("run", *brokers)
+    assert [row["orders"] for row in pipeline.table("turnover")] == [2]
 
 
 @pytest.mark.parametrize(

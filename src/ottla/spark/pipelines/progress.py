@@ -136,7 +136,10 @@ class PipelineProgress:
     def on_view_counts(self, table: str, metrics: Mapping[str, Any]) -> None:
         """Take the observed metrics of a view that was computed; they replace those of the last time."""
         with self._lock:
-            self._flow(table).expectations |= expectation_counts(metrics)
+            # Spark's catalog has the name in small letters.
+            names = {name.lower(): name for name in self.flows}
+            name = names.get(short_name(table).lower(), table)
+            self._flow(name).expectations |= expectation_counts(metrics)
         self.observer()
 
     def on_query_started(self, name: str) -> None:

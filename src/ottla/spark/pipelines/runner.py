@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +51,16 @@ class RunFailed(Exception):
         self.flow = flow
 
 
+def table_key(name: str) -> str:
+    """The name of a table without its database, for comparisons: Spark's catalog keeps `rawOrders` as
+    `raworders`, while checkpoints, flows and users spell it as the definitions do.
+
+    >>> table_key("shop.rawOrders")
+    'raworders'
+    """
+    return name.rpartition(".")[2].lower()
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which tables a run updates, as `spark-pipelines run` names them; all if none is named."""
@@ -61,26 +71,40 @@ class Selection:
     must_exist: bool = True
     """Whether a name of no table is refused; one of an earlier run may be gone from the definitions."""
 
-    def check(self, tables: Collection[str]) -> None:
-        """Refuse names of no table: Spark would update nothing, and report success.
+    def spelled(self, tables: Mapping[str, str]) -> Selection:
+        """The same tables, spelled as the definitions do: Spark compares them letter by letter. `tables` has
+        the spellings. A name of no table is refused: Spark would update nothing, and report success.
 
-        >>> Selection(refresh=["default.orders"]).check({"orders", "turnover"})
-        >>> Selection(full_refresh=["ordres"]).check({"orders", "turnover"})
+        >>> tables = {"raworders": "rawOrders", "turnover": "turnover"}
+        >>> Selection(refresh=["default.RAWORDERS"]).spelled(tables).refresh
+        ('default.rawOrders',)
+        >>> Selection(full_refresh=["ordres"]).spelled(tables)
         Traceback (most recent call last):
-        ottla.spark.pipelines.runner.UnknownTables: there is no table ordres; there are orders, turnover
+        ottla.spark.pipelines.runner.UnknownTables: there is no table ordres; there are rawOrders, turnover
         """
-        for name in (*self.refresh, *self.full_refresh) if self.must_exist else ():
-            if name.rpartition(".")[2].lower() not in tables:
-                known = f"there are {', '.join(sorted(tables))}" if tables else "there is none"
+
+        def spell(name: str) -> str:
+            found = tables.get(table_key(name))
+            if found is not None:
+                return name[: name.rfind(".") + 1] + found.rpartition(".")[2]
+            if self.must_exist:
+                known = f"there are {', '.join(sorted(tables.values()))}" if tables else "there is none"
                 raise UnknownTables(f"there is no table {name}; {known}")
+            return name
+
+        return replace(
+            self,
+            refresh=tuple(spell(name) for name in self.refresh),
+            full_refresh=tuple(spell(name) for name in self.full_refresh),
+        )
 
     def recomputes(self, table: str) -> bool:
         """Whether this table is computed from scratch."""
-        return self.full_refresh_all or table in {name.rpartition(".")[2] for name in self.full_refresh}
+        return self.full_refresh_all or table_key(table) in set(map(table_key, self.full_refresh))
 
     def includes(self, table: str) -> bool:
-        chosen = {name.rpartition(".")[2] for name in (*self.refresh, *self.full_refresh)}
-        return not chosen or table in chosen
+        chosen = set(map(table_key, (*self.refresh, *self.full_refresh)))
+        return not chosen or table_key(table) in chosen
 
 
 class RunListener:
@@ -154,7 +178,7 @@ def _run(
             with redirect_stdout(output or sys.stderr):
                 register_definitions(project.spec, registry, spec, spark, graph)
             registry.check()
-            registry.check_selection(selection)
+            selection = selection.spelled(registry.tables)
         except (PySparkException, RunFailed, UnknownTables):
             raise
         except Exception as error:
@@ -200,21 +224,21 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
         def __init__(self) -> None:
             super().__init__(spark, graph)
             self._datasets: set[str] = set()
-            self._tables: set[str] = set()
+            self.tables: dict[str, str] = {}
             self._eager: list[tuple[str, str, EagerRead]] = []
 
         def register_output(self, output: Output) -> None:
             super().register_output(output)
-            self._datasets.add(output.name.rpartition(".")[2].lower())
+            self._datasets.add(table_key(output.name))
             if isinstance(output, MaterializedView | StreamingTable):
-                self._tables.add(output.name.rpartition(".")[2].lower())
+                self.tables[table_key(output.name)] = output.name
                 listener.on_table_defined(output.name, streaming=isinstance(output, StreamingTable))
 
         def register_sql(self, sql_text: str, file_path: Path) -> None:
             super().register_sql(sql_text, file_path)
             for name, streaming in tables_in_sql(sql_text):
-                self._datasets.add(name.rpartition(".")[2].lower())
-                self._tables.add(name.rpartition(".")[2].lower())
+                self._datasets.add(table_key(name))
+                self.tables[table_key(name)] = name
                 listener.on_table_defined(name, streaming=streaming)
             for name, target in flows_in_sql(sql_text):
                 listener.on_flow_defined(name, target)
@@ -235,9 +259,6 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
                 raise RunFailed(f"{where}: flow {flow.name}: {hint}") from None
             self._eager += [(where, flow.name, each) for each in eager]
             listener.on_flow_defined(flow.name, flow.target)
-
-        def check_selection(self, selection: Selection) -> None:
-            selection.check(self._tables)
 
         def check(self) -> None:
             """Refuse what Spark has resolved without the graph: the order of the flows would be wrong."""

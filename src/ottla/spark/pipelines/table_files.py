@@ -44,7 +44,8 @@ def read_rows(warehouse: Path, table: str, limit: int) -> TableRows:
     """
     for _ in range(_ATTEMPTS):
         found = list_tables(warehouse)
-        directory = found.get(table.removeprefix("default."))
+        spelled = {name.lower(): each for name, each in found.items()}
+        directory = spelled.get(table.lower().removeprefix("default."))
         if directory is None:
             known = (
                 f"there are {', '.join(sorted(found))}"

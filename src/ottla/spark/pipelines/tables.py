@@ -40,7 +40,7 @@ from urllib.parse import unquote, urlsplit
 
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress
 from ottla.spark.pipelines.project import CHECKPOINTS, SPEC_NAMES, Project, ProjectError
-from ottla.spark.pipelines.runner import RunListener, Selection
+from ottla.spark.pipelines.runner import RunListener, Selection, table_key
 
 __all__ = [
     "PipelineTables",
@@ -108,8 +108,8 @@ class PipelineTables:
         self._file = state / FILE
         self._entries, self._pending = _read(self._file)
         self._selection = Selection()
-        self._declared: dict[str, bool] = {}  # whether a table of this name is a streaming table
-        self._flows: dict[str, list[str]] = {}  # the flows of each table
+        self._declared: dict[str, bool] = {}  # by `table_key`: whether it is a streaming table
+        self._flows: dict[str, list[str]] = {}  # by `table_key`: its flows
         self._registered: set[tuple[str, str]] = set()
         self._is_recorded = False
         self._version = self._base
@@ -172,7 +172,7 @@ class PipelineTables:
                 key = database, directory.name
                 if key in self._entries or directory.is_symlink():
                     continue
-                if directory.name in self._pending or selection.recomputes(directory.name):
+                if table_key(directory.name) in self._pending or selection.recomputes(directory.name):
                     continue
                 if committed_files(directory) is not None:
                     found = TableEntry(*key, str(directory), _format_of(directory), streaming=True)
@@ -227,11 +227,13 @@ class PipelineTables:
         for entry in self._entries.values():
             if entry.streaming and not self._selection.recomputes(entry.table):
                 _check_batches(entry, storage / CHECKPOINTS)
-        for key in sorted(_tables_with_commits(storage / CHECKPOINTS)):
-            if key not in self._entries and not self._selection.recomputes(key[1]):
+        known = {(database.lower(), table.lower()) for database, table in self._entries}
+        for database, table in sorted(_tables_with_commits(storage / CHECKPOINTS)):
+            is_known = (database.lower(), table.lower()) in known
+            if not is_known and not self._selection.recomputes(table):
                 raise ProjectError(
-                    f"table {key[1]} has a checkpoint in {storage / CHECKPOINTS}, but its files are gone; "
-                    f"`ottla pipeline run --full-refresh {key[1]}` computes it again"
+                    f"table {table} has a checkpoint in {storage / CHECKPOINTS}, but its files are gone; "
+                    f"`ottla pipeline run --full-refresh {table}` computes it again"
                 )
 
     # During a run, called by the runner.
@@ -244,16 +246,16 @@ class PipelineTables:
         selection = self._selection
         if not (selection.full_refresh_all or selection.full_refresh):
             return
-        named = {name.rpartition(".")[2] for name in selection.full_refresh}
-        self._pending |= named | {table for _, table in self._entries if selection.recomputes(table)}
+        recomputed = [table for _, table in self._entries if selection.recomputes(table)]
+        self._pending |= {table_key(name) for name in (*selection.full_refresh, *recomputed)}
         self._write()
         for entry in list(self._entries.values()):
-            if selection.recomputes(entry.table) and self._declared.get(entry.table, False):
+            if selection.recomputes(entry.table) and self._declared.get(table_key(entry.table), False):
                 self._empty(spark, context, entry)
 
     def on_flow_defined(self, name: str, target: str) -> None:
         """Note a flow that the definitions declare."""
-        self._flows.setdefault(target.rpartition(".")[2], []).append(name)
+        self._flows.setdefault(table_key(target), []).append(name)
 
     def _check_flows(self) -> None:
         """Refuse a second stream into a table of files: Spark takes its batches for those of the first, which
@@ -269,18 +271,16 @@ class PipelineTables:
 
         for entry in self._entries.values():
             if entry.streaming and not self._selection.recomputes(entry.table):
-                self._check_name_of_flow(entry, self._flows.get(entry.table, ()))
+                self._check_name_of_flow(entry, self._flows.get(table_key(entry.table), ()))
 
     def _check_name_of_flow(self, entry: TableEntry, flows: Sequence[str]) -> None:
         """Refuse a flow under a new name: its checkpoint would begin with batch 0, which the table has."""
         storage = self._project.storage_path
         if storage is None or committed_files(Path(entry.location)) is None:
             return
-        known = {
-            each.name.lower() for each in (storage / CHECKPOINTS).glob(f"*/{entry.database}/{entry.table}/*")
-        }
+        known = {each.name.lower() for each in _flow_directories(entry, storage / CHECKPOINTS)}
         for flow in flows:
-            if known and flow.rpartition(".")[2].lower() not in known:
+            if known and table_key(flow) not in known:
                 raise ProjectError(
                     f"table {entry.table} was written by flow {', '.join(sorted(known))}, and flow {flow} "
                     "would begin from the start, where Spark leaves out what the table has already. Keep the "
@@ -309,9 +309,9 @@ class PipelineTables:
         """Note the kind of a table that the definitions declare. A streaming table that has become a view is
         computed from scratch.
         """
-        table = name.rpartition(".")[2]
+        table = table_key(name)
         self._declared[table] = streaming
-        for key in [key for key in self._registered if key[1] == table]:
+        for key in [key for key in self._registered if table_key(key[1]) == table and key in self._entries]:
             if self._entries[key].streaming and not streaming:
                 spark.sql(f"DROP TABLE IF EXISTS {self._entries[key].name}")
                 self._registered.discard(key)
@@ -326,11 +326,11 @@ class PipelineTables:
 
     def end_run(self, context: Any, progress: PipelineProgress) -> None:
         """Record the tables, and let readers see the results of the flows that are complete."""
-        done = {name: flow.state is FlowState.COMPLETED for name, flow in progress.flows.items()}
-        self._record(context, done)
+        done = {name.lower(): flow.state is FlowState.COMPLETED for name, flow in progress.flows.items()}
         for table in _spark_tables(context):
             table.set_managed(managed=False)  # a later run may let Spark forget it, without its files
             self._registered.add(table.entry.key)
+        self._record(context, done)
 
     def _record(self, context: Any, done: Mapping[str, bool]) -> None:
         for table in _spark_tables(context):
@@ -356,7 +356,7 @@ class PipelineTables:
         return self._base.joinpath(*location.relative_to(versions).parts[1:])
 
     def _is_streaming(self, found: TableEntry) -> bool:
-        declared = self._declared.get(found.table)
+        declared = self._declared.get(table_key(found.table))
         if declared is not None:
             return declared
         before = self._entries.get(found.key)
@@ -402,7 +402,7 @@ class TableListener(RunListener):
 
 def _is_done(table: str, flows: Mapping[str, bool]) -> bool:
     """Whether the flow of this name is complete; of a table with flows of other names, whether all are."""
-    return flows.get(table, bool(flows) and all(flows.values()))
+    return flows.get(table.lower(), bool(flows) and all(flows.values()))
 
 
 # Directories.
@@ -461,8 +461,22 @@ def _has_stream(project: Project, entry: TableEntry) -> bool:
     that a stream has written.
     """
     storage = project.storage_path
-    has_checkpoint = storage is not None and any((storage / CHECKPOINTS).glob(f"*/*/{entry.table}"))
+    has_checkpoint = storage is not None and any(
+        each.name.lower() == entry.table.lower() for each in (storage / CHECKPOINTS).glob("*/*/*")
+    )
     return has_checkpoint or (Path(entry.location) / _FILE_SINK_LOG).exists()
+
+
+def _flow_directories(entry: TableEntry, checkpoints: Path) -> list[Path]:
+    """The checkpoints of the flows into a table, `CATALOG/DATABASE/TABLE/FLOW` in the spelling of the
+    definitions.
+    """
+    wanted = [entry.database.lower(), entry.table.lower()]
+    return [
+        each
+        for each in checkpoints.glob("*/*/*/*")
+        if each.is_dir() and [part.lower() for part in each.parts[-3:-1]] == wanted
+    ]
 
 
 def committed_files(directory: Path) -> set[str] | None:
@@ -483,7 +497,7 @@ def _check_batches(entry: TableEntry, checkpoints: Path) -> None:
     """Refuse a checkpoint that is older than the files of its table, or newer. Spark counts the batches of a
     stream in both: it leaves out a batch that the files have already, whatever is in it.
     """
-    of_table = [each for each in checkpoints.glob(f"*/{entry.database}/{entry.table}/*") if each.is_dir()]
+    of_table = _flow_directories(entry, checkpoints)
     if len(of_table) > 1:
         return  # of flows that have other names now
     numbers = [int(each.name) for flow in of_table for each in flow.iterdir() if each.name.isdecimal()]

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic, sleep
@@ -24,16 +24,23 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from ottla.cli.errors import CliError
 from ottla.cli.output import note
+from ottla.spark.pipelines.checkpoints import begin_checkpoints
 from ottla.spark.pipelines.code_version import code_version
 from ottla.spark.pipelines.continuous import ContinuousFlows, Triggers
 from ottla.spark.pipelines.flow_graph import save_graph
 from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress, readable_error
-from ottla.spark.pipelines.project import Project, ProjectError
+from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError
 from ottla.spark.pipelines.query_listener import listen_to_queries
 from ottla.spark.pipelines.run_record import record_run
 from ottla.spark.pipelines.runner import RunFailed, RunListener, Selection, run_once
 from ottla.spark.pipelines.spark_flows import FlowNotSupported, SparkFlows
-from ottla.spark.pipelines.tables import PipelineTables, TableListener, has_own_catalog
+from ottla.spark.pipelines.tables import (
+    PipelineTables,
+    TableListener,
+    has_own_catalog,
+    name_sinks,
+    next_checkpoints,
+)
 from ottla.spark.session import connect_session
 from ottla.spark.sink.lineage import CODE_VERSION
 
@@ -69,6 +76,7 @@ def run_all(request: PipelineRequest, log: IO[str] | None) -> None:
     """Run the project as often as requested. The output of Spark and of the definitions goes to `log`."""
     began = monotonic()
     project = request.project
+    request = replace(request, selection=name_sinks(request.selection, project))
     triggers = Triggers(request.configuration, request.interval_s)
     warehouse = Path(request.conf.get(_WAREHOUSE, project.directory / "spark-warehouse")).resolve()
     settings = {_WAREHOUSE: str(warehouse), **request.conf}
@@ -81,8 +89,11 @@ def run_all(request: PipelineRequest, log: IO[str] | None) -> None:
         session = _Session(spark, context, request, log)
         if not request.dry and not has_own_catalog(project, {**request.conf, **request.configuration}):
             session.tables = PipelineTables(project, warehouse, request.state)
-            if unfinished := session.tables.unfinished_refresh:
-                note(f"finishing the full refresh that an earlier run began: {', '.join(unfinished)}")
+            unfinished = session.tables.unfinished_refresh
+            if names := [*unfinished, *session.tables.unfinished_sinks]:
+                note(f"finishing the full refresh that an earlier run began: {', '.join(names)}")
+                session.tables.finish_sinks()
+            if unfinished:
                 session.run(Selection(full_refresh=unfinished, must_exist=False), number=1)
         if request.continuous:
             session.run_first()
@@ -130,12 +141,21 @@ class _Session:
                     selection=selection,
                     dry=request.dry,
                     output=self._log,
-                    listener=_SessionListener(tables, self._spark, self._context, self._keep_flows),
+                    listener=_SessionListener(self, selection),
                 )
         finally:
             if tables is not None:
                 tables.end_run(self._context, progress)
         self._report(progress, number, monotonic() - began)
+
+    def listener_of_tables(self) -> RunListener | None:
+        """What the tables of the project hear of a run, if they are kept here."""
+        return None if self.tables is None else TableListener(self.tables, self._spark, self._context)
+
+    def begin_sinks_again(self, selection: Selection) -> None:
+        """Let the flows into some sinks begin again, where another catalog keeps the tables."""
+        if selection.sinks and (storage := self._request.project.storage_path) is not None:
+            begin_checkpoints(storage / CHECKPOINTS, next_checkpoints(self._request.project, selection))
 
     def _recorded(self, progress: PipelineProgress, mode: str) -> AbstractContextManager[None]:
         """Keep the progress of a run in a file, unless it changes nothing."""
@@ -143,7 +163,7 @@ class _Session:
             return nullcontext()
         return record_run(progress, self._request.state, self._request.project.name, mode=mode)
 
-    def _keep_flows(self, graph: str) -> None:
+    def keep_flows(self, graph: str) -> None:
         """Keep what Spark knows of the flows, and a copy for `ottla pipeline graph`."""
         try:
             self._flows = SparkFlows(self._spark, self._context, graph, dry=self._request.dry)
@@ -220,7 +240,9 @@ class _Session:
         return True
 
     def _refresh(self, tables: Sequence[str], shown: PipelineProgress) -> dict[str, str]:
-        """Compute some tables once; returns the flows that failed, with the reason."""
+        """Compute some tables once; returns the flows that failed, with the reason. A full disk, or the files
+        of one table, are no reason to stop the others.
+        """
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
@@ -230,6 +252,10 @@ class _Session:
             progress, failure = self._refresh_once(self._flows, tables)
         except (PySparkException, Py4JJavaError) as error:
             return dict.fromkeys(names, readable_error(str(error)))
+        except (ProjectError, OSError) as error:
+            if isinstance(error, ConnectionError):  # to Spark's process, which has ended
+                raise
+            return dict.fromkeys(names, str(error))
         failed: dict[str, str] = {}
         for name in names:
             flow = progress.flows.get(name)
@@ -271,13 +297,15 @@ class _Session:
 
 
 class _SessionListener(RunListener):
-    """Passes the events of a run to its tables, if they are kept here, and the id of its graph to `keep`."""
+    """Passes the events of a run to its tables, if they are kept here, and the id of its graph to the
+    session.
+    """
 
-    def __init__(
-        self, tables: PipelineTables | None, spark: Any, context: Any, keep: Callable[[str], None]
-    ) -> None:
-        self._inner = RunListener() if tables is None else TableListener(tables, spark, context)
-        self._keep = keep
+    def __init__(self, session: _Session, selection: Selection) -> None:
+        self._session = session
+        self._selection = selection
+        self._tables = session.listener_of_tables()
+        self._inner = self._tables or RunListener()
 
     def on_table_defined(self, name: str, *, streaming: bool) -> None:
         self._inner.on_table_defined(name, streaming=streaming)
@@ -287,12 +315,14 @@ class _SessionListener(RunListener):
 
     def on_definitions_loaded(self) -> None:
         self._inner.on_definitions_loaded()
+        if self._tables is None:
+            self._session.begin_sinks_again(self._selection)
 
     def on_flow_started(self) -> None:
         self._inner.on_flow_started()
 
     def on_run_ended(self, graph: str) -> None:
-        self._keep(graph)
+        self._session.keep_flows(graph)
 
 
 def _count_text(count: int, what: str) -> str:

@@ -8,7 +8,7 @@ A batch with the first and without the second is run again, with the same offset
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +44,28 @@ def read_checkpoints(project: Project) -> list[Checkpoint]:
     root = storage / CHECKPOINTS
     found = [_checkpoint(root, directory) for directory in _in_use(root)]
     return sorted(found, key=lambda checkpoint: (checkpoint.flow, checkpoint.target))
+
+
+def sink_checkpoints(root: Path) -> dict[str, int]:
+    """The checkpoints of the flows into sinks, `SINK/FLOW` below `root`, with the number in use of each.
+    Those of tables are deeper, below their catalog and database.
+    """
+    found: dict[str, int] = {}
+    for flow in root.glob("*/*"):
+        numbers = [each for each in flow.glob("[0-9]*") if each.name.isdecimal()]
+        if any((each / "offsets").is_dir() for each in numbers):
+            found[str(flow.relative_to(root))] = max(int(each.name) for each in numbers)
+    return found
+
+
+def begin_checkpoints(root: Path, numbers: Mapping[str, int]) -> None:
+    """Let flows begin again, with a checkpoint of this number each, as Spark does in a full refresh. One that
+    has got there already is left alone.
+    """
+    known = sink_checkpoints(root)
+    for flow, number in numbers.items():
+        if known.get(flow, number) < number:
+            (root / flow / str(number)).mkdir()
 
 
 def _in_use(root: Path) -> Iterator[Path]:

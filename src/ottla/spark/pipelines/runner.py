@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,8 +70,10 @@ class Selection:
     full_refresh_all: bool = False
     must_exist: bool = True
     """Whether a name of no table is refused; one of an earlier run may be gone from the definitions."""
+    sinks: Sequence[str] = ()
+    """Sinks whose flows begin again. Spark takes no names of sinks: such a run updates everything."""
 
-    def spelled(self, tables: Mapping[str, str]) -> Selection:
+    def spelled(self, tables: Mapping[str, str], sinks: Collection[str] = ()) -> Selection:
         """The same tables, spelled as the definitions do: Spark compares them letter by letter. `tables` has
         the spellings. A name of no table is refused: Spark would update nothing, and report success.
 
@@ -87,11 +89,19 @@ class Selection:
             found = tables.get(table_key(name))
             if found is not None:
                 return name[: name.rfind(".") + 1] + found.rpartition(".")[2]
+            if table_key(name) in sinks:
+                raise UnknownTables(
+                    f"{name} is a sink, and none of its flows has a checkpoint on this machine: there is "
+                    "nothing to refresh"
+                )
             if self.must_exist:
                 known = f"there are {', '.join(sorted(tables.values()))}" if tables else "there is none"
                 raise UnknownTables(f"there is no table {name}; {known}")
             return name
 
+        for name in self.sinks:
+            if table_key(name) not in sinks:
+                raise UnknownTables(f"the definitions have no sink {name} any more")
         return replace(
             self,
             refresh=tuple(spell(name) for name in self.refresh),
@@ -178,7 +188,7 @@ def _run(
             with redirect_stdout(output or sys.stderr):
                 register_definitions(project.spec, registry, spec, spark, graph)
             registry.check()
-            selection = selection.spelled(registry.tables)
+            selection = selection.spelled(registry.tables, registry.sinks)
         except (PySparkException, RunFailed, UnknownTables):
             raise
         except Exception as error:
@@ -217,7 +227,7 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
     """
     from pyspark.errors import PySparkException
     from pyspark.pipelines.flow import Flow as DefinedFlow
-    from pyspark.pipelines.output import MaterializedView, Output, StreamingTable
+    from pyspark.pipelines.output import MaterializedView, Output, Sink, StreamingTable
     from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
 
     class Registry(SparkConnectGraphElementRegistry):
@@ -225,6 +235,7 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
             super().__init__(spark, graph)
             self._datasets: set[str] = set()
             self.tables: dict[str, str] = {}
+            self.sinks: set[str] = set()
             self._eager: list[tuple[str, str, EagerRead]] = []
 
         def register_output(self, output: Output) -> None:
@@ -233,6 +244,8 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
             if isinstance(output, MaterializedView | StreamingTable):
                 self.tables[table_key(output.name)] = output.name
                 listener.on_table_defined(output.name, streaming=isinstance(output, StreamingTable))
+            elif isinstance(output, Sink):
+                self.sinks.add(table_key(output.name))
 
         def register_sql(self, sql_text: str, file_path: Path) -> None:
             super().register_sql(sql_text, file_path)

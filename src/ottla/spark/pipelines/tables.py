@@ -21,7 +21,8 @@ Invariants:
 
 * the catalog file names for each streaming table the directory that its checkpoint belongs to. It is written
   before the first flow of a run starts to write, so a kill at any moment loses no table;
-* a full refresh that was begun and not recorded as done is begun again by the next run;
+* a full refresh that was begun and not recorded as done is begun again by the next run. Of sinks it is noted
+  which number their checkpoints get, so that they begin again once, and write everything once;
 * a directory that neither the catalog file nor a link names is not needed.
 """
 
@@ -38,9 +39,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+from ottla.spark.pipelines.checkpoints import begin_checkpoints, sink_checkpoints
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress
 from ottla.spark.pipelines.project import CHECKPOINTS, SPEC_NAMES, Project, ProjectError
-from ottla.spark.pipelines.runner import RunListener, Selection, table_key
+from ottla.spark.pipelines.runner import RunListener, Selection, UnknownTables, table_key
 
 __all__ = [
     "PipelineTables",
@@ -48,6 +50,8 @@ __all__ = [
     "TableListener",
     "committed_files",
     "has_own_catalog",
+    "name_sinks",
+    "next_checkpoints",
     "table_directories",
 ]
 
@@ -106,7 +110,7 @@ class PipelineTables:
         self._project = project
         self._base = warehouse
         self._file = state / FILE
-        self._entries, self._pending = _read(self._file)
+        self._entries, self._pending, self._pending_sinks = _read(self._file)
         self._selection = Selection()
         self._declared: dict[str, bool] = {}  # by `table_key`: whether it is a streaming table
         self._flows: dict[str, list[str]] = {}  # by `table_key`: its flows
@@ -118,6 +122,18 @@ class PipelineTables:
     def unfinished_refresh(self) -> list[str]:
         """The tables whose full refresh an earlier run has begun, and may not have finished."""
         return sorted(self._pending)
+
+    @property
+    def unfinished_sinks(self) -> list[str]:
+        """The flows into sinks, `SINK/FLOW`, that an earlier run was asked to begin again."""
+        return sorted(self._pending_sinks)
+
+    def finish_sinks(self) -> None:
+        """Let the flows into sinks begin again that an earlier run, or this one, was asked to."""
+        if self._pending_sinks and (storage := self._project.storage_path) is not None:
+            begin_checkpoints(storage / CHECKPOINTS, self._pending_sinks)
+            self._pending_sinks.clear()
+            self._write()
 
     # Before a run.
 
@@ -244,11 +260,14 @@ class PipelineTables:
         """
         self._check_flows()
         selection = self._selection
-        if not (selection.full_refresh_all or selection.full_refresh):
+        if not (selection.full_refresh_all or selection.full_refresh or selection.sinks):
             return
+        self._pending_sinks |= next_checkpoints(self._project, selection)
         recomputed = [table for _, table in self._entries if selection.recomputes(table)]
         self._pending |= {table_key(name) for name in (*selection.full_refresh, *recomputed)}
         self._write()
+        if selection.sinks:
+            self.finish_sinks()
         for entry in list(self._entries.values()):
             if selection.recomputes(entry.table) and self._declared.get(table_key(entry.table), False):
                 self._empty(spark, context, entry)
@@ -346,6 +365,7 @@ class PipelineTables:
                 _publish(public, location, self._base / VERSIONS)
         if self._is_recorded:
             self._pending.clear()
+            self._pending_sinks.clear()
         self._write()
 
     def _public_path(self, location: Path) -> Path | None:
@@ -363,12 +383,13 @@ class PipelineTables:
         return (before is not None and before.streaming) or _has_stream(self._project, found)
 
     def _write(self) -> None:
-        if not self._entries and not self._pending and not self._file.exists():
+        if not (self._entries or self._pending or self._pending_sinks or self._file.exists()):
             return
         document = {
             "version": 2,
             "tables": [asdict(entry) for entry in self._entries.values()],
             "full_refresh": sorted(self._pending),
+            "full_refresh_sinks": self._pending_sinks,
         }
         self._file.parent.mkdir(parents=True, exist_ok=True)
         draft = self._file.with_suffix(".tmp")
@@ -377,6 +398,30 @@ class PipelineTables:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self._file)
+
+
+def name_sinks(selection: Selection, project: Project) -> Selection:
+    """Tell the sinks among the tables that a run is asked to refresh: those with a checkpoint of a sink."""
+    storage = project.storage_path
+    found = {} if storage is None else sink_checkpoints(storage / CHECKPOINTS)
+    known = {table_key(flow.split("/")[0]) for flow in found}
+    sinks = [name for name in selection.full_refresh if table_key(name) in known]
+    if not sinks:
+        return selection
+    if len(sinks) < len(selection.full_refresh) or selection.refresh:
+        raise UnknownTables(f"{sinks[0]} is a sink; refresh it in a run of its own, without tables")
+    return replace(selection, full_refresh=(), sinks=tuple(sinks))
+
+
+def next_checkpoints(project: Project, selection: Selection) -> dict[str, int]:
+    """The numbers that the checkpoints of flows into sinks get when the run lets them begin again."""
+    storage = project.storage_path
+    wanted = set(map(table_key, selection.sinks))
+    return {
+        flow: number + 1
+        for flow, number in ({} if storage is None else sink_checkpoints(storage / CHECKPOINTS)).items()
+        if selection.full_refresh_all or table_key(flow.split("/")[0]) in wanted
+    }
 
 
 class TableListener(RunListener):
@@ -566,13 +611,14 @@ def _tables_with_commits(checkpoints: Path) -> set[tuple[str, str]]:
 # The catalog file, and Spark's catalog.
 
 
-def _read(file: Path) -> tuple[dict[tuple[str, str], TableEntry], set[str]]:
+def _read(file: Path) -> tuple[dict[tuple[str, str], TableEntry], set[str], dict[str, int]]:
     try:
         document = json.loads(file.read_text())
-        entries = [TableEntry(**entry) for entry in document["tables"]]
-        return {entry.key: entry for entry in entries}, set(document.get("full_refresh", ()))
+        entries = {entry.key: entry for entry in (TableEntry(**each) for each in document["tables"])}
+        pending = set(map(table_key, document.get("full_refresh", ())))
+        return entries, pending, dict(document.get("full_refresh_sinks", {}))
     except FileNotFoundError:
-        return {}, set()
+        return {}, set(), {}
     except (ValueError, TypeError, KeyError) as error:
         raise ProjectError(
             f"{file} is damaged ({error}); remove it with the tables in spark-warehouse/, and run with "

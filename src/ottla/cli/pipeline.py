@@ -8,7 +8,6 @@ configuration says where its topics are, and is what `-b` and `--embedded` set.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
@@ -39,6 +38,7 @@ from ottla.cli.session import with_admin
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.spark.pipelines.checkpoints import Checkpoint
+    from ottla.spark.pipelines.run_lock import RunLock
     from ottla.spark.pipelines.runner import Selection
 
 HELP: Final = "Create, run and watch Spark pipelines over topics."
@@ -106,11 +106,16 @@ def run(
     full_refresh: Annotated[
         list[str] | None,
         Option(
-            "--full-refresh", metavar="TABLE", help="Empty this table and compute it again; may be repeated."
+            "--full-refresh",
+            metavar="TABLE",
+            help="Empty this table and compute it again; may be repeated. A sink writes everything again.",
         ),
     ] = None,
     full_refresh_all: Annotated[
-        bool, Option("--full-refresh-all", help="Empty all tables and compute them again.")
+        bool,
+        Option(
+            "--full-refresh-all", help="Empty all tables and compute them again, and write all sinks again."
+        ),
     ] = False,
     settings: Settings = None,
     verbose: Verbose = False,
@@ -173,7 +178,7 @@ def _start(
     from ottla.spark.pipelines.project import BOOTSTRAP, CREATE_TOPICS, ProjectError
     from ottla.spark.pipelines.run_lock import AlreadyRunning, run_lock
     from ottla.spark.pipelines.runner import RunFailed, UnknownTables
-    from ottla.spark.session import NoSpark
+    from ottla.spark.session import NoSpark, kill_spark
     from ottla.spark.worker.client_config import use_client_config
 
     bootstrap = given.bootstrap
@@ -189,12 +194,14 @@ def _start(
     with ExitStack() as stack:
         stack.enter_context(naming_full_disks(project.directory))
         stack.enter_context(terminable())
-        locks: Sequence[int] = ()
+        lock: RunLock | None = None
         starts_node = given.embedded or (bootstrap is None and project.bootstrap_servers is None)
         if not dry or starts_node:
             places = [state, *([project.storage_path] if project.storage_path is not None else [])]
             try:
-                locks = stack.enter_context(run_lock(places, lambda why: note(f"waiting: {why}")))
+                lock = stack.enter_context(
+                    run_lock(places, lambda why: note(f"waiting: {why}"), on_lost=kill_spark)
+                )
             except AlreadyRunning as error:
                 hint = ". A dry-run needs no node: name any address with -b" if dry else ""
                 raise CliError(f"{error}{hint}") from None
@@ -221,7 +228,7 @@ def _start(
             runs,
             interval_s,
             continuous,
-            locks,
+            lock,
         )
         try:
             run_all(request, log)
@@ -295,7 +302,7 @@ def sql(
     state = found.directory / STATE_DIR
     state.mkdir(exist_ok=True)
     try:
-        with log_file(state / "sql.log") as log:
+        with naming_full_disks(found.directory), log_file(state / "sql.log") as log:
             run_query(found, query, limit, master=master, conf=conf, as_json=as_json, log=log)
     except (NoJava, NoSpark) as error:
         raise CliError(str(error)) from None

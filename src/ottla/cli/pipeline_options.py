@@ -71,7 +71,9 @@ def log_file(path: Path) -> Any:
 
 
 @contextmanager
-def naming_full_disks(directory: Path) -> Iterator[None]:
+def naming_full_disks(
+    directory: Path, consequence: str = "the next run completes what is left"
+) -> Iterator[None]:
     """Make the error of a full disk say where it is, and what to do."""
     try:
         yield
@@ -79,9 +81,7 @@ def naming_full_disks(directory: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = error.filename or directory
-        raise CliError(
-            f"{where}: {error.strerror}. Make room, and start again: the next run completes what is left"
-        ) from None
+        raise CliError(f"{where}: {error.strerror}. Make room, and start again: {consequence}") from None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from ottla.cli.command_config import connect_to
@@ -24,6 +24,7 @@ from ottla.cli.pipeline_options import (
     ProjectPath,
     Settings,
     Verbose,
+    naming_full_disks,
     project_of,
     terminable,
 )
@@ -70,7 +71,11 @@ def replay(
     traced = find_record(servers, topic, partition, offset, lineage_topic, decision_topic)
     try:
         refuse_own_catalog(found, conf)
-        with terminable(), TemporaryDirectory(prefix="ottla-replay-") as root:
+        with (
+            naming_full_disks(Path(gettempdir()), f"nothing was written to {into}"),
+            terminable(),
+            TemporaryDirectory(prefix="ottla-replay-") as root,
+        ):
             made = _Replay(found, servers, traced, Path(root), master, conf).run(verbose=verbose)
             _create(connect_to(servers), {into: made.partitions})
             had_records = _send(connect_to(servers), into, made.records)

@@ -31,6 +31,7 @@ from ottla.spark.pipelines.flow_graph import save_graph
 from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError
 from ottla.spark.pipelines.query_listener import listen_to_queries
+from ottla.spark.pipelines.run_lock import RunLock
 from ottla.spark.pipelines.run_record import record_run
 from ottla.spark.pipelines.runner import RunFailed, RunListener, Selection, run_once
 from ottla.spark.pipelines.spark_flows import FlowNotSupported, SparkFlows
@@ -41,7 +42,7 @@ from ottla.spark.pipelines.tables import (
     name_sinks,
     next_checkpoints,
 )
-from ottla.spark.session import connect_session
+from ottla.spark.session import SparkEnded, connect_session
 from ottla.spark.sink.lineage import CODE_VERSION
 
 if TYPE_CHECKING:
@@ -68,12 +69,21 @@ class PipelineRequest:
     interval_s: float
     continuous: bool = False
     """Whether the queries stay open after the first run."""
-    locks: Sequence[int] = ()
-    """File descriptors that the JVM holds open as long as it lives."""
+    lock: RunLock | None = None
+    """The lock of the project; the JVM holds it as long as it lives. None for a dry run."""
 
 
 def run_all(request: PipelineRequest, log: IO[str] | None) -> None:
     """Run the project as often as requested. The output of Spark and of the definitions goes to `log`."""
+    try:
+        _run_all(request, log)
+    except SparkEnded as error:
+        if request.lock is not None:
+            request.lock.check()
+        raise RunFailed(f"{error}; the next run completes what is left") from None
+
+
+def _run_all(request: PipelineRequest, log: IO[str] | None) -> None:
     began = monotonic()
     project = request.project
     request = replace(request, selection=name_sinks(request.selection, project))
@@ -82,10 +92,13 @@ def run_all(request: PipelineRequest, log: IO[str] | None) -> None:
     settings = {_WAREHOUSE: str(warehouse), **request.conf}
     once = request.runs == 1
     os.environ.setdefault(CODE_VERSION, code_version(project))  # the sink keeps it with each batch
+    locks = [] if request.lock is None else request.lock.files
     with connect_session(
-        request.master, name=project.name, conf=settings, log=log, short=once, keep_open=request.locks
+        request.master, name=project.name, conf=settings, log=log, short=once, keep_open=locks
     ) as (spark, context):
         note(f"Spark {context.version} on {request.master} is ready, {monotonic() - began:.1f} s")
+        if request.lock is not None:
+            request.lock.check()
         session = _Session(spark, context, request, log)
         if not request.dry and not has_own_catalog(project, {**request.conf, **request.configuration}):
             session.tables = PipelineTables(project, warehouse, request.state)

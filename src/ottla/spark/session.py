@@ -42,13 +42,15 @@ from ottla.spark.java import Java, find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["connect_session", "prepare_environment", "session", "socket_settings"]
+__all__ = ["connect_session", "kill_spark", "prepare_environment", "session", "socket_settings"]
 
 CHECKPOINTS: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 START_SECONDS: Final = 120.0
 END_SECONDS: Final = 10.0
+# How long a JVM whose connections are broken may take to be gone.
+ENDING_SECONDS: Final = 5.0
 # Most work of the optimizing compiler in the first half minute never pays off: compile only code that runs
 # ten times as often as the default.
 _SHORT: Final = (
@@ -69,6 +71,10 @@ _LOCAL: Final = {
 }
 
 
+_processes: Final[list[subprocess.Popen[bytes]]] = []
+"""The JVMs of the sessions that are open."""
+
+
 class NoSpark(Exception):
     """Spark is not installed, or does not start."""
 
@@ -76,6 +82,15 @@ class NoSpark(Exception):
         self, text: str = "PySpark is not installed; `pip install 'ottla[spark]'` brings it"
     ) -> None:
         super().__init__(text)
+
+
+class SparkEnded(NoSpark):
+    """Spark's process has ended in the middle of its work."""
+
+    def __init__(self, status: int) -> None:
+        how = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"
+        memory = ", as the system does when memory runs out" if status == -signal.SIGKILL else ""
+        super().__init__(f"the process of Spark (Java) {how}{memory}")
 
 
 def prepare_environment(environment: MutableMapping[str, str] | None = None) -> Java:
@@ -145,7 +160,8 @@ def connect_session(
     It listens on a free port of the loopback interface, and serves only clients with its token. The output
     of the JVM and its workers goes to `log`, if given. `short` is for a session that does not live long: the
     JVM is tuned to start fast. The JVM inherits the file descriptors in `keep_open`: a lock on one of them
-    is held until it has ended, also if this process is killed before.
+    is held until it has ended, also if this process is killed before. Raises SparkEnded if the JVM ends
+    before the block.
     """
     _check_installed()
     prepare_environment()
@@ -162,7 +178,7 @@ def connect_session(
         **({"spark.driver.extraJavaOptions": _SHORT} if short and master.startswith("local") else {}),
         **(conf or {}),
     }
-    with _jvm(settings, log, keep_open) as gateway:
+    with _jvm(settings, log, keep_open) as (gateway, process):
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
         from pyspark.sql.connect.session import SparkSession as RemoteSession
@@ -176,16 +192,22 @@ def connect_session(
             port = getattr(service, "MODULE$").localPort()
             with _remote_mode():
                 remote = RemoteSession.builder.remote(f"sc://localhost:{port}").create()
+                _retry_while_alive(remote.client, process)
                 try:
                     yield remote, context
                 finally:
-                    remote.stop()
+                    if process.poll() is None:
+                        remote.stop()
         finally:
-            context.stop()
+            with warnings.catch_warnings():  # that the JVM is gone, which is reported as an error
+                warnings.simplefilter("ignore", RuntimeWarning)
+                context.stop()
 
 
 @contextmanager
-def _jvm(settings: Mapping[str, str], log: IO[Any] | None, keep_open: Sequence[int]) -> Iterator[Any]:
+def _jvm(
+    settings: Mapping[str, str], log: IO[Any] | None, keep_open: Sequence[int]
+) -> Iterator[tuple[Any, subprocess.Popen[bytes]]]:
     """A JVM with Spark, and the gateway to it, as PySpark's own `launch_gateway` creates them.
 
     That one waits for the JVM; here the time is used to import what is needed next, which takes as long.
@@ -219,10 +241,57 @@ def _jvm(settings: Mapping[str, str], log: IO[Any] | None, keep_open: Sequence[i
                 os.killpg(process.pid, signal.SIGKILL)  # with children that its script may just have started
             _end(process)
             raise
+        root = logging.getLogger()
+        root.addFilter(_is_not_of_py4j)
+        _processes.append(process)
         try:
-            yield gateway
+            yield gateway, process
+        except Exception as error:
+            if _has_ended(process, error):
+                raise SparkEnded(process.returncode) from error
+            raise
         finally:
+            root.removeFilter(_is_not_of_py4j)
+            _processes.remove(process)
             _end(process)
+
+
+def kill_spark() -> None:
+    """Kill the JVM of each session that is open, from any thread: it must not write any more. The session
+    ends with SparkEnded.
+    """
+    for process in _processes.copy():
+        process.kill()
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Drop what Py4J logs of a call that broke off, with its stack: the call raises that as well."""
+    return f"{os.sep}py4j{os.sep}" not in record.pathname
+
+
+def _has_ended(process: subprocess.Popen[bytes], error: BaseException) -> bool:
+    """Whether the JVM ended before an error was raised. Its connections break a moment before it is gone."""
+    from py4j.protocol import Py4JError
+
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, Py4JError | ConnectionError) or "UNAVAILABLE" in str(seen):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ENDING_SECONDS)
+            break
+        seen = seen.__context__
+    return process.poll() is not None
+
+
+def _retry_while_alive(client: Any, process: subprocess.Popen[bytes]) -> None:
+    """Keep a client of Spark Connect from trying for ten minutes to reach a JVM that has ended."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    class WhileAlive(DefaultPolicy):
+        def can_retry(self, e: BaseException) -> bool:
+            return process.poll() is None and super().can_retry(e)
+
+    client.set_retry_policies([WhileAlive()])
 
 
 def _address(process: subprocess.Popen[bytes], address_file: Path) -> tuple[int, str]:

@@ -6,7 +6,9 @@ STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 SPARK_KILLS ?= 15
 SPARK_RACES ?= 100
-PIPELINE_LIVES ?= 7
+PIPELINE_LIVES ?= 5
+PIPELINE_PAIRS ?= 20
+PIPELINE_DISKS ?= 10
 CLUSTER_FAULT_SECONDS ?= 600
 SOAK_MINUTES ?= 24
 # Bytecode, as pip writes it for installed packages: without it, where Python may not write any, every start of a node
@@ -39,13 +41,15 @@ test: $(STAMP) lint
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow and not kafka and not spark'
 
-# Four times SPARK_KILLS kills under a streaming query, half an hour on two idle cores; and SPARK_RACES lives of a query
-# without Spark, of a quarter of a minute each (SPARK_RACES=1000 for a night).
+# Four times SPARK_KILLS kills under a streaming query, half an hour on two idle cores; SPARK_RACES lives of a query
+# without Spark, of a quarter of a minute each (SPARK_RACES=1000 for a night); and four or five kills of `ottla pipeline
+# run` in each of PIPELINE_LIVES projects, PIPELINE_PAIRS pairs of runs, PIPELINE_DISKS full disks.
 test-faults: $(STAMP)
 	SPARK_RACES=$(SPARK_RACES) $(BIN)/python -m pytest -s tests/spark/test_sink_races.py
 	SPARK_KILLS=$(SPARK_KILLS) $(BIN)/python -m pytest -s -k many_kills \
 		tests/spark/test_exactly_once.py
-	PIPELINE_LIVES=$(PIPELINE_LIVES) $(BIN)/python -m pytest -s tests/spark/test_pipelines_kills.py
+	PIPELINE_LIVES=$(PIPELINE_LIVES) PIPELINE_PAIRS=$(PIPELINE_PAIRS) PIPELINE_DISKS=$(PIPELINE_DISKS) \
+		$(BIN)/python -m pytest -s tests/spark/test_pipelines_kills.py
 
 # Ten minutes of kills, pauses and restarts of three nodes under load, and ten with TLS, logins and ACLs.
 # OTTLA_CLUSTER_FAULT_SEED repeats a choice.

@@ -1,6 +1,7 @@
 """`ottla pipeline run` killed at any point, started twice, on a full disk: the next run completes by itself.
 
-One life runs with all tests; `make test-faults` runs PIPELINE_LIVES of them.
+A few of each run with all tests; `make test-faults` runs PIPELINE_LIVES projects of three to five kills each,
+PIPELINE_PAIRS pairs of runs and PIPELINE_DISKS full disks. PIPELINE_SEED chooses others.
 """
 
 from __future__ import annotations
@@ -10,25 +11,35 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ottla.client.blocking import Producer
+from ottla.client.blocking import Admin, Producer
 from ottla.testing.local_node import LocalNode
 from tests.spark.test_pipelines import Pipeline, order, values
+from tests.spark.test_pipelines_continuous import continuous
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 
 LIVES = int(os.environ.get("PIPELINE_LIVES", "1"))
+PAIRS = int(os.environ.get("PIPELINE_PAIRS", "2"))
+DISKS = int(os.environ.get("PIPELINE_DISKS", "2"))
 SEED = int(os.environ.get("PIPELINE_SEED", "1"))
 ROWS = 20
 RUN_SECONDS = 400
-# Lines of the progress after which a run may be killed, a moment later.
+# Lines of the progress after which a run may be killed, a moment later; None is a time after its start, when
+# it takes the lock, starts the JVM or connects to it.
 MOMENTS = (
+    None,
+    None,
+    None,
     "is ready",
     "orders: starting",
     "orders: running",
@@ -40,6 +51,7 @@ MOMENTS = (
     "turnover: completed",
     "find_large_orders: completed",
 )
+CHANGES = ("refresh all", "edit the sink's flow", "add tables", "refresh a table")
 ADDED_VIEW = "CREATE MATERIALIZED VIEW biggest AS SELECT max(cents) AS cents FROM orders\n"
 ADDED_TABLE = """
 from pyspark import pipelines as dp
@@ -52,6 +64,8 @@ spark = SparkSession.active()
 def cheap_orders():
     return spark.readStream.table("orders").where("cents < 5000")
 """
+# The project is on a file system of this size while it fills up.
+DISK_KB = 65_536
 
 
 @pytest.fixture
@@ -63,48 +77,116 @@ def new_pipeline(node: LocalNode, tmp_path: Path) -> Callable[[str], Pipeline]:
     return create
 
 
-def start(pipeline: Pipeline, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "ottla", "pipeline", "run", "-b", pipeline.bootstrap, *arguments]
-    return subprocess.Popen(command, cwd=pipeline.directory, stderr=subprocess.PIPE, text=True)
+class Run:
+    """A run in a process of its own, and what it says."""
+
+    def __init__(self, pipeline: Pipeline, *arguments: str) -> None:
+        self.process = pipeline.start("run", "-b", pipeline.bootstrap, *arguments)
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._changed:
+                self.lines.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_for(self, moment: str) -> bool:
+        """Wait for a line; False if the run ends without it."""
+
+        def is_there() -> bool:
+            return any(moment in line for line in self.lines)
+
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: is_there() or self.process.poll() is not None, RUN_SECONDS
+            ), self.lines
+            return is_there()
+
+    def kill(self, *, jvm: bool) -> str:
+        """Kill the run with SIGKILL, or only its JVM, and wait for its end; returns how it ended."""
+        if jvm and (found := java_of(self.process.pid)) is not None:
+            found.kill()
+            return f"JVM killed, ended with {self.end()}"
+        self.process.kill()
+        return {-signal.SIGKILL: "killed"}.get(status := self.end(), f"ended with {status}")
+
+    def end(self) -> int:
+        """Wait for the end of the run; returns its status."""
+        status = self.process.wait(RUN_SECONDS)
+        self._reader.join(RUN_SECONDS)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        assert "Traceback" not in self.said, self.said
+        return status
+
+    @property
+    def said(self) -> str:
+        return "".join(self.lines)
 
 
-def run_and_kill(pipeline: Pipeline, moment: str, delay_s: float, *arguments: str) -> str:
-    """Start a run, and kill its process with SIGKILL this long after a line; returns how it ended."""
-    with start(pipeline, *arguments) as process:
-        assert process.stderr is not None
-        deadline = time.monotonic() + RUN_SECONDS
-        for line in process.stderr:
-            if moment in line:
-                time.sleep(delay_s)
-                break
-            assert time.monotonic() < deadline
-        process.kill()
-        process.stderr.read()
-    return "killed" if process.returncode == -signal.SIGKILL else f"ended with {process.returncode}"
+def java_of(pid: int) -> psutil.Process | None:
+    """The JVM of a run, if it has started it."""
+    with suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(pid).children(recursive=True):
+            if each.name() == "java":
+                return each
+    return None
 
 
 def check(
-    pipeline: Pipeline, name: str, sent: list[int], *, added: bool = False, refreshed: bool = False
+    pipeline: Pipeline,
+    name: str,
+    sent: list[int],
+    *,
+    added: bool = False,
+    refreshed: int = 0,
+    edited: int | None = None,
 ) -> None:
-    """What an undisturbed run gives, from what was sent. What follows on a table that was refreshed is
-    written again.
+    """What undisturbed runs give, from what was sent.
+
+    If a full refresh was begun, the first `refreshed` orders are written to the topic once more, all or none.
+    From order `edited` on, the flow into the topic also takes every fourth order; of those before, it depends
+    on the batch that each was in.
     """
     found = [row["number"] for row in pipeline.table("orders")]
     assert sorted(found) == sent
     assert [row["orders"] for row in pipeline.table("turnover")] == [len(sent)]
     large = [number for number in sent if number % 2]
-    written = [record["number"] for record in values(pipeline.bootstrap, f"{name}.large-orders", len(large))]
-    assert sorted(set(written) if refreshed else written) == large
+    chosen = [number for number in sent if edited is not None and number >= edited and not number % 4]
+    written = Counter(
+        record["number"]
+        for record in values(pipeline.bootstrap, f"{name}.large-orders", len(large) + len(chosen))
+    )
+    optional = {number for number in sent if edited is not None and number < edited and not number % 4}
+    assert set(written) - optional == {*large, *chosen}
+    assert {written[number] for number in large if number < refreshed} <= {1, 2}
+    assert len({written[number] for number in large if number < refreshed}) <= 1
+    assert {count for number, count in written.items() if number >= refreshed} <= {1}
     if added:
         assert [row["cents"] for row in pipeline.table("biggest")] == [9_000]
         cheap = [row["number"] for row in pipeline.table("cheap_orders")]
         assert sorted(cheap) == [number for number in sent if not number % 2]
 
 
+def create_topics(pipeline: Pipeline, name: str) -> None:
+    """Create the topics of the project that no run has come to."""
+    with Admin(pipeline.bootstrap) as admin:
+        known = {topic.name for topic in admin.topics.list()}
+        for topic in {f"{name}.orders", f"{name}.large-orders"} - known:
+            admin.topics.create(topic, partitions=2)
+
+
 def send(producer: Producer, name: str, sent: list[int]) -> None:
-    for number in range(len(sent), len(sent) + ROWS):
-        producer.send(f"{name}.orders", order(number, 9_000 if number % 2 else 100))
-        sent.append(number)
+    first = len(sent)
+    sent += range(first, first + ROWS)
+    producer.send_many(f"{name}.orders", [order(n, 9_000 if n % 2 else 100) for n in sent[first:]])
 
 
 @pytest.mark.parametrize("life", range(LIVES))
@@ -117,28 +199,69 @@ def test_killed_runs_leave_a_project_that_completes(
     sent: list[int] = []
 
     def kill(*arguments: str) -> None:
-        moment, delay_s = dice.choice(MOMENTS), dice.choice([0.0, 0.0, 0.1, 0.4, 1.0])
-        print(f"{name}: {run_and_kill(pipeline, moment, delay_s, *arguments)}, {delay_s} s after {moment!r}")
+        moment, jvm = dice.choice(MOMENTS), dice.random() < 0.3
+        delay_s = dice.choice([0.0, 0.0, 0.1, 0.4, 1.0]) if moment else round(dice.uniform(0, 12), 1)
+        run = Run(pipeline, *arguments)
+        if moment is None or run.wait_for(moment):
+            time.sleep(delay_s)
+        ended = run.kill(jvm=jvm)
+        print(f"{name}: {ended}, {delay_s} s after {moment or 'its start'} {arguments or ''}")
 
     kill()  # the first run
+    create_topics(pipeline, name)
     send(producer, name, sent)
     kill()
     send(producer, name, sent)
-    if dice.random() < 0.5:
-        pipeline.ok("run", "-b", pipeline.bootstrap)
-        check(pipeline, name, sent)
-    added = dice.random() < 0.7
-    if added:
+    change = CHANGES[life % len(CHANGES)]
+    added, refreshed, edited = change == "add tables", 0, None
+    if change == "add tables":
         (pipeline.directory / "transformations" / "biggest.sql").write_text(ADDED_VIEW)
         (pipeline.directory / "transformations" / "cheap.py").write_text(ADDED_TABLE)
-        kill()  # a run that adds tables
-    refreshed = not added and dice.random() < 0.5
-    if refreshed:
-        kill("--full-refresh", "orders")
+    elif change == "edit the sink's flow":
+        kill()
+        definition = pipeline.directory / "transformations" / "large_orders.py"
+        text = definition.read_text().replace('"cents >= 5000"', '"cents >= 5000 or number % 4 = 0"')
+        assert text != definition.read_text()
+        definition.write_text(text)
+        edited = len(sent)
+        send(producer, name, sent)
+    else:
+        pipeline.ok("run", "-b", pipeline.bootstrap)
+        check(pipeline, name, sent)
+        refreshed = len(sent)
+    arguments = {"refresh all": ("--full-refresh-all",), "refresh a table": ("--full-refresh", "orders")}
+    kill(*arguments.get(change, ()))
+    kill()
     for _ in range(2):
         pipeline.ok("run", "-b", pipeline.bootstrap)
-        check(pipeline, name, sent, added=added, refreshed=refreshed)
+        check(pipeline, name, sent, added=added, refreshed=refreshed, edited=edited)
         send(producer, name, sent)
+
+
+def test_the_end_of_the_jvm_fails_the_run_with_a_reason(
+    new_pipeline: Callable[[str], Pipeline], producer: Producer
+) -> None:
+    """As when the system ends it for lack of memory."""
+    pipeline = new_pipeline("memory")
+    sent: list[int] = []
+    create_topics(pipeline, "memory")
+    send(producer, "memory", sent)
+    run = Run(pipeline)
+    assert run.wait_for("orders: starting")
+    assert run.kill(jvm=True) == "JVM killed, ended with 1"
+    assert "ottla: the process of Spark (Java) was killed by signal 9, as the system does when" in run.said
+    assert "What Spark logged is in " in run.said
+    with continuous(pipeline) as lasting:
+        lasting.wait_for("find_large_orders: running")
+        java = java_of(lasting.process.pid)
+        assert java is not None
+        java.kill()
+        assert lasting.process.wait(RUN_SECONDS) == 1
+        said = lasting.all_lines()
+        assert not [line for line in said if "Traceback" in line or "Py4J" in line], said
+        assert "ottla: the process of Spark (Java) was killed by signal 9" in "\n".join(said)
+    pipeline.ok("run", "-b", pipeline.bootstrap)
+    check(pipeline, "memory", sent)
 
 
 def test_of_two_runs_at_once_one_is_refused(
@@ -146,15 +269,122 @@ def test_of_two_runs_at_once_one_is_refused(
 ) -> None:
     pipeline = new_pipeline("twice")
     sent: list[int] = []
-    pipeline.ok("run", "-b", pipeline.bootstrap)
-    for _ in range(max(LIVES, 1)):
+    create_topics(pipeline, "twice")
+    for pair in range(PAIRS):  # the first ones are the first runs of the project
         send(producer, "twice", sent)
-        processes = [start(pipeline), start(pipeline)]
-        said = [process.communicate(timeout=RUN_SECONDS)[1] for process in processes]
-        assert sorted(process.returncode for process in processes) == [0, 1], said
-        refused = said[0] if processes[0].returncode else said[1]
-        assert "this pipeline is running already: process " in refused
+        runs = [Run(pipeline), Run(pipeline)]
+        ended = [run.end() for run in runs]
+        said = [run.said for run in runs]
+        assert sorted(ended) == [0, 1], said
+        refused = said[0] if ended[0] else said[1]
+        running = next(run.process.pid for run, status in zip(runs, ended, strict=True) if status == 0)
+        assert f"this pipeline is running already: process {running} of " in refused
         check(pipeline, "twice", sent)
+        print(f"pair {pair}: process {running} ran, the other was refused")
+
+
+def test_a_run_whose_lock_another_one_has_taken_ends(new_pipeline: Callable[[str], Pipeline]) -> None:
+    """As after a pause of its machine, on a file system without locks."""
+    pipeline = new_pipeline("paused")
+    lock = pipeline.directory / ".ottla" / "run.lock"
+    other = '{"host": "elsewhere", "pid": 1, "user": "ada", "since": "today", "token": "x"}'
+    with continuous(pipeline) as run:
+        run.wait_for("find_large_orders: running")
+        lock.write_text(other)
+        assert run.process.wait(RUN_SECONDS) == 1
+        said = "\n".join(run.all_lines())
+    assert "this pipeline is running already: process 1 of ada on elsewhere, since today (this one " in said
+    assert lock.read_text() == other
+
+
+class SmallDisk:
+    """A file system of a few megabytes, mounted in a namespace that a process keeps."""
+
+    def __init__(self, process: subprocess.Popen[str], mounted: Path) -> None:
+        self._process = process
+        self._mounted = mounted
+        # How the files look from outside of the namespace.
+        self.directory = Path(f"/proc/{process.pid}/root{mounted}")
+
+    def inside(self, directory: str = "") -> list[str]:
+        """The command that runs another one there."""
+        enter = ["nsenter", f"--target={self._process.pid}", "--user", "--preserve-credentials", "--mount"]
+        return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', str(self._mounted / directory)]
+
+    def fill(self, room_kb: int) -> None:
+        """Take all its room but this."""
+        filler = self.directory / "filler"
+        with suppress(OSError), filler.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        os.truncate(filler, max(filler.stat().st_size - room_kb * 1024, 0))
+
+    def free(self) -> None:
+        (self.directory / "filler").unlink()
+
+
+@contextmanager
+def small_disk(directory: Path) -> Iterator[SmallDisk]:
+    """Mount a small file system in a namespace of its own, which needs no rights where users may do that."""
+    directory.mkdir()
+    mount = f"mount -t tmpfs -o size={DISK_KB}k none {directory} && echo mounted && exec cat"
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount]
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    except FileNotFoundError:
+        pytest.skip("FULL DISKS ARE NOT TESTED: there is no `unshare` to mount a small file system with")
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if process.stdout.readline() != "mounted\n":
+            why = process.stderr.read().strip()
+            pytest.skip(f"FULL DISKS ARE NOT TESTED: this system lets users mount no file system ({why})")
+        yield SmallDisk(process, directory)
+        process.communicate()
+
+
+FULL_AT = (
+    (None, 0),
+    ("orders: running", 0),
+    ("orders: starting", 8),
+    ("turnover: running", 0),
+    ("is ready", 16),
+    ("find_large_orders: running", 4),
+    ("orders: running", 32),
+    (None, 64),
+    ("turnover: starting", 12),
+    ("find_large_orders: starting", 0),
+)
+
+
+def test_a_run_on_a_full_disk_fails_and_the_next_one_completes(
+    node: LocalNode, producer: Producer, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        Pipeline(disk.directory, node.bootstrap_servers, disk.inside()).ok("init", "disk")
+        pipeline = Pipeline(disk.directory / "disk", node.bootstrap_servers, disk.inside("disk"))
+        sent: list[int] = []
+        create_topics(pipeline, "disk")
+        failed = 0
+        for number in range(DISKS):
+            moment, room_kb = FULL_AT[number % len(FULL_AT)]
+            arguments = ("--full-refresh-all",) if number >= len(FULL_AT) else ()
+            send(producer, "disk", sent)
+            if moment is None:
+                disk.fill(room_kb)
+            run = Run(pipeline, *arguments)
+            if moment is not None and run.wait_for(moment):
+                disk.fill(room_kb)
+            status = run.end()
+            disk.free()
+            failed += status != 0
+            print(f"full {moment or 'before the run'}, {room_kb} kB left: {status}, {run.lines[-2:]}")
+            assert status == 0 or "No space left" in run.said, run.said
+            pipeline.ok("run", "-b", pipeline.bootstrap)
+            check(pipeline, "disk", sent, refreshed=len(sent) if arguments else 0)
+        assert failed > 0
 
 
 def test_a_run_that_fails_leaves_results_readable(

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -31,8 +32,8 @@ from ottla.spark.pipelines.checkpoints import read_checkpoints
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import Project, ProjectError, find_project
 from ottla.spark.pipelines.run_lock import AlreadyRunning, run_lock
-from ottla.spark.pipelines.runner import Selection, definition_error, remove_unfinished_files
-from ottla.spark.pipelines.tables import PipelineTables, has_own_catalog
+from ottla.spark.pipelines.runner import Selection, UnknownTables, definition_error, remove_unfinished_files
+from ottla.spark.pipelines.tables import PipelineTables, has_own_catalog, name_sinks
 from ottla.spark.pipelines.template import write_project
 from ottla.spark.session import prepare_environment, settings_for, socket_settings
 from tests.support.command_line import CommandLine
@@ -227,7 +228,7 @@ class TestProject:
         assert Selection().includes("a")
         assert not Selection().recomputes("a")
         assert Selection(full_refresh_all=True).recomputes("a")
-        chosen = Selection(refresh=["db.a"], full_refresh=["b"])
+        chosen = Selection(refresh=["db.A"], full_refresh=["b"])
         assert [chosen.includes(table) for table in "abc"] == [True, True, False]
         assert [chosen.recomputes(table) for table in "abc"] == [False, True, False]
 
@@ -532,6 +533,67 @@ class TestTables:
         monkeypatch.setattr(table_files, "_data_files", moved)
         assert table_files.read_rows(base, "stream", 10).rows == [{"a": 1}]
 
+    def test_names_with_capitals_are_those_of_the_tables(self, project: Project) -> None:
+        """Spark's catalog has them in small letters, its checkpoints as the definitions do."""
+        self.remember(project, ("raworders", True))
+        directory = project.directory / "spark-warehouse" / "raworders"
+        self.commit_batch(directory, "part-0.parquet")
+        self.checkpoint(project, "rawOrders", planned=0, committed=0)
+        spark, tables = self.Sql(), self.tables(project)
+        tables.begin_run(spark, Selection())
+        assert spark.tables == {"raworders"}
+        tables.on_table_defined(spark, "rawOrders", streaming=True)
+        tables.on_flow_defined("readOrders", "rawOrders")
+        with pytest.raises(ProjectError, match="was written by flow raworders, and flow readOrders"):
+            tables.on_definitions_loaded(spark, None)
+        tables = self.tables(project)
+        tables.begin_run(self.Sql(), Selection(full_refresh=["RAWORDERS"]))
+        tables.on_definitions_loaded(self.Sql(), None)
+        assert self.tables(project).unfinished_refresh == ["raworders"]
+
+    def sink_checkpoint(self, project: Project, flow: str, *numbers: int) -> Path:
+        for number in numbers:
+            (project.directory / "s/_checkpoints" / flow / str(number) / "offsets").mkdir(parents=True)
+        return project.directory / "s/_checkpoints" / flow
+
+    def test_an_interrupted_refresh_of_all_includes_the_sinks_once(self, project: Project) -> None:
+        self.remember(project, ("orders", True))
+        large = self.sink_checkpoint(project, "large_orders/find", 0, 1)
+        small = self.sink_checkpoint(project, "small_orders/find", 0)
+        tables = self.tables(project)
+        tables.begin_run(self.Sql(), Selection(full_refresh_all=True))
+        tables.on_definitions_loaded(self.Sql(), None)
+        (small / "1").mkdir()  # what Spark does; it is killed before it comes to the other one
+        for _ in range(2):
+            tables = self.tables(project)
+            assert tables.unfinished_refresh == ["orders"]
+            tables.finish_sinks()
+            assert tables.unfinished_sinks == []
+            assert sorted(each.name for each in large.iterdir()) == ["0", "1", "2"]
+            assert sorted(each.name for each in small.iterdir()) == ["0", "1"]
+
+    def test_a_sink_begins_again_by_its_name(self, project: Project) -> None:
+        self.remember(project, ("orders", True), ("view", False))
+        large = self.sink_checkpoint(project, "large_orders/find", 0)
+        small = self.sink_checkpoint(project, "small_orders/find", 0)
+        self.checkpoint(project, "orders", planned=0, committed=0)
+        selection = name_sinks(Selection(full_refresh=["LARGE_orders"]), project)
+        assert (selection.full_refresh, selection.sinks) == ((), ("LARGE_orders",))
+        spark, tables = self.Sql(), self.tables(project)
+        tables.begin_run(spark, selection)
+        assert spark.tables == {"orders"}  # as in every run
+        tables.on_definitions_loaded(spark, None)
+        assert [each.name for each in small.iterdir()] == ["0"]
+        assert sorted(each.name for each in large.iterdir()) == ["0", "1"]
+        assert self.tables(project).unfinished_sinks == []
+        assert selection.spelled({}, {"large_orders"}).sinks == ("LARGE_orders",)
+        with pytest.raises(UnknownTables, match="the definitions have no sink LARGE_orders any more"):
+            selection.spelled({}, {"others"})
+        with pytest.raises(UnknownTables, match="large_orders is a sink; refresh it in a run of its own"):
+            name_sinks(Selection(full_refresh=["orders", "large_orders"]), project)
+        with pytest.raises(UnknownTables, match="new is a sink, and none of its flows has a checkpoint"):
+            name_sinks(Selection(full_refresh=["new"]), project).spelled({}, {"new"})
+
     def test_a_damaged_file_is_reported(self, project: Project) -> None:
         (project.directory / ".ottla").mkdir()
         (project.directory / ".ottla" / "catalog.json").write_text("{")
@@ -571,8 +633,8 @@ class TestRunLock:
             "import os, subprocess, sys, time\n"
             "from pathlib import Path\n"
             "from ottla.spark.pipelines.run_lock import run_lock\n"
-            "with run_lock([Path(sys.argv[1])], print) as files:\n"
-            "    child = subprocess.Popen(['sleep', '2'], stdout=subprocess.DEVNULL, pass_fds=files)\n"
+            "with run_lock([Path(sys.argv[1])], print) as lock:\n"
+            "    child = subprocess.Popen(['sleep', '2'], stdout=subprocess.DEVNULL, pass_fds=lock.files)\n"
             "    os.kill(os.getpid(), 9)\n"
         )
         killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
@@ -605,6 +667,83 @@ class TestRunLock:
                 pass
         (reason,) = reasons
         assert reason.startswith("a run on elsewhere has shown a sign of life 0 s ago; if it was killed")
+
+    START = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from ottla.spark.pipelines import run_lock\n"
+        "from ottla.spark.pipelines.run_lock import AlreadyRunning\n"
+        "{before}"
+        "try:\n"
+        "    with run_lock.run_lock([Path(sys.argv[1])], lambda why: None):\n"
+        "        print('runs', flush=True)\n"
+        "        input()\n"
+        "except AlreadyRunning as error:\n"
+        "    print(error, flush=True)\n"
+    )
+    # A file system without locks, and one whose locks hold on each machine alone.
+    NO_LOCKS = (
+        "import errno, fcntl\n"
+        "def flock(*_): raise OSError(errno.ENOLCK, 'No locks available')\n"
+        "fcntl.flock = flock\n"
+    )
+    LOCAL_LOCKS = (
+        "import fcntl, socket\n"
+        "fcntl.flock = lambda *_: None\n"
+        "run_lock._is_local = lambda _: False\n"
+        "socket.gethostname = lambda: sys.argv[2]\n"
+    )
+
+    def start(self, directory: Path, before: str, host: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", self.START.format(before=before), str(directory), host]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    @pytest.mark.parametrize("before", [NO_LOCKS, LOCAL_LOCKS], ids=["no locks", "local locks"])
+    def test_without_locks_one_of_two_that_start_together_goes_on(self, tmp_path: Path, before: str) -> None:
+        """Both find an empty file, both write their name, and only the name of one is left."""
+        both = [self.start(tmp_path, before, host) for host in ("one", "two")]
+        said = [process.stdout.readline() for process in both if process.stdout is not None]
+        for process in both:
+            process.communicate("\n")
+        assert sorted(line == "runs\n" for line in said) == [False, True], said
+        refused = next(line for line in said if line != "runs\n")
+        assert "this pipeline is running already: process " in refused
+
+    def test_without_locks_a_second_run_of_the_same_machine_is_refused(self, tmp_path: Path) -> None:
+        with self.start(tmp_path, self.NO_LOCKS, "one") as first:
+            assert first.stdout is not None
+            assert first.stdout.readline() == "runs\n"
+            with self.start(tmp_path, self.NO_LOCKS, "one") as second:
+                said, _ = second.communicate("\n")
+            assert f"this pipeline is running already: process {first.pid} of " in said
+            first.communicate("\n")
+
+    def test_a_run_that_was_taken_for_dead_is_ended(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(run_lock_module, "TOUCH_SECONDS", 0.05)
+        file = tmp_path / "run.lock"
+        lost = threading.Event()
+        with run_lock([tmp_path], print, on_lost=lost.set) as lock:
+            lock.check()
+            other = json.dumps({"host": "elsewhere", "pid": 1, "user": "ada", "since": "today"})
+            file.write_text(other)
+            assert lost.wait(60)
+            with pytest.raises(AlreadyRunning, match=r"process 1 of ada on elsewhere, .*taken for dead"):
+                lock.check()
+        assert file.read_text() == other  # it is not the lock of this run any more
+
+    def test_a_network_file_system_is_told_from_a_disk(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mounts = tmp_path / "mountinfo"
+        mounts.write_text(
+            "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
+            "40 22 0:50 / /mnt/my\\040team rw,relatime shared:2 - nfs4 server:/team rw\n"
+        )
+        monkeypatch.setattr(run_lock_module, "_MOUNTS", mounts)
+        found = [run_lock_module._is_local(Path(each)) for each in ("/home/x", "/mnt/my team/shop", "/mnt")]
+        assert found == [True, False, True]
 
 
 class TestCommandsWithoutSpark:
@@ -697,6 +836,19 @@ class TestCommandsWithoutSpark:
             assert f"ottla: {tmp_path}: No space left on device. Make room" in said
             assert not any((tmp_path / name).glob("*"))
             assert run_command(["pipeline", "init", name]) == 0
+
+    def test_a_disk_that_fills_up_during_a_replay_is_named(
+        self, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def full(**_: str) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr("ottla.cli.pipeline_replay.find_record", lambda *_: None)
+        monkeypatch.setattr("ottla.cli.pipeline_replay.TemporaryDirectory", full)
+        said = self.said(capsys, "pipeline", "replay", "shop.large-orders", "0", "0", "--into", "side")
+        assert (
+            f"{tempfile.gettempdir()}: No space left on device. Make room, and start again: nothing" in said
+        )
 
     @pytest.mark.parametrize("name", ["", "  "])
     def test_a_project_without_a_name(self, capsys: pytest.CaptureFixture[str], name: str) -> None:
@@ -791,6 +943,12 @@ class TestProgress:
         ]
         progress.on_message("Flow a is RUNNING.")  # of the run after this one, if its listener is still there
         assert capsys.readouterr().err == ""
+
+    def test_counts_of_a_view_belong_to_its_flow_also_with_capitals(self) -> None:
+        progress = PipelineProgress()
+        progress.on_message("Flow spark_catalog.default.dailyTurnover is RUNNING.")
+        progress.on_view_counts("spark_catalog.default.dailyturnover", {})
+        assert list(progress.flows) == ["dailyTurnover"]
 
     def test_sources_that_read_no_topic_have_no_lag(self) -> None:
         progress = PipelineProgress()

@@ -78,6 +78,7 @@ fuzz: $(STAMP)
 		OTTLA_SIM_SEEDS=1000 OTTLA_SIM_SECONDS=20 \
 		OTTLA_MODEL_SEEDS=3000 OTTLA_CHAOS_SECONDS=$(FUZZ_SECONDS) OTTLA_THOROUGH=1 \
 		$(BIN)/python -m pytest -n 2 --dist worksteal --timeout 0 tests/node/test_fuzz.py \
+		tests/security/test_fuzz.py tests/security/tls/test_half_open.py \
 		tests/protocol/test_fuzz.py tests/acceptance/test_hostile.py tests/acceptance/test_kills.py \
 		tests/acceptance/test_metadata_kills.py \
 		tests/log/test_crash.py tests/log/test_compaction_crash.py tests/coordinator/group/test_random_groups.py \

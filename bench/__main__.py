@@ -32,6 +32,7 @@ PARTS = {
     "idle-partitions": "Idle partitions of three nodes, beside Apache Kafka",
     "soak": "A node under many clients",
     "pipelines": "A pipeline from the command line, beside Spark's own",
+    "continuous": "A pipeline of seven flows that goes on",
     "spark": "Reading into Spark",
     "spark-sink": "Writing from Spark",
 }

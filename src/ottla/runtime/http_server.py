@@ -785,8 +785,11 @@ class _Connection(asyncio.BufferedProtocol):
         head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
         sends_body = has_body and request.method != "HEAD"
         if isinstance(body, bytes):
-            self.transport.write(head + body if sends_body else head)
-            await self._drain()
+            if len(body) <= _MAX_WRITE_BYTES or not sends_body:
+                self.transport.write(head + body if sends_body else head)
+                await self._drain()
+            else:
+                await self._send_pieces(head, memoryview(body))
         else:
             try:
                 self.transport.write(head)
@@ -799,6 +802,13 @@ class _Connection(asyncio.BufferedProtocol):
                     await aclose()
         if not keeps:
             self._end()
+
+    async def _send_pieces(self, head: bytes, body: memoryview) -> None:
+        """Send a large body as fast as the client reads it: a transport copies what is not read."""
+        self.transport.write(head)
+        for start in range(0, len(body), _MAX_WRITE_BYTES):
+            self.transport.write(body[start : start + _MAX_WRITE_BYTES])
+            await self._drain()
 
     def _has_whole_body(self, request: HttpServerRequest) -> bool:
         """Drop what has arrived of a body that was not read; whether that is all of it."""

@@ -214,6 +214,45 @@ class TestMessages:
         rest = self.read(api, topic, value='"id": 119', cursor=first["next"])
         assert self.ids(rest) == [119]
 
+    def test_a_cursor_of_many_partitions_fits_into_an_address(
+        self, api: ApiClient, console_node: LocalNode
+    ) -> None:
+        with topic_of(api, "broad", 200) as topic:
+            with Producer(console_node.bootstrap_servers) as producer:
+                for partition in range(200):
+                    producer.send_nowait(topic, b"%d" % partition, partition=partition)
+            found: list[str] = []
+            cursor: dict[str, str] = {}
+            while True:
+                answer = api.get(f"/api/topics/{topic}/messages", limit=60, **{"from": "beginning"}, **cursor)
+                found += [each["value"]["text"] for each in answer["items"]]
+                if answer["next"] is None:
+                    break
+                assert len(answer["next"]) < 2_100
+                cursor = {"cursor": answer["next"]}
+            assert sorted(found, key=int) == [str(number) for number in range(200)]
+            forgotten = api.request("GET", f"/api/topics/{topic}/messages", cursor="~0123")
+            assert (forgotten.status, forgotten.error) == (400, "BAD_REQUEST")
+
+    def test_a_list_is_a_document_of_bounded_size(self, api: ApiClient, console_node: LocalNode) -> None:
+        with topic_of(api, "heavy", 1) as topic:
+            headers = [(f"{number} {'n' * 300}", b"v" * 2_000) for number in range(60)]
+            with Producer(console_node.bootstrap_servers) as producer:
+                for number in range(300):
+                    producer.send_nowait(topic, b"%d" % number + b"x" * 20_000, headers=headers)
+            found: list[int] = []
+            cursor: dict[str, str] = {}
+            while True:
+                answer = api.request(
+                    "GET", f"/api/topics/{topic}/messages", limit=500, **{"from": "beginning"}, **cursor
+                )
+                assert len(answer.body) < 6_000_000
+                found += [each["offset"] for each in answer.document["items"]]
+                if answer.document["next"] is None:
+                    break
+                cursor = {"cursor": answer.document["next"]}
+            assert found == list(range(300))
+
     def test_a_search_streams_what_it_finds(self, api: ApiClient, topic: str) -> None:
         query = {"value": '"id": 5', "from": "beginning", "limit": 3}
         with api.events(f"/api/topics/{topic}/messages/stream", **query) as events:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ottla.console.messages.filters import MessageFilter, header_filter
+from ottla.console.history import SampledHistory
+from ottla.console.messages.filters import MessageFilter, _contains, header_filter
 from ottla.console.messages.json_path import JsonPath, JsonPathError
 from ottla.console.messages.payload import (
     MAX_LIST_TEXT,
@@ -25,6 +27,7 @@ from ottla.console.messages.scan import MessageScan, ScanBudget, ScanCursor, Sca
 from ottla.console.messages.secrets import hide_secrets
 from ottla.console.messages.source import RecordReader
 from ottla.console.schemas.topic_schemas import TopicSchemas
+from ottla.console.sessions import LongCursors
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC
 from ottla.records._kernel import ConsumerRecord
 from ottla.runtime.clock import SystemClock
@@ -101,6 +104,54 @@ def scan_of(
         undecoded,
         shown,
     )
+
+
+def test_a_long_cursor_has_a_short_name_until_many_others_came() -> None:
+    cursors = LongCursors()
+    short = ScanCursor(True, {0: 7}, {0: 1}).encode()
+    assert cursors.shorten(short) == short == cursors.expand(short)
+    texts = [
+        ScanCursor(
+            False, {p: 10**9 + p + n for p in range(1_000)}, dict.fromkeys(range(1_000), 2**60)
+        ).encode()
+        for n in range(101)
+    ]
+    names = [cursors.shorten(text) for text in texts]
+    assert all(len(name) < 100 for name in names)
+    assert [cursors.expand(name) for name in names[1:]] == texts[1:]
+    with pytest.raises(ValueError, match="forgotten"):
+        cursors.expand(names[0])
+
+
+def test_large_data_are_searched_in_pieces() -> None:
+    data = bytearray(b"." * 1_000_000)
+    for at in (0, 262_140, 524_288, 999_994):
+        data[at : at + 6] = b"NeeDle"
+        assert _contains(bytes(data), b"needle")
+        data[at : at + 6] = b"......"
+    assert not _contains(bytes(data), b"needle")
+
+
+async def test_charts_come_back_after_the_cluster_was_away_for_long() -> None:
+    """Away for longer than a history records after the last look."""
+    away = asyncio.Event()
+    began = time.monotonic()
+
+    async def take() -> dict[str, Any] | None:
+        if away.is_set() and time.monotonic() - began < 1.0:
+            return None
+        return {"time": time.monotonic()}
+
+    history = SampledHistory(SystemClock(), take, interval_seconds=0.01, size=10, keep_seconds=0.2)
+    samples = history.follow()
+    async with asyncio.timeout(60):
+        await anext(samples)
+        began = time.monotonic()
+        away.set()
+        async for sample in samples:
+            if sample["time"] - began >= 1.0:
+                break
+    await history.close()
 
 
 def start(source: MemorySource, *, backwards: bool) -> ScanCursor:

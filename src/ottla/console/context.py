@@ -22,6 +22,7 @@ from ottla.runtime.runtime import Runtime
 __all__ = ["ApiContext", "ConsoleRoute", "ConsoleServices", "WorkLimits"]
 
 MAX_BODY_BYTES: Final = 1024 * 1024
+_WHOLE_SECONDS: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -31,6 +32,8 @@ class WorkLimits:
     searches: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(8))
     tails: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(32))
     streams: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(100))
+    wholes: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    """Messages that are held as a whole, each of which may be as large as brokers allow."""
 
     @asynccontextmanager
     async def one_of(self, kind: asyncio.Semaphore) -> AsyncIterator[None]:
@@ -39,6 +42,16 @@ class WorkLimits:
             raise ConsoleError(429, "BUSY", "too many searches and streams are running; try again later")
         async with kind:
             yield
+
+    async def take_whole(self) -> None:
+        """Take a place for a whole message, which the caller releases; refuse if none becomes free."""
+        try:
+            async with asyncio.timeout(_WHOLE_SECONDS):
+                await self.wholes.acquire()
+        except TimeoutError:
+            raise ConsoleError(
+                429, "BUSY", "too many large messages are being read; try again later"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ something, so the pause between two of them grows with the time that one takes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -64,12 +65,15 @@ class SampledHistory:
             for sample in list(self.samples)[max(0, len(self.samples) - (self._count - seen)) :]:
                 yield sample
             seen = self._count
-            self.look()
-            async with self._arrived:
-                if self._count == seen:
-                    await self._arrived.wait()
-            if self._task is None:
-                return
+            # Looked at also while no sample comes: a cluster that was away for long comes back.
+            while self._count == seen:
+                self.look()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._keep_ns / 2e9), self._arrived:
+                        if self._count == seen:
+                            await self._arrived.wait()
+                if self._task is None:
+                    return
 
     async def close(self) -> None:
         task, self._task = self._task, None

@@ -45,7 +45,7 @@ async def mount_in_thread(make: Callable[[Runtime], Console]) -> HttpMount:
     async def run(answer: Coroutine[Any, Any, HttpServerResponse]) -> HttpServerResponse:
         response = await asyncio.wrap_future(thread.submit(answer))
         if not isinstance(response.body, bytes):
-            response.body = _passed_on(thread, _Body(response.body))
+            response.body = _PassedOn(thread, _Body(response.body))
         return response
 
     async def close() -> None:
@@ -81,9 +81,23 @@ class _Body:
                 await aclose()
 
 
-async def _passed_on(thread: LoopThread, body: _Body) -> AsyncIterator[bytes]:
-    try:
-        while (part := await asyncio.wrap_future(thread.submit(body.next()))) is not None:
-            yield part
-    finally:
-        await asyncio.wrap_future(thread.submit(body.close()))
+class _PassedOn:
+    """A stream of the console for the server's loop. A generator would not do: one that was never begun, as
+    for HEAD, closes without a word to the console.
+    """
+
+    def __init__(self, thread: LoopThread, body: _Body) -> None:
+        self._thread: Final = thread
+        self._body: Final = body
+
+    def __aiter__(self) -> _PassedOn:
+        return self
+
+    async def __anext__(self) -> bytes:
+        part = await asyncio.wrap_future(self._thread.submit(self._body.next()))
+        if part is None:
+            raise StopAsyncIteration
+        return part
+
+    async def aclose(self) -> None:
+        await asyncio.wrap_future(self._thread.submit(self._body.close()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,41 @@ _FREE_FAILURES: Final = 5
 _FIRST_WAIT_NS: Final = 1_000_000_000
 _MAX_WAIT_NS: Final = 300 * 1_000_000_000
 _MAX_THROTTLED: Final = 10_000
+# The first line of a request has at most 8 KiB, and other parameters are in it too.
+MAX_CURSOR_TEXT: Final = 2_000
+_MAX_CURSORS: Final = 100
+_NAMED: Final = "~"
+
+
+class LongCursors:
+    """Cursors that are too long for an address, by short names: where a search of a thousand partitions goes
+    on. The oldest go first.
+    """
+
+    def __init__(self) -> None:
+        self._texts: Final[OrderedDict[str, bytes]] = OrderedDict()
+
+    def shorten(self, text: str) -> str:
+        """Return a name for a cursor, or the cursor if it is short."""
+        if len(text) <= MAX_CURSOR_TEXT:
+            return text
+        packed = zlib.compress(text.encode(), 1)
+        name = f"{_NAMED}{hashlib.sha256(packed).hexdigest()[:32]}"
+        self._texts[name] = packed
+        self._texts.move_to_end(name)
+        if len(self._texts) > _MAX_CURSORS:
+            self._texts.popitem(last=False)
+        return name
+
+    def expand(self, text: str) -> str:
+        """Return the cursor of a name. ValueError if it is forgotten."""
+        if not text.startswith(_NAMED):
+            return text
+        packed = self._texts.get(text)
+        if packed is None:
+            raise ValueError("the console has forgotten where this search was: read again")
+        self._texts.move_to_end(text)
+        return zlib.decompress(packed).decode()
 
 
 @dataclass(slots=True)
@@ -49,6 +85,7 @@ class ConsoleSession:
     overview: SampledHistory | None = None
     lags: SampledHistories | None = None
     rates: dict[str, Any] = field(default_factory=dict)
+    cursors: LongCursors = field(default_factory=lambda: LongCursors())
 
     async def close(self) -> None:
         if self.overview is not None:

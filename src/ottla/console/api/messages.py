@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import codecs
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ DEFAULT_SCAN: Final = 10_000
 MAX_SCAN: Final = 1_000_000
 MAX_HEADERS: Final = 50
 MAX_HEADER_TEXT: Final = 2_000
+MAX_LISTED_HEADER_TEXT: Final = 400
 MAX_PRODUCED_BYTES: Final = 8 * 1024 * 1024
 _MAX_TAIL_SECONDS: Final = 3_600
 _TAIL_PER_SECOND: Final = 50
@@ -48,6 +50,10 @@ _STREAM_SECONDS: Final = 60
 _STREAM_BYTES: Final = 1024 * 1024 * 1024
 _EXPORT_SECONDS: Final = 120
 _EXPORT_BYTES: Final = 1024 * 1024 * 1024
+# More than the time after which the server gives up a client that does not read.
+_UNREAD_SECONDS: Final = 60.0
+# A multiple of three, so that the pieces of base64 can be joined.
+_PIECE_BYTES: Final = 192 * 1024
 _FROM: Final = ("newest", "beginning", "offset", "time")
 _PARTS: Final = ("value", "key", "header", "message")
 
@@ -91,10 +97,11 @@ class MessageView:
                 raise bad_request("records of the metadata log are shown decoded only: they hold secrets")
             key = await decoder.decode(self.topic, "key", record.key, self.key_format)
             value = await decoder.decode(self.topic, "value", record.value, self.value_format)
+        most_header = MAX_HEADER_TEXT if self.max_text > MAX_LIST_TEXT else MAX_LISTED_HEADER_TEXT
         headers = [
             {
-                "name": name[:MAX_HEADER_TEXT],
-                "value": _json(await decoder.decode(self.topic, "header", data), MAX_HEADER_TEXT),
+                "name": name[:most_header],
+                "value": _json(await decoder.decode(self.topic, "header", data), most_header),
             }
             for name, data in record.headers[:MAX_HEADERS]
         ]
@@ -160,11 +167,11 @@ def filter_of(request: ApiRequest) -> MessageFilter:
     )
 
 
-async def cursor_of(request: ApiRequest, source: RecordSource) -> ScanCursor:
+async def cursor_of(context: ApiContext, request: ApiRequest, source: RecordSource) -> ScanCursor:
     """Where a scan begins: at the cursor of the last answer, or at the place that is asked for."""
     if request.text("cursor"):
         try:
-            return ScanCursor.decode(request.text("cursor"))
+            return ScanCursor.decode(context.session.cursors.expand(request.text("cursor")))
         except ValueError as error:
             raise bad_request(str(error)) from None
     bounds = await source.bounds(parse_partitions(request.text("partitions")))
@@ -182,6 +189,10 @@ async def cursor_of(request: ApiRequest, source: RecordSource) -> ScanCursor:
         found = await source.offsets_at(starts, request.integer("time"))
         starts = {p: ends[p] if at is None else min(max(at, starts[p]), ends[p]) for p, at in found.items()}
     return ScanCursor(False, starts, ends)
+
+
+def _next(context: ApiContext, cursor: ScanCursor | None) -> str | None:
+    return None if cursor is None else context.session.cursors.shorten(cursor.encode())
 
 
 def scan_of(
@@ -205,7 +216,7 @@ async def list_messages(context: ApiContext, request: ApiRequest) -> dict[str, A
     limits = context.services.limits
     async with limits.one_of(limits.searches):
         source = await source_of(context, request)
-        cursor = await cursor_of(request, source)
+        cursor = await cursor_of(context, request, source)
         scan = scan_of(context, request, source, view, budget)
         began = context.runtime.clock.monotonic_ns()
         messages, following = await scan.run(cursor)
@@ -220,7 +231,7 @@ async def list_messages(context: ApiContext, request: ApiRequest) -> dict[str, A
             "reason": scan.end.value,
         },
         "remaining": scan.progress.remaining,
-        "next": None if following is None else following.encode(),
+        "next": _next(context, following),
         "problems": [],
     }
 
@@ -249,7 +260,7 @@ async def _search(
     clock = context.runtime.clock
     async with limits.one_of(limits.searches):
         source = await source_of(context, request)
-        cursor = await cursor_of(request, source)
+        cursor = await cursor_of(context, request, source)
         scan = scan_of(context, request, source, view, budget)
         found: asyncio.Queue[dict[str, Any]] = asyncio.Queue(maxsize=20)
         sent = 0
@@ -289,7 +300,7 @@ async def _search(
             if scan.on_match is None:
                 for message in messages:
                     yield "message", message
-            document = {"reason": scan.end.value, "next": following.encode() if following else None}
+            document = {"reason": scan.end.value, "next": _next(context, following)}
             yield "end", {**progress(), **document}
         finally:
             running.cancel()
@@ -305,7 +316,7 @@ async def _tail(
     wanted = filter_of(request)
     async with limits.one_of(limits.tails):
         source = await source_of(context, request)
-        cursor = await cursor_of(request, source)
+        cursor = await cursor_of(context, request, source)
         began = clock.monotonic_ns()
         seen = size = matched = dropped = 0
         allowance, refilled_ns = float(_TAIL_PER_SECOND), began
@@ -371,22 +382,70 @@ async def _one(context: ApiContext, request: ApiRequest) -> Record:
 async def one_message(context: ApiContext, request: ApiRequest) -> dict[str, Any]:
     view = MessageView.of(context, request, MAX_ONE_TEXT)
     limits = context.services.limits
-    async with limits.one_of(limits.searches):
+    await limits.take_whole()
+    try:
         return {"message": await view.show(await _one(context, request))}
+    finally:
+        limits.wholes.release()
 
 
 async def download(context: ApiContext, request: ApiRequest) -> HttpServerResponse:
+    limits = context.services.limits
+    await limits.take_whole()
+    try:
+        name, pieces, length = await _downloaded(context, request)
+    except BaseException:
+        limits.wholes.release()
+        raise
+    return attachment(name, _HeldPieces(pieces, limits.wholes), length)
+
+
+class _HeldPieces:
+    """The pieces of a body, for which a place is held until the last one is sent or the client is gone. A
+    body that nothing reads, as its request was cancelled before, is given up after a while.
+    """
+
+    def __init__(self, pieces: Iterator[bytes], place: asyncio.Semaphore) -> None:
+        self._pieces: Iterator[bytes] | None = pieces
+        self._place: Final = place
+        self._loop: Final = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(_UNREAD_SECONDS, self._release)
+
+    def __aiter__(self) -> _HeldPieces:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._pieces is None:
+            raise ConnectionAbortedError("the body was not read in time")
+        self._timer.cancel()
+        piece = next(self._pieces, None)
+        if piece is None:
+            self._release()
+            raise StopAsyncIteration
+        self._timer = self._loop.call_later(_UNREAD_SECONDS, self._release)
+        return piece
+
+    async def aclose(self) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        self._timer.cancel()
+        if self._pieces is not None:
+            self._pieces = None
+            self._place.release()
+
+
+async def _downloaded(context: ApiContext, request: ApiRequest) -> tuple[str, Iterator[bytes], int | None]:
+    """The name of the file, its content, and its size where that is known."""
     part = request.choice("part", _PARTS)
     topic = request.params["topic"]
-    limits = context.services.limits
-    async with limits.one_of(limits.searches):
-        record = await _one(context, request)
+    record = await _one(context, request)
     name = f"{topic}-{record.partition}-{record.offset}"
     if topic == CLUSTER_METADATA_TOPIC:
         shown = await MessageView(context, topic, max_text=MAX_ONE_TEXT).show(record)
-        return attachment(f"{name}.json", json.dumps(shown).encode())
+        return f"{name}.json", iter((json.dumps(shown).encode(),)), None
     if part == "message":
-        return attachment(f"{name}.json", export_line(record))
+        return f"{name}.json", joined(export_line(record)), None
     if part == "header":
         index = request.integer("index", 0, high=10_000)
         if index >= len(record.headers):
@@ -396,36 +455,83 @@ async def download(context: ApiContext, request: ApiRequest) -> HttpServerRespon
         data = record.key if part == "key" else record.value
     if data is None:
         raise ConsoleError(404, "NOT_FOUND", f"the message has no {part}")
-    return attachment(f"{name}-{part}.bin", data)
+    return f"{name}-{part}.bin", _pieces(data), len(data)
 
 
-def attachment(name: str, body: bytes | AsyncIterator[bytes]) -> HttpServerResponse:
+def attachment(name: str, body: AsyncIterator[bytes], length: int | None = None) -> HttpServerResponse:
     """A file to save. Names of topics are letters, digits, dots, dashes and underscores."""
     return HttpServerResponse(
-        200, body, "application/octet-stream", {"Content-Disposition": f'attachment; filename="{name}"'}
+        200,
+        body,
+        "application/octet-stream",
+        {"Content-Disposition": f'attachment; filename="{name}"'},
+        length,
     )
 
 
-def export_line(record: Record) -> bytes:
-    """A whole message as a line of JSON, which `ottla produce` reads."""
-    document: dict[str, Any] = {
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-        **_exported("key", record.key),
-        **_exported("value", record.value),
-        "headers": [{"name": name, **_exported("value", value)} for name, value in record.headers],
-    }
-    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+def joined(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small parts, and keep the size of a piece bounded.
+
+    >>> [len(piece) for piece in joined([b"a", b"bc", b"x" * 300_000, b"d"])]
+    [3, 300000, 1]
+    """
+    held: list[bytes] = []
+    size = 0
+    for part in parts:
+        if held and size + len(part) > _PIECE_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+        held.append(part)
+        size += len(part)
+    if held:
+        yield b"".join(held)
 
 
-def _exported(name: str, data: bytes | None) -> dict[str, Any]:
+def _pieces(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
+
+
+def export_line(record: Record) -> Iterator[bytes]:
+    """A whole message as a line of JSON, which `ottla produce` reads, in pieces: to encode 100 MB at once
+    would hold the interpreter, and with it the node.
+    """
+    place = {"partition": record.partition, "offset": record.offset, "timestamp": record.timestamp}
+    yield json.dumps(place, separators=(",", ":")).encode()[:-1] + b","
+    yield from _exported("key", record.key)
+    yield b","
+    yield from _exported("value", record.value)
+    yield b',"headers":['
+    for number, (name, value) in enumerate(record.headers):
+        yield b"%b{%b:%b," % (b"," if number else b"", b'"name"', json.dumps(name).encode())
+        yield from _exported("value", value)
+        yield b"}"
+    yield b"]}\n"
+
+
+def _exported(name: str, data: bytes | None) -> Iterator[bytes]:
     if data is None:
-        return {name: None}
+        yield b'"%b":null' % name.encode()
+    elif _is_utf8(data):
+        yield b'"%b":"' % name.encode()
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        for piece in _pieces(data):
+            yield json.dumps(decoder.decode(piece))[1:-1].encode()
+        yield b'"'
+    else:
+        yield b'"%b_base64":"' % name.encode()
+        yield from map(base64.b64encode, _pieces(data))  # each but the last is a multiple of three bytes
+        yield b'"'
+
+
+def _is_utf8(data: bytes) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        return {name: data.decode()}
+        for piece in _pieces(data):
+            decoder.decode(piece)
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode()}
+        return False
+    return True
 
 
 async def export(context: ApiContext, request: ApiRequest) -> HttpServerResponse:
@@ -436,7 +542,7 @@ async def export(context: ApiContext, request: ApiRequest) -> HttpServerResponse
     limit = request.integer("limit", DEFAULT_LIMIT, low=1, high=MAX_EXPORT)
     wanted, to_ms = filter_of(request), request.optional_integer("to")
     source = await source_of(context, request)
-    cursor = await cursor_of(request, source)
+    cursor = await cursor_of(context, request, source)
     positions, ends = dict(cursor.positions), dict(cursor.bounds)
     if cursor.backwards:
         # The newest ones, in the order in which they were written.
@@ -460,9 +566,10 @@ async def export(context: ApiContext, request: ApiRequest) -> HttpServerResponse
                         continue
                     if not await wanted.matches(record, view.decode_value):
                         continue
-                    line = export_line(record)
-                    yield line
-                    left, size = left - 1, size + len(line)
+                    for piece in joined(export_line(record)):
+                        yield piece
+                        size += len(piece)
+                    left -= 1
                     if not left:
                         return
                 reached = reader.positions()

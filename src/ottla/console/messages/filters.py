@@ -15,6 +15,7 @@ __all__ = ["MessageFilter"]
 
 # The part of a payload in which a text is looked for.
 MAX_SEARCHED_BYTES: Final = 16 * 1024 * 1024
+_PIECE_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,17 @@ def header_filter(text: str) -> tuple[str, bytes | None]:
 
 
 def _contains(data: bytes | None, text: bytes) -> bool:
+    """Whether a text is in the data, in any case. Large data are searched in pieces that overlap: one call
+    for 16 MB would hold the interpreter.
+    """
     if data is None:
         return False
-    return text in (data if len(data) <= MAX_SEARCHED_BYTES else data[:MAX_SEARCHED_BYTES]).lower()
+    if len(data) <= _PIECE_BYTES:
+        return text in data.lower()
+    more = len(text) - 1
+    end = min(len(data), MAX_SEARCHED_BYTES)
+    starts = range(0, end, _PIECE_BYTES)
+    return any(text in data[at : min(at + _PIECE_BYTES + more, end)].lower() for at in starts)
 
 
 def _equals(value: Any, text: str) -> bool:

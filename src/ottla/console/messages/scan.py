@@ -34,6 +34,9 @@ _WINDOW_BYTES: Final = 32 * 1024 * 1024
 # Up to here, each partition is asked for as many messages as are wanted in all, so that they can be sorted.
 _SORTED_PARTITIONS: Final = 8
 _RECORD_OVERHEAD: Final = 32
+# Characters of text in one list, and what each payload takes besides.
+MAX_SHOWN: Final = 4 * 1024 * 1024
+_SHOWN_OVERHEAD: Final = 100
 
 Message = dict[str, Any]
 
@@ -242,6 +245,7 @@ class MessageScan:
     async def _look(self, record: ConsumerRecord[bytes, bytes]) -> None:
         self.progress.messages += 1
         self.progress.bytes += len(record.key or b"") + len(record.value or b"") + _RECORD_OVERHEAD
+        self.progress.bytes += sum(len(name) + len(value or b"") for name, value in record.headers)
         if self.to_ms is not None and record.timestamp >= self.to_ms:
             return
         if not await self.filter.matches(record, self.decode):
@@ -279,7 +283,7 @@ class MessageScan:
         return to what is left over.
         """
         lists = [messages[::-1] if backwards else messages for messages in self._found.values() if messages]
-        taken = merged(lists, self.limit, backwards=backwards)
+        taken = _bounded(merged(lists, self.limit, backwards=backwards))
         if sum(map(len, lists)) > len(taken):
             self.end = ScanEnd.LIMIT
             counts: dict[int, int] = {}
@@ -291,6 +295,20 @@ class MessageScan:
                 if count < len(messages):
                     positions[partition] = messages[count]["offset"] + backwards
         return taken
+
+
+def _bounded(messages: list[Message]) -> list[Message]:
+    """The first messages, as many as make a document of bounded size; at least one."""
+    size = 0
+    for count, message in enumerate(messages):
+        parts = [message.get("key"), message.get("value")]
+        for header in message.get("headers", ()):
+            size += len(header["name"]) + _SHOWN_OVERHEAD
+            parts.append(header["value"])
+        size += sum(len(part["text"]) + _SHOWN_OVERHEAD for part in parts if part is not None)
+        if count and size > MAX_SHOWN:
+            return messages[:count]
+    return messages
 
 
 def _completed(reader: RecordReader, ends: dict[int, int]) -> list[int]:

@@ -85,9 +85,10 @@ export function canChange() {
 
 /**
  * Listen to server-sent events: stream(["overview", "stream"], {}, {sample: (data) => …}, signal).
- * `end` and `error` from the server close it; a connection that is lost is made again by the browser.
+ * `end` and `error` from the server close it; a connection that is lost is made again by the browser, unless `again`
+ * is false: what was sent before would come twice.
  */
-export function stream(parts, query, handlers, signal) {
+export function stream(parts, query, handlers, signal, { again = true } = {}) {
   if (signal?.aborted) return;
   const source = new EventSource(address(parts, query));
   const close = () => source.close();
@@ -105,6 +106,9 @@ export function stream(parts, query, handlers, signal) {
       close();
       const { code, message } = JSON.parse(event.data);
       handlers.error?.(new ApiError(0, code, message));
+    } else if (!again && source.readyState === EventSource.CONNECTING) {
+      close();
+      handlers.error?.(new ApiError(0, "UNREACHABLE", "The connection to the console was lost; read again."));
     } else if (source.readyState === EventSource.CLOSED) {
       handlers.error?.(new ApiError(0, "UNREACHABLE", "The stream of events was refused."));
     }

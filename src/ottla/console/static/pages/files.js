@@ -142,7 +142,7 @@ class PartitionFiles {
     const isFirst = this.found === null || this.found.partition !== found.partition;
     const grew = JSON.stringify(this.found?.segments) !== JSON.stringify(found.segments);
     this.found = found;
-    this.where.textContent = `broker ${found.broker}, ${found.directory}, ${bytes(found.sizeBytes)}`;
+    this.where.textContent = `${found.broker === null ? "" : `broker ${found.broker}, `}${found.directory}, ${bytes(found.sizeBytes)}`;
     this.draw();
     this.epochs.update(found.epochs.toReversed());
     this.producers.update(found.producers);

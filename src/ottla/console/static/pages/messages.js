@@ -66,7 +66,7 @@ class MessageBrowser {
       this.form,
       panel(
         "Messages",
-        [this.exportLink(), produce],
+        [isMetadataLog(topic) ? null : this.exportLink(), produce],
         h("div.body", {}, this.status),
         h("div.scroll", { tabindex: "0", role: "region", "aria-label": "Messages" }, table),
         this.empty,
@@ -280,6 +280,7 @@ class MessageBrowser {
         },
       },
       signal,
+      { again: isLive },
     );
   }
 

@@ -84,6 +84,7 @@ async function partitionsTab(view, topic, content, marks) {
     drawMore(more, found, (next) => {
       from = next;
       view.remember({ from });
+      window.dispatchEvent(new Event("ottla-changed")); // at once, not at the next turn of the page
     });
     const held = found.partitions.filter((p) => p.lastStableOffset !== null && p.lastStableOffset < p.endOffset);
     show(

@@ -66,7 +66,7 @@ class PartitionHarness:
         self.manager = log_manager(SimDisk(1, clock=self.clock))
         self.log = asyncio.run(self._open(config or LogConfig()))
         self.progress = 0
-        self.overdue_flushes = 0
+        self.flushes_due = 0
         self.proposals: list[PendingPartitionChange] = []
         self.ineligible: set[int] = set()
         self.partition = Partition(TP, TOPIC_ID, self.log, 0, self, replica_lag_max_ms=30_000)
@@ -86,8 +86,8 @@ class PartitionHarness:
     def on_partition_progress(self, partition: Partition) -> None:
         self.progress += 1
 
-    def on_overdue_flush(self, partition: Partition) -> None:
-        self.overdue_flushes += 1
+    def on_flush_due(self, partition: Partition) -> None:
+        self.flushes_due += 1
 
     def submit_alter_partition(self, partition: Partition, proposal: PendingPartitionChange) -> None:
         self.proposals.append(proposal)

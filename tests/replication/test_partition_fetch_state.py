@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import random
-from unittest import mock
 
 import pytest
 
 from ottla.log.config.log_config import LogConfig
-from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import EpochEndOffset, PartitionData
 from ottla.records.batch import read_records
@@ -293,12 +290,12 @@ def test_a_follower_fetches_on_only_once_it_has_flushed_what_it_has() -> None:
     """Its fetch offset says that it has everything below; with `flush.messages=1`, on its disk."""
     replica = PartitionHarness(config=LogConfig(flush_messages=1), lead=False)
     following = PartitionFetchState(replica.partition)
-    error = replica.log.directory.io_error("flushing", OSError(errno.EMFILE, "Too many open files"))
-    with mock.patch.object(UnifiedLog, "run_flush", side_effect=error):
-        with pytest.raises(KafkaError):
-            replica.partition.append_records_to_follower(batch(1, replica.now_ms), 0, now_ms=0)
-        assert replica.log.log_end_offset == 1
-        with pytest.raises(KafkaError):
-            following.fetch_request(1_000_000)
+    replica.partition.append_records_to_follower(batch(1, replica.now_ms), 0, now_ms=0)
+    assert replica.log.log_end_offset == 1
+    assert following.is_flush_due
+    with pytest.raises(AssertionError, match="durable below 0 of 1"):
+        following.fetch_request(1_000_000)
+    replica.log.flush()
+    assert not following.is_flush_due
     assert following.fetch_request(1_000_000).fetch_offset == 1
     assert replica.log.recovery_point == 1

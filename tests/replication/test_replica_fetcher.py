@@ -78,6 +78,7 @@ class Lab:
             config,
             self.quota,
             ReplicaTruncations(InlinePool()),
+            self.follower.manager.flush,
             lambda tp, error: self.failed.append((tp, error)),
         )
         self.fetcher = ReplicaFetcher(0, self, self.follows)

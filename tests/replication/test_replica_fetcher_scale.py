@@ -157,6 +157,7 @@ class Fetchers:
             ReplicaFetcherConfig(wait_max_ms=wait_max_ms, backoff_ms=20),
             ReplicationQuotaManager(SystemClock(), UNLIMITED),
             ReplicaTruncations(pool or InlinePool()),
+            self.hot.manager.flush,
             lambda tp, error: None,
         )
         self.fetcher = ReplicaFetcher(0, leader, self.context)

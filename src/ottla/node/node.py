@@ -435,6 +435,7 @@ class Node:
             self.tasks,
             runtime,
             self.dynamic_config,
+            self.logs,
             metadata,
             self.quorum.controllers,
             self._broker_epoch,
@@ -447,7 +448,7 @@ class Node:
             replica_lag_max_ms=config.number("replica.lag.time.max.ms"),
             submit_change=self.replication.alter_partition_manager.submit,
         )
-        self.replicas.retry_flush = self.log_flushes.retry
+        self.replicas.begin_flush = self.log_flushes.flush_in_background
         self._on_stop(self.replication.close)
         self.coordinators = Coordinators(
             runtime,

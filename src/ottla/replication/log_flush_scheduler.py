@@ -29,6 +29,7 @@ class LogFlushScheduler:
         self._clock: Final = clock
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._retries: dict[Partition, asyncio.Task[None]] = {}
+        self._in_background: dict[Partition, asyncio.Task[None]] = {}
 
     def flush_closed_segments(self, log: UnifiedLog) -> None:
         """Make the records of closed segments durable, in the background."""
@@ -37,6 +38,21 @@ class LogFlushScheduler:
     def flush(self, partition: Partition) -> Awaitable[None]:
         """Make the log of a partition durable, and commit what had to wait for that."""
         return asyncio.shield(self._begin(self._flush(partition)))
+
+    def flush_in_background(self, partition: Partition) -> None:
+        """Flush the log of a partition that this broker leads as often as `flush.messages` asks for it."""
+        if partition not in self._in_background:
+            task = self._in_background[partition] = self._begin(self._flush_while_due(partition))
+            task.add_done_callback(lambda _: self._in_background.pop(partition, None))
+
+    async def _flush_while_due(self, partition: Partition) -> None:
+        # A flush that was planned before an append does not cover it.
+        while partition.is_leader and partition.log.committable_offset < partition.log.log_end_offset:
+            flushed = partition.log.recovery_point
+            await self._flush(partition)
+            if partition.log.recovery_point == flushed:
+                self.retry(partition)  # the log is being truncated
+                return
 
     async def close(self) -> None:
         """Return once the flushes under way have ended."""

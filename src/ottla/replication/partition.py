@@ -120,8 +120,10 @@ class PartitionListener(Protocol):
         changed.
         """
 
-    def on_overdue_flush(self, partition: Partition) -> None:
-        """Records were appended, and their flush lacks room or file handles: it is to be tried again."""
+    def on_flush_due(self, partition: Partition) -> None:
+        """Records of the leader wait for a flush of the log before they are committed. It is to be done off
+        the event loop, again where it lacks room or file handles, and `on_flush` is to be called then.
+        """
 
     def submit_alter_partition(self, partition: Partition, change: PendingPartitionChange) -> None:
         """Ask the controller for an ISR; the answer goes to `handle_alter_partition_update` or `_error`."""
@@ -378,8 +380,8 @@ class Partition:
         self.partition_epoch = registration.partition_epoch
         self.leader_id = self.broker_id
         if not was_leader and self.log.committable_offset < end:
-            # As a follower it had no file handle for this flush, and no append may come.
-            self._listener.on_overdue_flush(self)
+            # As a follower it had no file handle for this flush, or no time, and no append may come.
+            self._listener.on_flush_due(self)
         self._maybe_increment_high_watermark(now_ms)
         self._on_progress()
         return not was_leader
@@ -518,11 +520,11 @@ class Partition:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         guard: VerificationGuard = SENTINEL_GUARD,
         transaction_version: int | None = None,
-        inline_flush: bool = True,
+        background_flush: bool = True,
     ) -> LogAppendInfo:
         """Append records as the leader. With acks=all, NOT_ENOUGH_REPLICAS before anything is written if the
-        ISR is too small. Without `inline_flush` the caller flushes and then calls `on_flush`. With it, a
-        flush that lacks room or file handles is tried again later, and the records are committed then.
+        ISR is too small. A flush that `flush.messages` asks for is done in the background, and the records
+        are not committed before; without `background_flush` the caller flushes, and then calls `on_flush`.
         """
         if self.leader_id != self.broker_id:
             self.check_leader()
@@ -542,10 +544,8 @@ class Partition:
                 transaction_version=transaction_version,
                 inline_flush=False,
             )
-            if info.flush_due and inline_flush:
-                self._flush_or_retry()
         except KafkaError as error:
-            self._note_refused_append(error, now_ms)
+            self.note_refused_append(error, now_ms)
             if (
                 error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
                 and self.rejects_appends_since_ms is not None
@@ -563,17 +563,11 @@ class Partition:
             statistics.produces += 1
             statistics.bytes_in += info.size
             statistics.messages_in += info.last_offset - info.first_offset + 1
+        if info.flush_due and background_flush:
+            self._listener.on_flush_due(self)
         self._maybe_increment_high_watermark(now_ms)
         self._on_progress()
         return info
-
-    def _flush_or_retry(self) -> None:
-        try:
-            self.log.flush()
-        except KafkaError:
-            if not self.log.directory.is_online:
-                raise
-            self._listener.on_overdue_flush(self)
 
     def on_flush(self, now_ms: int) -> None:
         """Commit the records that had to wait for a flush of the log."""
@@ -595,32 +589,34 @@ class Partition:
         """Append records of the leader, as they are.
 
         An empty log may begin in the middle of a batch, where the leader deleted records up to there. The
-        batch comes whole, so the files begin with it, and the log start stays where it is.
+        batch comes whole, so the files begin with it, and the log start stays where it is. A flush that
+        `flush.messages` asks for is left to the caller.
         """
         try:
             info = self._append_as_follower(data, leader_epoch, now_ms)
         except KafkaError as error:
-            self._note_refused_append(error, now_ms)
+            self.note_refused_append(error, now_ms)
             raise
         self.rejects_appends_since_ms = None
         self.statistics.replication_bytes_in += info.size
         return info
 
-    def _note_refused_append(self, error: KafkaError, now_ms: int) -> None:
+    def note_refused_append(self, error: KafkaError, now_ms: int) -> None:
+        """Note that records could not be appended, or not be made durable."""
         if error.code is ErrorCode.KAFKA_STORAGE_ERROR and self.rejects_appends_since_ms is None:
             self.rejects_appends_since_ms = now_ms
 
     def _append_as_follower(self, data: Buffer, leader_epoch: int, now_ms: int) -> LogAppendInfo:
         log = self.log
         try:
-            return log.append_as_follower(data, leader_epoch, now_ms=now_ms)
+            return log.append_as_follower(data, leader_epoch, now_ms=now_ms, inline_flush=False)
         except UnexpectedAppendOffset as error:
             start = log.log_start_offset
             if not (log.log_end_offset == start and error.first_offset < start <= error.last_offset):
                 raise
             log.truncate_fully_and_start_at(error.first_offset, start)
             self.on_truncation()
-            return log.append_as_follower(data, leader_epoch, now_ms=now_ms)
+            return log.append_as_follower(data, leader_epoch, now_ms=now_ms, inline_flush=False)
 
     # Fetching
 

@@ -136,13 +136,18 @@ class PartitionFetchState:
         known, self._last_error = self._last_error, cause
         return known != cause
 
+    @property
+    def is_flush_due(self) -> bool:
+        """Whether `flush.messages` asks for a flush of the log, which comes before the next request."""
+        log = self.partition.log
+        return log.committable_offset < log.log_end_offset
+
     def fetch_request(self, max_bytes: int) -> FetchPartition:
-        """The next request. It says that this replica has what is below its offset: where `flush.messages`
-        asks for a flush, and that has failed, it is done first.
+        """The next request. It says that this replica has what is below its offset, so no flush may be
+        due.
         """
         log = self.partition.log
-        if log.committable_offset < log.log_end_offset:
-            log.flush()
+        assert not self.is_flush_due, f"{self}: durable below {log.recovery_point} of {log.log_end_offset}"
         log.check_leader_epochs(self.leader_epoch)
         epoch = log.latest_epoch
         return FetchPartition(

@@ -11,6 +11,9 @@ others. A partition whose request changes is noted (`_changed`), and so is one t
 for few partitions at a time does not stall either. A session therefore grows over several requests, which do
 not wait at the leader.
 
+Where `flush.messages` asks for it, what a response has brought is synced in the pool before the next request,
+which tells the leader that this replica has it.
+
 Invariants: a response is processed only in the leader epoch of its request. Each partition is known to the
 session as it would be asked for now, or is noted to be named or forgotten, or is paused or truncated and not
 known.
@@ -28,6 +31,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, Protocol, TypeVar
 
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import (
     FetchPartition,
@@ -138,6 +142,8 @@ class ReplicaFetcherContext:
     config: ReplicaFetcherConfig
     quota: ReplicationQuotaManager
     truncations: ReplicaTruncations
+    # Makes a log durable, off the event loop.
+    flush: Callable[[UnifiedLog], Awaitable[None]]
     # Called for a partition whose directory went offline; it is no longer fetched.
     on_failure: Callable[[TopicPartition, Exception], None]
 
@@ -174,6 +180,8 @@ class ReplicaFetcher:
         # Known to the session, subject to the throttle, and behind.
         self._behind: dict[Key, None] = {}
         self._truncating: dict[Key, PartitionFetchState] = {}
+        # To be flushed before the next request.
+        self._unflushed: dict[Key, PartitionFetchState] = {}
         self._work: Final = asyncio.Event()
         self._turns: Final = Turns(context.clock)
         self._waits_at_leader = False
@@ -233,11 +241,12 @@ class ReplicaFetcher:
         self._begin_session()
         while True:
             self._turns.begin()
+            await self._flush_logs()
             named = await self._partitions_to_name()
             session = self._session
             if not named and len(session.known) == len(self._forgotten):
                 self._begin_session()
-                if not (self._changed or self._unnamed):
+                if not (self._changed or self._unnamed or self._unflushed):
                     await self._wait_for_work(self._next_pause_end_ms())
                 continue
             try:
@@ -372,6 +381,10 @@ class ReplicaFetcher:
             # A replica that caught up would join the ISR and then hold up the next record.
             self._pause(key, state, now_ms + _NO_ROOM_MS)
             return None
+        if state.is_flush_due:
+            self._set_aside(key)
+            self._unflushed[key] = state
+            return None
         asked = state.fetch_request(context.config.max_bytes)
         return None if asked == self._session.known.get(key) else asked
 
@@ -399,7 +412,7 @@ class ReplicaFetcher:
     def _wait_ms(self, named: int) -> int:
         """How long the leader may delay its response, if there is nothing new."""
         wait_max_ms = self._context.config.wait_max_ms
-        if self._changed or self._unnamed:
+        if self._changed or self._unnamed or self._unflushed:
             if not self._is_session_refused:
                 return 0
             # Without a session the partitions take turns.
@@ -473,6 +486,28 @@ class ReplicaFetcher:
                 self._name_again(key)
             elif answer.records:
                 self._changed[key] = None
+                if state.is_flush_due:
+                    self._unflushed[key] = state
+
+    async def _flush_logs(self) -> None:
+        """Make logs durable whose flush is due, all at the same time."""
+        if self._unflushed:
+            due, self._unflushed = self._unflushed, {}
+            await asyncio.gather(*(self._flush_log(key, state) for key, state in due.items()))
+
+    async def _flush_log(self, key: Key, state: PartitionFetchState) -> None:
+        context, partition = self._context, state.partition
+        try:
+            await context.flush(partition.log)
+        except Exception as error:
+            if isinstance(error, KafkaError):
+                partition.note_refused_append(error, context.clock.wall_ms())
+            self._on_partition_error(key, state, "the log could not be flushed", error)
+            return
+        if self._is_assigned(key, state):
+            self._changed[key] = None
+        else:
+            partition.on_flush(context.clock.wall_ms())  # this broker may lead by now
 
     def _name_again(self, key: Key) -> None:
         """Have the leader answer for a partition as if it were new to the session: within a session it sends

@@ -107,7 +107,7 @@ class ReplicaManager:
         # Rises with each change of `_partitions`, so that what was found by a walk over them can be kept.
         self.partitions_version = 0
         # Flushes a partition's log as soon as that is possible; set by the node.
-        self.retry_flush: Callable[[Partition], None] | None = None
+        self.begin_flush: Callable[[Partition], None] | None = None
         self._offline: dict[TopicPartition, KafkaError] = {}  # hosted, but the log cannot be used: why
         # Has every partition with `has_lagging_follower`, and those that made progress lately.
         self._maybe_lagging: dict[Partition, None] = {}
@@ -538,9 +538,9 @@ class ReplicaManager:
         for listener in self._progress_listeners:
             listener(partition)
 
-    def on_overdue_flush(self, partition: Partition) -> None:
-        if self.retry_flush is not None:
-            self.retry_flush(partition)
+    def on_flush_due(self, partition: Partition) -> None:
+        if self.begin_flush is not None:
+            self.begin_flush(partition)
 
     def submit_alter_partition(self, partition: Partition, change: PendingPartitionChange) -> None:
         if self._submit_change is not None:

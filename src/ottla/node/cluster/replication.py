@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from ottla.log.log_manager import LogManager
 from ottla.metadata.image.cache import MetadataCache
 from ottla.node.cluster.assignments_manager import AssignmentsManager
 from ottla.node.cluster.controller_channel import ControllerChannel
@@ -60,6 +61,7 @@ class BrokerReplication:
         tasks: TaskSupervisor,
         runtime: Runtime,
         config: DynamicBrokerConfig,
+        logs: LogManager,
         metadata: MetadataCache,
         controller: ControllerChannel,
         broker_epoch: Callable[[], int],
@@ -69,6 +71,7 @@ class BrokerReplication:
         self._clock: Final = runtime.clock
         self._pool: Final = runtime.pool
         self._config: Final = config
+        self._logs: Final = logs
         self._controller: Final = controller
         self._broker_epoch: Final = broker_epoch
         broker_id = config.current.node_id
@@ -131,6 +134,7 @@ class BrokerReplication:
             fetcher_config(config),
             self.follower_quota,
             ReplicaTruncations(self._pool),
+            self._logs.flush,
             self._on_fetch_failed,
         )
         return ReplicaFetcherManager(

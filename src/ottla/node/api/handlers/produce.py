@@ -258,7 +258,7 @@ class _Produce:
         acks = self.request.acks
         try:
             info = partition.append_records_to_leader(
-                data.records, now_ms=self._clock.wall_ms(), acks=acks, guard=guard, inline_flush=False
+                data.records, now_ms=self._clock.wall_ms(), acks=acks, guard=guard, background_flush=False
             )
         except KafkaError as error:
             partition.statistics.failed_produces += 1

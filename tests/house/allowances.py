@@ -43,7 +43,7 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.log.cleaner.cleaner._to_the_end": "its caller waits for it",
     "ottla.log.log_manager.LogManager.complete_log_creations": "the first record of a log completes it",
     "ottla.node.cluster.alter_replica_log_dirs.AlterReplicaLogDirsManager._copy_in_background": (
-        "logged, and the move continues at the next start"
+        "tries again until it is done, or a directory has failed"
     ),
     "ottla.node.cluster.broker_liveness_probe.BrokerLivenessProbe._start_probe": "logged, probed again",
     "ottla.node.cluster.quorum_member.QuorumMember.open.activate": "one call, next turn",

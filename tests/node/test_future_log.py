@@ -8,7 +8,7 @@ import pytest
 from tests.replication.partition_harness import PartitionHarness
 
 from ottla.log.unified_log import UnifiedLog
-from ottla.node.cluster.alter_replica_log_dirs import _truncate_what_differs
+from ottla.node.cluster.alter_replica_log_dirs import _begin_due_truncation
 from ottla.records.builder import build_batch
 
 
@@ -20,7 +20,8 @@ def grow(log: UnifiedLog, epoch: int, count: int, value: bytes) -> None:
 
 
 def copy(current: UnifiedLog, future: UnifiedLog) -> None:
-    _truncate_what_differs(future, current)
+    while (truncation := _begin_due_truncation(future, current)) is not None:
+        truncation.finish()
     while future.log_end_offset < current.log_end_offset:
         data = current.read(future.log_end_offset, 200).records
         future.append_as_follower(data, current.latest_epoch or 0, now_ms=0)

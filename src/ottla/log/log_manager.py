@@ -200,6 +200,11 @@ class LogManager:
         every = (*self._logs.values(), *self._future_logs.values())
         return [log for log in every if log.directory is directory]
 
+    @property
+    def future_partitions(self) -> list[TopicPartition]:
+        """The partitions that are being moved to another directory."""
+        return list(self._future_logs)
+
     def get_log(self, partition: TopicPartition, *, future: bool = False) -> UnifiedLog | None:
         """The log of a partition; None if there is none, KAFKA_STORAGE_ERROR if it cannot be used."""
         log = (self._future_logs if future else self._logs).get(partition)

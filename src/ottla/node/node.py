@@ -466,6 +466,7 @@ class Node:
             self.replication.assignments,
             self.replication.move_quota,
             runtime.clock,
+            runtime.pool,
         )
         self._on_stop(self.alter_log_dirs.stop)
         self._publisher = BrokerMetadataPublisher(

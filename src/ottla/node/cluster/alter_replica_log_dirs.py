@@ -2,8 +2,9 @@
 
 A copy, the future log, grows in the other directory until it has all that the current one has; then it
 takes its place, in one step on the event loop, so that no append falls between the two. What is appended
-meanwhile is copied like the rest, and what is truncated is truncated there too. A move that fails, or is
-cancelled by a move back, leaves the current log as it was.
+meanwhile is copied like the rest, and what is truncated is truncated there too. The copy, and what is
+truncated, waits for the disk in the pool. A move that fails, or is cancelled by a move back, leaves the
+current log as it was; unless one of the directories has failed, it is tried again.
 
 The controller has written the new directory before the copy replaces the log. Otherwise, if the new directory
 failed at the next start, the controller would take the replica for healthy, in a directory that it is not in
@@ -19,6 +20,7 @@ from typing import Final
 
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.log_manager import LogManager
+from ottla.log.truncation import LogTruncation
 from ottla.log.unified_log import UnifiedLog
 from ottla.node.cluster.assignments_manager import AssignmentsManager
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -28,12 +30,17 @@ from ottla.replication.partition_fetch_state import common_end_offset
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.replication.replication_quota_manager import ReplicationQuotaManager
 from ottla.runtime.clock import Clock
+from ottla.runtime.disk import NotInMemory, waiting
+from ottla.runtime.pool import Pool
 
 log = logging.getLogger(__name__)
 
 _STEP_BYTES: Final = 1024 * 1024
 # How often a copy that is throttled by `replica.alter.log.dirs.io.max.bytes.per.second` looks again.
 _THROTTLED_SECONDS: Final = 0.1
+# How long a move waits after an error, at first and at most.
+_FIRST_PAUSE_SECONDS: Final = 0.5
+_LONGEST_PAUSE_SECONDS: Final = 30.0
 
 
 class AlterReplicaLogDirsManager:
@@ -46,12 +53,14 @@ class AlterReplicaLogDirsManager:
         assignments: AssignmentsManager,
         quota: ReplicationQuotaManager,
         clock: Clock,
+        pool: Pool,
     ) -> None:
         self._logs: Final = logs
         self._replicas: Final = replicas
         self._assignments: Final = assignments
         self._quota: Final = quota
         self._clock: Final = clock
+        self._pool: Final = pool
         self._moves: dict[TopicPartition, tuple[Partition, asyncio.Task[None]]] = {}
 
     def begin(self, partition: Partition, path: str) -> None:
@@ -73,7 +82,6 @@ class AlterReplicaLogDirsManager:
             directory_id=target.directory_id,
             future=True,
         )
-        future.truncate_fully_and_start_at(current.log_start_offset)
         self._copy_in_background(partition, future)
 
     def check_directory(self, path: str) -> None:
@@ -120,14 +128,38 @@ class AlterReplicaLogDirsManager:
             log.error("%s could not be moved: %s", tp, error)
 
     async def _move(self, partition: Partition, future: UnifiedLog) -> None:
-        flushed = announced = False
+        """Move, and try again after an error for as long as both logs can be used."""
+        pause_s, cause = _FIRST_PAUSE_SECONDS, ""
+        while True:
+            try:
+                await self._copy_and_promote(partition, future)
+                return
+            except Exception as error:
+                if not (_is_usable(future) and _is_usable(partition.log)):
+                    raise
+                if cause != (cause := f"{type(error).__name__}: {error}"):
+                    log.warning(
+                        "%s could not be moved to %s yet: %s",
+                        partition.topic_partition,
+                        future.directory.path,
+                        error,
+                        exc_info=None if isinstance(error, KafkaError | OSError) else error,
+                    )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_SECONDS)
+
+    async def _copy_and_promote(self, partition: Partition, future: UnifiedLog) -> None:
+        flushes, announced = 0, False
         while True:
             current = partition.log
-            if _is_complete(future, current):
-                if not flushed:
-                    # In the pool; what is appended meanwhile is flushed by the promotion.
+            truncation = _begin_due_truncation(future, current)
+            if truncation is not None:
+                await truncation.run(self._pool)
+            elif future.log_end_offset == current.log_end_offset:
+                if flushes < 1 + announced:
+                    # Before and after the controller is asked, so that little is left for the promotion.
                     await self._logs.flush(future)
-                    flushed = True
+                    flushes += 1
                 elif not announced:
                     target = future.directory.directory_id
                     assert target is not None
@@ -138,7 +170,10 @@ class AlterReplicaLogDirsManager:
             elif self._quota.is_exceeded:
                 await asyncio.sleep(_THROTTLED_SECONDS)
             else:
-                self._copy_step(current, future)
+                try:
+                    self._copy_step(current, future, may_wait=False)
+                except NotInMemory as cold:
+                    await self._pool.run(cold.load)
                 await asyncio.sleep(0)
         self._promote(partition, future)
 
@@ -149,18 +184,20 @@ class AlterReplicaLogDirsManager:
         partition.replace_log(self._logs.replace_current_with_future_log(partition.topic_partition))
         log.info("%s has moved to %s", partition.topic_partition, future.directory.path)
 
-    def _copy_step(self, current: UnifiedLog, future: UnifiedLog) -> None:
-        data = current.read(future.log_end_offset, _STEP_BYTES).records
+    def _copy_step(self, current: UnifiedLog, future: UnifiedLog, *, may_wait: bool = True) -> None:
+        with waiting(may_wait):
+            data = current.read(future.log_end_offset, _STEP_BYTES).records
         self._quota.record(len(data))
         epoch = current.latest_epoch
-        future.append_as_follower(data, 0 if epoch is None else epoch, now_ms=self._clock.wall_ms())
+        now_ms = self._clock.wall_ms()
+        future.append_as_follower(data, 0 if epoch is None else epoch, now_ms=now_ms, inline_flush=False)
         future.update_high_watermark(min(current.high_watermark, future.log_end_offset))
 
     def resume(self) -> None:
         """Continue the moves that were under way when the node stopped."""
-        for partition in self._replicas:
-            future = self._logs.get_log(partition.topic_partition, future=True)
-            if future is not None:
+        for tp in self._logs.future_partitions:
+            partition, future = self._replicas.find(tp), self._logs.get_log(tp, future=True)
+            if partition is not None and future is not None:
                 self._copy_in_background(partition, future)
 
     async def stop(self) -> None:
@@ -182,28 +219,34 @@ class AlterReplicaLogDirsManager:
         """Copy the rest without a pause: it is what was appended after the copy was complete."""
         future = self._logs.get_log(partition.topic_partition, future=True)
         if future is not None:
-            while not _is_complete(future, partition.log):
-                self._copy_step(partition.log, future)
+            while (
+                truncation := _begin_due_truncation(future, partition.log)
+            ) is not None or future.log_end_offset != partition.log.log_end_offset:
+                if truncation is not None:
+                    truncation.finish()
+                else:
+                    self._copy_step(partition.log, future)
             self._promote(partition, future)
 
 
-def _is_complete(future: UnifiedLog, current: UnifiedLog) -> bool:
-    """Truncate the copy where it differs from the log, and return whether it has all that the log has."""
-    if future.log_end_offset < current.log_start_offset:
-        future.truncate_fully_and_start_at(current.log_start_offset)
-    _truncate_what_differs(future, current)
-    return future.log_end_offset == current.log_end_offset
+def _is_usable(log: UnifiedLog) -> bool:
+    return log.directory.is_online and not log.is_closed
 
 
-def _truncate_what_differs(future: UnifiedLog, current: UnifiedLog) -> None:
-    """Truncate the copy to what the log still has: a follower truncates its log when its leader was elected
-    without its last records, and then appends others.
+def _begin_due_truncation(future: UnifiedLog, current: UnifiedLog) -> LogTruncation | None:
+    """Begin to truncate the copy to what the log still has; None if it has nothing else. A follower truncates
+    its log when its leader was elected without its last records, and then appends others.
     """
-    while (epoch := future.latest_epoch) is not None and future.log_end_offset > future.log_start_offset:
+    if future.log_end_offset < current.log_start_offset:
+        return future.begin_full_truncation(current.log_start_offset)
+    epoch = future.latest_epoch
+    if epoch is not None and future.log_end_offset > future.log_start_offset:
         known_epoch, end = current.end_offset_for_epoch(epoch)
-        if known_epoch == epoch and future.log_end_offset <= end:
-            break
-        target = common_end_offset(future, known_epoch, end) if known_epoch >= 0 else current.log_start_offset
-        future.truncate_to(max(target, future.log_start_offset))
+        if known_epoch != epoch or future.log_end_offset > end:
+            target = (
+                common_end_offset(future, known_epoch, end) if known_epoch >= 0 else current.log_start_offset
+            )
+            return future.begin_truncation(max(target, future.log_start_offset))
     if future.log_end_offset > current.log_end_offset:
-        future.truncate_to(current.log_end_offset)
+        return future.begin_truncation(current.log_end_offset)
+    return None

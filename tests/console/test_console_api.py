@@ -567,6 +567,22 @@ class TestStorage:
         assert {each["kind"] for each in rows["rows"]} == {"batch", "record"}
         assert api.get(path, name="partition.metadata")["rows"][0]["data"]["version"] == "0"
 
+    def test_producers_and_their_open_transactions_are_those_of_the_running_log(
+        self, api: ApiClient, console_node: LocalNode
+    ) -> None:
+        """No snapshot is on disk before a segment is rolled."""
+        with (
+            topic_of(api, "produced", 1) as topic,
+            Producer(console_node.bootstrap_servers, transactional_id="of-files") as producer,
+        ):
+            producer.begin_transaction()
+            producer.send(topic, b"not committed yet")
+            (open_one,) = api.get(f"/api/topics/{topic}/files")["producers"]
+            assert (open_one["currentTxnFirstOffset"], open_one["lastOffset"]) == (0, 0)
+            producer.commit_transaction()
+            (ended,) = api.get(f"/api/topics/{topic}/files")["producers"]
+            assert (ended["producerId"], ended["currentTxnFirstOffset"]) == (open_one["producerId"], None)
+
     @pytest.mark.parametrize("name", ["../meta.properties", "/etc/passwd", "..", "", "x\0y", "none.log"])
     def test_no_other_file_can_be_read(self, api: ApiClient, name: str) -> None:
         with topic_of(api, f"safe-{abs(hash(name))}", 1) as topic:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from heapq import nlargest
 from itertools import accumulate
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ottla.console.files.inspector import NodeCounters, PartitionState
+from ottla.console.files.partition_files import MAX_PRODUCERS
 from ottla.log.directory.dir_names import dir_name
+from ottla.log.producers.state_manager import ProducerStateManager
 from ottla.node.network.request_statistics import TIME_BOUNDS_MS, RequestStatistics
 from ottla.node.node import Node
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition
@@ -20,6 +23,26 @@ __all__ = ["RunningNodeInspector"]
 _WAITING: Final = ("Fetch", "ShareFetch", "JoinGroup", "SyncGroup")
 
 T = TypeVar("T")
+
+
+def _producers(state: ProducerStateManager) -> list[dict[str, Any]]:
+    """The producers of a log, those with an open transaction first, then those that wrote last."""
+    found = nlargest(
+        MAX_PRODUCERS,
+        state.active_producers.values(),
+        key=lambda each: (each.current_txn_first_offset is not None, each.last_data_offset),
+    )
+    return [
+        {
+            "producerId": each.producer_id,
+            "producerEpoch": each.producer_epoch,
+            "lastSequence": each.last_sequence,
+            "lastOffset": each.last_data_offset,
+            "lastTimestamp": each.last_timestamp,
+            "currentTxnFirstOffset": each.current_txn_first_offset,
+        }
+        for each in found
+    ]
 
 
 class RunningNodeInspector:
@@ -63,6 +86,7 @@ class RunningNodeInspector:
             log.high_watermark,
             log.last_stable_offset,
             log.recovery_point,
+            None if log.loaded_producer_state is None else _producers(log.loaded_producer_state),
         )
 
     async def tasks(self) -> list[TaskStatus]:

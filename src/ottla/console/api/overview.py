@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 from ottla import __version__
 from ottla.client.admin.cluster import Quorum
+from ottla.client.admin.configs import ResourceType
 from ottla.client.admin.log_dirs import LogDir
 from ottla.client.cluster_metadata import TopicInfo
 from ottla.console.api.streams import event_stream
@@ -32,6 +33,9 @@ _KEEP_SECONDS: Final = 600.0
 MAX_WARNINGS: Final = 50
 _MAX_NAMED: Final = 5
 _LOW_SPACE: Final = 0.05
+MAX_MIN_ISR_TOPICS: Final = 50
+_MIN_ISR: Final = "min.insync.replicas"
+_SILENT_MS: Final = 10_000
 
 
 async def overview(context: ApiContext, _request: ApiRequest) -> dict[str, Any]:
@@ -68,6 +72,7 @@ async def overview(context: ApiContext, _request: ApiRequest) -> dict[str, Any]:
     for directory in directories or ():
         by_broker.setdefault(directory.broker_id, []).append(directory)
     tasks = await _tasks(context)
+    below = await _under_min_isr(context, topics, problems)
     return {
         "clusterId": cluster.cluster_id,
         "controllerId": cluster.controller_id,
@@ -90,14 +95,21 @@ async def overview(context: ApiContext, _request: ApiRequest) -> dict[str, Any]:
         "internalTopics": sum(topic.is_internal for topic in topics),
         "partitions": len(partitions),
         "underReplicatedPartitions": sum(map(is_under_replicated, partitions)),
-        "underMinIsrPartitions": None,
+        "underMinIsrPartitions": sum(below.values()),
         "offlinePartitions": sum(map(is_offline, partitions)),
         "groups": None if groups is None else len(groups),
         "features": [
             {"name": name, "finalized": each.finalized, "min": each.min_supported, "max": each.max_supported}
             for name, each in (features or {}).items()
         ],
-        "warnings": warnings_of(topics, known, directories or [], tasks)[:MAX_WARNINGS],
+        "warnings": warnings_of(
+            topics,
+            known,
+            directories or [],
+            tasks,
+            under_min_isr=below,
+            silent_voters=_silent_voters(quorum),
+        )[:MAX_WARNINGS],
         "node": await _node(context, tasks),
         "problems": problems,
     }
@@ -140,8 +152,53 @@ def _quorum(quorum: Quorum) -> dict[str, Any]:
     }
 
 
+async def _under_min_isr(context: ApiContext, topics: list[TopicInfo], problems: list[str]) -> dict[str, int]:
+    """How many partitions of each topic have fewer replicas in sync than `min.insync.replicas`. Topics that
+    have all their replicas are not asked for it.
+    """
+    behind = [topic for topic in topics if any(map(is_under_replicated, topic.partitions))]
+    if len(behind) > MAX_MIN_ISR_TOPICS:
+        problems.append(
+            f"{len(behind)} topics are under-replicated: min.insync.replicas was read of {MAX_MIN_ISR_TOPICS}"
+        )
+    admin = await context.access.admin()
+
+    async def min_isr(topic: TopicInfo) -> int:
+        try:
+            found = await admin.configs.describe(ResourceType.TOPIC, topic.name, keys=(_MIN_ISR,))
+            return int(found[_MIN_ISR].value or 1)
+        except (KafkaError, KeyError, ValueError):
+            return 1  # a topic that is gone by now, or one whose settings this user may not see
+
+    asked = behind[:MAX_MIN_ISR_TOPICS]
+    bounds = await asyncio.gather(*map(min_isr, asked))
+    found = {
+        topic.name: sum(len(each.isr) < bound for each in topic.partitions)
+        for topic, bound in zip(asked, bounds, strict=True)
+    }
+    return {name: count for name, count in found.items() if count}
+
+
+def _silent_voters(quorum: Quorum | None) -> list[int]:
+    """Voters that have not fetched for a while, by the clock of the leader: those who fetched last."""
+    if quorum is None:
+        return []
+    latest = max((each.last_fetch_timestamp for each in (*quorum.voters, *quorum.observers)), default=-1)
+    return [
+        each.replica_id
+        for each in quorum.voters
+        if each.replica_id != quorum.leader_id and latest - each.last_fetch_timestamp > _SILENT_MS
+    ]
+
+
 def warnings_of(
-    topics: list[TopicInfo], brokers: set[int], directories: list[LogDir], tasks: list[TaskStatus] | None
+    topics: list[TopicInfo],
+    brokers: set[int],
+    directories: list[LogDir],
+    tasks: list[TaskStatus] | None,
+    *,
+    under_min_isr: dict[str, int],
+    silent_voters: list[int],
 ) -> list[dict[str, Any]]:
     """What is wrong now, the worst first."""
     errors: list[dict[str, Any]] = []
@@ -150,6 +207,16 @@ def warnings_of(
     if offline:
         text = f"{_counted(offline, 'partition has', 'partitions have')} no leader, of {_named(offline)}."
         errors.append(_warning("error", text, page="topics", health="offline"))
+    if under_min_isr:
+        text = (
+            f"{_counted(under_min_isr, 'partition has', 'partitions have')} fewer replicas in sync than "
+            f"min.insync.replicas, of {_named(under_min_isr)}: writes with acks=all fail."
+        )
+        errors.append(_warning("error", text, page="topics", health="underReplicated"))
+    errors += (
+        _warning("error", f"Controller {voter} is a voter of the quorum, but does not fetch from its leader.")
+        for voter in silent_voters[:_MAX_NAMED]
+    )
     behind = _affected(topics, lambda each: is_under_replicated(each) and not is_offline(each))
     if behind:
         text = f"{_counted(behind, 'partition is', 'partitions are')} under-replicated, of {_named(behind)}."

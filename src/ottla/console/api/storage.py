@@ -81,6 +81,7 @@ async def files(context: ApiContext, request: ApiRequest) -> dict[str, Any]:
         "partition": partition.partition,
         "broker": inspector.node_id,
         **found,
+        **({} if state is None or state.producers is None else {"producers": state.producers}),
         "state": None
         if state is None
         else {

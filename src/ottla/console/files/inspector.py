@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from ottla.log.directory.dir_names import dir_name
 from ottla.protocol.names import TopicPartition
@@ -20,13 +20,16 @@ __all__ = ["DataDirectories", "NodeCounters", "NodeInspector", "PartitionState"]
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """A log in memory. `producers` have the fields of `/api/…/files`."""
+    """A log in memory. `producers` have the fields of `/api/…/files`; None if the log did not need them yet,
+    and they are as in its newest snapshot.
+    """
 
     log_start_offset: int
     end_offset: int
     high_watermark: int
     last_stable_offset: int
     recovery_point: int
+    producers: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,6 +269,33 @@ def test_of_two_brokers_that_fall_silent_none_is_fenced_before_its_session_ends(
     nodes.run(life())
 
 
+def test_a_broker_is_not_fenced_early_while_another_may_have_lost_its_power_since_its_heartbeat() -> None:
+    """Its last heartbeat is from before the first one was probed, and is not old enough to probe it too."""
+    nodes = SimNodes({1: "controller", **dict.fromkeys((2, 3, 4, 5), "broker")})
+
+    async def heartbeat(broker: int) -> None:
+        active = nodes.nodes[1].quorum.active_controller.require()
+        await nodes.until(lambda: any(id == broker for id, _ in active.silent_brokers(50)))
+        nodes.nodes[broker].lifecycle.heartbeat_now()
+        await nodes.until(lambda: all(id != broker for id, _ in active.silent_brokers(50)))
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        await heartbeat(2)
+        nodes.machines[2].pause()
+        await asyncio.sleep(2.5)
+        await heartbeat(3)
+        nodes.kill(3, silently=True)
+        took = await nodes.until(lambda: nodes.is_fenced(2, 1) or nodes.is_fenced(3, 1))
+        assert took > 4
+        await nodes.until(lambda: nodes.is_fenced(2, 1) and nodes.is_fenced(3, 1))
+        assert not nodes.is_fenced(4, 1)
+        assert not nodes.is_fenced(5, 1)
+
+    nodes.run(life())
+
+
 class WithOtherAddresses(SimNodes):
     """Nodes that advertise an address which refuses connections from the nodes themselves."""
 

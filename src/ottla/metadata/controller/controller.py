@@ -8,7 +8,7 @@ and indexes over the image. Invariant: the image changes by `Controller.replay` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -460,21 +460,23 @@ class Controller:
 
     def silent_brokers(self, now_ns: int, for_ns: int) -> list[tuple[int, int]]:
         """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat for `for_ns`."""
-        brokers = self.image.cluster.brokers
-        return [
-            (id, epoch)
-            for id, epoch in self._heartbeats.sessions_silent_since(now_ns - for_ns)
-            if id in brokers and brokers[id].epoch == epoch and not brokers[id].fenced
-        ]
+        return self._unfenced(self._heartbeats.sessions_silent_since(now_ns - for_ns))
+
+    def brokers_not_heard_since(self, since_ns: int) -> list[tuple[int, int]]:
+        """The (broker, epoch) of the unfenced brokers of which no heartbeat has come since then."""
+        return self._unfenced(self._heartbeats.sessions_not_heard_since(since_ns))
 
     def brokers_without_heartbeat(self) -> list[tuple[int, int]]:
         """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat to this controller
         yet.
         """
+        return self._unfenced(self._heartbeats.sessions_without_heartbeat())
+
+    def _unfenced(self, sessions: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         brokers = self.image.cluster.brokers
         return [
             (id, epoch)
-            for id, epoch in self._heartbeats.sessions_without_heartbeat()
+            for id, epoch in sessions
             if id in brokers and brokers[id].epoch == epoch and not brokers[id].fenced
         ]
 

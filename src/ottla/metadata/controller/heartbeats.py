@@ -45,56 +45,69 @@ class _Broker:
         return BrokerControlState.FENCED if self.fenced else BrokerControlState.UNFENCED
 
 
+@dataclass(slots=True)
+class _Session:
+    contact_ns: int  # the session runs from here
+    heard_ns: int | None  # when the last heartbeat to this controller came; None before the first one
+
+
 class BrokerHeartbeatManager:
     def __init__(self, session_timeout_ms: int) -> None:
         self._session_timeout_ns: Final = session_timeout_ms * 1_000_000
         self._brokers: dict[int, _Broker] = {}
-        self._contact_ns: dict[tuple[int, int], int] = {}  # (broker, epoch) -> time of the last heartbeat
-        self._without_heartbeat: set[tuple[int, int]] = (
-            set()
-        )  # sessions without a heartbeat to this controller yet
+        self._sessions: dict[tuple[int, int], _Session] = {}  # by (broker, epoch)
 
     def track(self, broker: int, epoch: int, now_ns: int) -> None:
         """Note a heartbeat of the broker."""
-        self._contact_ns[(broker, epoch)] = now_ns
-        self._without_heartbeat.discard((broker, epoch))
+        self._sessions[(broker, epoch)] = _Session(now_ns, now_ns)
 
     def inherit_session(self, broker: int, epoch: int, now_ns: int) -> None:
         """Give the broker a session because it had one with the previous controller."""
-        self._contact_ns[(broker, epoch)] = now_ns
-        self._without_heartbeat.add((broker, epoch))
+        self._sessions[(broker, epoch)] = _Session(now_ns, None)
 
     def sessions_without_heartbeat(self) -> list[tuple[int, int]]:
         """The (broker, epoch) of the brokers that have not sent a heartbeat to this controller yet."""
-        return [key for key in self._contact_ns if key in self._without_heartbeat]
+        return [key for key, session in self._sessions.items() if session.heard_ns is None]
 
     def has_valid_session(self, broker: int, epoch: int, now_ns: int) -> bool:
-        contact = self._contact_ns.get((broker, epoch))
-        return contact is not None and not self._is_expired(contact, now_ns)
+        session = self._sessions.get((broker, epoch))
+        return session is not None and not self._is_expired(session, now_ns)
 
-    def _is_expired(self, contact_ns: int, now_ns: int) -> bool:
-        return contact_ns + self._session_timeout_ns < now_ns
+    def _is_expired(self, session: _Session, now_ns: int) -> bool:
+        return session.contact_ns + self._session_timeout_ns < now_ns
 
     def maybe_remove_expired(self, now_ns: int) -> tuple[int, int] | None:
         """Remove and return one (broker, epoch) whose session has expired; None if there is none."""
-        for key, contact in self._contact_ns.items():
-            if self._is_expired(contact, now_ns):
-                del self._contact_ns[key]
+        for key, session in self._sessions.items():
+            if self._is_expired(session, now_ns):
+                del self._sessions[key]
                 return key
         return None
 
     def end_session(self, broker: int, epoch: int) -> None:
         """Remove the session of a broker whose process has ended."""
-        self._contact_ns.pop((broker, epoch), None)
+        self._sessions.pop((broker, epoch), None)
 
     def sessions_silent_since(self, since_ns: int) -> list[tuple[int, int]]:
-        """The (broker, epoch) of the sessions without a heartbeat since `since_ns`."""
-        return [key for key, contact in self._contact_ns.items() if contact < since_ns]
+        """The (broker, epoch) of the sessions without a heartbeat since `since_ns`, time in which this
+        controller did not run left out.
+        """
+        return [key for key, session in self._sessions.items() if session.contact_ns < since_ns]
+
+    def sessions_not_heard_since(self, since_ns: int) -> list[tuple[int, int]]:
+        """The (broker, epoch) of the sessions of which no heartbeat has come since `since_ns`, for whatever
+        reason.
+        """
+        return [
+            key
+            for key, session in self._sessions.items()
+            if session.heard_ns is None or session.heard_ns < since_ns
+        ]
 
     def extend_sessions(self, gap_ns: int) -> None:
         """Prolong all sessions: the controller could not read heartbeats for `gap_ns`."""
-        for key in self._contact_ns:
-            self._contact_ns[key] += gap_ns
+        for session in self._sessions.values():
+            session.contact_ns += gap_ns
 
     def register(self, broker: int, *, fenced: bool) -> None:
         known = self._brokers.get(broker)

@@ -271,6 +271,12 @@ class QuorumController:
         """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat for `for_ms`."""
         return self.controller.silent_brokers(self._runtime.clock.monotonic_ns(), for_ms * 1_000_000)
 
+    def brokers_not_heard_since(self, since_ns: int) -> list[tuple[int, int]]:
+        """The (broker, epoch) of the unfenced brokers of which no heartbeat has come since this time of the
+        monotonic clock.
+        """
+        return self.controller.brokers_not_heard_since(since_ns)
+
     def brokers_without_heartbeat(self, for_ms: int) -> list[tuple[int, int]]:
         """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat to this controller in
         the `for_ms` and more that it is active.

@@ -9,9 +9,9 @@ answers has its full session.
 A mistake costs more than leaderships: a broker that is fenced leaves the in-sync sets, and what it has is not
 counted on any more. If the others then lose data, records are lost that it still had. A refused connection is
 no mistake, as the process has ended. Silence may be one, since it is the same whether the broker or this
-controller is cut off. Invariant: silence ends a session early only while a majority of the quorum follows
-this controller and every other broker is heard, so that at most one broker is doubted at a time. Otherwise
-the session decides, as in Kafka.
+controller is cut off. Invariant: silence ends a session early only if, since the probe began, a majority of
+the quorum has fetched from this controller and every other broker has sent a heartbeat, so that at most one
+broker is doubted at a time. Otherwise the session decides, as in Kafka.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ _WITHOUT_HEARTBEAT_PART: Final = 1 / 9
 _ANSWER_PART: Final = 2 / 9
 # How long a broker that answers, but sends no heartbeats, is not probed again.
 _REPEAT_SECONDS: Final = 1.0
+# How soon to look again for heartbeats of the other brokers.
+_LOOK_AGAIN_SECONDS: Final = 0.05
 
 
 class ProbeResult(Enum):
@@ -140,17 +142,29 @@ class BrokerLivenessProbe:
             # It has its time, also where it turned out at once that it cannot be probed.
             waited_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
             await asyncio.sleep(max(wait_ms - waited_ms, 0) / 1000)
+            if not await self._hears_all_others(broker, epoch, began_ns):
+                return
         active = self._active_controller.current
         asked_ms = (clock.monotonic_ns() - began_ns) // 1_000_000
         if active is None or (broker, epoch) not in active.silent_brokers(asked_ms):
             return
-        if sign is not ProbeResult.GONE:
-            if not active.is_followed_since(began_ns):
-                return  # this controller may be the one that is cut off
-            silent = active.silent_brokers(int(session_ms * _SILENT_PART))
-            if any(each != (broker, epoch) for each in (*silent, *active.brokers_without_heartbeat(0))):
-                return
+        if sign is not ProbeResult.GONE and not active.is_followed_since(began_ns):
+            return  # this controller may be the one that is cut off
         await self._fence(broker, epoch, f"it sends no heartbeats, and when it was probed: {sign.value}")
+
+    async def _hears_all_others(self, broker: int, epoch: int, since_ns: int) -> bool:
+        """Whether all other unfenced brokers have sent a heartbeat since then; waits for that, but not longer
+        than until the next heartbeat of each is due.
+        """
+        clock, interval_ms = self._runtime.clock, self._config.current.number("broker.heartbeat.interval.ms")
+        deadline_ns = clock.monotonic_ns() + interval_ms * 1_000_000
+        while (active := self._active_controller.current) is not None:
+            if all(each == (broker, epoch) for each in active.brokers_not_heard_since(since_ns)):
+                return True
+            if clock.monotonic_ns() >= deadline_ns:
+                return False
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        return False
 
     async def _probe(self, broker: int, epoch: int, timeout_ms: int) -> ProbeResult:
         """Probe all listeners of the broker. It is gone only if each of them refuses, as some may be meant

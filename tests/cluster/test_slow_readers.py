@@ -25,7 +25,7 @@ SETTINGS = {
 RECORDS = 100
 COMMITS = 10
 # They take much less in a second than new ones are given, so that the memory fills up on any machine, and
-# something within each second, so that they are not closed.
+# something within each second, so that only those with large responses are closed.
 READ_EVERY_S = 0.4
 NEW_AT_ONCE = 8
 
@@ -39,7 +39,7 @@ def _fetch_request(topic: str, partition: int) -> bytes:
 
 
 class SlowReaders:
-    """Clients that ask for much and take a little of it now and then, so that they are not closed."""
+    """Clients that ask for much and take a little of it now and then, so that most are not closed."""
 
     def __init__(self, port: int, request: bytes) -> None:
         self._port = port

@@ -91,6 +91,8 @@ class FetchHarness:
         # What may be sent at once, and how often a partition was read.
         self.response_bytes = MANY_BYTES
         self.reads: list[int] = []
+        # What requests were counted with, beyond their frames.
+        self.decoded: list[int] = []
         self._partitions = partitions
         self._assigned = replicas
         self._count_reads(monkeypatch)
@@ -183,6 +185,7 @@ class FetchHarness:
             is_turn=True,
             response_bytes=self.response_bytes,
             hold=lambda size: None,
+            count_decoded=self.decoded.append,
             connection=self.connection,
         )
 

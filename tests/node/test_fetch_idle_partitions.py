@@ -9,7 +9,7 @@ import pytest
 from tests.node.fetch_harness import MANY_BYTES, TOPIC, FetchHarness, SessionClient, settle
 
 from ottla.log.config.log_config import LogConfig
-from ottla.node.fetch.session import CachedPartition
+from ottla.node.fetch.session import REQUESTED_PARTITION_BYTES, SESSION_PARTITION_BYTES, CachedPartition
 from ottla.protocol.acl import AclResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.metadata_records import TopicRecord
@@ -292,6 +292,24 @@ async def test_connections_keep_a_bounded_number_of_partitions(monkeypatch: pyte
     assert await fetch_all(client, offsets) == (everything, everything, [])
     assert broker.connection.kept_fetch is None
     assert not any(partition._watchers for partition in broker.replicas)
+
+
+async def test_what_is_kept_and_what_is_asked_for_count_in_the_memory_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker, client, offsets = await sessionless(monkeypatch, 100)
+    memory = broker.fetch_sessions._memory.clients
+    await fetch_all(client, offsets)
+    assert memory.sessions == 100 * SESSION_PARTITION_BYTES
+    assert broker.decoded == [100 * REQUESTED_PARTITION_BYTES]
+    broker.connection.kept_fetch.close()
+    assert memory.sessions == 0
+    # Where nothing may be kept, the request counts with all that it takes.
+    broker.connection.kept_fetch = None
+    broker.fetch_sessions.max_kept_partitions = 99
+    await fetch_all(client, offsets)
+    assert memory.sessions == 0
+    assert broker.decoded[1:] == [100 * (REQUESTED_PARTITION_BYTES + SESSION_PARTITION_BYTES)]
 
 
 async def test_a_second_request_at_the_same_time_is_read_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from ottla.node.fetch.session import (
     INITIAL_EPOCH,
     MIN_EVICTION_MS,
     NO_SESSION,
+    SESSION_PARTITION_BYTES,
     FetchContext,
     FetchKey,
     FetchSessionCache,
@@ -13,6 +14,7 @@ from ottla.node.fetch.session import (
     SessionErrorContext,
     next_epoch,
 )
+from ottla.node.network.memory_budget import MemoryBudget
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import EpochEndOffset, FetchPartition, PartitionData
 from ottla.runtime.random import SeededRandom
@@ -24,9 +26,9 @@ TOPIC = bytes(range(16))
 class Fetcher:
     """A client of a cache, which knows its session and epoch as a real one does."""
 
-    def __init__(self, slots: int = 10) -> None:
+    def __init__(self, slots: int = 10, memory: MemoryBudget | None = None) -> None:
         self.clock = SimClock()
-        self.cache = FetchSessionCache(slots, SeededRandom(7), self.clock)
+        self.cache = FetchSessionCache(slots, SeededRandom(7), self.clock, memory=memory)
 
     def begin(
         self,
@@ -245,3 +247,74 @@ def test_a_partition_that_was_idle_keeps_its_place_before_those_that_had_records
     idle = fetch.session.partitions[key(0)]
     del fetch.session.dirty[idle]  # it is clean, and then named again
     assert list(to_read(fetcher.begin(session, 2, 0))) == [0, 2, 1]
+
+
+# Memory
+
+
+def budget_for(partitions: int) -> MemoryBudget:
+    """A budget in which the new sessions of clients may have so many partitions."""
+    return MemoryBudget(partitions * SESSION_PARTITION_BYTES * 4 * 8 // 5)
+
+
+def test_sessions_count_in_the_memory_budget_until_they_end() -> None:
+    memory = budget_for(1000)
+    fetcher = Fetcher(memory=memory)
+    limit = memory.clients.limit
+    session = fetcher.new_session(*range(600))
+    assert memory.clients.sessions == 600 * SESSION_PARTITION_BYTES
+    assert memory.clients.limit == limit - memory.clients.sessions
+    fetcher.begin(session, 1, *range(600, 700))
+    assert memory.clients.sessions == 700 * SESSION_PARTITION_BYTES
+    fetcher.begin(session, 2, forget=tuple(range(650)))
+    assert memory.clients.sessions == 50 * SESSION_PARTITION_BYTES
+    fetcher.begin(session, FINAL_EPOCH)
+    assert memory.used == 0
+    assert memory.clients.limit == limit
+
+
+def test_beyond_a_share_of_the_memory_there_are_no_new_sessions_and_none_grows() -> None:
+    memory = budget_for(1000)
+    fetcher = Fetcher(memory=memory)
+    first, second = fetcher.new_session(*range(600)), fetcher.new_session(*range(300))
+    assert fetcher.new_session(*range(200)) == NO_SESSION
+    assert fetcher.new_session(*range(100)) != NO_SESSION
+    # Those that exist may grow a little beyond that.
+    assert isinstance(fetcher.begin(first, 1, *range(400, 1000)), IncrementalFetchContext)
+    refused = fetcher.begin(second, 1, *range(300, 500))
+    assert isinstance(refused, SessionErrorContext)
+    assert refused.error is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    # It is gone, and its fetcher begins again.
+    assert memory.clients.sessions == (1000 + 100) * SESSION_PARTITION_BYTES
+    assert isinstance(fetcher.begin(first, 2), IncrementalFetchContext)
+
+
+def test_one_session_cannot_grow_without_bound() -> None:
+    memory = budget_for(1000)
+    fetcher = Fetcher(memory=memory)
+    session = fetcher.new_session(0)
+    epoch = 1
+    while isinstance(
+        fetcher.begin(session, epoch, *range(epoch * 100, epoch * 100 + 100)), IncrementalFetchContext
+    ):
+        epoch += 1
+        assert memory.clients.sessions <= 1500 * SESSION_PARTITION_BYTES
+    assert memory.used == 0
+
+
+def test_followers_have_memory_of_their_own() -> None:
+    memory = budget_for(1000)
+    fetcher = Fetcher(memory=memory)
+    assert fetcher.new_session(*range(1000)) != NO_SESSION
+    assert fetcher.new_session(*range(500), follower=True) != NO_SESSION
+    assert memory.nodes.sessions == 500 * SESSION_PARTITION_BYTES
+
+
+def test_sessions_that_have_long_been_idle_make_room_for_new_ones() -> None:
+    memory = budget_for(1000)
+    fetcher = Fetcher(memory=memory)
+    old = fetcher.new_session(*range(800))
+    fetcher.clock.advance_ms(MIN_EVICTION_MS + 1)
+    assert fetcher.new_session(*range(900)) != NO_SESSION
+    assert isinstance(fetcher.begin(old, 1), SessionErrorContext)
+    assert memory.clients.sessions == 900 * SESSION_PARTITION_BYTES

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.network import memory_budget
+from ottla.node.network import connection, memory_budget
 from ottla.node.network.connection import Parts, PendingRequest
 from ottla.node.network.memory_budget import MemoryPool
 from ottla.node.network.server import SocketServer
@@ -42,6 +42,9 @@ class Script:
             case b"fetch":
                 size = int(rest)
                 return self._fetch(pending, size) if pending.is_turn else self._fetch_later(pending, size)
+            case b"poll":
+                pending.count_decoded(int(rest))
+                return self._poll(pending)
             case b"broker":
                 pending.connection.mark_inter_broker()
         return [frame(bytes(data))]
@@ -54,6 +57,10 @@ class Script:
     async def _fetch_later(self, pending: PendingRequest, size: int) -> Parts:
         await pending.wait_for_turn()
         return self._fetch(pending, size)
+
+    async def _poll(self, pending: PendingRequest) -> Parts:
+        await self.gate.wait()
+        return await self._fetch_later(pending, 1000)
 
     async def _produce(self, size: int) -> Parts:
         self.in_progress += size
@@ -193,20 +200,20 @@ def test_clients_that_do_not_read_together_hold_no_more_than_the_limit() -> None
             pool, server = bench.pool, bench.server
             good = await bench.client()
             assert len(await good.ask(b"fetch 1000000")) == 1_000_000
-            slow = [await bench.client() for _ in range(30)]
+            slow = [await bench.client() for _ in range(23)]
             for client in slow:
                 await client.send(b"fetch 4000000", b"fetch 4000000")
                 # Each is counted before the next response is made.
                 assert len(await good.ask(b"echo still here")) == 15
                 assert pool.used <= pool.limit + pool.small
-            await until(lambda: pool.use().unread_connections == 30)
+            await until(lambda: pool.use().unread_connections == 23)
             in_transports = sum(each.transport.get_write_buffer_size() for each in server._connections)
             assert in_transports <= pool.used <= pool.limit + pool.small
             assert pool.is_short
             # A client that reads gets small responses at once.
             for _ in range(20):
                 assert 0 < len(await good.ask(b"fetch 4000000")) <= 2 * pool.small
-            assert server.connections == 31
+            assert server.connections == 24
             assert pool.use().slow_readers_closed == 0
 
     run(main())
@@ -257,6 +264,58 @@ def test_a_slow_client_that_still_reads_is_not_closed() -> None:
                 await asyncio.sleep(0.002)
             await until(lambda: pool.use().slow_readers_closed > 0)
             assert await steady.ask(b"echo") == b"echo"
+
+    run(main())
+
+
+@pytest.mark.usefixtures("impatient")
+def test_clients_that_read_a_little_are_closed_when_others_wait_the_slowest_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory_budget, "_STALL_WHEN_FULL_SECONDS", 60.0)
+    monkeypatch.setattr(connection, "_RATE_SECONDS", 0.5)
+
+    async def read_a_little(clients: list[Client]) -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            for client in clients:
+                with contextlib.suppress(OSError):
+                    client.sock.recv(16)
+
+    async def main() -> None:
+        async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
+            pool = bench.pool
+            slow = [await bench.client() for _ in range(100)]
+            reading = asyncio.create_task(read_a_little(slow))
+            for client in slow:
+                await client.send(b"fetch 4000000", b"fetch 4000000")
+            # What waits is served, although all that hold the memory read something all the time.
+            good = await bench.client()
+            assert len(await good.ask(b"fetch 4000000")) >= pool.small
+            assert pool.use().slow_readers_closed > 0
+            reading.cancel()
+
+    run(main())
+    assert "to read its responses as slowly as it does" in caplog.text
+    assert "read nothing" not in caplog.text
+
+
+@pytest.mark.usefixtures("patient")
+def test_requests_that_take_all_memory_once_decoded_are_answered_nevertheless() -> None:
+    async def main() -> None:
+        async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
+            pool = bench.pool
+            clients = [await bench.client() for _ in range(3)]
+            for number, client in enumerate(clients, 1):
+                await client.send(b"poll 6000000")
+                await until(lambda number=number: pool.requests >= number * 6_000_000)  # type: ignore[misc]
+            late = await bench.client()
+            await late.send(b"poll 6000000")
+            assert pool.requests < 4 * 6_000_000
+            bench.script.gate.set()
+            for client in (*clients, late):
+                assert len(await client.receive()) == 1000
+            await until(lambda: pool.used == 0)
 
     run(main())
 

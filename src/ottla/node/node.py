@@ -153,7 +153,10 @@ class Node:
         self.dynamic_config.add_reconfigurable(self.server.configure)
         self.endpoints: Final = NodeEndpoints(runtime.network, self.dynamic_config)
         self.fetch_sessions: Final = FetchSessionCache(
-            config.number("max.incremental.fetch.session.cache.slots"), runtime.random, runtime.clock
+            config.number("max.incremental.fetch.session.cache.slots"),
+            runtime.random,
+            runtime.clock,
+            memory=self.server.memory,
         )
         self._services: Final = ApiServices(node=self, broker=self, controller=self.quorum)
         # Made as a broker starts, each on top of those before it. A controller alone has none of these.

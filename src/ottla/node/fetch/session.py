@@ -24,6 +24,10 @@ are older than two minutes (a follower's session may also replace a younger one 
 one is worth more than the new session. Sessions of followers are worth more than those of consumers, then the
 number of partitions counts. Where there is no slot the response has session id 0, and the fetcher goes on
 with full fetches.
+
+Sessions count in the memory budget of connections, each partition with a fixed size. Those that have been
+idle for more than two minutes make room for new ones. Where there is no room the response has session id 0 as
+well, and a session that would grow beyond what is left is dropped: its fetcher begins again.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from ottla.metadata.image.entities import BrokerRegistration
 from ottla.node.network.connection import KeptForClient
+from ottla.node.network.memory_budget import MemoryBudget, MemoryPool
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import FetchPartition, PartitionData
 from ottla.replication.partition import FetchIsolation, Partition
@@ -46,8 +51,14 @@ NO_SESSION: Final = 0
 MIN_EVICTION_MS: Final = 120_000
 # Fetches of fewer partitions are not worth keeping.
 _KEEP_FROM: Final = 64
-# Partitions that connections may keep in all; each takes less than a kilobyte.
+# Partitions that connections may keep in all.
 MAX_KEPT_PARTITIONS: Final = 100_000
+# What a partition takes in a session: its objects and its places in dicts, as measured.
+SESSION_PARTITION_BYTES: Final = 640
+# What a partition of a request takes in addition until the response is out: the request's and the response's.
+REQUESTED_PARTITION_BYTES: Final = 400
+# Requests for fewer partitions are not worth counting.
+_COUNT_FROM: Final = 64
 _MAX_EPOCH: Final = 2**31 - 1
 
 Topic: TypeAlias = bytes | str
@@ -194,6 +205,7 @@ class FetchSession:
 
     __slots__ = (
         "by_id",
+        "counted",
         "created_ms",
         "dirty",
         "epoch",
@@ -225,6 +237,8 @@ class FetchSession:
         self.partitions = {key: CachedPartition(self, key, each) for key, each in requested.items()}
         # A fetch reads them in the order of their places.
         self.dirty: dict[CachedPartition, None] = dict.fromkeys(self.partitions.values())
+        # The partitions of it that are counted in the memory budget.
+        self.counted = 0
         self.created_ms = 0
         self.used_ms = 0
         self.epoch = INITIAL_EPOCH
@@ -394,6 +408,7 @@ class KeptFetch:
         self.session.is_cached = True
         self.results: FetchResults = {}
         cache.kept_partitions += len(requested)
+        cache.count_partitions(self.session)
 
     def update(self, requested: Mapping[FetchKey, FetchPartition]) -> None:
         """Take up the next request: partitions that it names as before stay clean."""
@@ -415,10 +430,12 @@ class KeptFetch:
         for key in gone:
             self.results.pop(key, None)
         self._cache.kept_partitions += len(known) - before
+        self._cache.count_partitions(session)
 
     def close(self) -> None:
         """End with the connection."""
         self._cache.kept_partitions -= len(self.session.partitions)
+        self._cache.uncount_partitions(self.session)
         self.session.on_removed_from_cache()
 
 
@@ -478,6 +495,7 @@ class FetchSessionCache:
     __slots__ = (
         "_clock",
         "_eviction_ms",
+        "_memory",
         "_random",
         "_sessions",
         "evictions",
@@ -486,9 +504,18 @@ class FetchSessionCache:
         "slots",
     )
 
-    def __init__(self, slots: int, random: Random, clock: Clock, eviction_ms: int = MIN_EVICTION_MS) -> None:
+    def __init__(
+        self,
+        slots: int,
+        random: Random,
+        clock: Clock,
+        eviction_ms: int = MIN_EVICTION_MS,
+        memory: MemoryBudget | None = None,
+    ) -> None:
+        """`memory` is the budget of the node; without it the cache has one by itself."""
         self.slots = slots
         self.evictions = 0
+        self._memory = memory if memory is not None else MemoryBudget()
         self._random = random
         self._clock = clock
         self._eviction_ms = eviction_ms
@@ -540,7 +567,11 @@ class FetchSessionCache:
             return SessionErrorContext(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.by_id != by_id:
             return SessionErrorContext(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        if requested and not self._may_grow(session, requested):
+            self._remove(session_id)
+            return SessionErrorContext(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         session.update(requested, forgotten)
+        self.count_partitions(session)
         if not session.partitions:
             self._remove(session_id)
             return FullFetchContext(None, requested, by_id=by_id, privileged=privileged)
@@ -558,7 +589,10 @@ class FetchSessionCache:
         kept = connection.kept_fetch
         assert kept is None or isinstance(kept, KeptFetch)
         known = 0 if kept is None else len(kept.session.partitions)
-        if self.kept_partitions - known + len(requested) > self.max_kept_partitions:
+        more = len(requested) - known
+        if self.kept_partitions + more > self.max_kept_partitions or (
+            more > 0 and not self._has_memory(self._memory.clients, more, exists=False)
+        ):
             return None
         if kept is None:
             kept = connection.kept_fetch = KeptFetch(self, requested)
@@ -575,6 +609,8 @@ class FetchSessionCache:
             len(session.partitions), session.privileged, now_ms
         ):
             return
+        if not self._try_make_room(session, now_ms):
+            return
         for key, data in results.items():
             session.partitions[key].maybe_update_response_data(data)
         session.id = self._new_id()
@@ -584,9 +620,57 @@ class FetchSessionCache:
         self._sessions[session.id] = session
         assert len(self._sessions) <= self.slots, f"{len(self._sessions)} sessions in {self.slots} slots"
 
+    # Memory
+
+    def requested_bytes(self, requested: int, context: FetchContext) -> int:
+        """What a request for so many partitions takes until it is answered, besides what is counted for its
+        session; 0 if that is little.
+        """
+        if requested < _COUNT_FROM or isinstance(context, SessionErrorContext):
+            return 0
+        is_alone = isinstance(context, FullFetchContext)
+        return requested * (REQUESTED_PARTITION_BYTES + (SESSION_PARTITION_BYTES if is_alone else 0))
+
+    def count_partitions(self, session: FetchSession) -> None:
+        """Count in the budget what a session has now, for which there is memory."""
+        more = len(session.partitions) - session.counted
+        if more < 0:
+            self._pool(session).release_session(-more * SESSION_PARTITION_BYTES)
+        elif more > 0:
+            self._pool(session).hold_session(more * SESSION_PARTITION_BYTES)
+        session.counted += more
+
+    def uncount_partitions(self, session: FetchSession) -> None:
+        self._pool(session).release_session(session.counted * SESSION_PARTITION_BYTES)
+        session.counted = 0
+
+    def _pool(self, session: FetchSession) -> MemoryPool:
+        return self._memory.nodes if session.privileged else self._memory.clients
+
+    def _has_memory(self, pool: MemoryPool, partitions: int, *, exists: bool) -> bool:
+        return pool.may_hold_session(partitions * SESSION_PARTITION_BYTES, exists=exists)
+
+    def _may_grow(self, session: FetchSession, requested: Mapping[FetchKey, FetchPartition]) -> bool:
+        known = session.partitions
+        new = sum(key not in known for key in requested)
+        return new == 0 or self._has_memory(self._pool(session), new, exists=True)
+
+    def _try_make_room(self, session: FetchSession, now_ms: int) -> bool:
+        """Find memory for a new session and count it; sessions that have long been idle make room."""
+        pool = self._pool(session)
+        while not self._has_memory(pool, len(session.partitions), exists=False):
+            oldest = next((each for each in self._sessions.values() if self._pool(each) is pool), None)
+            if oldest is None or now_ms - oldest.used_ms <= self._eviction_ms:
+                return False
+            self._remove(oldest.id)
+            self.evictions += 1
+        self.count_partitions(session)
+        return True
+
     def _remove(self, session_id: int) -> None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
+            self.uncount_partitions(session)
             session.on_removed_from_cache()
 
     def _new_id(self) -> int:

@@ -96,7 +96,11 @@ class NetworkCollector:
             [
                 ((pool, kind), value)
                 for pool, use in uses
-                for kind, value in (("requests", use.requests), ("responses", use.responses))
+                for kind, value in (
+                    ("requests", use.requests),
+                    ("responses", use.responses),
+                    ("sessions", use.sessions),
+                )
             ],
             ("pool", "kind"),
         )

@@ -55,6 +55,8 @@ _RECEIVE_WHEN_SHORT_BYTES: Final = 16 * 1024
 _FIRST_ALLOCATION_WHEN_SHORT_BYTES: Final = 64 * 1024
 # Bytes of responses after which it is looked whether the client reads them.
 _UNWATCHED_BYTES: Final = 16 * 1024
+# Over how long it is measured how fast a client reads, at least.
+_RATE_SECONDS: Final = 3.0
 _PRODUCE: Final = b"\0\0"
 # Requests that all connections together may have in progress before each may have only one.
 _MANY_IN_PROGRESS: Final = 20_000
@@ -192,6 +194,7 @@ class PendingRequest:
     __slots__ = (
         "_turn",
         "connection",
+        "decoded_bytes",
         "held_bytes",
         "parts",
         "ready",
@@ -219,8 +222,9 @@ class PendingRequest:
         self.started_ns: int
         self.returned_ns = 0
         self.ready_ns: int
-        # What `hold` has counted.
+        # What `hold` and `count_decoded` have counted.
         self.held_bytes = 0
+        self.decoded_bytes = 0
         self.parts: Parts | None = None
         self.task: asyncio.Future[Parts | None] | None = None
         self._turn: asyncio.Future[None] | None = None
@@ -251,6 +255,10 @@ class PendingRequest:
         self.connection.count_response(size - self.held_bytes)
         self.held_bytes = size
 
+    def count_decoded(self, size: int) -> None:
+        """Count the bytes that the request takes beyond those of its frame until it is answered, once."""
+        self.decoded_bytes = self.connection.count_decoded(size)
+
     def wake(self) -> None:
         if self._turn is not None and not self._turn.done():
             self._turn.set_result(None)
@@ -279,6 +287,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_out_bytes",
         "_pending",
         "_principal_of",
+        "_rate_bytes",
+        "_rate_since",
         "_reading_paused",
         "_receive",
         "_received_ns",
@@ -362,6 +372,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         # How many were left when it was last looked, and when the client was last seen to take some.
         self._last_left = 0
         self.last_taken = 0.0
+        # What the client has taken of its responses lately, and since when that is counted.
+        self._rate_bytes = 0
+        self._rate_since = 0.0
         # The frame that is being received: its storage and how large that may become by what is counted, how
         # much has come, and how much there will be.
         self._frame: bytearray | None = None
@@ -697,8 +710,9 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._sending.append(done)
             if done.held_bytes:
                 done.hold(0)
-            self._request_bytes -= done.size
-            pool.requests -= done.size
+            size = done.size + done.decoded_bytes
+            self._request_bytes -= size
+            pool.requests -= size
         if pool.has_waiting:
             pool.on_released()
 
@@ -768,6 +782,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._request_bytes += size
         self.pool.requests += size
 
+    def count_decoded(self, size: int) -> int:
+        """Count the bytes of a request beyond those of its frame; return how many are counted."""
+        if self.closed:
+            return 0
+        self._count_request(size)
+        return size
+
     def _release_request(self, size: int) -> None:
         self._request_bytes -= size
         self.pool.requests -= size
@@ -819,8 +840,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if unread == self._unread or self.closed:
             return
         if not self._unread:
-            self.last_taken = self._loop.time()
-            self._last_left = 0
+            self.last_taken = self._rate_since = self._loop.time()
+            self._last_left = self._rate_bytes = 0
             self.pool.unread[self] = None
             self.pool.watch()
         elif not unread:
@@ -841,8 +862,21 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         left += unacknowledged_bytes(self.transport)
         if left != self._last_left:
+            self._rate_bytes += max(self._last_left - left, 0)
             self._last_left = left
             self.last_taken = self.last_active = now
+        if now - self._rate_since > 2 * _RATE_SECONDS:
+            self._rate_since += _RATE_SECONDS
+            self._rate_bytes //= 2
+
+    def drain_seconds(self, now: float) -> float:
+        """How long the client would take to read its responses at the rate of late; 0 if that is not known
+        yet.
+        """
+        seconds = now - self._rate_since
+        if seconds < _RATE_SECONDS:
+            return 0.0
+        return self._unread * seconds / max(self._rate_bytes, 1)
 
     # Flow control
 

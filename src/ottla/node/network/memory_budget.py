@@ -1,4 +1,5 @@
-"""The memory that connections may make a node hold, as one budget: requests in progress and unread responses.
+"""The memory that connections may make a node hold, as one budget: requests in progress, responses that were
+not read, and fetch sessions.
 
 It is divided into two pools, one for clients and one for other nodes, so that clients cannot starve
 replication or the quorum. What a pool holds is counted in plain integers, by the connections themselves. The
@@ -10,17 +11,22 @@ levels of a pool:
   connections that hold memory while nothing moves are closed, the longest stalled first, until the pool is
   below `plenty` again;
 - up to `brim`, only small requests that carry no records: heartbeats, commits, and the fetches of followers
-  for which requests in progress may wait. Connections are closed after a much shorter stall;
+  for which requests in progress may wait. Connections are closed after a much shorter stall, and so are those
+  that read so slowly that their clients would give up before the end, the slowest first;
 - above it nothing is let in.
 
-Waiting means that the client is not read from; nothing that was received is dropped. It cannot last: what is
-in progress gets its response by its own timeouts, what stalls is closed, and one request that is being
-received may always go on, whatever is left (`_express`). Beyond `brim` there is therefore at most that one
-request and one response, as each is counted before the next is let in.
+Fetch sessions stay, so they have a share of each pool that they cannot exceed, and what they take is taken
+off its levels: the others share what is left.
 
-Invariants: `requests` and `responses` are the sums of what the connections of the pool have counted, never
-negative. Each connection in `unread` has responses that its client has not taken, and each in `incomplete`
-has a request of which a part is still to come.
+Waiting means that the client is not read from; nothing that was received is dropped. It cannot last: what is
+in progress gets its response by its own timeouts, what stalls is closed, one request that is being received
+may always go on, whatever is left (`_express`), and one response may be made where requests alone take all.
+Beyond `brim` there is therefore at most that one request and one response, as each is counted before the next
+is let in.
+
+Invariants: `requests` and `responses` are the sums of what the connections of the pool have counted, and
+`sessions` is what fetch sessions have; none is ever negative. Each connection in `unread` has responses that
+its client has not taken, and each in `incomplete` has a request of which a part is still to come.
 """
 
 from __future__ import annotations
@@ -38,6 +44,11 @@ DEFAULT_BYTES: Final = 512 * 1024 * 1024
 # Eighths of the budget: for other nodes, and for requests of clients without records when there is no more.
 _NODES_EIGHTHS: Final = 2
 _BRIM_EIGHTHS: Final = 1
+# The part of a pool that fetch sessions may take, and by how much more those that exist may grow. Other nodes
+# have few requests in progress, and their sessions have all partitions that are replicated.
+_SESSIONS_OF_CLIENTS: Final = 1 / 4
+_SESSIONS_OF_NODES: Final = 1 / 2
+_SESSION_GROWTH: Final = 3 / 2
 _SMALL_BYTES: Final = 64 * 1024
 _SMALL_CONTROL_BYTES: Final = 1024 * 1024
 _LOOK_SECONDS: Final = 1.0
@@ -45,6 +56,9 @@ _LOOK_WHEN_SHORT_SECONDS: Final = 0.1
 # How long nothing may move on a connection that holds memory, while memory is short and while there is none.
 _STALL_SECONDS: Final = 10.0
 _STALL_WHEN_FULL_SECONDS: Final = 1.0
+# While there is none, how long the responses of a connection may take at the rate at which its client reads:
+# clients give up a request after `request.timeout.ms`, 30 s unless they are configured otherwise.
+_LONGEST_DRAIN_SECONDS: Final = 30.0
 # Connections that are looked at in one turn of the loop.
 _LOOKS_PER_TURN: Final = 500
 
@@ -72,6 +86,12 @@ class MemoryHolder(Protocol):
 
     def has_unread(self) -> bool: ...
 
+    def drain_seconds(self, now: float) -> float:
+        """How long its client would take to read its responses at the rate of late; 0 if that is not known
+        yet.
+        """
+        ...
+
     def look_at_unread(self, now: float) -> None: ...
 
     def on_memory_available(self) -> None: ...
@@ -95,6 +115,7 @@ class MemoryUse:
     limit: int
     requests: int
     responses: int
+    sessions: int
     unread_connections: int
     incomplete_requests: int
     waiting: int
@@ -103,7 +124,7 @@ class MemoryUse:
 
     @property
     def used(self) -> int:
-        return self.requests + self.responses
+        return self.requests + self.responses + self.sessions
 
 
 class MemoryPool:
@@ -113,8 +134,11 @@ class MemoryPool:
         "_brim",
         "_express",
         "_growing",
+        "_max_brim",
+        "_max_limit",
         "_max_requests",
         "_reading",
+        "_session_part",
         "_slow_readers_closed",
         "_slow_senders_closed",
         "_small_starting",
@@ -129,15 +153,20 @@ class MemoryPool:
         "plenty",
         "requests",
         "responses",
+        "sessions",
         "small",
         "unasked",
         "unread",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, session_part: float = _SESSIONS_OF_CLIENTS) -> None:
         self.requests = 0
         self.responses = 0
-        # Set by `configure`. A connection does not ask before it holds more while all is below `unasked`.
+        self.sessions = 0
+        self._session_part: Final = session_part
+        # Set by `configure`; what sessions take is taken off.
+        self._max_limit = self._max_brim = DEFAULT_BYTES
+        # A connection does not ask before it holds more while all is below `unasked`.
         self.limit = self.plenty = self.unasked = self._brim = DEFAULT_BYTES
         self.small = _SMALL_BYTES
         self.is_short = False
@@ -161,24 +190,33 @@ class MemoryPool:
         self._slow_senders_closed = 0
 
     def configure(self, limit: int, brim: int, max_requests: int) -> None:
-        self.limit = limit
-        self.plenty = limit * 3 // 4
+        self._max_limit = limit
+        self._max_brim = brim
         self.small = min(_SMALL_BYTES, max(1, limit // 64))
-        self._brim = brim
         self._max_requests = max_requests
+        self._set_levels()
+
+    def _set_levels(self) -> None:
+        # The limit may have been lowered below what sessions take.
+        taken = min(self.sessions, self._max_limit * 3 // 4)
+        self.limit = self._max_limit - taken
+        self.plenty = self.limit * 3 // 4
+        self._brim = self._max_brim - taken
         # With a limit for requests alone each one asks.
-        self.unasked = self.plenty if max_requests <= 0 else -1
+        self.unasked = self.plenty if self._max_requests <= 0 else -1
         self.on_released()
 
     @property
     def used(self) -> int:
+        """What requests and responses take of the limit."""
         return self.requests + self.responses
 
     def use(self) -> MemoryUse:
         return MemoryUse(
-            limit=self.limit,
+            limit=self._max_limit,
             requests=self.requests,
             responses=self.responses,
+            sessions=self.sessions,
             unread_connections=len(self.unread),
             incomplete_requests=len(self.incomplete),
             waiting=self.waiting,
@@ -190,6 +228,23 @@ class MemoryPool:
     def waiting(self) -> int:
         """How many connections wait to receive requests, and how many responses to be made."""
         return len(self._growing) + len(self._starting) + len(self._small_starting) + len(self._reading)
+
+    # Fetch sessions
+
+    def may_hold_session(self, size: int, *, exists: bool) -> bool:
+        """Whether a new fetch session, or one that `exists` and grows, may take so many bytes more."""
+        most = self._max_limit * self._session_part * (_SESSION_GROWTH if exists else 1)
+        return self.sessions + size <= most
+
+    def hold_session(self, size: int) -> None:
+        """Count so many bytes more for a fetch session."""
+        self.sessions += size
+        self._set_levels()
+
+    def release_session(self, size: int) -> None:
+        self.sessions -= size
+        assert self.sessions >= 0, self.sessions
+        self._set_levels()
 
     # Requests
 
@@ -238,7 +293,8 @@ class MemoryPool:
         if used < self.plenty:
             return True
         self._begin_shortage()
-        return used < self.limit and not connection.has_unread()
+        # Where requests alone take all, they would wait for each other: one response at a time is made.
+        return (used < self.limit or self.responses == 0) and not connection.has_unread()
 
     def wait_to_read(self, request: ResponseWaiter) -> None:
         """Wake the request when responses may be made again."""
@@ -283,6 +339,8 @@ class MemoryPool:
         finally:
             self._waking = False
         room = max(0, self.limit - self.requests - self.responses) // self.small
+        if self.responses == 0:
+            room = max(room, 1)
         for request in list(islice(self._reading, room)):
             del self._reading[request]
             request.wake()
@@ -344,22 +402,39 @@ class MemoryPool:
         self.on_released()
 
     def _close_stalled(self, now: float) -> None:
-        """Close connections that hold memory while nothing moves, the longest stalled first, until there is
-        enough; in any case the one that may grow, if it does not and others wait for that.
+        """Close connections that hold memory while nothing moves, the longest stalled first, and where there
+        is none left also those that read too slowly, until there is enough; in any case the one that may
+        grow, if it does not and others wait for that.
         """
         is_full = self.used >= self.limit or self.waiting > 0
         stall_seconds = _STALL_WHEN_FULL_SECONDS if is_full else _STALL_SECONDS
         since = now - stall_seconds
-        stalled = [(each.last_taken, 0, each) for each in self.unread if each.last_taken <= since]
+        stalled = [
+            (each.last_taken, each, f"it read nothing of its responses for {now - each.last_taken:.0f} s")
+            for each in self.unread
+            if each.last_taken <= since
+        ]
         stalled += [
-            (each.last_active, 1, each)
+            (
+                each.last_active,
+                each,
+                f"it sent nothing more of its request for {now - each.last_active:.0f} s",
+            )
             for each in self.incomplete
             if each.last_active <= since and not each.is_reading_paused
         ]
         stalled.sort(key=lambda entry: entry[0])
+        if is_full:
+            slow = [(each.drain_seconds(now), each) for each in self.unread]
+            slow.sort(key=lambda entry: entry[0], reverse=True)
+            stalled += [
+                (now, each, f"it would take {seconds:.0f} s to read its responses as slowly as it does")
+                for seconds, each in slow
+                if seconds > _LONGEST_DRAIN_SECONDS
+            ]
         closed: set[MemoryHolder] = set()
         left = self.used
-        for at, is_sender, connection in stalled:
+        for _, connection, reason in stalled:
             if len(closed) >= _LOOKS_PER_TURN:
                 break
             holds_others_up = connection is self._express and bool(self._growing)
@@ -368,12 +443,10 @@ class MemoryPool:
             closed.add(connection)
             held = connection.held_bytes
             left -= held
-            if is_sender:
-                self._slow_senders_closed += 1
-                reason = f"it sent nothing more of its request for {now - at:.0f} s"
-            else:
+            if connection in self.unread:
                 self._slow_readers_closed += 1
-                reason = f"it read nothing of its responses for {now - at:.0f} s"
+            else:
+                self._slow_senders_closed += 1
             connection.abort_because(
                 f"{reason}, and memory for connections is short: it held {held} bytes, all hold {self.used} "
                 f"of {self.limit} (connections.memory.max.bytes)"
@@ -387,12 +460,12 @@ class MemoryBudget:
 
     def __init__(self, limit: int = DEFAULT_BYTES, max_requests: int = -1) -> None:
         self.clients: Final = MemoryPool()
-        self.nodes: Final = MemoryPool()
+        self.nodes: Final = MemoryPool(_SESSIONS_OF_NODES)
         self.configure(limit, max_requests)
 
     @property
     def used(self) -> int:
-        return self.clients.used + self.nodes.used
+        return self.clients.use().used + self.nodes.use().used
 
     def configure(self, limit: int, max_requests: int) -> None:
         """Set the bytes for all, and, above 0, those for requests of clients alone."""

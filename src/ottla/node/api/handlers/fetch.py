@@ -53,6 +53,8 @@ from ottla.protocol.messages.fetch import (
 # What is around the records of a response, and around those of a partition.
 _RESPONSE_BYTES: Final = 16
 _PARTITION_BYTES: Final = 42
+# How long a request that names many partitions may wait: it takes much memory until it is answered.
+_LONGEST_LARGE_WAIT_MS: Final = 5_000
 
 
 def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Awaitable[FetchResponse]:
@@ -101,7 +103,8 @@ def _fetch_context(context: RequestContext, request: FetchRequest, *, may_follow
         for topic in request.forgotten_topics_data
         for index in topic.partitions
     ]
-    return context.services.broker.fetch_sessions.new_context(
+    sessions = context.services.broker.fetch_sessions
+    fetch = sessions.new_context(
         request.session_id,
         request.session_epoch,
         requested,
@@ -110,6 +113,11 @@ def _fetch_context(context: RequestContext, request: FetchRequest, *, may_follow
         privileged=may_follow,  # the sessions of followers replace those of others
         connection=context.connection,
     )
+    size = sessions.requested_bytes(len(requested), fetch)
+    if size:
+        context.pending.count_decoded(size)
+        request.max_wait_ms = min(request.max_wait_ms, _LONGEST_LARGE_WAIT_MS)
+    return fetch
 
 
 async def _respond_later(

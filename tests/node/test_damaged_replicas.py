@@ -304,6 +304,29 @@ def test_a_log_that_is_alone_serves_what_can_be_read() -> None:
     World(replicas=1).run(life)
 
 
+def test_a_log_that_was_alone_is_fetched_again_once_another_replica_is_in_sync() -> None:
+    async def life(world: World) -> None:
+        nodes = world.nodes
+        for id in (1, 2):
+            await nodes.stop(id)
+        await nodes.until(lambda: world.isr(by=4) == [3])
+        flip(world.disk(3), LOG, second_batch_length(world.disk(3)))
+        with pytest.raises(KafkaError):
+            world.log(3).read(20, 1000)
+        await asyncio.sleep(10)
+        assert world.leader(by=4) == 3
+        assert world.aside(3) == []
+        # The others have all that is damaged there, and get in sync without reading it.
+        nodes.boot(1, 2)
+        await nodes.ready(1, 2)
+        await world.all_in_sync(by=4)
+        await nodes.until(lambda: len(world.aside(3)) == 1)
+        await world.all_in_sync(by=4)
+        await nodes.until(lambda: world.same_everywhere(RECORDS))
+
+    World(roles=APART).run(life)
+
+
 def second_batch_length(disk: SimDisk) -> int:
     """The position of the length of the second batch, in its highest byte."""
     return 12 + int.from_bytes(disk.open(LOG, writable=False).pread(4, 8)) + 8

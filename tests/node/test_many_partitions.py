@@ -1,4 +1,4 @@
-"""Many new partitions at once: other work gets its turn, and heartbeats never wait for them."""
+"""Many new partitions at once: they are created in turns, and a node that ends meanwhile has them later."""
 
 from __future__ import annotations
 

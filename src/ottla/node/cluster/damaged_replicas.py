@@ -9,7 +9,7 @@ everything. Without another leader the damaged log stays where it is, and the op
 
 Damage that is met while a log is served is confirmed by a second look at the file. Where another replica is
 in sync, or leads, this one is given up and fetched again in the same way. Where none is, it goes on to serve
-what can be read.
+what can be read, until another one is.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class DamagedReplicas:
         self._refused: dict[TopicPartition, str] = {}
         # Logs in which damage was met while they are served, and the first error of each.
         self._met: dict[UnifiedLog, KafkaError] = {}
-        self._examined: set[UnifiedLog] = set()
+        # Those of them that are damaged indeed, and are served because no other replica has their records.
+        self._examined: dict[UnifiedLog, None] = {}
 
     async def announce(self) -> None:
         """Report all damaged replicas that the controller does not know; return once it has written that."""
@@ -83,6 +84,8 @@ class DamagedReplicas:
         """See whether damaged replicas are to be reported, or can be fetched again: the metadata, or what is
         damaged, has changed. Costs nothing where nothing is damaged.
         """
+        if self._examined:
+            self._give_up_examined()
         if self._logs.has_failed and (self._task is None or self._task.is_done):
             self._task = self._tasks.start("repair of damaged replicas", self._repair)
 
@@ -105,18 +108,21 @@ class DamagedReplicas:
             if not await self._pool.run(log.confirm_damage, error):
                 del self._met[log]
                 continue
-            self._examined.add(log)
+            self._examined[log] = None
             tp = log.topic_partition
-            if log.is_closed or not self._has_another(tp):
+            if not log.is_closed and not self._has_another(tp):
                 _log.error("%s is damaged, and no other replica has its records: %s", tp, error.message)
-                continue
-            self._give_up(tp, error)
-            del self._met[log]
-            self._examined.discard(log)
             self.check()
-        for log in [each for each in self._met if each.is_closed]:
-            del self._met[log]
-            self._examined.discard(log)
+
+    def _give_up_examined(self) -> None:
+        """Give up the damaged logs whose records another replica has by now; forget those that are closed."""
+        for log in list(self._examined):
+            if log.is_closed:
+                del self._examined[log], self._met[log]
+            elif self._has_another(log.topic_partition):
+                error = self._met.pop(log)
+                del self._examined[log]
+                self._give_up(log.topic_partition, error)
 
     def _has_another(self, tp: TopicPartition) -> bool:
         """Whether another replica leads the partition, or is in sync or eligible, so that it can lead."""

@@ -202,12 +202,18 @@ class TestRequests:
         heartbeat = HeartbeatRequest(group_id="readers", member_id="no-such-member", generation_id=1)
         send_request(traffic.port, heartbeat, 4, HeartbeatResponse, timeout_s=30)
         scrape = Scrape(traffic)
-        for request, error in (
-            ("Produce", "UNKNOWN_TOPIC_OR_PARTITION"),
-            ("CreateTopics", "TOPIC_ALREADY_EXISTS"),
-            ("Heartbeat", "UNKNOWN_MEMBER_ID"),
+        for request, version, error in (
+            ("Produce", None, "UNKNOWN_TOPIC_OR_PARTITION"),
+            ("CreateTopics", "7", "TOPIC_ALREADY_EXISTS"),
+            ("Heartbeat", "4", "UNKNOWN_MEMBER_ID"),
         ):
-            assert scrape("kafka_network_requestmetrics_errors_total", request=request, error=error) >= 1
+            labels = {"request": request, "error": error} | ({} if version is None else {"version": version})
+            found = [
+                value
+                for given, value in scrape.all("kafka_network_requestmetrics_errors_total")
+                if labels.items() <= given.items() and given["version"].isdecimal()
+            ]
+            assert sum(found) >= 1, labels
 
     def test_the_time_of_throttling_is_counted(self, traffic: LocalNode) -> None:
         name = "kafka_network_requestmetrics_throttletimems_sum"

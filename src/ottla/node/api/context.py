@@ -156,7 +156,8 @@ class RequestContext(ApiRequestContext):
 
     def count_error(self, code: int) -> None:
         """Count an error of one partition, where the handler counts the errors of its API."""
-        self.services.node.network_statistics.listener(self.listener.name).count_error(self.api.name, code)
+        statistics = self.services.node.network_statistics.listener(self.listener.name)
+        statistics.count_error(self.api.name, self.version, code)
 
     @property
     def broker(self) -> BrokerServices:

@@ -186,10 +186,10 @@ class Dispatcher:
         found = by_version[version] = self._statistics.of(name, version)
         return found
 
-    def _count_errors(self, served: _ServedApi, response: Response) -> None:
+    def _count_errors(self, served: _ServedApi, version: int, response: Response) -> None:
         if served.counts_errors and self._statistics is not None:
             for code in error_codes(response):
-                self._statistics.count_error(served.api.name, code)
+                self._statistics.count_error(served.api.name, version, code)
 
     async def _answer_when_opened(
         self,
@@ -231,7 +231,7 @@ class Dispatcher:
         if reply is None:
             return None
         if isinstance(reply, Response):
-            self._count_errors(served, reply)
+            self._count_errors(served, context.version, reply)
             if served.audited:
                 log_changes(context, request, reply, context.forwarded)
             if (
@@ -270,7 +270,7 @@ class Dispatcher:
                 return await self._forward(context, served, request, frame)
             response = _failed(context, served, request, error)
         if response is not None:
-            self._count_errors(served, response)
+            self._count_errors(served, context.version, response)
             if served.audited:
                 log_changes(context, request, response, context.forwarded)
         if meter is not None:
@@ -292,7 +292,7 @@ class Dispatcher:
             response = read_forwarded(context, parts)
         except Exception as error:
             response = _failed(context, served, request, error)
-        self._count_errors(served, response)
+        self._count_errors(served, context.version, response)
         if meter is not None:
             meter.finish(request, response)
         return encode(context, response)

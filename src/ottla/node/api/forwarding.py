@@ -150,7 +150,7 @@ async def answer_forwarded(services: ApiServices, envelope: EnvelopeRequest) -> 
         response = make_failure_response(context, failure_response, request, error)
     statistics = services.node.network_statistics.listener(listener.name)
     for code in error_codes(response):
-        statistics.count_error(api.name, code)
+        statistics.count_error(api.name, version, code)
     return b"".join(encode(context, response))[SIZE.size :]
 
 

@@ -45,7 +45,7 @@ class RequestCollector:
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
         by_version: dict[tuple[str, int], RequestStatistics] = {}
-        errors: dict[tuple[str, int], int] = {}
+        errors: dict[tuple[str, int, int], int] = {}
         for listener in self._node.network_statistics.listeners.values():
             for (request, version), statistics in listener.requests.items():
                 _add(by_version, (request, version), statistics)
@@ -62,8 +62,11 @@ class RequestCollector:
         text.counter(
             f"{_PREFIX}errors_total",
             "Errors in responses, also of single partitions, topics and groups",
-            [((request, _error_name(code)), count) for (request, code), count in sorted(errors.items())],
-            ("request", "error"),
+            [
+                ((request, str(version), _error_name(code)), count)
+                for (request, version, code), count in sorted(errors.items())
+            ],
+            ("request", "version", "error"),
         )
         for request, statistics in sorted(by_request.items()):
             self._write_times(text, request, statistics)

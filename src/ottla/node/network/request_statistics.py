@@ -80,8 +80,8 @@ class ListenerStatistics:
     def __init__(self, name: str) -> None:
         self.name: Final = name
         self.requests: Final[dict[tuple[str, int], RequestStatistics]] = {}
-        # By API and error code; the codes of single partitions, topics and so on count too.
-        self.errors: Final[dict[tuple[str, int], int]] = {}
+        # By API, version and error code; the codes of single partitions, topics and so on count too.
+        self.errors: Final[dict[tuple[str, int, int], int]] = {}
         # Connections so far.
         self.accepted = 0
 
@@ -91,8 +91,8 @@ class ListenerStatistics:
             found = self.requests[request, version] = RequestStatistics()
         return found
 
-    def count_error(self, request: str, code: int) -> None:
-        key = (request, code)
+    def count_error(self, request: str, version: int, code: int) -> None:
+        key = (request, version, code)
         self.errors[key] = self.errors.get(key, 0) + 1
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import _ssl
 import asyncio
 import contextlib
+import ctypes
 import ssl
 from pathlib import Path
 from typing import cast
+
+import pytest
 
 from ottla.runtime.tls import TlsConnection
 
@@ -23,6 +27,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written = bytearray()
         self.is_paused = False
+        self.is_closed = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
@@ -37,7 +42,13 @@ class Wire(asyncio.Transport):
         self.is_paused = False
 
     def is_closing(self) -> bool:
-        return False
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
 
 class Counter(asyncio.BufferedProtocol):
@@ -59,7 +70,7 @@ class Counter(asyncio.BufferedProtocol):
 class Connected:
     """A server's side that has shaken hands, and the bytes that a client sends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, sent_bytes: int = SENT_BYTES) -> None:
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.load_cert_chain(CERTIFICATE)
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -76,8 +87,28 @@ class Connected:
             self.receive(bytearray(outgoing.read()))
             incoming.write(bytes(self.wire.written))
             self.wire.written.clear()
-        self.client.write(b"x" * SENT_BYTES)
-        self.sent = bytearray(outgoing.read())
+        self.outgoing = outgoing
+        self.sent = self.data(sent_bytes)
+
+    def data(self, size: int) -> bytearray:
+        """So many bytes of data, as the client sends them."""
+        if size:
+            self.client.write(b"x" * size)
+        return bytearray(self.outgoing.read())
+
+    def key_update(self, *, requested: bool) -> bytearray:
+        """A change of the client's keys, which may ask for one of the server's."""
+        # CPython keeps OpenSSL's object behind the head of its own and the reference to a socket.
+        pointer = ctypes.cast(id(self.client._sslobj) + 24, ctypes.POINTER(ctypes.c_void_p))[0]  # type: ignore[attr-defined]
+        library = ctypes.CDLL(_ssl.__file__)
+        try:
+            update = library.SSL_key_update
+        except AttributeError:
+            pytest.skip("OpenSSL's functions are not reachable in this Python")
+        update.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        assert update(pointer, int(requested)) == 1
+        self.client.do_handshake()
+        return bytearray(self.outgoing.read())
 
     def receive(self, data: bytearray) -> None:
         """Give the data to the server until it pauses reading, as an event loop does in one turn."""
@@ -123,5 +154,74 @@ def test_who_has_paused_reading_is_not_woken_by_the_next_turn() -> None:
         assert it.wire.is_paused, "others have not had their turn"
         await asyncio.sleep(0)
         assert not it.wire.is_paused
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("requested", [True, False])
+def test_a_connection_on_which_only_keys_are_changed_ends(requested: bool) -> None:
+    async def main() -> None:
+        it = Connected(0)
+        it.receive(it.data(10))
+        flood = bytearray().join(it.key_update(requested=requested) for _ in range(5_000))
+        size = len(flood)
+        while flood and not it.wire.is_closed:
+            it.receive(flood)
+            await asyncio.sleep(0)
+        assert it.tls.ended is not None
+        assert "changes the keys" in str(it.tls.ended)
+        assert len(it.wire.written) < size / 6
+        assert it.counter.bytes == 10
+
+    asyncio.run(main())
+
+
+def test_answers_to_changes_of_keys_are_bounded_also_with_data_between_them() -> None:
+    async def main() -> None:
+        it = Connected(0)
+        sent = 0
+        while not it.wire.is_closed:
+            it.receive(it.key_update(requested=True) + it.data(1_000))
+            sent += 1
+            await asyncio.sleep(0)
+        assert 32 < sent <= 40
+
+    asyncio.run(main())
+
+
+def test_a_connection_with_little_data_and_many_changes_of_keys_has_small_turns() -> None:
+    async def main() -> None:
+        it = Connected(0)
+        mixed = bytearray()
+        for _ in range(300):
+            for _ in range(30):
+                mixed += it.key_update(requested=False)
+            mixed += it.data(1)
+        it.receive(mixed)
+        turns = 1
+        while mixed:
+            await asyncio.sleep(0)
+            before = len(mixed)
+            it.receive(mixed)
+            assert before - len(mixed) <= 17 * 1024
+            turns += 1
+        assert turns > 5
+        assert not it.wire.is_closed
+        assert it.counter.bytes == 300
+
+    asyncio.run(main())
+
+
+def test_a_change_of_keys_now_and_then_is_answered() -> None:
+    async def main() -> None:
+        it = Connected(0)
+        for _ in range(100):
+            for sent in (it.key_update(requested=True), it.data(1024 * 1024)):
+                while sent:
+                    it.receive(sent)
+                    await asyncio.sleep(0)
+        assert it.counter.bytes == 100 * 1024 * 1024
+        assert not it.wire.is_closed
+        assert len(it.wire.written) >= 100 * 22
 
     asyncio.run(main())

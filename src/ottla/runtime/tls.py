@@ -9,6 +9,10 @@ OpenSSL's state for a connection is made when its first bytes arrive: one that s
 Invariant: the protocol above gets `connection_made` once the handshake is complete, and `connection_lost` if
 and only if it got that. What was decrypted is delivered at once, also while reading is paused, as the
 protocol above counts what it has; at most one buffer is received then.
+
+Changes of keys (TLS 1.3) cost time and are answered, and whoever is connected may send them without end. So
+OpenSSL gets one record at a time, a connection that sends much besides data has small turns, and one that
+sends nothing else ends.
 """
 
 from __future__ import annotations
@@ -30,6 +34,18 @@ _RECEIVE_BYTES: Final = 256 * 1024
 _BYTES_OF_A_TURN: Final = 1024 * 1024
 # The largest record, with what TLS adds to it.
 _RECORD_BYTES: Final = 16 * 1024 + 512
+# What is received at once of a new connection; of one whose records are full of data it becomes more.
+_FIRST_BYTES: Final = 64 * 1024
+# What TLS adds to the data of a record at most, and how much more than that may be no data before the
+# connection has small turns, or, without any data, ends.
+_OVERHEAD_BYTES: Final = 64
+_WASTED_BYTES: Final = 4 * 1024
+_MAX_WITHOUT_DATA: Final = 2 * _RECORD_BYTES
+# The least size of an answer to a change of keys, and how many there may be within so many bytes of data.
+_KEY_UPDATE_BYTES: Final = 19
+_MAX_KEY_UPDATES: Final = 32
+_MAX_ANSWER_BYTES: Final = 2 * _KEY_UPDATE_BYTES * _MAX_KEY_UPDATES
+_KEY_UPDATE_PERIOD_BYTES: Final = 1024 * 1024
 _ENCRYPT_BYTES: Final = 128 * 1024
 _JOIN_BYTES: Final = 16 * 1024
 _RAW_HIGH_BYTES: Final = 256 * 1024
@@ -74,14 +90,18 @@ class TlsConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog",
         "_backlog_bytes",
+        "_carried",
         "_connected",
         "_context",
+        "_data_bytes",
         "_gives_way",
         "_high",
         "_hostname",
         "_incoming",
         "_is_server",
+        "_key_updates",
         "_low",
+        "_most_offered",
         "_offered",
         "_on_done",
         "_outgoing",
@@ -127,6 +147,12 @@ class TlsConnection(asyncio.BufferedProtocol):
         # The size of the buffer that was given out last, and the bytes since one was not filled.
         self._offered = 0
         self._unbroken = 0
+        self._most_offered = _FIRST_BYTES
+        # Bytes after the last data: of a record that is not complete, or of none with data.
+        self._carried = 0
+        # Changes of keys that were answered, and the data since the first of them.
+        self._key_updates = 0
+        self._data_bytes = 0
         # Whether reading is paused for a turn, as others have theirs, or by the protocol above.
         self._gives_way = False
         self._reading_paused = False
@@ -153,13 +179,17 @@ class TlsConnection(asyncio.BufferedProtocol):
             return self._receive[:_RECORD_BYTES]
         # The protocol above asks for little while memory is short.
         wanted = len(cast("memoryview", self._protocol.get_buffer(sizehint)))
-        self._offered = offered = min(max(wanted, _RECORD_BYTES), _RECEIVE_BYTES)
+        self._offered = offered = min(max(wanted, _RECORD_BYTES), self._most_offered)
         return self._receive[:offered]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._state is _State.OPEN:
-            self._incoming.write(self._receive[:nbytes])
-            self._read()
+            if self._read(self._receive[:nbytes]) > _WASTED_BYTES:
+                self._most_offered = _RECORD_BYTES
+                self._give_way()
+                return
+            if nbytes == self._offered:
+                self._most_offered = min(2 * self._most_offered, _RECEIVE_BYTES)
             if nbytes < self._offered:
                 self._unbroken = 0
                 return
@@ -226,7 +256,7 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._protocol.connection_made(cast("asyncio.BaseTransport", self))
         self._done(None)
         if self._incoming.pending and self._state is _State.OPEN:
-            self._read()
+            self._read(self._receive[:0])
 
     def _ended_in_handshake(self) -> TlsFailure:
         hint = "" if self._is_server else ": is it a TLS listener?"
@@ -262,27 +292,50 @@ class TlsConnection(asyncio.BufferedProtocol):
 
     # Reading
 
-    def _read(self) -> None:
+    def _read(self, received: memoryview) -> int:
+        """Decrypt what was received, and return how many bytes of it were neither data nor what TLS adds to
+        that.
+        """
         tls, incoming, protocol = self._ssl, self._incoming, self._protocol
         assert tls is not None
         # With a buffer it returns how much it has read.
         read = cast("Callable[[int, memoryview], int]", tls.read)
-        filled = 0
+        length = len(received)
+        filled = fed = data = records = 0
+        carried = self._carried
+        used = 0  # of what was carried and fed, up to the end of the last data
         try:
             while True:
                 buffer = cast("memoryview", protocol.get_buffer(-1))
                 size, filled = len(buffer), 0
                 while filled < size:
+                    if fed < length and (room := _RECORD_BYTES - incoming.pending) > 0:
+                        # No more than the largest record: OpenSSL reads on until it has found data.
+                        fed += incoming.write(received[fed : fed + room])
                     # OpenSSL reads at most one record.
-                    count = read(size - filled, buffer[filled:] if filled else buffer)
+                    try:
+                        count = read(size - filled, buffer[filled:] if filled else buffer)
+                    except ssl.SSLWantReadError:
+                        if (
+                            fed == length
+                            or carried + fed - used > _MAX_WITHOUT_DATA
+                            or self._outgoing.pending > _MAX_ANSWER_BYTES
+                        ):
+                            raise
+                        continue
                     if not count:
                         raise ssl.SSLZeroReturnError
                     filled += count
-                    if not incoming.pending and not tls.pending():
+                    data += count
+                    records += 1
+                    used = carried + fed - (left := incoming.pending)
+                    if not left and fed == length and not tls.pending():
                         break
                 protocol.buffer_updated(filled)
                 filled = 0
-                if self._state is not _State.OPEN or (not incoming.pending and not tls.pending()):
+                if self._state is not _State.OPEN:
+                    break
+                if fed == length and not incoming.pending and not tls.pending():
                     break
         except ssl.SSLWantReadError:
             if filled:
@@ -296,9 +349,20 @@ class TlsConnection(asyncio.BufferedProtocol):
                 protocol.buffer_updated(filled)
             self._send()
             self._fail(failure(error, is_server=self._is_server))
-            return
+            return 0
+        self._carried = carried + fed - used
+        if self._key_updates:
+            self._data_bytes += data
+            if self._data_bytes >= _KEY_UPDATE_PERIOD_BYTES:
+                self._key_updates = self._data_bytes = 0
         if self._outgoing.pending:  # an answer to a change of keys
+            self._key_updates += max(1, self._outgoing.pending // _KEY_UPDATE_BYTES)
             self._send()
+        if self._state is _State.OPEN and (
+            self._key_updates > _MAX_KEY_UPDATES or self._carried > _MAX_WITHOUT_DATA
+        ):
+            self._fail(TlsFailure("it changes the keys of TLS again and again, and sends no data"))
+        return used - data - records * _OVERHEAD_BYTES
 
     def _give_way(self) -> None:
         """Let other connections have a turn before this one is read on."""

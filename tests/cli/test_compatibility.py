@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ottla.cli.compatibility import ACCEPTED, HONOURED, KIPS, effect, page
+from ottla.cli.compatibility import ACCEPTED, HONOURED, KIPS, REFUSED, effect, page
 from ottla.node.api.routes import ROUTES
 from ottla.protocol.api import API, API_BY_NAME
+from ottla.security.tls.settings import JAVA_ONLY
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
@@ -37,3 +38,26 @@ def test_a_setting_counts_as_honoured_only_if_code_asks_for_it() -> None:
     assert effect("a topic", "retention.ms") == HONOURED
     assert effect("a broker", "num.io.threads") == ACCEPTED
     assert effect("a broker", "kafka.metrics.reporters") == ACCEPTED
+
+
+def test_settings_of_security_have_the_effect_that_the_page_says() -> None:
+    # Asked for by a constant, by one of another module, and by a text that is put together.
+    for name in (
+        "connections.max.reauth.ms",
+        "sasl.jaas.config",
+        "ssl.keystore.password",
+        "ssl.truststore.password",
+        "ssl.client.auth",
+        "sasl.enabled.mechanisms",
+    ):
+        assert effect("a broker", name) == HONOURED, name
+    # Known by name, and only reported.
+    for name in ("security.providers", "client.quota.callback.class", *JAVA_ONLY):
+        assert effect("a broker", name) == ACCEPTED, name
+    for name in ("ssl.engine.factory.class", "principal.builder.class", "sasl.server.callback.handler.class"):
+        assert effect("a broker", name) == REFUSED, name
+
+
+def test_kips_of_security_are_listed() -> None:
+    expected = {11, 43, 48, 84, 124, 152, 255, 290, 368, 371, 546, 554, 599, 612, 768}
+    assert expected <= {kip.number for kip in KIPS}

@@ -4,7 +4,8 @@
 
 APIs come from the API table and the node's table of routes, settings from the configuration tables. Whether a
 setting has an effect is read from the source: it counts as honoured if some code outside the tables asks for
-it. So the page cannot promise what the code does not do; a test keeps the committed page current.
+it, by its name or by a constant that has it. Sets of known names ask for none. So the page cannot promise
+what the code does not do; a test keeps the committed page current.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ottla.node.config.tables.config_def import ConfigKey
 
 ROOT: Final = Path(__file__).parents[1]
-# These name settings without acting on them.
 # Modules of `node/config` that read settings; the others there declare, check or describe them.
 _READERS: Final = (
     "node_config.py",
@@ -36,8 +36,22 @@ _READERS: Final = (
     "client_metrics.py",
     "sasl.py",
 )
+# Rooms whose settings are those of clients and tools.
+_OF_CLIENTS: Final = ("cli", "client", "spark", "console", "testing", "sim")
 HONOURED: Final = "honoured"
 ACCEPTED: Final = "accepted"
+REFUSED: Final = "refused"
+# Settings that name a class of Java; one that has no counterpart here stops the node from starting.
+_REFUSED: Final = frozenset(
+    (
+        "principal.builder.class",
+        "sasl.client.callback.handler.class",
+        "sasl.login.callback.handler.class",
+        "sasl.login.class",
+        "sasl.server.callback.handler.class",
+        "ssl.engine.factory.class",
+    )
+)
 
 _HEAD: Final = """\
 # Compatibility
@@ -111,10 +125,12 @@ def _support_of(kip: Kip) -> str:
 def _settings() -> Iterator[str]:
     yield (
         "## Settings\n\nEvery name that Kafka 4.3 knows is accepted, checked and shown by DescribeConfigs. "
-        f"**{HONOURED}** settings have their effect; **{ACCEPTED}** ones have none in this version.\n"
+        f"**{HONOURED}** settings have their effect; **{ACCEPTED}** ones have none in this version. "
+        f"**{REFUSED}** ones name a class of Java: one that has no counterpart here stops the node from "
+        "starting.\n"
     )
-    yield "| settings of | honoured | accepted |"
-    yield "|---|---:|---:|"
+    yield "| settings of | honoured | accepted | refused |"
+    yield "|---|---:|---:|---:|"
     kinds: dict[str, Mapping[str, ConfigKey]] = {
         "a broker": BROKER,
         "a topic": TOPIC,
@@ -123,7 +139,8 @@ def _settings() -> Iterator[str]:
     }
     for title, table in kinds.items():
         effects = [effect(title, name) for name, key in table.items() if not key.internal]
-        yield f"| {title} | {effects.count(HONOURED)} | {effects.count(ACCEPTED)} |"
+        counts = " | ".join(str(effects.count(each)) for each in (HONOURED, ACCEPTED, REFUSED))
+        yield f"| {title} | {counts} |"
     for title, table in kinds.items():
         yield f"\n### Settings of {title}\n"
         yield "| name | default | effect | changes | what it does |"
@@ -147,6 +164,8 @@ def _cell(text: str) -> str:
 def effect(title: str, name: str) -> str:
     """Whether any code acts on a setting."""
     names, attributes = _used_names()
+    if name in _REFUSED:
+        return REFUSED
     if name in names:
         return HONOURED
     if title == "a topic":
@@ -170,23 +189,61 @@ def _used_names() -> tuple[frozenset[str], frozenset[str]]:
     """The strings that the code uses other than as keys of a table, and the attributes that it reads."""
     names: set[str] = set()
     attributes: set[str] = set()
-    for path in sorted(ROOT.rglob("*.py")):
-        relative = path.relative_to(ROOT)
-        if relative.parts[0] in ("cli", "client", "spark", "console", "testing", "sim"):
-            continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        is_table = relative.parts[:2] == ("node", "config") and relative.name not in _READERS
+    trees = {
+        path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(ROOT.rglob("*.py"))
+        if path.relative_to(ROOT).parts[0] not in _OF_CLIENTS
+    }
+    constants = {_module(path): dict(_constants(tree)) for path, tree in trees.items()}
+    for path, tree in trees.items():
+        is_table = path.parts[:2] == ("node", "config") and path.name not in _READERS
+        is_table = is_table or path.as_posix() == "node/start_warnings.py"
+        known = constants[_module(path)] | dict(_imported(tree, constants))
+        sets = _sets_of_names(tree)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and relative.as_posix() != "log/config/log_config.py":
+            if isinstance(node, ast.Attribute) and path.as_posix() != "log/config/log_config.py":
                 attributes.add(node.attr)
-            if not is_table:
-                names.update(_asked_for(node))
-        if relative.as_posix() == "log/config/log_config.py":
+            if not is_table and node not in sets:
+                names.update(_asked_for(node, known))
+        if path.as_posix() == "log/config/log_config.py":
             attributes.update(_read_by_properties(tree))
     return frozenset(names), frozenset(attributes)
 
 
-def _asked_for(node: ast.AST) -> Iterator[str]:
+def _module(path: Path) -> str:
+    return ".".join(("ottla", *path.with_suffix("").parts))
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The constants of a module that are texts, by their names."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Name) and isinstance(node.value.value, str):
+                    yield target.id, node.value.value
+
+
+def _imported(tree: ast.Module, constants: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                value = constants.get(node.module or "", {}).get(alias.name)
+                if value is not None:
+                    yield alias.asname or alias.name, value
+
+
+def _sets_of_names(tree: ast.Module) -> set[ast.AST]:
+    """The nodes of a module's constant sets: they have names that are known, which asks for none of them."""
+    found: set[ast.AST] = set()
+    for node in tree.body:
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "frozenset":
+            found.update(ast.walk(value))
+    return found
+
+
+def _asked_for(node: ast.AST, constants: Mapping[str, str]) -> Iterator[str]:
     """The names in calls and subscripts, as `config.number("num.partitions")`, and in tuples of names."""
     children: list[ast.expr] = []
     if isinstance(node, ast.Call):
@@ -200,6 +257,19 @@ def _asked_for(node: ast.AST) -> Iterator[str]:
     for child in children:
         if isinstance(child, ast.Constant) and isinstance(child.value, str):
             yield child.value
+        elif isinstance(child, ast.Name) and child.id in constants:
+            yield constants[child.id]
+        elif isinstance(child, ast.JoinedStr):
+            yield from _formatted(child)
+
+
+def _formatted(node: ast.JoinedStr) -> Iterator[str]:
+    """The settings that a text as `f"ssl.{kind}.password"` may name."""
+    parts = [str(part.value) if isinstance(part, ast.Constant) else None for part in node.values]
+    is_name = parts[0] is not None and all(part is None or re.fullmatch(r"[a-z.]+", part) for part in parts)
+    if is_name and "." in str(parts[0]):
+        pattern = re.compile("".join(r"\w+" if part is None else re.escape(part) for part in parts))
+        yield from (name for name in BROKER if pattern.fullmatch(name))
 
 
 def _read_by_properties(tree: ast.Module) -> Iterator[str]:
@@ -226,6 +296,9 @@ KIPS: Final[tuple[Kip, ...]] = (
     }),
     Kip(74, "limits on the size of fetches", {"Fetch": 4}),
     Kip(79, "offsets by time", {"ListOffsets": 1}),
+    Kip(84, "SCRAM", {
+        "SaslAuthenticate": 0, "DescribeUserScramCredentials": 0, "AlterUserScramCredentials": 0
+    }),
     Kip(98, "idempotent and transactional producers", {
         "InitProducerId": 0, "AddPartitionsToTxn": 0, "AddOffsetsToTxn": 0, "EndTxn": 0,
         "TxnOffsetCommit": 0
@@ -243,10 +316,14 @@ KIPS: Final[tuple[Kip, ...]] = (
     Kip(226, "changing a broker's settings while it runs", {"DescribeConfigs": 1, "AlterConfigs": 0}),
     Kip(227, "incremental fetch sessions", {"Fetch": 7}),
     Kip(229, "deleting groups", {"DeleteGroups": 0}),
+    Kip(255, "logins by OAuth tokens", {"SaslAuthenticate": 0}),
+    Kip(290, "prefixed ACLs", {"CreateAcls": 1, "DeleteAcls": 1, "DescribeAcls": 1}),
     Kip(320, "detection of truncated logs by clients", {"OffsetForLeaderEpoch": 3, "Fetch": 9}),
     Kip(339, "changing single settings", {"IncrementalAlterConfigs": 0}),
     Kip(345, "static members of groups", {"JoinGroup": 5, "LeaveGroup": 3}),
     Kip(360, "producers that recover by a new epoch", {"InitProducerId": 3}),
+    Kip(368, "logins that are renewed on an open connection", {"SaslAuthenticate": 1}),
+    Kip(371, "rules that make users of certificates", {"SaslHandshake": 1}),
     Kip(394, "member ids before joining", {"JoinGroup": 4}),
     Kip(430, "authorized operations in descriptions", {"DescribeGroups": 3, "Metadata": 8}),
     Kip(447, "one transactional producer for many partitions", {"TxnOffsetCommit": 3, "OffsetFetch": 7}),
@@ -269,6 +346,10 @@ KIPS: Final[tuple[Kip, ...]] = (
     Kip(595, "the quorum of controllers", {
         "Vote": 0, "BeginQuorumEpoch": 0, "EndQuorumEpoch": 0, "DescribeQuorum": 0
     }),
+    Kip(599, "quotas on changes of partitions", {
+        "CreateTopics": 6, "DeleteTopics": 5, "CreatePartitions": 3
+    }),
+    Kip(612, "limits on the rate of new connections", {"DescribeClientQuotas": 0, "AlterClientQuotas": 0}),
     Kip(630, "snapshots of the metadata, for other nodes", {"FetchSnapshot": 0}),
     Kip(664, "finding and ending hanging transactions", {
         "DescribeProducers": 0, "DescribeTransactions": 0, "ListTransactions": 0, "WriteTxnMarkers":
@@ -279,6 +360,7 @@ KIPS: Final[tuple[Kip, ...]] = (
     Kip(709, "offsets of several groups in one request", {"OffsetFetch": 8}),
     Kip(714, "metrics of clients", {"GetTelemetrySubscriptions": 0, "PushTelemetry": 0}),
     Kip(734, "the offset of the greatest timestamp", {"ListOffsets": 7}),
+    Kip(768, "OAuth tokens of providers, checked by their keys", {"SaslAuthenticate": 0}),
     Kip(800, "reasons for joining and leaving", {"JoinGroup": 8, "LeaveGroup": 5}),
     Kip(827, "sizes of data directories", {"DescribeLogDirs": 4}),
     Kip(836, "how far members of the quorum lag", {"DescribeQuorum": 1}),

@@ -17,6 +17,7 @@ from typing import Any, Final
 import pytest
 
 from ottla.metadata.image.entities import AccessControlEntry
+from ottla.node.api.config_admin_manager import Change
 from ottla.node.api.routes import ROUTES
 from ottla.node.network import connection
 from ottla.node.network.connection import ClientConnection, ClientFaultLog, ConnectionLimits
@@ -64,6 +65,7 @@ from ottla.protocol.messages.produce import (
 from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from ottla.protocol.messages.vote import VoteRequest
+from ottla.protocol.metadata_records import ConfigRecord
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC
 from ottla.protocol.schema import Request, Response
 from ottla.records.builder import build_batch
@@ -536,6 +538,21 @@ def test_a_client_writes_no_lines_of_its_own_into_the_log(caplog: pytest.LogCapt
     (line,) = caplog.messages
     assert line.isprintable()
     assert len(line) < 2_000
+
+
+def test_no_value_of_a_setting_is_in_the_text_of_a_message() -> None:
+    incremental = AlterableConfig(name="ssl.key.password", config_operation=0, value="hunter2")
+    resource = AlterConfigsResource(resource_type=4, resource_name="1", configs=[incremental])
+    for shown in (
+        IncrementalAlterConfigsRequest(resources=[resource]),
+        ReplacedConfig(name="ssl.key.password", value="hunter2"),
+        ConfigRecord(resource_type=4, resource_name="1", name="ssl.key.password", value="hunter2"),
+        Change("ssl.key.password", 0, "hunter2"),
+    ):
+        assert "ssl.key.password" in repr(shown)
+        assert "hunter2" not in repr(shown)
+    removed = AlterableConfig(name="ssl.key.password", config_operation=1, value=None)
+    assert "value=None" in repr(removed)
 
 
 def test_no_secret_is_in_the_log_at_its_most_verbose(

@@ -89,6 +89,8 @@ SMALL_PART_BYTES: Final = 4096
 
 # What a client can log in with, or could be found out from: not part of any text.
 _SECRET_FIELDS: Final = frozenset(("auth_bytes", "hmac", "salted_password", "server_key", "stored_key"))
+# Their `value` is that of a setting, which may be a password.
+_WITH_VALUE_OF_SETTING: Final = frozenset(("AlterableConfig", "ConfigRecord"))
 
 
 class StructType(type):
@@ -137,13 +139,16 @@ class Struct(metaclass=StructType):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        values = [
-            f"{f.name}={'[hidden]' if f.name in _SECRET_FIELDS else repr(getattr(self, f.name))}"
-            for f in self.FIELDS
-        ]
+        values = [f"{f.name}={self._shown(f.name)}" for f in self.FIELDS]
         if self.unknown_tags:
             values.append(f"unknown_tags={self.unknown_tags!r}")
         return f"{type(self).__name__}({', '.join(values)})"
+
+    def _shown(self, name: str) -> str:
+        value = getattr(self, name)
+        of_setting = name == "value" and type(self).__name__ in _WITH_VALUE_OF_SETTING
+        is_secret = name in _SECRET_FIELDS or (of_setting and value is not None)
+        return "[hidden]" if is_secret else repr(value)
 
     def replace(self, **changes: Any) -> Self:
         """Return a shallow copy with some fields changed."""

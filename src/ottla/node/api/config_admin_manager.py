@@ -32,6 +32,10 @@ class Change(NamedTuple):
     operation: int
     value: str | None
 
+    def __repr__(self) -> str:
+        """Leave out the value, which may be a password."""
+        return f"Change(name={self.name!r}, operation={self.operation})"
+
 
 _STORED: Final = (ConfigResourceType.TOPIC, ConfigResourceType.CLIENT_METRICS, ConfigResourceType.GROUP)
 

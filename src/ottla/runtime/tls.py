@@ -10,7 +10,7 @@ Invariant: the protocol above gets `connection_made` once the handshake is compl
 and only if it got that. What was decrypted is delivered at once, also while reading is paused, as the
 protocol above counts what it has; at most one buffer is received then.
 
-Changes of keys (TLS 1.3) cost time and are answered, and whoever is connected may send them without end. So
+Changes of keys (TLS 1.3) cost time and are answered, and a client may send any number of them. So
 OpenSSL gets one record at a time, a connection that sends much besides data has small turns, and one that
 sends nothing else ends.
 """

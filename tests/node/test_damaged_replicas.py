@@ -197,10 +197,13 @@ def test_a_damaged_log_that_was_removed_by_hand_does_not_lead_empty() -> None:
 def test_an_operator_may_elect_another_leader_than_the_damaged_replica() -> None:
     async def life(world: World) -> None:
         await last_in_sync_is_damaged(world)
+        controller = world.nodes.nodes[4]
+        assert controller.unclean_elections == 0  # and some clean ones
         await elect_uncleanly(world)
         await world.all_in_sync(by=4)
         await world.nodes.until(lambda: world.same_everywhere(RECORDS))
         assert len(world.aside(3)) == 1
+        assert controller.unclean_elections == 1
 
     World(roles=APART).run(life)
 

@@ -194,6 +194,9 @@ class TestRequests:
         assert after(name, request="FetchConsumer") - before >= 290
         assert after(name, request="Fetch") >= after(name, request="FetchConsumer")
 
+    def test_unclean_elections_are_counted_from_none_on(self, traffic: LocalNode) -> None:
+        assert Scrape(traffic)("kafka_controller_controllerstats_uncleanleaderelections_total") == 0
+
     def test_errors_are_counted_wherever_the_response_has_them(self, traffic: LocalNode) -> None:
         assert produce(traffic, "no-such-topic").responses[0].partition_responses[0].error_code == 3
         topic = CreatableTopic(name="orders", num_partitions=1, replication_factor=1)

@@ -97,6 +97,8 @@ class Node:
         self.dynamic_config: Final = DynamicBrokerConfig(config)
         self.cluster_id = ""
         self.started_ms: Final = runtime.clock.wall_ms()
+        # Those that this node has decided as the active controller.
+        self.unclean_elections = 0
         is_measured = config.flag("metrics.enable")
         self.network_statistics: Final = NetworkStatistics(
             runtime.clock.monotonic_ns if is_measured else None
@@ -618,6 +620,9 @@ class Node:
         if delta.changed_quotas:
             self.quotas.update(image.client_quotas, delta.changed_quotas)
             self.server.update_ip_quotas(image.client_quotas, delta.changed_quotas)
+        if self.quorum.active_controller.current is not None:
+            # Only here, so that neither other controllers nor a replay after a restart count one again.
+            self.unclean_elections += sum(topic.unclean_elections() for topic in delta.topics.values())
         if self._publisher is not None and self._publisher.is_applying:
             self.damaged_replicas.check()
 

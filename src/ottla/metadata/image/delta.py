@@ -113,6 +113,19 @@ class TopicDelta:
             return self.before
         return TopicImage(self.name, self.id, {**self.before.partitions, **self.changes})
 
+    def unclean_elections(self) -> int:
+        """Partitions that are led by a replica that was neither in sync nor eligible before: records may be
+        lost.
+        """
+        if self.before is None:
+            return 0
+        found = 0
+        for index, now in self.changes.items():
+            old = self.before.partitions.get(index)
+            if old is not None and now.leader >= 0 and now.leader != old.leader:
+                found += now.leader not in old.isr and now.leader not in old.elr
+        return found
+
     def collect_local_changes(self, broker: int, out: LocalReplicaChanges) -> Steps[None]:
         previous = {} if self.before is None else self.before.partitions
         for index, now in self.changes.items():

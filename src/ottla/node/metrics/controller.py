@@ -45,6 +45,11 @@ class ControllerCollector:
         if node.config.is_controller:
             active = node.quorum.active_controller.current is not None
             text.gauge(f"{_CONTROLLER}activecontrollercount", "1 at the active controller", int(active))
+            text.counter(
+                "kafka_controller_controllerstats_uncleanleaderelections_total",
+                "Leaders that this controller has elected although they may lack records",
+                node.unclean_elections,
+            )
             await self._write_cluster(text, turns, node.image)
 
     def _write_image(self, text: MetricsText, image: MetadataImage, metadata: MetadataLog) -> None:

@@ -46,6 +46,9 @@ class ObservedNode(Protocol):
     def started_ms(self) -> int: ...
 
     @property
+    def unclean_elections(self) -> int: ...
+
+    @property
     def tasks(self) -> TaskSupervisor: ...
 
     @property

@@ -694,6 +694,17 @@ class TestRunLock:
         "socket.gethostname = lambda: sys.argv[2]\n"
     )
 
+    # Wait between the look at the file and the name that is written to it.
+    LOOK_FIRST = (
+        "import json\n"
+        "write = json.dumps\n"
+        "def dumps(run):\n"
+        "    print('looked', flush=True)\n"
+        "    input()\n"
+        "    return write(run)\n"
+        "json.dumps = dumps\n"
+    )
+
     def start(self, directory: Path, before: str, host: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", self.START.format(before=before), str(directory), host]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -701,7 +712,14 @@ class TestRunLock:
     @pytest.mark.parametrize("before", [NO_LOCKS, LOCAL_LOCKS], ids=["no locks", "local locks"])
     def test_without_locks_one_of_two_that_start_together_goes_on(self, tmp_path: Path, before: str) -> None:
         """Both find an empty file, both write their name, and only the name of one is left."""
-        both = [self.start(tmp_path, before, host) for host in ("one", "two")]
+        both = [self.start(tmp_path, before + self.LOOK_FIRST, host) for host in ("one", "two")]
+        for process in both:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "looked\n"
+        for process in both:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
         said = [process.stdout.readline() for process in both if process.stdout is not None]
         for process in both:
             process.communicate("\n")

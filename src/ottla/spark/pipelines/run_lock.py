@@ -45,6 +45,7 @@ STALE_SECONDS: Final = 30.0
 CONFIRM_SECONDS: Final = 4.0
 # How long the JVM of a killed run may take to end.
 ENDING_SECONDS: Final = 60.0
+_FILE_BYTES: Final = 1024
 _NAMING_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.2
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
@@ -146,13 +147,12 @@ class _Claim:
 def _locked(directory: Path, run: dict[str, Any], waiting: Callable[[str], None]) -> Iterator[_Claim]:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / FILE
-    with path.open("a+") as file:
+    path.touch()
+    with path.open("r+") as file:
         has_lock = _lock(file, path, waiting)
         _wait_for_others(path, waiting, trusts_lock=has_lock)
-        file.seek(0)
-        file.truncate(0)
-        file.write(json.dumps(run))
-        file.flush()
+        # In one write of one size: of two at the same moment, the whole of one is left.
+        os.pwrite(file.fileno(), json.dumps(run).ljust(_FILE_BYTES).encode(), 0)
         claim = _Claim(file, path, run)
         if not (has_lock and _is_local(directory)):
             time.sleep(CONFIRM_SECONDS)

@@ -21,7 +21,7 @@ MAX_GROWTH_BYTES = 150 * 1024 * 1024
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     """A node in a process of its own, whose memory is its own."""
-    with LocalCluster(nodes=1, security="SSL") as cluster:
+    with LocalCluster(nodes=1, settings={"socket.listen.backlog.size": 1000}, security="SSL") as cluster:
         yield cluster
 
 

@@ -337,8 +337,8 @@ def test_a_copy_has_the_same_bytes(page: Page, desk: Visitor, live: Live) -> Non
     desk.open("topic/copied/messages", "copied")
     page.locator(".messages tbody tr button").first.click()
     page.get_by_role("button", name="Produce a copy").click()
-    assert page.locator("dialog [name=headerName]").count() == 100
     page.get_by_text("57 more headers are copied as they are.").wait_for()
+    assert page.locator("dialog [name=headerName]").count() == 100
     page.locator("dialog").get_by_role("button", name="Produce", exact=True).click()
     page.locator("dialog").wait_for(state="detached")
     with blocking.Consumer(live.bootstrap, auto_offset_reset="earliest") as consumer:

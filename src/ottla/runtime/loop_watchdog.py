@@ -304,7 +304,9 @@ class LoopWatchdog:
             for _ in range(2):
                 if frame is not None:
                     if frame.f_code.co_filename == disk.__file__:
-                        return frame.f_code.co_name
+                        name = frame.f_code.co_name
+                        # Those of Python itself, as of `waiting`, make no call of the system.
+                        return "" if name.startswith("__") else name
                     frame = frame.f_back
         return ""
 

@@ -281,6 +281,9 @@ class TestTopicsAndGroups:
             lambda: Scrape(traffic)("ottla_transactions_ended_total", result="abort") == 1,
             "the abort was not counted",
         )
+        ended = Scrape(traffic)
+        assert ended("ottla_transaction_open_seconds_count") == 1
+        assert 0 <= ended("ottla_transaction_open_seconds_sum") < 600
 
 
 class TestNode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -147,6 +147,8 @@ class WriteMarkers:
     partitions: frozenset[TopicPartition]
     coordinator_epoch: int
     client_version: int
+    open_ms: int = field(default=0, compare=False)
+    """From the begin of the transaction to the decision."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,14 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TRANSACTION_STATE_TOPIC, TopicPartition
 from ottla.protocol.transaction_state_records import RECORDS
 from ottla.replication.partition import Partition
+from ottla.runtime.metrics import Histogram
 from ottla.runtime.runtime import Runtime
 
 _log = logging.getLogger(__name__)
 
 R = TypeVar("R")
+
+_OPEN_BOUNDS_MS: Final = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 60_000, 300_000, 900_000)
 
 
 class TransactionCoordinatorService:
@@ -69,6 +72,8 @@ class TransactionCoordinatorService:
         # Transactions whose end was decided here, or whose markers were taken over from another coordinator.
         self.committed = 0
         self.aborted = 0
+        # How long they were open, in milliseconds.
+        self.open_times: Final = Histogram(_OPEN_BOUNDS_MS, scale=1e-3)
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.runtime: Final[CoordinatorRuntime[TransactionCoordinator]] = CoordinatorRuntime(
             RECORDS,
@@ -152,6 +157,7 @@ class TransactionCoordinatorService:
                     self.committed += 1
                 else:
                     self.aborted += 1
+                self.open_times.observe(send.open_ms)
                 self._markers.add_markers(index, send)
             else:
                 assert isinstance(send, ProducerIdWanted)

@@ -443,6 +443,7 @@ class TransactionCoordinator:
             transaction.partitions,
             self._coordinator_epoch,
             transaction.client_version,
+            max(0, transaction.last_update_ms - transaction.start_ms) if transaction.start_ms >= 0 else 0,
         )
 
     def _complete_transaction(

@@ -86,6 +86,13 @@ class GroupCollector:
             ],
             ("result",),
         )
+        if parts is not None:
+            text.histogram(
+                "ottla_transaction_open_seconds",
+                "How long transactions were open until their end was decided",
+                "",
+                parts.service.open_times,
+            )
 
 
 class _GroupWalk:

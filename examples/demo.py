@@ -250,7 +250,8 @@ async def kill_things(node: NodeProcess, spark: SparkProcess, watch: Watch) -> N
     await asyncio.sleep(1)
     line = await asyncio.to_thread(node.start)
     watch.marks.append((watch.now(), "node back"))
-    say(f"the node is back: {line.rpartition(', ')[2]} to start on the same data")
+    took = next((part for part in line.split(", ") if part.endswith(" ms")), "it took a while")
+    say(f"the node is back: {took} to start on the same data")
 
 
 async def read_all(node: NodeProcess, topic: str) -> list[dict[str, object]]:

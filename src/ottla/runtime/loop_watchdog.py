@@ -398,10 +398,9 @@ class LoopWatchdog:
             self._logged.clear()
         self._logged[place] = (now, 0)
         also = f" (and {unlogged} times since it was last logged)" if unlogged else ""
-        # Without a stack there is no culprit to look for, and where it neither used the CPU nor waited for
-        # the disk, the machine was busy with other work most often. A loop that is held for long is worth a
-        # look anyway.
-        is_at_work = self._cpu_clock is None or held_cpu_ns >= self._bound_ns / 2 or is_blocked
+        # Without a stack there is no culprit to look for, and where CPU and disk explain less than the
+        # bound, the machine was busy with other work. A loop that is held for long is worth a look anyway.
+        is_at_work = self._cpu_clock is None or held_cpu_ns + blocked.total_ns >= self._bound_ns
         is_worth_a_look = (
             bool(culprit) and _LOADING not in culprit and (is_at_work or held_ns >= _LOG_AT_ONCE_S * 1e9)
         )

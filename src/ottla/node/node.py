@@ -83,6 +83,10 @@ log = logging.getLogger(__name__)
 # How long a broker that stops waits until others have taken over its partitions.
 _HAND_OVER_SECONDS: Final = 10.0
 _HAND_OVER_ALONE_SECONDS: Final = 1.0
+# How long a start takes before the node logs what it waits for, and how long until it does so again.
+_SLOW_START_SECONDS: Final = 20.0
+_SLOW_START_AGAIN_SECONDS: Final = 60.0
+_WAITING_FOR_LEADER: Final = "waiting for a leader of the quorum"
 
 
 class Node:
@@ -122,6 +126,8 @@ class Node:
         self.ready: Final = asyncio.Event()
         # What the node does while it is not ready.
         self.phase = "starting"
+        # Says what that waits for, or nothing.
+        self._waits_for: Callable[[], str] = str
         self._stopping = False
         self.http: Final = NodeHttp(
             runtime,
@@ -314,12 +320,15 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
         starting = self._loop.create_task(self._start(), name="start of the node")
+        warning = self._loop.create_task(self._warn_of_slow_start(), name="warnings of a slow start")
         either: list[asyncio.Future[Any]] = [starting, self._failure]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await _cancel_and_wait(starting)
             raise
+        finally:
+            await _cancel_and_wait(warning)
         if not starting.done():
             # It would wait for a controller that it can not reach any more.
             await _cancel_and_wait(starting)
@@ -333,26 +342,46 @@ class Node:
         except OSError as error:
             raise NodeFailed(f"{error.filename or 'the disk'}: {error.strerror or error}") from error
 
+    async def _warn_of_slow_start(self) -> None:
+        """Log now and then what the start waits for: what never comes would leave nothing in the log."""
+        began = self._loop.time()
+        await asyncio.sleep(_SLOW_START_SECONDS)
+        while True:
+            if self.phase != _WAITING_FOR_LEADER:  # that logs by itself
+                reason = self._waits_for()
+                log.warning(
+                    "the node is not ready after %.0f s: it is still %s%s",
+                    self._loop.time() - began,
+                    self.phase,
+                    f" ({reason})" if reason else "",
+                )
+            await asyncio.sleep(_SLOW_START_AGAIN_SECONDS)
+
+    def _enter(self, phase: str, waits_for: Callable[[], str] = str) -> None:
+        self.phase, self._waits_for = phase, waits_for
+
     async def _start(self) -> None:
+        self._enter("loading its certificates")
         await self.security.load()
+        self._enter("checking its listeners")
         await self.http.open(self.security.listener_tls)
         self._on_stop(self.http.close)
         if self.security.has_certificates:
             self._on_stop(self.tasks.start("renewal of certificates", self.security.watch).stop)
         self.logins = self._make_logins()
         await self.endpoints.check(self.server)
-        self.phase = "opening its directories"
+        self._enter("opening its directories")
         storage = await self._open_storage()
-        self.phase = "waiting for a leader of the quorum"
+        self._enter("opening its metadata log")
         await self._join_quorum(storage)
         if self.config.is_broker:
-            self.phase = "registering with the controller"
+            self._enter("registering with the controller")
             await self._register_broker(storage)
-            self.phase = "loading its logs"
+            self._enter("loading its logs")
             await self._start_broker(storage)
-            self.phase = "waiting for the controller to let it serve"
+            self._enter("waiting for the controller to let it serve", self.lifecycle.waits_for)
             await self._serve()
-        self.phase = "registering with the controller"
+        self._enter("registering with the controller", self.quorum.waits_for)
         await self.quorum.wait_until_registered()
         self.ready.set()
 
@@ -379,6 +408,7 @@ class Node:
             endpoints = self.endpoints.reachable(config.advertised_of_controller)
         directory_id = storage.directories[config.metadata_log_dir]
         await quorum.open(storage.cluster_id, directory_id, endpoints, self._on_metadata_update)
+        self._enter(_WAITING_FOR_LEADER)
         self._on_stop(quorum.close)
         tasks = ControllerTasks(self.tasks, self.dynamic_config, quorum, self.fail)
         tasks.start()
@@ -410,6 +440,7 @@ class Node:
             on_fatal=self.fail,
         )
         self._on_stop(self.lifecycle.close)
+        self._waits_for = self.lifecycle.waits_for
         await self.lifecycle.register()
         await self.lifecycle.wait_until_caught_up()
 

@@ -144,6 +144,25 @@ class BrokerLifecycleManager:
             _log.info("the controller cannot register this broker yet: %s", code.name)
             self._refused = code
 
+    def waits_for(self) -> str:
+        """What this broker waits for until it serves, as text for messages."""
+        leader = self._metadata.leader_id
+        if leader is None:
+            return "no controller is known"
+        if self.epoch < 0:
+            if self._refused is not None:
+                return f"the controller, node {leader}, answers {self._refused.name}"
+            return f"no answer of the controller, node {leader}"
+        if self._answered_at is None or self.unanswered_ms > self._config.current.number(
+            "broker.session.timeout.ms"
+        ):
+            return f"the controller, node {leader}, does not answer its heartbeats"
+        if not self._caught_up.is_set():
+            return (
+                f"its metadata, up to offset {self._metadata.published_offset}, do not reach its registration"
+            )
+        return f"the controller, node {leader}, keeps it fenced"
+
     async def wait_until_caught_up(self) -> None:
         """Return once this broker has read the metadata log as far as its registration."""
         await self._caught_up.wait()

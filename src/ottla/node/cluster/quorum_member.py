@@ -212,6 +212,11 @@ class QuorumMember:
             retry_seconds=_REGISTRATION_RETRY_SECONDS,
         )
 
+    def waits_for(self) -> str:
+        """What the registration waits for, as text for messages."""
+        leader = self.metadata.leader_id
+        return "no controller is known" if leader is None else f"no answer of the controller, node {leader}"
+
     async def wait_until_registered(self) -> None:
         if self._registration is not None:
             await self._registration

@@ -192,6 +192,36 @@ def test_loading_a_module_is_no_warning(
     assert {record.levelno for record in found} == {logging.INFO}
 
 
+def test_a_module_that_does_not_come_to_an_end_is_a_warning(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for something, and a node that starts would do so without a word."""
+    monkeypatch.setattr("ottla.runtime.loop_watchdog._LOG_LOADING_S", 0.5)
+    # It ends when the warning is there.
+    (tmp_path / "loads_for_ever.py").write_text(
+        "import time\nuntil = time.monotonic() + 60\n"
+        "import tests.runtime.test_loop_watchdog as by\n"
+        "while not by.is_warned() and time.monotonic() < until: time.sleep(0.01)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def is_warned() -> bool:
+        return any(
+            record.levelno == logging.WARNING and "a module is loaded" in record.getMessage()
+            for record in caplog.records
+        )
+
+    async def work(watchdog: LoopWatchdog) -> None:
+        await asyncio.sleep(0.05)
+        importlib.import_module("loads_for_ever")
+
+    monkeypatch.setattr(sys.modules[__name__], "is_warned", is_warned, raising=False)
+    monkeypatch.setitem(sys.modules, "tests.runtime.test_loop_watchdog", sys.modules[__name__])
+    with caplog.at_level(logging.INFO):
+        watched(new_event_loop, work)
+    assert is_warned()
+
+
 # Collections come with almost every object that is made, and in the thread of the watchdog each lets the
 # loop's thread go on, as one does that takes longer than the switch interval. Calls of many shapes follow
 # each other on the stack of the loop's thread: what was the frame of one is in the middle of another then.

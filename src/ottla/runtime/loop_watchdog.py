@@ -61,6 +61,8 @@ _LOADS_MODULE: Final = "_find_and_load"
 _LOADING: Final = "a module is loaded, "
 # A loop that is held for this long is logged while it lasts: it may never end.
 _LOG_AT_ONCE_S: Final = 1.0
+# For that long no module is loaded: its code, or what it waits for, holds the loop.
+_LOG_LOADING_S: Final = 10.0
 # Held by the watchdog that has put collections off: another one must not allow them meanwhile.
 _no_collection: Final = threading.Lock()
 
@@ -277,7 +279,8 @@ class LoopWatchdog:
             held_ns = last.at_ns - began_ns
             if held_ns >= self._bound_ns and not culprit:
                 culprit = self._culprit()
-            if held_ns >= _LOG_AT_ONCE_S * 1e9 and not logged:
+            at_once_s = _LOG_LOADING_S if _LOADING in culprit else _LOG_AT_ONCE_S
+            if held_ns >= at_once_s * 1e9 and not logged:
                 self._log(culprit, held_ns, last.cpu_ns - began_cpu_ns, blocked)
                 logged = True
         held_ns, held_cpu_ns = self._ran_ns - began_ns, self._ran_cpu_ns - began_cpu_ns
@@ -402,7 +405,9 @@ class LoopWatchdog:
         # bound, the machine was busy with other work. A loop that is held for long is worth a look anyway.
         is_at_work = self._cpu_clock is None or held_cpu_ns + blocked.total_ns >= self._bound_ns
         is_worth_a_look = (
-            bool(culprit) and _LOADING not in culprit and (is_at_work or held_ns >= _LOG_AT_ONCE_S * 1e9)
+            held_ns >= _LOG_LOADING_S * 1e9
+            if _LOADING in culprit
+            else bool(culprit) and (is_at_work or held_ns >= _LOG_AT_ONCE_S * 1e9)
         )
         _log.log(
             logging.WARNING if is_worth_a_look else logging.INFO,

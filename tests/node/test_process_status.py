@@ -1,4 +1,4 @@
-"""What a node says of its process: on SIGUSR1, and when it crashes."""
+"""What a node says of its process: on SIGUSR1 and SIGQUIT, and when it crashes."""
 
 import json
 import os
@@ -25,6 +25,11 @@ def status_of(node: "subprocess.Popen[str]") -> dict[str, Any]:
     assert node.stdout is not None
     ready = node.stdout.readline()
     assert "is ready" in ready, ready
+    return ask_for_status(node)
+
+
+def ask_for_status(node: "subprocess.Popen[str]") -> dict[str, Any]:
+    assert node.stdout is not None
     node.send_signal(signal.SIGUSR1)
     line = node.stdout.readline()
     label, _, text = line.partition(": ")
@@ -69,6 +74,21 @@ def test_a_crash_leaves_the_stacks_of_all_threads(tmp_path: Path) -> None:
         _, errors = node.communicate(timeout=60)
     assert node.returncode == -signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in errors
+    assert "loop_watchdog.py" in errors
+    assert "in run_node" in errors
+
+
+def test_a_node_writes_its_stacks_when_it_is_asked_to(tmp_path: Path) -> None:
+    with started(tmp_path / "data") as node:
+        assert node.stdout is not None
+        assert "is ready" in node.stdout.readline()
+        node.send_signal(signal.SIGQUIT)
+        # It goes on, and stops as usual.
+        status = ask_for_status(node)
+        node.terminate()
+        _, errors = node.communicate(timeout=60)
+    assert node.returncode == 0, errors
+    assert status["open_files"] > 3
     assert "loop_watchdog.py" in errors
     assert "in run_node" in errors
 

@@ -78,6 +78,20 @@ def test_a_node_that_dies_by_itself_is_not_waited_for() -> None:
         assert "--- node 1, down with exit status -9\n" in cluster.logs()
 
 
+def test_a_node_that_is_not_ready_shows_where_it_is() -> None:
+    with LocalCluster(nodes=3) as cluster:
+        for node in cluster.nodes:
+            cluster.kill(node)
+        alone = cluster.node(1)
+        cluster._launch(cluster._process(1))
+        # It has written that by itself, so that it has come far enough to be asked.
+        wait_until(lambda: "the quorum has no leader yet" in alone.log(), "node 1 does not wait", 100)
+        with pytest.raises(ClusterError, match=r"not ready \(nodes that are not: 1\) within") as failure:
+            cluster.wait_ready(0.1)
+        assert "in run_node" in str(failure.value)
+        assert alone.state is ProcessState.RUNNING
+
+
 def test_nodes_end_with_the_process_that_started_them_even_paused_ones() -> None:
     script = (
         "import os, signal, ottla\n"

@@ -25,6 +25,7 @@ __all__ = [
     "raise_open_file_limit",
     "resident_bytes",
     "write_stacks_on_crash",
+    "write_stacks_on_request",
 ]
 
 # setrlimit on macOS refuses more than OPEN_MAX even where the hard limit reads as unlimited.
@@ -139,6 +140,14 @@ def write_stacks_on_crash() -> None:
     """
     if sys.stderr is not None:  # otherwise a data file may have its descriptor
         faulthandler.enable()
+
+
+def write_stacks_on_request() -> None:
+    """Have the stacks of all threads written to stderr for each SIGQUIT, as a Java virtual machine does. This
+    needs neither the event loop nor the interpreter, so it shows where a process is that does nothing at all.
+    """
+    if sys.stderr is not None and hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGQUIT, all_threads=True)
 
 
 def halt(status: int) -> None:

@@ -28,6 +28,8 @@ _POLL_SECONDS: Final = 0.02
 _READY: Final = b" is ready: "
 _HTTP: Final = re.compile(rb" is ready: .*, [0-9]+ ms, (https?://\S+)\n")
 _STATUS: Final = b"ottla status: "
+# In the stack of the main thread of `python -m ottla`, at its outer end.
+_STACKS_END: Final = b"<frozen runpy>"
 
 # The processes that this process has started, by pid: it has to wait for them when they end. The objects are
 # kept, since a `Popen` that is collected while its process runs warns of it.
@@ -119,6 +121,20 @@ class NodeProcess:
             os.kill(pid, number)
         except ProcessLookupError:
             raise ClusterError(f"node {self.plan.id} is down") from None
+
+    def write_stacks(self, timeout_s: float) -> None:
+        """Have the process write the stacks of its threads to its log, by SIGQUIT, and wait for them. A
+        process that has only begun ends.
+        """
+        before = len(self._own_log())
+        with contextlib.suppress(ClusterError):
+            self.signal(signal.SIGQUIT)
+        deadline = time.monotonic() + timeout_s
+        # The innermost call of each thread comes first, and the main thread is the last one.
+        while _STACKS_END not in self._own_log()[before:] and time.monotonic() < deadline:
+            if self.state() is ProcessState.DOWN:
+                return
+            time.sleep(_POLL_SECONDS)
 
     def ask_status(self) -> int | None:
         """Have the process write its status to its log, by SIGUSR1; returns where in the log to look for it.

@@ -58,6 +58,8 @@ R = TypeVar("R", bound=Response)
 START_SECONDS: Final = 120.0
 _REQUEST_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.02
+# How long a process may take to write its stacks.
+_STACKS_SECONDS: Final = 5.0
 _METADATA_VERSION: Final = 12
 _QUORUM_VERSION: Final = 1
 _HANDSHAKE_VERSION: Final = 1
@@ -337,7 +339,20 @@ class LocalCluster:
             running = [process for process in wanted if process.state() is not ProcessState.PAUSED]
             return all(self._serves(process) for process in running) and self._brokers_agree(running)
 
-        self._wait(ready, timeout_s, "the cluster was not ready")
+        self._wait(ready, timeout_s, self._explain_not_ready)
+
+    def _explain_not_ready(self) -> str:
+        """Have the nodes that are not ready write their stacks to their logs, which follow this text."""
+        waiting = [
+            self._processes[number]
+            for number in sorted(self._wanted)
+            if self._processes[number].state() is ProcessState.RUNNING
+            and not self._processes[number].said_ready()
+        ]
+        for process in waiting:
+            process.write_stacks(_STACKS_SECONDS)
+        ids = ", ".join(str(process.plan.id) for process in waiting)
+        return f"the cluster was not ready (nodes that are not: {ids or 'none'})"
 
     def _serves(self, process: NodeProcess) -> bool:
         if process.state() is ProcessState.DOWN:

@@ -572,7 +572,7 @@ class TestStorage:
     ) -> None:
         """No snapshot is on disk before a segment is rolled."""
         with (
-            topic_of(api, "produced", 1) as topic,
+            topic_of(api, "held-open", 1) as topic,
             Producer(console_node.bootstrap_servers, transactional_id="of-files") as producer,
         ):
             producer.begin_transaction()

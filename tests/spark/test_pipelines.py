@@ -136,7 +136,7 @@ def test_a_table_with_capitals_in_its_name_goes_on(
     new_pipeline: Callable[[str], Pipeline], producer: Producer
 ) -> None:
     """Spark's catalog has it in small letters, its checkpoint as the definitions do."""
-    pipeline = new_pipeline("first")
+    pipeline = new_pipeline("capitals")
     for file, old, new in (
         ("orders.py", "def orders()", "def rawOrders()"),
         ("large_orders.py", 'table("orders")', 'table("rawOrders")'),
@@ -148,7 +148,7 @@ def test_a_table_with_capitals_in_its_name_goes_on(
     brokers = ("-b", pipeline.bootstrap)
     for number in (1, 2):
         pipeline.ok("run", *brokers)
-        producer.send("first.orders", order(number, 100))
+        producer.send("capitals.orders", order(number, 100))
     assert [row["number"] for row in pipeline.table("raworders")] == [1]
     pipeline.ok("run", *brokers, "--full-refresh", "RAWORDERS")
     assert len(pipeline.table("raworders")) == 2

@@ -74,7 +74,7 @@ class GarbageCollection:
         return self.frozen >= self._max_frozen
 
     def collect_all(self) -> None:
-        """Collect all garbage, what is frozen included. Takes about a second for a million objects."""
+        """Collect all garbage, what is frozen included; in one turn, which may be a long one."""
         began_ns = time.monotonic_ns()
         gc.unfreeze()
         found = gc.collect()

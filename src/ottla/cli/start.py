@@ -144,9 +144,6 @@ def _with_listener(settings: dict[str, str], address: str) -> str:
 def start(arguments: Sequence[str]) -> int:
     """Run a node with these arguments; its exit status."""
     began_ns = SystemClock().monotonic_ns()
-    from ottla.runtime.process import write_stacks_on_request
-
-    write_stacks_on_request()  # before anything that may never end
     try:
         options = parse(arguments)
         if options.help:
@@ -155,6 +152,10 @@ def start(arguments: Sequence[str]) -> int:
         settings = settings_of(options)
     except UsageError as error:
         return _fail(str(error), status=2)
+
+    from ottla.runtime.process import write_stacks_on_request
+
+    write_stacks_on_request()  # before anything that may never end
 
     import logging
 

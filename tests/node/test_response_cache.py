@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTop
 from ottla.testing.local_node import LocalNode
 
 HERE = ("127.0.0.1", 9092)
+_CORRELATION_ID_BYTES = 4
 
 
 def test_a_new_state_of_the_cluster_empties_the_cache() -> None:
@@ -95,3 +97,46 @@ def test_clients_see_every_change_at_once(node: LocalNode) -> None:
             assert metadata() == (ErrorCode.NONE, partitions)
             delete = DeleteTopicsRequest(topics=[DeleteTopicState(name="fleeting")])
             assert client.get(delete, 6, DeleteTopicsResponse).responses[0].error_code == ErrorCode.NONE
+
+
+MANY = 3_000
+CLIENTS = 20
+
+
+def test_all_of_many_topics_are_listed_in_turns_and_once_for_all_who_ask(node: LocalNode) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(WireClient(node.bootstrap_servers)) for _ in range(CLIENTS)]
+        create = CreateTopicsRequest(
+            topics=[
+                CreatableTopic(name=f"many-{n}", num_partitions=MANY // 3, replication_factor=1)
+                for n in range(3)
+            ],
+            timeout_ms=60_000,
+        )
+        made = clients[0].get(create, 7, CreateTopicsResponse)
+        assert {topic.error_code for topic in made.topics} == {ErrorCode.NONE}
+        for client in clients:
+            client.send(MetadataRequest(topics=None), 12)
+        answers = {client.receive_frame()[_CORRELATION_ID_BYTES:] for client in clients}
+        assert len(answers) == 1
+        response = clients[0].get(MetadataRequest(topics=None), 12, MetadataResponse)
+        assert sum(len(topic.partitions) for topic in response.topics) == MANY
+        delete = DeleteTopicsRequest(topics=[DeleteTopicState(name="many-1")], timeout_ms=60_000)
+        assert clients[0].get(delete, 6, DeleteTopicsResponse).responses[0].error_code == ErrorCode.NONE
+        response = clients[1].get(MetadataRequest(topics=None), 12, MetadataResponse)
+        assert sorted(topic.name or "" for topic in response.topics) == ["many-0", "many-2"]
+
+
+async def test_a_response_in_work_is_for_those_who_would_get_the_same() -> None:
+    image, cache, key = MetadataImage(), ResponseCache(), (9, HERE, b"all", None)
+    assert cache.in_work(image, key) is None
+    first = cache.begin(image, key)
+    assert cache.in_work(replace(image, provenance=Provenance(7)), key) is first
+    assert cache.in_work(image, (9, HERE, b"some", None)) is None
+    changed = replace(image, topics=TopicsImage())
+    assert cache.in_work(changed, key) is None
+    second = cache.begin(changed, key)
+    cache.end(key, first, b"old")
+    assert (await first, cache.in_work(changed, key)) == (b"old", second)
+    cache.end(key, second, None)
+    assert (await second, cache.in_work(changed, key)) == (None, None)

@@ -200,6 +200,11 @@ class LogManager:
         every = (*self._logs.values(), *self._future_logs.values())
         return [log for log in every if log.directory is directory]
 
+    def holds(self, log: UnifiedLog) -> bool:
+        """Whether it is still the log, or the future log, of its partition."""
+        partition = log.topic_partition
+        return log is self._logs.get(partition) or log is self._future_logs.get(partition)
+
     @property
     def future_partitions(self) -> list[TopicPartition]:
         """The partitions that are being moved to another directory."""

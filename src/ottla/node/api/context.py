@@ -147,6 +147,8 @@ class RequestContext(ApiRequestContext):
     meter: RequestMeter | None = None
     # What of the request was forwarded to the active controller, which logs its changes.
     forwarded: Request | None = None
+    # Set by a handler whose response takes more than a turn of the event loop to encode: the pool does it.
+    is_bulky: bool = False
 
     def mutation_quota(self, *, strict_since: int) -> ControllerMutationQuota | None:
         """As for each request, but what comes to a controller's own listener is of another node."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable
-from typing import Final
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Final
 
+from ottla.metadata.image.image import MetadataImage
 from ottla.node.api.audit import AUDITED, log_changes
 from ottla.node.api.context import RequestContext, RequestListener
 from ottla.node.api.request_meter import RequestMeter
@@ -248,6 +249,8 @@ class Dispatcher:
             encoded = reply.encode(context.version)
             served.cache.put(image, cache_key, encoded)
             return encoded_response_parts(context.api, context.version, context.correlation_id, encoded)
+        if context.is_bulky and cache_key is not None and image is not None and isinstance(reply, Coroutine):
+            return self._answer_once(context, served, request, reply, cache_key, image, denials)
         return self._answer_later(context, served, request, frame, reply)
 
     def _denials(self) -> int:
@@ -275,7 +278,48 @@ class Dispatcher:
                 log_changes(context, request, response, context.forwarded)
         if meter is not None:
             meter.finish(request, response)
-        return None if response is None else encode(context, response)
+        if response is None:
+            return None
+        if context.is_bulky:
+            return await self._services.broker.runtime.pool.run(encode, context, response)
+        return encode(context, response)
+
+    async def _answer_once(
+        self,
+        context: RequestContext,
+        served: _ServedApi,
+        request: Request,
+        reply: Coroutine[Any, Any, Response | None],
+        cache_key: CacheKey,
+        image: MetadataImage,
+        denials: int,
+    ) -> Parts | None:
+        """Make a bulky response and keep it, or wait for the same response to another request."""
+        cache = served.cache
+        assert cache is not None
+        while (in_work := cache.in_work(image, cache_key)) is not None:
+            # The other request may be given up, with its connection: then one of those who wait makes it.
+            encoded = await asyncio.shield(in_work)
+            if encoded is not None:
+                reply.close()
+                return encoded_response_parts(context.api, context.version, context.correlation_id, encoded)
+        in_work = cache.begin(image, cache_key)
+        encoded = None
+        meter = context.meter
+        try:
+            response = await (reply if meter is None else meter.timed(reply))
+            assert response is not None, f"a cached API, {served.api.name}, has no response"
+            if meter is not None:
+                meter.finish(request, response)
+            encoded = await self._services.broker.runtime.pool.run(response.encode, context.version)
+            self._count_errors(served, context.version, response)
+        except Exception as error:
+            return encode(context, _failed(context, served, request, error))
+        finally:
+            cache.end(cache_key, in_work, encoded)
+        if self._services.node.image is image and self._denials() == denials:
+            cache.put(image, cache_key, encoded)
+        return encoded_response_parts(context.api, context.version, context.correlation_id, encoded)
 
     async def _forward(
         self, context: RequestContext, served: _ServedApi, request: Request, frame: memoryview

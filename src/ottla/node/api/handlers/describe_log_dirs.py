@@ -6,10 +6,7 @@ total and free space; 5 whether a directory takes no new partitions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.unified_log import UnifiedLog
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -21,6 +18,7 @@ from ottla.protocol.messages.describe_log_dirs import (
     DescribeLogDirsTopic,
 )
 from ottla.protocol.names import TopicPartition
+from ottla.runtime.turns import Turns
 
 
 async def handle(context: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
@@ -46,11 +44,7 @@ async def _directory(
         return DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=path)
     cordoned = context.config.names("cordoned.log.dirs")
     try:
-        topics = _topics(
-            log
-            for log in broker.logs.logs_in(directory)
-            if requested is None or log.topic_partition in requested
-        )
+        topics = await _topics(context, directory, requested)
     except KafkaError as error:
         return DescribeLogDirsResult(error_code=error.code, log_dir=path)
     result = DescribeLogDirsResult(
@@ -66,19 +60,29 @@ async def _directory(
     return result
 
 
-def _topics(logs: Iterable[UnifiedLog]) -> list[DescribeLogDirsTopic]:
+async def _topics(
+    context: RequestContext, directory: LogDirectory, requested: set[TopicPartition] | None
+) -> list[DescribeLogDirsTopic]:
+    """The logs of a directory by topic; many of them are described in several turns."""
+    manager = context.broker.logs
+    turns = Turns(context.broker.runtime.clock)
     topics: dict[str, DescribeLogDirsTopic] = {}
-    for log in logs:
+    for log in manager.logs_in(directory):
         name, index = log.topic_partition
-        topic = topics.setdefault(name, DescribeLogDirsTopic(name=name))
-        # A future log lags behind the one it is to replace; a current one behind nothing.
-        lag = max(log.high_watermark - log.log_end_offset, 0)
-        topic.partitions.append(
-            DescribeLogDirsPartition(
-                partition_index=index,
-                partition_size=log.size,
-                offset_lag=lag,
-                is_future_key=log.is_future,
+        # A log that was deleted or moved in an earlier turn has no size to ask for.
+        if (requested is None or log.topic_partition in requested) and manager.holds(log):
+            # A future log lags behind the one it is to replace; a current one behind nothing.
+            lag = max(log.high_watermark - log.log_end_offset, 0)
+            topics.setdefault(name, DescribeLogDirsTopic(name=name)).partitions.append(
+                DescribeLogDirsPartition(
+                    partition_index=index,
+                    partition_size=log.size,
+                    offset_lag=lag,
+                    is_future_key=log.is_future,
+                )
             )
-        )
+        if turns.is_due():
+            await turns.pause()
+    if turns.taken:
+        context.is_bulky = True
     return list(topics.values())

@@ -31,8 +31,11 @@ from ottla.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from ottla.protocol.names import INTERNAL_TOPICS, invalid_topic_name
+from ottla.runtime.turns import Turns
 
 _ZERO_UUID: Final = bytes(16)
+# All topics, if these are more partitions, are listed in several turns.
+_ONE_TURN: Final = 1_000
 _NO_OPERATIONS: Final = -(2**31)
 
 
@@ -41,6 +44,9 @@ def handle(
 ) -> MetadataResponse | Awaitable[MetadataResponse]:
     topics = request.topics
     if topics is None or (context.version == 0 and not topics):
+        if _is_bulky(context.image):
+            context.is_bulky = True
+            return _all_topics_in_turns(context, request)
         return _all_topics(context, request)
     _check(context, topics)
     if any(topic.topic_id != _ZERO_UUID for topic in topics):
@@ -89,6 +95,24 @@ def _all_topics(context: RequestContext, request: MetadataRequest) -> MetadataRe
         for topic in image.topics.by_name.values()
         if context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.name, log_denied=False)
     ]
+    return _response(context, request, image, topics)
+
+
+def _is_bulky(image: MetadataImage) -> bool:
+    by_name = image.topics.by_name
+    return len(by_name) > _ONE_TURN or sum(len(topic.partitions) for topic in by_name.values()) > _ONE_TURN
+
+
+async def _all_topics_in_turns(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+    image = context.image
+    builder = _Topics(context, request, image)
+    turns = Turns(context.broker.runtime.clock)
+    topics = []
+    for topic in image.topics.by_name.values():
+        if context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.name, log_denied=False):
+            topics.append(builder.topic(topic))
+        if turns.is_due():
+            await turns.pause()
     return _response(context, request, image, topics)
 
 

@@ -22,11 +22,11 @@ import pytest
 
 from ottla.client.blocking import Admin, Producer
 from ottla.runtime import process
-from ottla.spark.session import socket_settings
+from ottla.spark.session import prepare_environment, socket_settings
 from tests.spark.source_harness import SourceHarness
 from tests.support import kafka_libs
 from tests.support.node_process import NodeProcess
-from tests.support.spark_standalone import SHORT_LIVED, StandaloneCluster
+from tests.support.spark_standalone import StandaloneCluster, driver_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,6 @@ SPARK_CONFS = {
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     "spark.sql.streaming.stopTimeout": "120s",
     "spark.log.level": "ERROR",
-    "spark.driver.extraJavaOptions": SHORT_LIVED,
 }
 
 
@@ -63,15 +62,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SPARK_HOME without the zip of pyspark, so that workers use the installed one."""
-    import pyspark
-
-    installed = Path(pyspark.__file__).parent
-    home = tmp_path_factory.mktemp("spark-home")
-    for name in ("jars", "bin", "sbin"):
-        (home / name).symlink_to(installed / name)
-    return home
+def spark_home() -> Path:
+    """SPARK_HOME without the zip of pyspark, so that workers use the installed one; that of `ottla pipeline`,
+    whose archive of classes is for just this path.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+    prepare_environment(environment)
+    return Path(environment["SPARK_HOME"])
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +87,7 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     builder = SparkSession.builder.master("local[2,4]").appName("ottla tests")
     for name, value in {**SPARK_CONFS, **socket_settings()}.items():
         builder = builder.config(name, value)
+    builder = builder.config("spark.driver.extraJavaOptions", driver_options())
     builder = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
     builder = builder.config("spark.local.dir", str(tmp_path_factory.mktemp("spark-local")))
     if kafka_libs.missing_requirement() is None:

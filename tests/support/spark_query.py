@@ -34,11 +34,11 @@ class QuerySpec:
 def main(spec: QuerySpec) -> None:
     from ottla.spark.session import session
     from tests.support.spark_sink_stops import FORMAT, register
-    from tests.support.spark_standalone import SHORT_LIVED
+    from tests.support.spark_standalone import SHORT_LIVED, driver_options
 
     conf = {
         "spark.log.level": "ERROR",
-        "spark.driver.extraJavaOptions": SHORT_LIVED,
+        "spark.driver.extraJavaOptions": driver_options(),
         "spark.executor.extraJavaOptions": SHORT_LIVED,
         **spec.conf,
     }

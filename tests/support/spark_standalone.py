@@ -13,10 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ottla.spark.class_archive import ClassArchive
 from ottla.spark.session import prepare_environment
 from ottla.testing.cluster_plan import free_ports
 
-__all__ = ["HOSTS", "SHORT_LIVED", "StandaloneCluster"]
+__all__ = ["HOSTS", "SHORT_LIVED", "StandaloneCluster", "driver_options"]
 
 # For JVMs of Spark that live for one test: its optimizing compiler would never pay off.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -24,6 +25,13 @@ SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 START_SECONDS = 120
 CORES = 2
 HOSTS = ("127.0.0.1", "127.0.0.2")
+
+
+def driver_options() -> str:
+    """Options for a short-lived JVM of Spark here, with the archive of its classes if there is one."""
+    environment = dict(os.environ)
+    java = prepare_environment(environment)
+    return f"{SHORT_LIVED} {ClassArchive(java, Path(environment['SPARK_HOME'])).options()}"
 
 
 class StandaloneCluster:

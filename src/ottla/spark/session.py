@@ -11,6 +11,7 @@ What is set, and why:
   site-packages, compiled, and not from a zip: half a second less for each of six kinds of worker.
 - Unix sockets between Spark and its Python workers: over TCP, Spark's second small write of a task waits for
   the acknowledgement of its first, which comes 40 ms later, in every task. For local masters only.
+- an archive of Spark's classes, see `ottla.spark.class_archive`.
 - a checkpoint file manager that renames files instead of using Hadoop's FileContext: a third of the cost of a
   small micro-batch. It is for file systems whose rename is atomic: for local masters only.
 """
@@ -37,6 +38,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from ottla.spark.cache import cache_dir, publish
+from ottla.spark.class_archive import ClassArchive
 from ottla.spark.java import Java, find_java
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ _SHORT: Final = (
 # The path of a socket has at most 104 bytes on some systems, and Spark's names take 42 of them.
 _MAX_SOCKET_DIR_BYTES: Final = 60
 _LINKED_DIRECTORIES: Final = ("bin", "jars", "sbin")
+_JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _QUIET: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -136,11 +139,14 @@ def session(
     `conf` adds to the settings, and takes precedence over them.
     """
     _check_installed()
-    prepare_environment()
+    java = prepare_environment()
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
-    for key, value in {**settings_for(master), **(conf or {})}.items():
+    settings = {**settings_for(master), **(conf or {})}
+    if options := ClassArchive(java, Path(os.environ["SPARK_HOME"])).options():
+        settings.setdefault(_JVM_OPTIONS, options)
+    for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
@@ -164,8 +170,12 @@ def connect_session(
     before the block.
     """
     _check_installed()
-    prepare_environment()
+    java = prepare_environment()
+    archive = ClassArchive(java, Path(os.environ["SPARK_HOME"]))
     os.environ.setdefault("SPARK_CONNECT_AUTHENTICATE_TOKEN", os.urandom(24).hex())
+    options = archive.options(may_make=True) if _JVM_OPTIONS not in (conf or {}) else ""
+    if short and master.startswith("local"):
+        options = f"{_SHORT} {options}"
     settings = {
         **settings_for(master),
         "spark.app.name": name,
@@ -175,10 +185,10 @@ def connect_session(
         "spark.sql.connect.serverStacktrace.enabled": "false",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
-        **({"spark.driver.extraJavaOptions": _SHORT} if short and master.startswith("local") else {}),
+        **({_JVM_OPTIONS: options} if options else {}),
         **(conf or {}),
     }
-    with _jvm(settings, log, keep_open) as (gateway, process):
+    with _archiving(archive), _jvm(settings, log, keep_open) as (gateway, process):
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
         from pyspark.sql.connect.session import SparkSession as RemoteSession
@@ -186,6 +196,8 @@ def connect_session(
         spark_conf = SparkConf(loadDefaults=False)
         spark_conf.setAll(list(settings.items()))
         context = SparkContext(gateway=gateway, conf=spark_conf)
+        java_system = gateway.jvm.java.lang.System
+        archive.note_class_path(java_system.getProperty("java.class.path"))
         try:
             SparkSession(context)  # Spark Connect looks for a session of this process
             service = getattr(context._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
@@ -202,6 +214,17 @@ def connect_session(
             with warnings.catch_warnings():  # that the JVM is gone, which is reported as an error
                 warnings.simplefilter("ignore", RuntimeWarning)
                 context.stop()
+
+
+@contextmanager
+def _archiving(archive: ClassArchive) -> Iterator[None]:
+    """Have the classes of the session in this block archived when its JVM has ended."""
+    complete = False
+    try:
+        yield
+        complete = True
+    finally:
+        archive.make(complete=complete)
 
 
 @contextmanager

@@ -1,0 +1,94 @@
+"""An archive of Spark's classes: made once, by one session, in the background; used when it is there."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ottla.spark.class_archive import ClassArchive
+from ottla.spark.java import Java, find_java
+from tests.support.waiting import wait_until
+
+WITHOUT_SPARK = True
+DEADLINE_S = 120.0
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClassArchive:
+    """The archive for this machine's Java and a Spark without jars."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("OTTLA_SPARK_ARCHIVE", raising=False)
+    (tmp_path / "spark" / "jars").mkdir(parents=True)
+    return ClassArchive(find_java(), tmp_path / "spark")
+
+
+def run_java(archive: ClassArchive, options: str, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        archive.java.home / "bin" / "java",
+        "--add-modules=jdk.incubator.vector",
+        *options.split(),
+        *more,
+    ]
+    class_path = archive.spark_home / "jars"
+    return subprocess.run(
+        [*command, "-cp", class_path, "-version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+
+
+def test_one_session_lists_its_classes_and_later_ones_use_the_archive(archive: ClassArchive) -> None:
+    first = archive.options(may_make=True)
+    assert "-XX:DumpLoadedClassList=" in first
+    other = ClassArchive(archive.java, archive.spark_home)
+    assert other.options(may_make=True) == ""
+    assert run_java(archive, first).returncode == 0
+    archive.note_class_path(str(archive.spark_home / "jars"))
+    archive.make(complete=True)
+    wait_until(archive.path.exists, "no archive was made", DEADLINE_S)
+    options = other.options()
+    assert f"-XX:SharedArchiveFile={archive.path}" in options
+    # It fails where the archive cannot be mapped.
+    ran = run_java(archive, options, "-Xshare:on")
+    assert (ran.returncode, ran.stdout) == (0, "")
+
+
+def test_a_session_that_fails_leaves_it_to_the_next(archive: ClassArchive) -> None:
+    assert run_java(archive, archive.options(may_make=True)).returncode == 0
+    archive.note_class_path(str(archive.spark_home / "jars"))
+    archive.make(complete=False)
+    assert not archive.path.exists()
+    assert "-XX:DumpLoadedClassList=" in ClassArchive(archive.java, archive.spark_home).options(may_make=True)
+
+
+def test_a_java_that_makes_no_archive_is_asked_once(archive: ClassArchive, tmp_path: Path) -> None:
+    (home := tmp_path / "java" / "bin").mkdir(parents=True)
+    (home / "java").write_text("#!/bin/sh\nexit 1\n")
+    (home / "java").chmod(0o755)
+    poor = ClassArchive(replace(archive.java, home=tmp_path / "java"), archive.spark_home)
+    listed = poor.options(may_make=True).partition("-XX:DumpLoadedClassList=")[2].split()[0]
+    Path(listed).write_text("java/lang/Object id: 0\n")
+    poor.note_class_path("jars")
+    poor.make(complete=True)
+    wait_until(lambda: not Path(listed).exists(), "the list of classes is still there", DEADLINE_S)
+    assert ClassArchive(poor.java, poor.spark_home).options(may_make=True) == ""
+
+
+def test_it_can_be_turned_off(archive: ClassArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTTLA_SPARK_ARCHIVE", "0")
+    assert archive.options(may_make=True) == ""
+
+
+def test_another_java_or_another_spark_has_an_archive_of_its_own(
+    archive: ClassArchive, tmp_path: Path
+) -> None:
+    paths = {archive.path, ClassArchive(Java(tmp_path, 17, "PATH"), archive.spark_home).path}
+    paths.add(ClassArchive(archive.java, tmp_path / "elsewhere").path)
+    (archive.spark_home / "jars" / "more.jar").touch()
+    paths.add(ClassArchive(archive.java, archive.spark_home).path)
+    assert len(paths) == 4

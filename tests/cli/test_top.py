@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest.mock import patch
@@ -15,6 +24,10 @@ import pytest
 from ottla.cli.main import main
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine, Ended
+
+DEADLINE_S = 60.0
+# How a terminal is told to show another screen, and the old one again.
+ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 
 
 @contextmanager
@@ -143,3 +156,35 @@ def test_any_cluster_by_the_protocol(ottla: CommandLine, topic: str) -> None:
 
 def test_a_cluster_that_does_not_answer(offline: CommandLine) -> None:
     assert offline("top", "--once").status == 3
+
+
+def test_in_a_terminal_it_draws_until_it_is_interrupted() -> None:
+    """On a real terminal: whole screens that move, and the old screen back at the end."""
+    terminal, its_side = pty.openpty()
+    fcntl.ioctl(its_side, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    environment.pop("OTTLA_BOOTSTRAP_SERVERS", None)
+    with pages(*(node_text(n) for n in range(0, 100_000, 100))) as url:
+        command = [sys.executable, "-m", "ottla", "top", "--http", url, "--interval", "0.2"]
+        process = subprocess.Popen(command, stdin=its_side, stdout=its_side, stderr=its_side, env=environment)
+        os.close(its_side)
+        try:
+            drawn = read_terminal(terminal, lambda text: text.count("orders") >= 3)
+            assert ENTER_SCREEN in drawn
+            process.send_signal(signal.SIGINT)
+            rest = read_terminal(terminal, lambda text: LEAVE_SCREEN in text)
+            assert "Traceback" not in drawn + rest
+            assert process.wait(DEADLINE_S) in (0, 130)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(terminal)
+
+
+def read_terminal(terminal: int, enough: Callable[[str], bool]) -> str:
+    text, deadline = "", time.monotonic() + DEADLINE_S
+    while not enough(text):
+        assert time.monotonic() < deadline, text
+        if select.select([terminal], [], [], 0.5)[0]:
+            text += os.read(terminal, 65_536).decode(errors="replace")
+    return text

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from ottla.client.blocking import Consumer, Producer
+from ottla.protocol.errors import ErrorCode
 from ottla.testing.local_node import LocalNode
 from tests.console.api_client import ApiClient
+from tests.coordinator.transaction.wire_producer import WireProducer
 from tests.support.waiting import wait_until
 
 MANY = 120
@@ -480,6 +482,29 @@ class TestGroups:
             )
             assert (answer.status, answer.error) == (409, "NON_EMPTY_GROUP")
 
+    def test_a_member_is_removed_and_comes_back_as_another(
+        self, api: ApiClient, console_node: LocalNode
+    ) -> None:
+        with topic_of(api, "removed-from", 1) as topic:
+            fill(console_node, topic, 1)
+        with Consumer(
+            console_node.bootstrap_servers, group_id="removing", group_protocol="classic"
+        ) as consumer:
+            consumer.subscribe([topic])
+            until(lambda: len(consumer.poll(timeout_ms=200) or consumer.assignment()) >= 1)
+            (member,) = api.get("/api/group", id="removing")["members"]
+            body = {"members": [member["id"]]}
+            assert api.post("/api/group/remove-members", body, id="removing") == {"problems": []}
+
+            def is_another() -> bool:
+                consumer.poll(timeout_ms=200)
+                return {each["id"] for each in api.get("/api/group", id="removing")["members"]} - {
+                    member["id"]
+                } != set()
+
+            until(is_another)
+            assert api.post("/api/group/remove-members", body, id="removing")["problems"] != []
+
     def test_lag_is_recorded_from_the_first_look_on(self, api: ApiClient, console_node: LocalNode) -> None:
         with topic_of(api, "recorded", 1) as topic:
             fill(console_node, topic, 30)
@@ -527,6 +552,32 @@ class TestTransactions:
             "POST", "/api/transactions/abort", {"topic": topic, "partition": 0, "startOffset": 0}
         )
         assert answer.error == "INVALID_TXN_STATE"
+
+    def test_a_hanging_transaction_is_found_and_aborted(self) -> None:
+        """One that is open in a partition of which its coordinator knows nothing."""
+        settings = {
+            "http.listener": "http://127.0.0.1:0",
+            "transaction.partition.verification.enable": False,
+        }
+        with LocalNode(settings) as node:
+            assert node.http_url is not None
+            api = ApiClient(node.http_url)
+            wire = WireProducer(node.bootstrap_servers, "hung")
+            wire.make_topic()
+            wire.find()
+            me = wire.begin()
+            assert wire.write(me, b"known", partition=1) is ErrorCode.NONE
+            assert wire.write(me, b"late", version=10) is ErrorCode.NONE
+            assert wire.end(me, version=4).error_code == ErrorCode.NONE
+            wire.await_state("CompleteCommit")
+            (held,) = api.get("/api/transactions/open", topic=wire.topic)["items"]
+            (holder,) = held["producers"]
+            assert (held["partition"], held["heldBack"], holder["hanging"]) == (0, 1, True)
+            place = {"topic": wire.topic, "partition": 0, "startOffset": holder["startOffset"]}
+            api.post("/api/transactions/abort", place)
+            until(lambda: api.get("/api/transactions/open", topic=wire.topic)["items"] == [])
+            assert wire.read() == ([], 1)
+            wire.client.close()
 
 
 class TestSecurity:

@@ -204,7 +204,7 @@ async def test_a_log_that_is_deleted_while_it_becomes_durable_leaves_the_next_on
         creation.write()
     creation.install()
     creation.sync()
-    old.on_creation_synced(creation)
+    old.on_creation_ended(creation)
     assert read_topic_id(disk, METADATA) == IDS[1]
 
 

@@ -79,6 +79,7 @@ class Lab:
             self.quota,
             ReplicaTruncations(InlinePool()),
             self.follower.manager.flush,
+            self.follower.manager.complete_creation,
             lambda tp, error: self.failed.append((tp, error)),
         )
         self.fetcher = ReplicaFetcher(0, self, self.follows)

@@ -158,6 +158,7 @@ class Fetchers:
             ReplicationQuotaManager(SystemClock(), UNLIMITED),
             ReplicaTruncations(pool or InlinePool()),
             self.hot.manager.flush,
+            self.hot.manager.complete_creation,
             lambda tp, error: None,
         )
         self.fetcher = ReplicaFetcher(0, leader, self.context)

@@ -21,8 +21,6 @@ from ottla.sim.world import SimPool
 
 T = TypeVar("T")
 SYNCS = frozenset((Op.SYNC, Op.SYNC_DIR))
-# The first record of a log may come before the creation of the log is durable; it then waits for that.
-ALLOWED = frozenset(("complete_creation",))
 QUIET = NemesisConfig(interval_s=1.0, weights={"stop and start": 1, "sever connections": 1})
 SCENARIO = ClusterScenario(
     nodes=3,
@@ -69,8 +67,7 @@ class Syncs:
         while frame is not None and len(calls) < 16:
             calls.append(frame.f_code.co_name)
             frame = frame.f_back  # type: ignore[assignment]
-        if ALLOWED.isdisjoint(calls):
-            self.on_the_loop[f"{operation.path}: {' < '.join(calls)}"] += 1
+        self.on_the_loop[f"{operation.path}: {' < '.join(calls)}"] += 1
 
 
 @pytest.mark.timeout(600)

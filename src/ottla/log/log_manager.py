@@ -150,6 +150,8 @@ class LogManager:
         # New logs whose creation is not durable yet, and the task that completes it.
         self._created: deque[UnifiedLog] = deque()
         self._creating: asyncio.Task[None] | None = None
+        # The completion of single creations, ahead of the queue.
+        self._completing: dict[asyncio.Task[None], None] = {}
         self._strays: list[str] = []
         self._set_aside: list[str] = []
         # Logs loaded beside another log of the same partition, each with the map that holds the other.
@@ -797,6 +799,23 @@ class LogManager:
         if self._created and (self._creating is None or self._creating.done()):
             self._creating = asyncio.get_running_loop().create_task(self._complete_log_creations())
 
+    @property
+    def has_new_logs(self) -> bool:
+        """Whether the creation of some log is not durable yet, and on its way."""
+        return bool(self._created) or (self._creating is not None and not self._creating.done())
+
+    async def complete_creation(self, log: UnifiedLog) -> None:
+        """Make a new log durable without blocking the event loop, ahead of those in the queue. If it fails,
+        the first record of the log tries it again.
+        """
+        work = asyncio.get_running_loop().create_task(log.complete_creation_in(self._pool))
+        self._completing[work] = None
+        work.add_done_callback(self._completing.pop)
+        try:
+            await asyncio.shield(work)  # `close` waits for it, also if nobody else does any more
+        except KafkaError as error:
+            _log.warning("a new log could not be made durable yet: %s", error.message)
+
     async def _complete_log_creations(self) -> None:
         """Complete the creations that are queued, and those that join the queue meanwhile."""
         logs = self._created
@@ -825,9 +844,9 @@ class LogManager:
         except OSError as error:
             failure = directory.io_error("making new logs durable", error)
             _log.warning("new logs could not be made durable yet: %s", failure.message)
-            return
-        for log, creation in begun:
-            log.on_creation_synced(creation)
+        finally:
+            for log, creation in begun:
+                log.on_creation_ended(creation)
 
     async def flush_dirty_logs(self, now_ms: int) -> int:
         """Flush the logs that `flush.ms` says are due, and closed segments; how many logs were flushed."""
@@ -1031,6 +1050,8 @@ class LogManager:
             await self._pool.run(self._making)
         if self._creating is not None:
             await self._creating
+        if self._completing:
+            await asyncio.wait(list(self._completing))
         try:
             await asyncio.gather(*(self._close(each, broker_epoch) for each in self.live_directories))
         finally:

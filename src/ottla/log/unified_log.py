@@ -86,6 +86,7 @@ from ottla.records.types import NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
 from ottla.records.validation import AppendOrigin, validate_and_assign_offsets
 from ottla.runtime import invariants
 from ottla.runtime.disk import Buffer, remove_tree
+from ottla.runtime.pool import Pool
 
 __all__ = ["FetchDataInfo", "LogAppendInfo", "UnexpectedAppendOffset", "UnifiedLog"]
 
@@ -298,25 +299,46 @@ class UnifiedLog:
     def _metadata_path(self) -> str:
         return posixpath.join(self.local_log.dir, PARTITION_METADATA)
 
+    @property
+    def is_new(self) -> bool:
+        """Whether its creation is not durable yet; the first change would wait for that on the event loop."""
+        return not self._creation_durable
+
     def begin_creation(self) -> LogCreation | None:
-        """The work that makes a new log durable off the event loop; None if there is none to do."""
+        """The work that makes a new log durable off the event loop, which others may have begun already; None
+        if there is none to do.
+        """
         if self.is_closed or self._creation_durable or self._topic_id is None:
             return None
         local = self.local_log
-        self._creation = LogCreation(self.directory.disk, local.dir, self._topic_id, local.names_version)
+        if self._creation is None:
+            self._creation = LogCreation(self.directory.disk, local.dir, self._topic_id, local.names_version)
         return self._creation
+
+    async def complete_creation_in(self, pool: Pool) -> None:
+        """Make a new log durable off the event loop."""
+        creation = self.begin_creation()
+        if creation is None:
+            return
+        try:
+            await pool.run(creation.complete)
+        except OSError as error:
+            raise self.directory.io_error(f"making {self.dir} durable", error) from error
+        finally:
+            self.on_creation_ended(creation)
 
     def _cancel_creation(self) -> None:
         if self._creation is not None:
             self._creation.cancel()
             self._creation = None
 
-    def on_creation_synced(self, creation: LogCreation) -> None:
-        """Note that `LogCreation.sync` was done."""
-        if self._creation is creation and creation.is_installed:
+    def on_creation_ended(self, creation: LogCreation) -> None:
+        """Note that the work of `begin_creation` was done, or has failed: then it may be begun again."""
+        if self._creation is creation:
             self._creation = None
-            self._creation_durable = self._end_verified = True
-            self.local_log.on_names_synced(creation.names_version)
+            if creation.is_durable:
+                self._creation_durable = self._end_verified = True
+                self.local_log.on_names_synced(creation.names_version)
 
     def complete_creation(self) -> None:
         """Make a new log durable here and now, unless it is."""

@@ -144,6 +144,8 @@ class ReplicaFetcherContext:
     truncations: ReplicaTruncations
     # Makes a log durable, off the event loop.
     flush: Callable[[UnifiedLog], Awaitable[None]]
+    # Makes the creation of a log durable, off the event loop.
+    complete_creation: Callable[[UnifiedLog], Awaitable[None]]
     # Called for a partition whose directory went offline; it is no longer fetched.
     on_failure: Callable[[TopicPartition, Exception], None]
 
@@ -460,6 +462,10 @@ class ReplicaFetcher:
             if not state.is_current:
                 self.remove(*key)
                 return
+            if answer.records and state.partition.log.is_new:
+                await context.complete_creation(state.partition.log)
+                if not self._is_assigned(key, state):
+                    return
             if answer.records and context.is_throttled(state.partition):
                 context.quota.record(len(answer.records))
             then = state.process_partition_data(asked.fetch_offset, answer, context.clock.wall_ms())

@@ -21,11 +21,21 @@ from ottla.runtime.pool import CallOnce
 
 
 class LogCreation:
-    """The topic id of a new log on its way to the disk: `write`, `install` and `sync`, in any thread. A log
-    that was deleted meanwhile needs none of it.
+    """The topic id of a new log on its way to the disk: `write`, `install` and `sync`, in any thread, also
+    in several of them. A log that was deleted meanwhile needs none of it.
     """
 
-    __slots__ = ("_installation", "_staged", "dir", "disk", "is_installed", "names_version", "topic_id")
+    __slots__ = (
+        "_installation",
+        "_staged",
+        "_writing",
+        "dir",
+        "disk",
+        "is_durable",
+        "is_installed",
+        "names_version",
+        "topic_id",
+    )
 
     def __init__(self, disk: Disk, dir: str, topic_id: bytes, names_version: int) -> None:
         """`names_version` says how often the files of the log have changed."""
@@ -33,13 +43,17 @@ class LogCreation:
         self.dir: Final = dir
         self.topic_id: Final = topic_id
         self.names_version: Final = names_version
-        self.is_installed = False
+        self.is_installed = self.is_durable = False
         # With the id in its name: a later topic of the same name has the same directory.
         self._staged: Final = posixpath.join(dir, f"{PARTITION_METADATA}.{topic_id.hex()}.tmp")
+        self._writing: Final = CallOnce(self._write)
         self._installation: Final = CallOnce(self._rename)
 
     def write(self) -> None:
         """Write the id beside the file that it belongs to."""
+        self._writing()
+
+    def _write(self) -> None:
         with suppress(FileNotFoundError):
             file = self.disk.open(self._staged, create=True)
             try:
@@ -72,3 +86,10 @@ class LogCreation:
         if self.is_installed:
             with suppress(FileNotFoundError):
                 self.disk.sync_dir(self.dir)
+            self.is_durable = True
+
+    def complete(self) -> None:
+        """Do all three steps."""
+        self.write()
+        self.install()
+        self.sync()

@@ -135,6 +135,7 @@ class BrokerReplication:
             self.follower_quota,
             ReplicaTruncations(self._pool),
             self._logs.flush,
+            self._logs.complete_creation,
             self._on_fetch_failed,
         )
         return ReplicaFetcherManager(

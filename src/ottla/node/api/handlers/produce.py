@@ -79,7 +79,7 @@ def handle(context: RequestContext, request: ProduceRequest) -> ProduceReply:
     if predecessor is None:
         if request.transactional_id is not None:
             verified = produce.verify_transaction(request.transactional_id)
-        if verified is None and not produce.is_wide():
+        if verified is None and not produce.is_wide() and not context.broker.logs.has_new_logs:
             produce.append_all()
             return produce.reply()
     appended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -103,6 +103,7 @@ async def _append_in_order(
                 verified = produce.verify_transaction(produce.request.transactional_id)
         if verified is not None:
             await verified
+        await produce.complete_new_logs()
         if produce.is_wide():
             await produce.append_in_turns()
         else:
@@ -211,6 +212,20 @@ class _Produce:
         return verification.start()
 
     # The append
+
+    async def complete_new_logs(self) -> None:
+        """Have the pool make the creation of logs durable, which their first records wait for otherwise."""
+        logs = self._broker.logs
+        for topic in self.request.topic_data:
+            for data in topic.partition_data:
+                if not logs.has_new_logs:
+                    return
+                try:
+                    log = self._find_partition(topic, data.index).log
+                except KafkaError:
+                    continue  # the append finds the error again, and reports it
+                if log.is_new:
+                    await logs.complete_creation(log)
 
     def append_all(self) -> None:
         self._response.responses = [

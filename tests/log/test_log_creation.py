@@ -208,6 +208,27 @@ async def test_a_log_that_is_deleted_while_it_becomes_durable_leaves_the_next_on
     assert read_topic_id(disk, METADATA) == IDS[1]
 
 
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_creation_that_failed_elsewhere_leaves_the_next_log_alone(written: bool) -> None:
+    """One thread makes the creations of many logs durable and fails at another log, while a second thread is
+    at this one for its first records.
+    """
+    disk = SimDisk()
+    logs = await started(disk)
+    old = logs.get_or_create_log(PARTITION, LogConfig(), topic_id=IDS[0])
+    creation = old.begin_creation()
+    assert creation is not None
+    if written:
+        creation.write()
+    old.on_creation_ended(creation)  # by the first thread
+    logs.delete_log(PARTITION)
+    new = logs.get_or_create_log(PARTITION, LogConfig(), topic_id=IDS[1])
+    put(new, b"first")
+    creation.complete()  # by the second one
+    old.on_creation_ended(creation)
+    assert read_topic_id(disk, METADATA) == IDS[1]
+
+
 # Logs that are created in the pool
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,8 +11,11 @@ import pytest
 from tests.support.wire import WireClient
 
 from ottla.metadata.image.image import ClusterImage, FeaturesImage, MetadataImage, Provenance, TopicsImage
+from ottla.node.api.context import RequestContext
+from ottla.node.api.handlers import metadata
 from ottla.node.api.response_cache import MAX_CACHE_BYTES, ResponseCache
 from ottla.protocol.errors import ErrorCode
+from ottla.protocol.headers import request_parts
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
@@ -125,6 +129,32 @@ def test_all_of_many_topics_are_listed_in_turns_and_once_for_all_who_ask(node: L
         assert clients[0].get(delete, 6, DeleteTopicsResponse).responses[0].error_code == ErrorCode.NONE
         response = clients[1].get(MetadataRequest(topics=None), 12, MetadataResponse)
         assert sorted(topic.name or "" for topic in response.topics) == ["many-0", "many-2"]
+
+
+def test_few_bulky_responses_are_made_at_once(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if no two requests are alike: bytes after the body are ignored, and make them different."""
+    at_once = most = 0
+    in_turns = metadata._all_topics_in_turns
+
+    async def counted(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        try:
+            await asyncio.sleep(0.01)
+            return await in_turns(context, request)
+        finally:
+            at_once -= 1
+
+    monkeypatch.setattr(metadata, "_is_bulky", lambda image: True)
+    monkeypatch.setattr(metadata, "_all_topics_in_turns", counted)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(WireClient(node.bootstrap_servers)) for _ in range(CLIENTS)]
+        for number, client in enumerate(clients):
+            ask = b"".join(request_parts(12, 1, None, MetadataRequest(topics=None)))[4:]
+            client.send_frame(ask + bytes([number]))
+        assert None not in [client.receive_frame() for client in clients]
+    assert (at_once, most) == (0, 2)
 
 
 async def test_a_response_in_work_is_for_those_who_would_get_the_same() -> None:

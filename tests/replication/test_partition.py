@@ -195,6 +195,69 @@ class TestReplicated:
         assert refused_with(ErrorCode.UNKNOWN_LEADER_EPOCH, error)
 
 
+class TestFirstBatchesThatWereRefused:
+    """The log takes any sequence of a producer that it does not know, so the batch after a refused first one
+    has to wait for it.
+    """
+
+    def short_of_replicas(self) -> PartitionHarness:
+        return PartitionHarness(replicas=(0, 1, 2), isr=(0,), config=LogConfig(min_insync_replicas=2))
+
+    def send(self, leader: PartitionHarness, sequence: int, epoch: int = 0) -> ErrorCode:
+        record = (leader.now_ms, None, b"%d" % sequence)
+        data = build_batch([record], producer_id=7, producer_epoch=epoch, base_sequence=sequence)
+        try:
+            leader.partition.append_records_to_leader(bytearray(data), now_ms=leader.now_ms)
+        except KafkaError as error:
+            return error.code
+        return ErrorCode.NONE
+
+    def recover(self, leader: PartitionHarness) -> None:
+        leader.partition.make_leader(registration(replicas=(0, 1, 2), partition_epoch=1), leader.now_ms)
+
+    def test_the_next_one_waits_until_it_has_come_again(self) -> None:
+        leader = self.short_of_replicas()
+        assert self.send(leader, 0) is ErrorCode.NOT_ENOUGH_REPLICAS
+        self.recover(leader)
+        assert self.send(leader, 1) is ErrorCode.KAFKA_STORAGE_ERROR
+        assert [self.send(leader, sequence) for sequence in (0, 1, 2)] == [ErrorCode.NONE] * 3
+        assert leader.log.log_end_offset == 3
+
+    def test_a_full_disk_refuses_it_too(self) -> None:
+        leader = PartitionHarness()
+        leader.produce(1)
+        disk = leader.log.directory.disk
+        assert isinstance(disk, SimDisk)
+        full = disk.fail(errno.ENOSPC, ops=[Op.WRITE], times=None)
+        assert self.send(leader, 0) is ErrorCode.KAFKA_STORAGE_ERROR
+        disk.heal(full)
+        assert self.send(leader, 1) is ErrorCode.KAFKA_STORAGE_ERROR
+        assert [self.send(leader, sequence) for sequence in (0, 1)] == [ErrorCode.NONE] * 2
+
+    def test_another_epoch_begins_where_it_likes(self) -> None:
+        leader = self.short_of_replicas()
+        assert self.send(leader, 5) is ErrorCode.NOT_ENOUGH_REPLICAS
+        self.recover(leader)
+        assert self.send(leader, 0, epoch=1) is ErrorCode.NONE
+
+    def test_a_client_that_has_given_it_up_may_go_on_after_a_while(self) -> None:
+        leader = self.short_of_replicas()
+        assert self.send(leader, 0) is ErrorCode.NOT_ENOUGH_REPLICAS
+        self.recover(leader)
+        leader.clock.advance_ms(119_000)
+        assert self.send(leader, 1) is ErrorCode.KAFKA_STORAGE_ERROR
+        leader.clock.advance_ms(1_000)
+        assert self.send(leader, 1) is ErrorCode.NONE
+
+    def test_a_partition_knows_a_bounded_number_of_them(self) -> None:
+        leader = self.short_of_replicas()
+        for producer_id in range(1_100):
+            data = build_batch([(0, None, b"x")], producer_id=producer_id, producer_epoch=0, base_sequence=0)
+            with pytest.raises(KafkaError):
+                leader.partition.append_records_to_leader(bytearray(data), now_ms=leader.now_ms)
+        assert len(leader.partition._refused_sequences or ()) == 1_000
+
+
 class TestInSyncSet:
     def test_a_follower_that_caught_up_is_proposed_and_counts_at_once(self) -> None:
         leader = PartitionHarness(replicas=(0, 1), isr=(0,))

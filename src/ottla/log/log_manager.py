@@ -149,6 +149,8 @@ class LogManager:
         self._making: CallOnce[list[UnifiedLog | None]] | None = None
         # New logs whose creation is not durable yet, and the task that completes it.
         self._created: deque[UnifiedLog] = deque()
+        # How many they are, with those that are in work.
+        self.new_logs = 0
         self._creating: asyncio.Task[None] | None = None
         # The completion of single creations, ahead of the queue.
         self._completing: dict[asyncio.Task[None], None] = {}
@@ -201,6 +203,11 @@ class LogManager:
         """All logs of a directory, the future ones too."""
         every = (*self._logs.values(), *self._future_logs.values())
         return [log for log in every if log.directory is directory]
+
+    @property
+    def log_count(self) -> int:
+        """The number of partitions that have a log."""
+        return len(self._logs)
 
     def holds(self, log: UnifiedLog) -> bool:
         """Whether it is still the log, or the future log, of its partition."""
@@ -445,6 +452,7 @@ class LogManager:
         """Take a new log into service."""
         logs[log.topic_partition] = log
         self._created.append(log)
+        self.new_logs += 1
         log.directory.high_watermarks.moved[log] = None
 
     def _next_log_dirs(self) -> list[LogDirectory]:
@@ -799,11 +807,6 @@ class LogManager:
         if self._created and (self._creating is None or self._creating.done()):
             self._creating = asyncio.get_running_loop().create_task(self._complete_log_creations())
 
-    @property
-    def has_new_logs(self) -> bool:
-        """Whether the creation of some log is not durable yet, and on its way."""
-        return bool(self._created) or (self._creating is not None and not self._creating.done())
-
     async def complete_creation(self, log: UnifiedLog) -> None:
         """Make a new log durable without blocking the event loop, ahead of those in the queue. If it fails,
         the first record of the log tries it again.
@@ -830,6 +833,8 @@ class LogManager:
                 except Exception:
                     # The other logs in the queue go on.
                     _log.exception("new logs could not be made durable yet")
+                finally:
+                    self.new_logs -= len(here)
 
     async def _complete_log_creations_in(self, directory: LogDirectory, logs: Iterable[UnifiedLog]) -> None:
         """Make new logs of a directory durable. After an error that passes, the first record of each log
@@ -1044,6 +1049,7 @@ class LogManager:
         fast as one. The checkpoints follow, and at last the mark of the clean shutdown, so that it is never
         there without the rest. Where any of it fails there is no mark, and the next start recovers.
         """
+        self.new_logs -= len(self._created)
         self._created.clear()
         if self._making is not None:
             # Its caller was cancelled. No thread may make files in a directory that is not locked any more.

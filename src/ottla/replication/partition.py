@@ -55,6 +55,10 @@ _WAIT_FOR_METADATA: Final = frozenset(
         ErrorCode.NEW_LEADER_ELECTED,
     }
 )
+# Producers whose first batch was refused: how many of them a partition knows, and for how long. Clients give
+# a batch up after two minutes (`delivery.timeout.ms`).
+_MAX_REFUSED_PRODUCERS: Final = 1_000
+_REFUSED_SEQUENCE_MS: Final = 120_000
 
 
 class FetchIsolation(Enum):
@@ -267,6 +271,7 @@ class Partition:
     __slots__ = (
         "_isr_state",
         "_listener",
+        "_refused_sequences",
         "_remote_replicas",
         "_watchers",
         "broker_id",
@@ -311,6 +316,9 @@ class Partition:
         self.leader_epoch_start_offset: int | None = None
         # Since when appends have failed, as for lack of disk space; None if the last one did not.
         self.rejects_appends_since_ms: int | None = None
+        # By producer id, of producers that the log does not know: the epoch and the lowest sequence whose
+        # append was refused for a reason that passes, and when. None most of the time.
+        self._refused_sequences: dict[int, tuple[int, int, int]] | None = None
         self.is_in_sync_follower = False
         self._listener: Final = listener
         self._remote_replicas: dict[int, Replica] = {}
@@ -396,6 +404,7 @@ class Partition:
         self.leader_epoch = registration.leader_epoch
         self.leader_epoch_start_offset = None
         self.rejects_appends_since_ms = None
+        self._refused_sequences = None
         self.is_in_sync_follower = self.broker_id in registration.isr
         self.partition_epoch = registration.partition_epoch
         self._update_assignment_and_isr(registration.replicas, (), leader=False)
@@ -528,7 +537,10 @@ class Partition:
         """
         if self.leader_id != self.broker_id:
             self.check_leader()
+        if self._refused_sequences is not None and origin is AppendOrigin.CLIENT:
+            self._check_refused_sequences(data, now_ms)
         if acks == -1 and len(self._isr_state.isr) < self.min_isr:
+            self._note_refused_sequence(data, now_ms)
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"The size of the current ISR {sorted(self.isr)} is insufficient to satisfy the min.isr "
@@ -546,6 +558,8 @@ class Partition:
             )
         except KafkaError as error:
             self.note_refused_append(error, now_ms)
+            if error.code is ErrorCode.KAFKA_STORAGE_ERROR and origin is AppendOrigin.CLIENT:
+                self._note_refused_sequence(data, now_ms)
             if (
                 error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
                 and self.rejects_appends_since_ms is not None
@@ -558,6 +572,8 @@ class Partition:
                 ) from error
             raise
         self.rejects_appends_since_ms = None
+        if self._refused_sequences is not None:
+            self._forget_refused_sequence(data)
         if info.size:
             statistics = self.statistics
             statistics.produces += 1
@@ -568,6 +584,53 @@ class Partition:
         self._maybe_increment_high_watermark(now_ms)
         self._on_progress()
         return info
+
+    def _note_refused_sequence(self, data: Buffer, now_ms: int) -> None:
+        """Note that the first batch of a producer was refused, and may come again. The log accepts any
+        sequence of a producer that it does not know: without this the next batch would be written, the first
+        one never after it, and a producer that then sees a later one succeed takes it for written.
+        """
+        header = _first_header(data)
+        if header is None or header.producer_id < 0 or header.base_sequence < 0:
+            return
+        known = self.log.producer_state_manager.last_entry(header.producer_id)
+        if known is not None and known.producer_epoch == header.producer_epoch:
+            return  # the log expects the next sequence
+        refused = self._refused_sequences
+        if refused is None:
+            refused = self._refused_sequences = {}
+        epoch, lowest, _ = refused.pop(header.producer_id, (NO_EPOCH, 0, 0))
+        if epoch != header.producer_epoch or header.base_sequence < lowest:
+            lowest = header.base_sequence
+        refused[header.producer_id] = header.producer_epoch, lowest, now_ms
+        if len(refused) > _MAX_REFUSED_PRODUCERS:
+            del refused[next(iter(refused))]
+
+    def _check_refused_sequences(self, data: Buffer, now_ms: int) -> None:
+        """Refuse a batch of a producer whose first batch was refused and has not come again yet. A client may
+        have given that one up, and go on without a new epoch: after some time it may.
+        """
+        header = _first_header(data)
+        if header is None or self._refused_sequences is None:
+            return
+        epoch, lowest, since_ms = self._refused_sequences.get(header.producer_id, (NO_EPOCH, 0, 0))
+        if (
+            header.producer_epoch == epoch
+            and header.base_sequence > lowest
+            and 0 <= now_ms - since_ms < _REFUSED_SEQUENCE_MS
+        ):
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{self.topic_partition}: the batch of producer {header.producer_id} with sequence {lowest} "
+                f"was refused, and that with {header.base_sequence} has to follow it",
+            )
+
+    def _forget_refused_sequence(self, data: Buffer) -> None:
+        header = _first_header(data)
+        if header is not None and self._refused_sequences is not None:
+            self._refused_sequences.pop(header.producer_id, None)
+            if not self._refused_sequences:
+                self._refused_sequences = None
 
     def on_flush(self, now_ms: int) -> None:
         """Commit the records that had to wait for a flush of the log."""
@@ -917,3 +980,8 @@ class Partition:
             if self._listener.is_replica_isr_eligible(follower.broker_id, -1)
         ]
         return min(starts)
+
+
+def _first_header(data: Buffer) -> BatchHeader | None:
+    """The header of the first batch of a request; None if it has none."""
+    return next((header for _, header in iter_batches(data)), None)

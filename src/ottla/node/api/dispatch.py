@@ -32,6 +32,7 @@ from ottla.protocol.headers import (
     response_parts,
 )
 from ottla.protocol.schema import Request, Response
+from ottla.runtime.tasks import close_unstarted
 
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
 # Their handlers count errors as they meet them: most responses have none, and all have partitions.
@@ -39,6 +40,9 @@ _COUNT_THEIR_ERRORS: Final = frozenset((PRODUCE, FETCH))
 # Kafka's names for the fetches of its dashboards.
 _FETCH_OF_CONSUMER: Final = "FetchConsumer"
 _FETCH_OF_FOLLOWER: Final = "FetchFollower"
+# How many bulky responses of a listener are made at once; the others wait. Each is objects for thousands of
+# partitions until it is encoded, which no budget counts.
+_BULKY_AT_ONCE: Final = 2
 
 
 class _ServedApi:
@@ -112,6 +116,7 @@ class Dispatcher:
         self._listener = listener = RequestListener(name, kind, unstable)
         self._quotas = services.node.quotas
         self._opened = opened
+        self._bulky = asyncio.Semaphore(_BULKY_AT_ONCE)
         self._served = {
             key: _ServedApi(route, listener) for key, route in ROUTES.items() if kind in route.listeners
         }
@@ -251,11 +256,32 @@ class Dispatcher:
             return encoded_response_parts(context.api, context.version, context.correlation_id, encoded)
         if context.is_bulky and cache_key is not None and image is not None and isinstance(reply, Coroutine):
             return self._answer_once(context, served, request, reply, cache_key, image, denials)
+        if context.is_bulky:
+            return self._answer_in_place(context, served, request, frame, reply)
         return self._answer_later(context, served, request, frame, reply)
 
     def _denials(self) -> int:
         authorizer = self._services.node.authorizer
         return 0 if authorizer is None else authorizer.audit.denials
+
+    async def _answer_in_place(
+        self,
+        context: RequestContext,
+        served: _ServedApi,
+        request: Request,
+        frame: memoryview,
+        reply: Awaitable[Response | None],
+    ) -> Parts | None:
+        """Make a bulky response when there is a place for it."""
+        try:
+            await self._bulky.acquire()
+        except asyncio.CancelledError:
+            close_unstarted(reply)
+            raise
+        try:
+            return await self._answer_later(context, served, request, frame, reply)
+        finally:
+            self._bulky.release()
 
     async def _answer_later(
         self,
@@ -299,13 +325,23 @@ class Dispatcher:
         assert cache is not None
         while (in_work := cache.in_work(image, cache_key)) is not None:
             # The other request may be given up, with its connection: then one of those who wait makes it.
-            encoded = await asyncio.shield(in_work)
+            try:
+                encoded = await asyncio.shield(in_work)
+            except asyncio.CancelledError:
+                reply.close()
+                raise
             if encoded is not None:
                 reply.close()
                 return encoded_response_parts(context.api, context.version, context.correlation_id, encoded)
         in_work = cache.begin(image, cache_key)
         encoded = None
         meter = context.meter
+        try:
+            await self._bulky.acquire()
+        except asyncio.CancelledError:
+            cache.end(cache_key, in_work, None)
+            reply.close()
+            raise
         try:
             response = await (reply if meter is None else meter.timed(reply))
             assert response is not None, f"a cached API, {served.api.name}, has no response"
@@ -316,6 +352,7 @@ class Dispatcher:
         except Exception as error:
             return encode(context, _failed(context, served, request, error))
         finally:
+            self._bulky.release()
             cache.end(cache_key, in_work, encoded)
         if self._services.node.image is image and self._denials() == denials:
             cache.put(image, cache_key, encoded)

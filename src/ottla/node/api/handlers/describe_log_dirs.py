@@ -6,6 +6,9 @@ total and free space; 5 whether a directory takes no new partitions.
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any, Final
+
 from ottla.log.directory.directory import LogDirectory
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
@@ -20,8 +23,18 @@ from ottla.protocol.messages.describe_log_dirs import (
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.turns import Turns
 
+# More logs than these are described in several turns.
+_ONE_TURN: Final = 1_000
 
-async def handle(context: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+
+def handle(
+    context: RequestContext, request: DescribeLogDirsRequest
+) -> Coroutine[Any, Any, DescribeLogDirsResponse]:
+    context.is_bulky = context.broker.logs.log_count > _ONE_TURN
+    return _describe(context, request)
+
+
+async def _describe(context: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
     if not context.allowed(AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_NAME):
         return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     requested = None
@@ -83,6 +96,4 @@ async def _topics(
             )
         if turns.is_due():
             await turns.pause()
-    if turns.taken:
-        context.is_bulky = True
     return list(topics.values())

@@ -79,7 +79,7 @@ def handle(context: RequestContext, request: ProduceRequest) -> ProduceReply:
     if predecessor is None:
         if request.transactional_id is not None:
             verified = produce.verify_transaction(request.transactional_id)
-        if verified is None and not produce.is_wide() and not context.broker.logs.has_new_logs:
+        if verified is None and not produce.is_wide() and not produce.has_to_wait_for_logs():
             produce.append_all()
             return produce.reply()
     appended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -103,7 +103,8 @@ async def _append_in_order(
                 verified = produce.verify_transaction(produce.request.transactional_id)
         if verified is not None:
             await verified
-        await produce.complete_new_logs()
+        if produce.has_to_wait_for_logs():
+            await produce.complete_new_logs()
         if produce.is_wide():
             await produce.append_in_turns()
         else:
@@ -213,13 +214,17 @@ class _Produce:
 
     # The append
 
+    def has_to_wait_for_logs(self) -> bool:
+        """Whether there are new logs, perhaps of this request. Records that nobody waits for (acks=0) are
+        appended at once: their client may be gone before the disk is done.
+        """
+        return bool(self._broker.logs.new_logs) and self.request.acks != 0
+
     async def complete_new_logs(self) -> None:
         """Have the pool make the creation of logs durable, which their first records wait for otherwise."""
         logs = self._broker.logs
         for topic in self.request.topic_data:
             for data in topic.partition_data:
-                if not logs.has_new_logs:
-                    return
                 try:
                     log = self._find_partition(topic, data.index).log
                 except KafkaError:

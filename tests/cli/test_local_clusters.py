@@ -245,7 +245,8 @@ async def test_of_a_node_that_is_down_the_last_line_is_shown(tmp_path: Path) -> 
     plan = ClusterPlan.make(tmp_path / "cluster", brokers=1)
     process = NodeProcess(plan.node(1))
     process.plan.directory.mkdir(parents=True)
-    process.plan.log_file.write_text("first\nottla: the disk failed\n")
+    answer = 'ottla status: {"tasks": "' + 5000 * "x" + '"}\n'
+    process.plan.log_file.write_text(f"first\nottla: the disk failed\n{answer}")
     status = await cluster_status.read_status(plan, [process], None)
     assert problems(status) == ["node 1 is down: its log ends with: ottla: the disk failed"]
 

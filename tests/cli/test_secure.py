@@ -121,3 +121,29 @@ def test_a_name_that_is_none_is_refused(offline: CommandLine, tmp_path: Path) ->
     refused = offline("secure", "issue", "CN=a, b", "--dir", str(tmp_path))
     assert refused.status == 1
     assert "it is no name such as CN=alice" in refused.err
+
+
+def test_a_renewed_certificate_keeps_the_hosts_of_the_old_one(offline: CommandLine, tmp_path: Path) -> None:
+    place, file = ("--dir", str(tmp_path)), str(tmp_path / "node.pem")
+    offline.ok("secure", "init", *place, "--host", "broker1.example")
+    before = offline.ok("secure", "show", file, "--json").json[0]
+    renewed = ("issue", "broker1.example", "--host", "broker1.example", "--out", file, "--replace")
+    offline.ok("secure", *renewed, "--days", "30", *place)  # the command of docs/security.md
+    after = offline.ok("secure", "show", file, "--json").json[0]
+    assert set(after["hosts"].split(", ")) == set(before["hosts"].split(", ")) > {"broker1.example"}
+    assert after["days_left"] < before["days_left"]
+    # A certificate of another name is none that is renewed.
+    offline.ok("secure", "issue", "bob", "--out", file, "--replace", *place)
+    assert offline.ok("secure", "show", file, "--json").json[0]["hosts"] == ""
+
+
+def test_an_init_that_is_refused_leaves_nothing(offline: CommandLine, tmp_path: Path) -> None:
+    directory, data = tmp_path / "security", tmp_path / "data"
+    offline.ok("storage", "format", str(data))
+    init = ("secure", "init", "--host", "localhost", "--user", "bob", "--dir", str(directory), "--data-dir")
+    assert "choose another --data-dir" in offline(*init, str(data)).err
+    directory.mkdir(exist_ok=True)
+    (directory / "server.properties").touch()
+    assert "exists already" in offline(*init, str(tmp_path / "other")).err
+    (directory / "server.properties").unlink()
+    offline.ok(*init, str(tmp_path / "other"))

@@ -522,6 +522,18 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class TestTransactions:
+    def test_a_committed_transaction_is_open_no_longer(self, api: ApiClient, console_node: LocalNode) -> None:
+        with topic_of(api, "settled", 1) as topic:
+            pass
+        with Producer(console_node.bootstrap_servers, transactional_id="pay-3") as producer:
+            with producer.transaction():
+                producer.send(topic, b"one")
+                assert api.get("/api/transaction", id="pay-3")["durationMs"] >= 0
+            until(lambda: api.get("/api/transaction", id="pay-3")["state"] == "CompleteCommit")
+            (listed,) = api.get("/api/transactions", search="pay-3")["items"]
+            assert listed["startedMs"] > 0
+            assert listed["durationMs"] is None
+
     def test_an_open_transaction_is_found_and_aborted(self, api: ApiClient, console_node: LocalNode) -> None:
         with topic_of(api, "paid", 1) as topic:
             pass

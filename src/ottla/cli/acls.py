@@ -248,6 +248,7 @@ def add_acls(
 ) -> None:
     """Add ACLs: let principals do operations with resources, or deny it.
 
+    \b
     ottla acls add --principal alice --producer --topic orders
     ottla acls add --principal bob --consumer --topic orders --group billing
     ottla acls add --principal bob --operation read --topic secret. --prefixed --deny

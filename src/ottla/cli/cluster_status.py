@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ottla.cli.output import Cell, ids_text, size_text
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
-from ottla.testing.cluster_process import ProcessState
+from ottla.testing.cluster_process import STATUS, ProcessState
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
@@ -33,6 +33,7 @@ ASK_SECONDS: Final = 3.0
 # as well. So the quorum is asked last: the other facts are shown without it.
 _QUORUM_SECONDS: Final = 1.5
 _PROCESS_SECONDS: Final = 3.0
+_TAIL_BYTES: Final = 65_536
 _POLL_SECONDS: Final = 0.02
 # With more partitions the lag of replicas is not asked for: the rest comes in one answer.
 _MAX_PARTITIONS_WITH_LAG: Final = 5000
@@ -254,8 +255,10 @@ def _reason(process: NodeProcess, state: ProcessState) -> str | None:
         return full
     if state is not ProcessState.DOWN:
         return None
-    lines = process.log_tail().strip().splitlines()
-    return f"its log ends with: {lines[-1]}" if lines else None
+    # Its answers to us are long lines in the same log, and say nothing of its end.
+    lines = process.log_tail(_TAIL_BYTES).strip().splitlines()
+    said = [line for line in lines if not line.startswith(STATUS.decode())]
+    return f"its log ends with: {said[-1]}" if said else None
 
 
 def no_room_text(node: NodePlan) -> str | None:

@@ -98,6 +98,8 @@ def init(
         files["server.properties"] = layout.server_with_certificates((admin, names[0]))
         files["client.properties"] = layout.client_with_certificate(f"{admin}.pem")
         secrets, principal = {}, admin
+    if secrets:
+        _check_unformatted(data)
     _write(path, files)
     if secrets:
         _format(data, secrets)
@@ -113,11 +115,25 @@ def _write(path: Path, files: dict[str, str]) -> None:
     from ottla.testing.security import write_secret
 
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for file, text in files.items():
+    for file in files:
         if (path / file).exists():
             raise CliError(f"{path / file} exists already; choose another --dir")
+    for file, text in files.items():
         write_secret(path / file, text)
     (path / "ca.crt").chmod(0o644)
+
+
+def _check_unformatted(data: Path) -> None:
+    """Refuse a directory with data before anything is written: `init` could not be repeated."""
+    from ottla.log.directory.meta_properties import StorageError, read_meta_properties
+    from ottla.runtime.disk import RealDisk
+
+    try:
+        formatted = read_meta_properties(RealDisk(), str(data)) is not None
+    except StorageError as error:
+        raise CliError(str(error)) from None
+    if formatted:
+        raise CliError(f"{data} is formatted already, without these users; choose another --data-dir")
 
 
 def _format(data: Path, passwords: dict[str, str]) -> None:
@@ -160,7 +176,11 @@ def issue(
         str | None, Option("--out", metavar="FILE", help="The file; NAME.pem in the directory by default.")
     ] = None,
     replace: Annotated[
-        bool, Option("--replace", help="Replace the file: a running node takes the new one by itself.")
+        bool,
+        Option(
+            "--replace",
+            help="Replace the file, and keep its hosts: a running node takes the new one by itself.",
+        ),
     ] = False,
     days: Days = 825,
     as_json: Json = False,
@@ -184,8 +204,10 @@ def issue(
     file = Path(out) if out is not None else path / f"{short.replace('/', '_')}.pem"
     if file.exists() and not replace:
         raise CliError(f"{file} exists already; --replace renews it")
+    # A node refuses a new certificate that lacks a host of the one in use.
+    hosts = list(dict.fromkeys((*(hosts or ()), *_hosts_of(file, subject))))
     try:
-        issued = authority.issue(subject, int(time.time() * 1000), hosts=hosts or (), days=days)
+        issued = authority.issue(subject, int(time.time() * 1000), hosts=hosts, days=days)
     except ValueError as error:
         raise CliError(f"{name}: {error}") from None
     # Renamed into place: a node that looks at the file sees the old one or the new one.
@@ -194,11 +216,28 @@ def issue(
     unfinished.replace(file)
     principal = _principal(path, subject)
     if as_json:
-        print_json({"file": str(file), "subject": subject, "hosts": hosts or [], "principal": principal})
+        print_json({"file": str(file), "subject": subject, "hosts": hosts, "principal": principal})
         return
     print(f"{file}: {subject}")
     if not hosts:
         print(f"ottla acls add --principal {quote(principal)} --consumer --topic TOPIC --group GROUP")
+
+
+def _hosts_of(file: Path, subject: str) -> tuple[str, ...]:
+    """The hosts of the certificate of this subject in a file that is replaced."""
+    from ottla.runtime.disk import RealDisk
+    from ottla.security.tls.errors import TlsError
+    from ottla.security.tls.expiry import describe
+    from ottla.security.tls.material import load_trusted
+    from ottla.security.tls.settings import StoreSettings
+
+    if not file.exists():
+        return ()
+    try:
+        found = load_trusted(RealDisk(), StoreSettings("truststore", location=str(file))) or []
+    except TlsError:
+        return ()  # nothing that a node could be using
+    return next((facts.hosts for facts in map(describe, found) if facts.subject == subject), ())
 
 
 def _principal(path: Path, subject: str) -> str:

@@ -27,7 +27,7 @@ STOP_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.02
 _READY: Final = b" is ready: "
 _HTTP: Final = re.compile(rb" is ready: .*, [0-9]+ ms, (https?://\S+)\n")
-_STATUS: Final = b"ottla status: "
+STATUS: Final = b"ottla status: "
 # In the stack of the main thread of `python -m ottla`, at its outer end.
 _STACKS_END: Final = b"<frozen runpy>"
 
@@ -154,8 +154,8 @@ class NodeProcess:
         with self.plan.log_file.open("rb") as log:
             log.seek(position)
             for line in log.read().splitlines(keepends=True):
-                if line.startswith(_STATUS) and line.endswith(b"\n"):
-                    status: dict[str, Any] = json.loads(line[len(_STATUS) :])
+                if line.startswith(STATUS) and line.endswith(b"\n"):
+                    status: dict[str, Any] = json.loads(line[len(STATUS) :])
                     return status
         return None
 

@@ -76,13 +76,14 @@ async def _describe(
 
 def _item(listed: ListedTransaction, info: TransactionInfo | None, now: int) -> dict[str, Any]:
     started = None if info is None else info.started_ms
+    is_over = info is not None and "Complete" in info.state  # it keeps the time at which it began
     return {
         "id": listed.transactional_id,
         "producerId": listed.producer_id,
         "producerEpoch": None if info is None else info.producer_epoch,
         "state": listed.state if info is None else info.state,
         "startedMs": started,
-        "durationMs": None if started is None else max(now - started, 0),
+        "durationMs": None if started is None or is_over else max(now - started, 0),
         "timeoutMs": None if info is None else info.timeout_ms,
         "partitions": None if info is None else len(info.partitions),
     }

@@ -27,7 +27,7 @@ SETTLED_S = 3.0
 
 
 def make_noise(bootstrap: str) -> None:
-    """Produce for ever."""
+    """Produce without end."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,

@@ -26,7 +26,7 @@ from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine, Ended
 
 DEADLINE_S = 60.0
-# How a terminal is told to show another screen, and the old one again.
+# What has a terminal show another screen, and the old one again.
 ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 
 

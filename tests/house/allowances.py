@@ -41,6 +41,7 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     ".TransactionMarkerChannelManager.add_markers": "tries again until it is done",
     "ottla.log.cleaner.cleaner.LogCleaner.run": "its workers end with it, and it is supervised",
     "ottla.log.cleaner.cleaner._to_the_end": "its caller waits for it",
+    "ottla.log.log_manager.LogManager.complete_creation": "its caller waits for it",
     "ottla.log.log_manager.LogManager.complete_log_creations": "the first record of a log completes it",
     "ottla.node.cluster.alter_replica_log_dirs.AlterReplicaLogDirsManager._copy_in_background": (
         "tries again until it is done, or a directory has failed"

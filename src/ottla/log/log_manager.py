@@ -815,7 +815,7 @@ class LogManager:
         self._completing[work] = None
         work.add_done_callback(self._completing.pop)
         try:
-            await asyncio.shield(work)  # `close` waits for it, also if nobody else does any more
+            await asyncio.shield(work)  # `close` waits for it if the caller is cancelled
         except KafkaError as error:
             _log.warning("a new log could not be made durable yet: %s", error.message)
 

@@ -340,8 +340,8 @@ class UnifiedLog:
                 self._creation_durable = self._end_verified = True
                 self.local_log.on_names_synced(creation.names_version)
             else:
-                # Another thread may still be at it. Nobody could cancel it later, and a log of another topic
-                # that takes the directory's name would get the id of this one.
+                # Another thread may still be at it. It could not be cancelled later, and a log of another
+                # topic that takes the directory's name would get the id of this one.
                 creation.cancel()
 
     def complete_creation(self) -> None:

@@ -2,7 +2,7 @@
 
 A JVM that starts Spark spends most of its first seconds on loading classes. Java can keep loaded classes in a
 file (class data sharing), and a session with it starts in about half the time. The file depends on the Java
-and on Spark's jars, so nobody can ship it: the first session on a machine that ends well lists the classes
+and on Spark's jars, so it cannot be shipped: the first session on a machine that ends well lists the classes
 that it loads, and a process of low priority, which outlives that session, makes the archive for later ones.
 It takes some 200 MB of the cache and half a minute of one core, once. OTTLA_SPARK_ARCHIVE=0 turns it off.
 
@@ -33,7 +33,7 @@ _MOST_ARCHIVES: Final = 3
 _QUIET: Final = "-Xshare:auto -Xlog:cds*=off -Xlog:class+path=off"
 # What Spark starts Java with: the modules of the archive have to be the same.
 _MODULES: Final = "--add-modules=jdk.incubator.vector"
-# In the background: the shell returns at once, and the archive is made by a process that nobody waits for.
+# In the background: the shell returns at once, and the archive is made by a process of its own.
 _MAKE: Final = """\
 (
 if "$1" "$5" -Xshare:dump -XX:SharedClassListFile="$2" -XX:SharedArchiveFile="$3.part" -cp "$4" \\

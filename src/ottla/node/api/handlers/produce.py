@@ -215,7 +215,7 @@ class _Produce:
     # The append
 
     def has_to_wait_for_logs(self) -> bool:
-        """Whether there are new logs, perhaps of this request. Records that nobody waits for (acks=0) are
+        """Whether there are new logs, perhaps of this request. Records without acknowledgement (acks=0) are
         appended at once: their client may be gone before the disk is done.
         """
         return bool(self._broker.logs.new_logs) and self.request.acks != 0

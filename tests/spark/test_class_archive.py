@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,42 @@ def test_a_java_that_makes_no_archive_is_asked_once(archive: ClassArchive, tmp_p
 def test_it_can_be_turned_off(archive: ClassArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTTLA_SPARK_ARCHIVE", "0")
     assert archive.options(may_make=True) == ""
+
+
+@pytest.mark.parametrize("name", ["with space", "it's", 'a"b', "a\\b"])
+def test_a_path_that_spark_would_split_or_unquote_has_no_archive(
+    archive: ClassArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+    assert ClassArchive(archive.java, archive.spark_home).options(may_make=True) == ""
+
+
+def test_a_lock_that_cannot_be_had_leaves_the_session_without(
+    archive: ClassArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lock := Path(f"{archive.path}.lock")).mkdir()  # as one of another user, which root could open
+    assert archive.options(may_make=True) == ""
+    lock.rmdir()
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    assert archive.options(may_make=True) == ""
+
+
+def test_a_damaged_archive_is_ignored(archive: ClassArchive) -> None:
+    assert run_java(archive, archive.options(may_make=True)).returncode == 0
+    archive.note_class_path(str(archive.spark_home / "jars"))
+    archive.make(complete=True)
+    wait_until(archive.path.exists, "no archive was made", DEADLINE_S)
+    data = bytearray(archive.path.read_bytes())
+    middle = len(data) // 3
+    data[middle : middle + 65536] = bytes(65536)
+    archive.path.unlink()
+    archive.path.write_bytes(data)
+    ran = run_java(archive, archive.options())
+    assert (ran.returncode, ran.stdout) == (0, "")
 
 
 def test_another_java_or_another_spark_has_an_archive_of_its_own(

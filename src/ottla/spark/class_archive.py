@@ -6,13 +6,15 @@ and on Spark's jars, so it cannot be shipped: the first session on a machine tha
 that it loads, and a process of low priority, which outlives that session, makes the archive for later ones.
 It takes some 200 MB of the cache and half a minute of one core, once. OTTLA_SPARK_ARCHIVE=0 turns it off.
 
-Java ignores an archive that does not fit the classes it finds, so an archive is never wrong, only of no use.
+Java ignores an archive that does not fit the classes it finds, and one whose checksums are wrong: those have
+to be asked for, as it crashes on one that is damaged otherwise. So an archive is never wrong, only of no use.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 from contextlib import suppress
@@ -31,6 +33,8 @@ _NEEDED_BYTES: Final = 1 << 30
 # Archives of other virtual environments are kept as well, the newest ones.
 _MOST_ARCHIVES: Final = 3
 _QUIET: Final = "-Xshare:auto -Xlog:cds*=off -Xlog:class+path=off"
+# In a path, Spark takes these for the end of an option or for quotes.
+_SPLITS_OPTIONS: Final = re.compile(r"[\s'\"\\]")
 # What Spark starts Java with: the modules of the archive have to be the same.
 _MODULES: Final = "--add-modules=jdk.incubator.vector"
 # In the background: the shell returns at once, and the archive is made by a process of its own.
@@ -38,7 +42,7 @@ _MAKE: Final = """\
 (
 if "$1" "$5" -Xshare:dump -XX:SharedClassListFile="$2" -XX:SharedArchiveFile="$3.part" -cp "$4" \\
   > "$3.log" 2>&1
-then mv -f "$3.part" "$3" && rm -f "$3.log"
+then sync "$3.part"; mv -f "$3.part" "$3" && rm -f "$3.log"
 else touch "$3.failed"
 fi
 rm -f "$2" "$3.part"
@@ -76,10 +80,10 @@ class ClassArchive:
 
     def options(self, *, may_make: bool = False) -> str:
         """Options for the JVM of a session; none if there is no archive, and none can be made after it."""
-        if os.environ.get(_SWITCH) == "0" or " " in str(self.path):
+        if os.environ.get(_SWITCH) == "0" or _SPLITS_OPTIONS.search(str(self.path)):
             return ""
         if self.path.exists():
-            return f"-XX:SharedArchiveFile={self.path} {_QUIET}"
+            return f"-XX:SharedArchiveFile={self.path} -XX:+VerifySharedSpaces {_QUIET}"
         if may_make and self._may_make():
             return f"-XX:DumpLoadedClassList={self._classes} {_QUIET}"
         return ""
@@ -88,12 +92,15 @@ class ClassArchive:
         """Whether this session is the one whose classes are listed; it then holds the lock."""
         if Path(f"{self.path}.failed").exists():
             return False
-        if shutil.disk_usage(self.path.parent).free < _NEEDED_BYTES:
+        try:
+            if shutil.disk_usage(self.path.parent).free < _NEEDED_BYTES:
+                return False
+            lock = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:  # of another user, or the disk is full
             return False
-        lock = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:  # held, or the file system has no locks
             os.close(lock)
             return False
         self._lock = lock

@@ -63,6 +63,8 @@ _SHORT: Final = (
 _MAX_SOCKET_DIR_BYTES: Final = 60
 _LINKED_DIRECTORIES: Final = ("bin", "jars", "sbin")
 _JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
+# Spark puts these before the others, which may be those of the user's spark-defaults.conf.
+_FIRST_JVM_OPTIONS: Final = "spark.driver.defaultJavaOptions"
 _QUIET: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -145,7 +147,7 @@ def session(
     builder = SparkSession.builder.appName(name)
     settings = {**settings_for(master), **(conf or {})}
     if options := ClassArchive(java, Path(os.environ["SPARK_HOME"])).options():
-        settings.setdefault(_JVM_OPTIONS, options)
+        settings.setdefault(_FIRST_JVM_OPTIONS, options)
     for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
@@ -173,9 +175,8 @@ def connect_session(
     java = prepare_environment()
     archive = ClassArchive(java, Path(os.environ["SPARK_HOME"]))
     os.environ.setdefault("SPARK_CONNECT_AUTHENTICATE_TOKEN", os.urandom(24).hex())
-    options = archive.options(may_make=True) if _JVM_OPTIONS not in (conf or {}) else ""
-    if short and master.startswith("local"):
-        options = f"{_SHORT} {options}"
+    own_options = {_JVM_OPTIONS, _FIRST_JVM_OPTIONS} & (conf or {}).keys()
+    options = "" if own_options else archive.options(may_make=True)
     settings = {
         **settings_for(master),
         "spark.app.name": name,
@@ -185,7 +186,8 @@ def connect_session(
         "spark.sql.connect.serverStacktrace.enabled": "false",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
-        **({_JVM_OPTIONS: options} if options else {}),
+        **({_FIRST_JVM_OPTIONS: options} if options else {}),
+        **({_JVM_OPTIONS: _SHORT} if short and master.startswith("local") else {}),
         **(conf or {}),
     }
     with _archiving(archive), _jvm(settings, log, keep_open) as (gateway, process):

@@ -70,8 +70,21 @@ class CompactedLives(RuleBasedStateMachine):
 
     @rule(at=st.floats(0, 1))
     def truncate(self, at: float) -> None:
+        """Truncate above what was cleaned, and above the markers by which it was: a cleaning takes away the
+        records of an aborted transaction, so its marker is committed.
+        """
         lab = self.lab
-        bases = [header.base_offset for header, _ in lab.batches() if header.base_offset >= lab.clean_until]
+        clean_until = lab.clean_until
+        lowest = max(
+            (
+                record.marker + 1
+                for record in lab.appended
+                if record.is_aborted and record.marker is not None and record.offset < clean_until
+            ),
+            default=clean_until,
+        )
+        lowest = max(lowest, clean_until)
+        bases = [header.base_offset for header, _ in lab.batches() if header.base_offset >= lowest]
         if bases:
             lab.truncate(bases[int(at * (len(bases) - 1))])
 

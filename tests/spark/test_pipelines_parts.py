@@ -159,6 +159,18 @@ class TestProject:
         (directory / name).write_text(text)
         return directory
 
+    @pytest.mark.parametrize("name", ["o n e", "über", "it's", "50%"])
+    def test_a_path_that_spark_writes_in_two_ways_is_refused(self, tmp_path: Path, name: str) -> None:
+        """Its second run looked for the checkpoints of the first elsewhere."""
+        (parent := tmp_path / name).mkdir()
+        with pytest.raises(ProjectError, match="choose another directory"):
+            write_project(parent / "shop")
+        assert not (parent / "shop").exists()
+        write_project(tmp_path / "shop")
+        moved = (tmp_path / "shop").rename(parent / "shop")
+        with pytest.raises(ProjectError, match="choose another directory"):
+            find_project(moved)
+
     def test_it_is_found_from_inside(self, tmp_path: Path) -> None:
         project = self.write(tmp_path / "p", "name: p\nstorage: file:///somewhere/p\n")
         inside = project / "transformations" / "deep"

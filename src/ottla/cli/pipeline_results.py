@@ -22,7 +22,7 @@ from ottla.cli.output import Cell, note, print_json_line, print_table
 from ottla.spark.pipelines.flow_graph import load_graph
 from ottla.spark.pipelines.graph_picture import as_dot, as_mermaid, as_svg, as_text
 from ottla.spark.pipelines.progress import readable_error
-from ottla.spark.pipelines.project import Project
+from ottla.spark.pipelines.project import Project, spark_location
 from ottla.spark.pipelines.table_files import format_of, list_tables, read_rows
 
 WAREHOUSE: Final = "spark-warehouse"
@@ -141,7 +141,7 @@ def _define(spark: Any, name: str, directory: Path) -> None:
     database, _, table = name.rpartition(".")
     if database:
         spark.sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
-        spark.sql(f"CREATE TABLE `{database}`.`{table}` USING {kind} LOCATION '{directory.as_uri()}'")
+        spark.sql(f"CREATE TABLE `{database}`.`{table}` USING {kind} LOCATION '{spark_location(directory)}'")
     else:
         spark.read.format(kind).load(str(directory)).createOrReplaceTempView(table)
 

@@ -6,6 +6,7 @@ known earlier or without a JVM: where the checkpoints are, and which brokers the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,28 @@ CREATE_TOPICS: Final = "ottla.create.topics"
 """The setting with the topics that a run creates if they are missing."""
 SPEC_NAMES: Final = ("spark-pipeline.yml", "spark-pipeline.yaml")
 CHECKPOINTS: Final = "_checkpoints"
+_STRANGE_IN_PATH: Final = re.compile(r"[^A-Za-z0-9_.~/@+=,-]")
 
 
 class ProjectError(Exception):
     """A project that is missing or invalid; the text says which file and why."""
+
+
+def check_path(path: Path) -> None:
+    """Refuse a directory whose path Spark writes differently in different places, as it does with spaces and
+    letters beyond ASCII: it would put the checkpoints of a run elsewhere than the next run looks for them.
+    """
+    if (strange := _STRANGE_IN_PATH.search(str(path))) is not None:
+        raise ProjectError(
+            f"{path} has {strange.group()!r} in it: with spaces, quotes, or other than letters from a to z, "
+            "digits and ._~@+=,- in a path Spark finds its own files no more; choose another directory"
+        )
+
+
+def spark_location(path: Path) -> str:
+    """A directory of this machine as Spark's statements and settings take it."""
+    check_path(path)
+    return f"file://{path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +98,16 @@ def load_project(spec: Path) -> Project:
         raise ProjectError(f"{spec} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict):
         raise ProjectError(f"{spec}: expected names and values, as `name: orders`")
-    return Project(
+    project = Project(
         spec.resolve(),
         _text(spec, document, "name"),
         _text(spec, document, "storage"),
         _settings(spec, document),
     )
+    check_path(project.directory)
+    if project.storage_path is not None:
+        check_path(project.storage_path)
+    return project
 
 
 def topics_to_create(text: str) -> dict[str, int]:

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from ottla.spark.pipelines.lazy_plans import EagerRead, eager_reads, make_lazy
 from ottla.spark.pipelines.progress import Flow, PipelineProgress, readable_error
-from ottla.spark.pipelines.project import Project, ProjectError
+from ottla.spark.pipelines.project import Project, ProjectError, spark_location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -345,7 +345,7 @@ def storage_for_spark(project: Project) -> str:
     directory.
     """
     path = project.storage_path
-    return project.storage if path is None else path.resolve().as_uri()
+    return project.storage if path is None else spark_location(path.resolve())
 
 
 def remove_unfinished_files(storage: Path | None) -> None:

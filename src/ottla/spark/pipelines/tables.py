@@ -41,7 +41,7 @@ from urllib.parse import unquote, urlsplit
 
 from ottla.spark.pipelines.checkpoints import begin_checkpoints, sink_checkpoints
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress
-from ottla.spark.pipelines.project import CHECKPOINTS, SPEC_NAMES, Project, ProjectError
+from ottla.spark.pipelines.project import CHECKPOINTS, SPEC_NAMES, Project, ProjectError, spark_location
 from ottla.spark.pipelines.runner import RunListener, Selection, UnknownTables, table_key
 
 __all__ = [
@@ -152,7 +152,7 @@ class PipelineTables:
             spark.sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
             directory = self._version / ("" if database == _DEFAULT_DATABASE else f"{database}.db")
             directory.mkdir(exist_ok=True)
-            spark.sql(f"ALTER DATABASE `{database}` SET LOCATION '{directory.as_uri()}'")
+            spark.sql(f"ALTER DATABASE `{database}` SET LOCATION '{spark_location(directory)}'")
         for entry in self._entries.values():
             self._restore(spark, entry)
         self._check_checkpoints()
@@ -230,7 +230,9 @@ class PipelineTables:
             return
         if streaming:
             _set_strays_aside(location)
-        spark.sql(f"CREATE TABLE IF NOT EXISTS {entry.name} {entry.ddl} LOCATION '{location.as_uri()}'")
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {entry.name} {entry.ddl} LOCATION '{spark_location(location)}'"
+        )
         self._registered.add(entry.key)
 
     def _check_checkpoints(self) -> None:
@@ -318,7 +320,9 @@ class PipelineTables:
         if entry.ddl.startswith("USING"):
             return  # its columns were to be found in its files
         location.mkdir(parents=True)
-        spark.sql(f"CREATE TABLE IF NOT EXISTS {entry.name} {entry.ddl} LOCATION '{location.as_uri()}'")
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {entry.name} {entry.ddl} LOCATION '{spark_location(location)}'"
+        )
         self._registered.add(entry.key)
         for table in _spark_tables(context):
             if table.entry.key == entry.key:

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from ottla.spark.pipelines.project import ProjectError
+from ottla.spark.pipelines.project import ProjectError, spark_location
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SPEC: Final = """\
@@ -154,7 +154,7 @@ def write_project(directory: Path) -> list[Path]:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ProjectError(f"{directory} already exists, and is not an empty directory; choose another name")
     topics = {"source": f"{name}.orders", "sink": f"{name}.large-orders"}
-    storage = (directory / "pipeline-storage").resolve().as_uri()
+    storage = spark_location((directory / "pipeline-storage").resolve())
     files = {
         "spark-pipeline.yml": _SPEC.format(name=name, storage=storage, **topics),
         "transformations/orders.py": _ORDERS.format(**topics),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from ottla.spark.pipelines.progress import PipelineProgress
-from ottla.spark.pipelines.project import Project
+from ottla.spark.pipelines.project import Project, spark_location
 from ottla.spark.pipelines.query_listener import listen_to_queries
 from ottla.spark.pipelines.runner import Selection, run_once
 from ottla.spark.pipelines.tables import PipelineTables, TableListener
@@ -47,7 +47,7 @@ class CaseDirectories:
 
     def project(self, project: Project) -> Project:
         """The project with its checkpoints in this directory."""
-        return replace(project, storage=self.storage.resolve().as_uri())
+        return replace(project, storage=spark_location(self.storage.resolve()))
 
 
 class WarmSession:

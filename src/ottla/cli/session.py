@@ -171,12 +171,14 @@ async def ensure_topic(admin: Admin, name: str, *, create: bool, partitions: int
         missing = str(await no_such_topic(admin, name))
         raise CliError(f"{missing}{'' if missing.endswith('?') else ';'} use --create to create it")
     await admin.topics.create(name, partitions=partitions or -1)
-    try:
-        count = len((await admin.topics.describe(name)).partitions)
-    except KafkaError:  # the broker does not know it yet
-        note(f"created topic {name}")
-    else:
-        note(f"created topic {name} with {count} partition{'' if count == 1 else 's'}")
+    count = partitions
+    if count is None:
+        try:
+            count = len((await admin.topics.describe(name)).partitions)
+        except KafkaError:  # the broker does not know it yet
+            note(f"created topic {name}")
+            return
+    note(f"created topic {name} with {count} partition{'' if count == 1 else 's'}")
 
 
 def confirm(question: str, *, yes: bool) -> None:

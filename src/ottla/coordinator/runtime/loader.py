@@ -32,8 +32,6 @@ async def load_partition(
 ) -> int:
     """Replay the partition into the shard; returns the offset up to which the state now reaches."""
     log = partition.log
-    # Otherwise the first record of the shard would wait for the disk on the event loop.
-    await log.complete_creation_in(pool)
     end = log.log_end_offset
     offset = log.log_start_offset
     since_yield = 0

@@ -249,6 +249,14 @@ class TestFirstBatchesThatWereRefused:
         leader.clock.advance_ms(1_000)
         assert self.send(leader, 1) is ErrorCode.NONE
 
+    def test_a_producer_that_is_gone_costs_others_nothing_after_a_while(self) -> None:
+        leader = self.short_of_replicas()
+        assert self.send(leader, 0) is ErrorCode.NOT_ENOUGH_REPLICAS
+        self.recover(leader)
+        leader.clock.advance_ms(120_000)
+        leader.produce()
+        assert leader.partition._refused_sequences is None
+
     def test_a_partition_knows_a_bounded_number_of_them(self) -> None:
         leader = self.short_of_replicas()
         for producer_id in range(1_100):

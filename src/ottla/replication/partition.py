@@ -608,17 +608,22 @@ class Partition:
 
     def _check_refused_sequences(self, data: Buffer, now_ms: int) -> None:
         """Refuse a batch of a producer whose first batch was refused and has not come again yet. A client may
-        have given that one up, and go on without a new epoch: after some time it may.
+        have given that one up, or be gone: after some time it is forgotten.
         """
-        header = _first_header(data)
-        if header is None or self._refused_sequences is None:
+        refused = self._refused_sequences
+        while refused:  # the oldest first
+            oldest, (_, _, since_ms) = next(iter(refused.items()))
+            if 0 <= now_ms - since_ms < _REFUSED_SEQUENCE_MS:
+                break
+            del refused[oldest]
+        if not refused:
+            self._refused_sequences = None
             return
-        epoch, lowest, since_ms = self._refused_sequences.get(header.producer_id, (NO_EPOCH, 0, 0))
-        if (
-            header.producer_epoch == epoch
-            and header.base_sequence > lowest
-            and 0 <= now_ms - since_ms < _REFUSED_SEQUENCE_MS
-        ):
+        header = _first_header(data)
+        if header is None:
+            return
+        epoch, lowest, _ = refused.get(header.producer_id, (NO_EPOCH, 0, 0))
+        if header.producer_epoch == epoch and header.base_sequence > lowest:
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
                 f"{self.topic_partition}: the batch of producer {header.producer_id} with sequence {lowest} "

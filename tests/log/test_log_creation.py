@@ -186,6 +186,18 @@ async def test_logs_become_durable_without_a_change_of_the_disk_on_the_event_loo
     assert all(disk.exists(f"{log.dir}/partition.metadata") for log in made)
 
 
+async def test_the_number_of_new_logs_is_that_of_those_that_are_not_durable_yet() -> None:
+    logs = await started(SimDisk())
+    first = logs.get_or_create_log(PARTITION, LogConfig(), topic_id=IDS[0])
+    assert (logs.new_logs, first.is_new) == (1, True)
+    await logs.complete_creation(first)
+    assert not first.is_new
+    logs.complete_log_creations()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert logs.new_logs == 0
+
+
 @pytest.mark.parametrize("written", [False, True])
 async def test_a_log_that_is_deleted_while_it_becomes_durable_leaves_the_next_one_alone(
     written: bool,

@@ -223,6 +223,8 @@ class _Produce:
     async def complete_new_logs(self) -> None:
         """Have the pool make the creation of logs durable, which their first records wait for otherwise."""
         logs = self._broker.logs
+        # Those of a start or of a move too: all requests would take this way until the metadata change.
+        logs.complete_log_creations()
         for topic in self.request.topic_data:
             for data in topic.partition_data:
                 try:

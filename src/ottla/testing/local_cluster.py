@@ -548,7 +548,7 @@ def send_request(
     response_type: type[R],
     *,
     timeout_s: float,
-    access: NodeAccess = NodeAccess(),  # noqa: B008 (it does not change)
+    access: NodeAccess = NodeAccess(),
 ) -> R:
     """Send one request to the node at a port of this machine, and return its response; OSError without one.
 

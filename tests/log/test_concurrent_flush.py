@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from ottla.log.config.log_config import LogConfig
 from ottla.log.leader_epoch_cache import read_epochs
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
+from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
+from ottla.records.validation import AppendOrigin
 from ottla.runtime.disk import RealDisk
-from ottla.runtime.pool import ThreadPool
+from ottla.runtime.pool import InlinePool, ThreadPool
 from ottla.sim.disk import SimDisk
 from ottla.sim.log.log_harness import LogHarness, check_log
 from tests.log.test_log_manager import CONFIG, A, B, Node
+
+T = TypeVar("T")
 
 EPOCHS = "/data/orders-3/leader-epoch-checkpoint"
 
@@ -82,6 +89,94 @@ def test_an_overtaken_flush_does_not_vouch_for_one_that_failed() -> None:
     lab.log.flush()
     assert lab.log.recovery_point == 10
     assert read_epochs(lab.disk, EPOCHS) == [(1, 0), (2, 2)]
+
+
+def abort_transaction(log: UnifiedLog, now_ms: int) -> None:
+    """Append a record of a transaction and the marker that aborts it."""
+    batch = build_batch(
+        [(now_ms, None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
+    )
+    guard = log.producer_state_manager.maybe_start_verification(
+        7, 0, 0, supports_epoch_bump=False, now_ms=now_ms
+    )
+    log.append_as_leader(bytearray(batch), 0, now_ms=now_ms, guard=guard)
+    marker = build_end_transaction_marker(
+        EndTransactionMarker(ControlType.ABORT, 0), producer_id=7, producer_epoch=0, timestamp=now_ms
+    )
+    log.append_as_leader(
+        bytearray(marker), 0, now_ms=now_ms, origin=AppendOrigin.COORDINATOR, transaction_version=1
+    )
+    log.update_high_watermark(log.log_end_offset)
+
+
+@pytest.mark.parametrize("rolls_before_the_sync", [True, False])
+def test_a_segment_that_is_closed_while_it_is_flushed_keeps_its_indexes(rolls_before_the_sync: bool) -> None:
+    """Its batches alone were to be synced, and no later flush comes back to it below the recovery point."""
+    for seed in range(20):
+        lab = LogHarness(LogConfig(index_interval_bytes=0), seed=seed)
+        abort_transaction(lab.log, lab.now_ms)
+        plan = lab.log.prepare_flush()
+        assert plan is not None
+        if rolls_before_the_sync:
+            lab.log.roll(lab.now_ms)
+        lab.log.run_flush(plan)
+        if not rolls_before_the_sync:
+            lab.log.roll(lab.now_ms)
+        lab.log.complete_flush(plan)
+        lab.put(b"y")
+        lab.log.flush()
+        assert lab.log.recovery_point == 3
+        aborted = lab.log.collect_aborted_transactions(0, 3)
+        assert [txn[:3] for txn in aborted] == [(7, 0, 1)]
+        closed = lab.log.segments[0]
+        for kind in (".index", ".timeindex", ".txnindex"):
+            path = closed.path(kind)
+            assert lab.sim_disk.durable_contents().get(path) == lab.sim_disk.contents().get(path), kind
+        lab.checkpoint()
+        lab.crash()
+        assert lab.log.collect_aborted_transactions(0, 3) == aborted
+        check_log(lab.log)
+
+
+def test_a_flush_that_was_overtaken_after_a_roll_asks_for_no_other() -> None:
+    lab = LogHarness()
+    lab.fill(2)
+    slow = lab.log.prepare_flush()
+    assert slow is not None
+    lab.log.roll(lab.now_ms)
+    lab.fill(1)
+    lab.log.flush()
+    lab.log.run_flush(slow)
+    assert not lab.log.complete_flush(slow)
+    assert lab.log.recovery_point == 3
+
+
+class RollingPool(InlinePool):
+    """A pool in which the first `rolls` calls find the active segment closed when they are done."""
+
+    log: UnifiedLog
+    rolls = 0
+
+    async def run(self, fn: Callable[..., T], *args: Any) -> T:
+        result = await super().run(fn, *args)
+        if self.rolls:
+            self.rolls -= 1
+            self.log.roll(0)
+        return result
+
+
+async def test_a_flush_is_over_once_the_segment_that_was_closed_meanwhile_is_durable() -> None:
+    """A producer with `flush.messages=1`, and a follower before its next fetch, wait for that."""
+    pool = RollingPool()
+    node = Node(pool=pool)
+    manager = await node.start()
+    log = pool.log = node.log()
+    abort_transaction(log, node.clock.wall_ms())
+    pool.rolls = 1
+    await manager.flush(log)
+    assert log.recovery_point == log.log_end_offset == log.active_segment.base_offset == 2
+    path = log.segments[0].path(".txnindex")
+    assert node.sim_disk.durable_contents()[path] == node.sim_disk.contents()[path] != b""
 
 
 @pytest.mark.parametrize("closed_segments", [False, True])

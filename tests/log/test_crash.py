@@ -21,6 +21,8 @@ import pytest
 from ottla.sim.log.log_manager_workload import run_log_manager_workload
 from ottla.sim.log.log_workload import run_log_workload
 
+pytestmark = pytest.mark.slow
+
 SEEDS = int(os.environ.get("OTTLA_CRASH_SEEDS", "1000"))
 ONE_SEED = os.environ.get("OTTLA_CRASH_SEED")
 PER_TEST = max(100, SEEDS // 200)

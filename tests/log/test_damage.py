@@ -9,6 +9,7 @@ import struct
 import pytest
 
 from ottla.log.config.log_config import LogConfig
+from ottla.log.log_loader import report_damage
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.log.segment.walk import CorruptBatch
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -166,9 +167,9 @@ def abort_one(lab: LogHarness, sequence: int) -> None:
     lab.log.update_high_watermark(lab.log.log_end_offset)
 
 
-def with_aborted_transactions() -> tuple[LogHarness, list[AbortedTxn]]:
+def with_aborted_transactions(seed: int = 0) -> tuple[LogHarness, list[AbortedTxn]]:
     """Aborted transactions that begin in one segment and end in the next."""
-    lab = LogHarness(LogConfig(segment_bytes=500))
+    lab = LogHarness(LogConfig(segment_bytes=500), seed=seed)
     for number in range(3):
         abort_one(lab, number)
     aborted = lab.log.collect_aborted_transactions(0, lab.log.log_end_offset)
@@ -198,6 +199,23 @@ def test_a_damaged_transaction_index_is_rebuilt(
     lab.reload(clean=True)
     assert lab.log.collect_aborted_transactions(0, lab.log.log_end_offset) == aborted
     assert not caplog.text
+
+
+def test_what_a_check_of_the_whole_log_has_rebuilt_is_durable() -> None:
+    """It rebuilds the indexes below the recovery point too, which no flush syncs any more."""
+    for seed in range(20):
+        lab, aborted = with_aborted_transactions(seed)
+        lab.log.flush()
+        lab.checkpoint()
+        end = lab.log.log_end_offset
+        assert report_damage(lab.directory, lab.log.dir, KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "a test"))
+        lab.crash()
+        assert lab.log.recovery_point == end
+        # The report is gone for good: the next recovery checks no more than usual.
+        lab.disk.sync_dir(lab.log.dir)
+        lab.crash()
+        assert lab.log.collect_aborted_transactions(0, end) == aborted, seed
+        check_log(lab.log)
 
 
 @pytest.mark.parametrize("change", ["append", "truncate"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from ottla.log.config.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
+from ottla.sim.disk import SimCrash
 from ottla.sim.log.log_harness import PARTITION, LogHarness, all_batches, check_log
 
 SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100, file_delete_delay_ms=1000)
@@ -98,6 +101,27 @@ def test_an_emptied_log_goes_on_at_the_new_offset(sizes: list[int], offset: int)
     assert lab.log.log_start_offset == offset
     assert lab.log.log_end_offset in (offset, offset + 1)
     check_log(lab.log, producers_from=offset)
+
+
+def test_a_log_that_is_emptied_at_an_offset_inside_a_batch_survives_a_crash_at_any_point() -> None:
+    """The old log is refused if no batch of it ends at the recovery point."""
+    done = False
+    for steps in itertools.count():
+        lab = filled([4] * 5)
+        lab.log.flush()
+        lab.checkpoint()
+        lab.sim_disk.crash_after(steps)
+        try:
+            lab.log.truncate_fully_and_start_at(6)
+            done = True
+        except SimCrash:
+            pass
+        lab.crash()
+        assert lab.log.log_start_offset in ((6,) if done else (0, 6)), steps
+        check_log(lab.log, producers_from=lab.log.log_start_offset)
+        if done:
+            break
+    assert steps > 10
 
 
 def test_an_emptied_log_may_start_below_where_it_goes_on() -> None:

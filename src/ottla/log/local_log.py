@@ -64,8 +64,9 @@ class FlushPlan:
 
     `UnifiedLog.prepare_flush` makes the plan; `run` syncs, in any thread; `UnifiedLog.complete_flush` moves
     the recovery point, unless the log was truncated meanwhile. Closed segments are synced with their indexes;
-    of the active one only the batches, as recovery rebuilds its indexes. Before the recovery point moves, the
-    leader epochs that begin below it are durable too, and so are the names of the files.
+    of the active one only the batches, as recovery rebuilds its indexes. If it is closed meanwhile and ends
+    where the plan does, another flush has to follow. Before the recovery point moves, the leader epochs that
+    begin below it are durable too, and so are the names of the files.
     """
 
     disk: Disk
@@ -341,10 +342,16 @@ class LocalLog:
         )
 
     def complete_flush(self, plan: FlushPlan) -> bool:
-        """Move the recovery point; False if the log has been truncated since the plan was made."""
+        """Move the recovery point; False if the log has been truncated since the plan was made.
+
+        It does not pass a segment that was active when the plan was made and has been closed since. Only its
+        batches were synced, and recovery rebuilds no index below the recovery point: another flush has to
+        sync them first.
+        """
         if plan.truncation_count != self.truncation_count:
             return False
-        self.recovery_point = max(self.recovery_point, plan.upto)
+        if plan.active is None or self.segments_from(plan.upto)[0] is plan.active:
+            self.recovery_point = max(self.recovery_point, plan.upto)
         if plan.dirs:
             self.on_names_synced(plan.names_version)
             self.parent_synced = True

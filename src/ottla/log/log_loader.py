@@ -429,6 +429,10 @@ class LogLoader:
             damage = error
         segment.end_rebuild()
         segment.txn_index.reset(aborted)
+        if self.checks_all and end_offset <= self.recovery_point:
+            # No flush visits a segment below the recovery point any more, nor does the next recovery.
+            segment.indexes.sync()
+            segment.txn_index.flush()
         if damage is not None:
             self._report(segment, damage, end_offset)
             segment.set_size(end_position)

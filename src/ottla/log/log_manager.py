@@ -878,8 +878,9 @@ class LogManager:
             return
         over = self._flushing[log] = asyncio.Event()
         try:
-            self.statistics.flushes.observe(await self._pool.run(self._run_flush, log, plan))
-            log.complete_flush(plan)
+            while plan is not None:
+                self.statistics.flushes.observe(await self._pool.run(self._run_flush, log, plan))
+                plan = log.prepare_flush(plan.upto) if log.complete_flush(plan) else None
         finally:
             del self._flushing[log]
             over.set()

@@ -1065,20 +1065,23 @@ class UnifiedLog:
                     self.directory.fail(f"syncing {self.topic_partition} failed with {error}")
                 raise error from None
 
-    def complete_flush(self, plan: FlushPlan) -> None:
+    def complete_flush(self, plan: FlushPlan) -> bool:
         """Note what `run_flush` has made durable, unless the log was truncated since or a later flush has
-        overtaken this one.
+        overtaken this one. True if the same flush has to follow once more, as the active segment was closed
+        meanwhile and its indexes are not durable.
         """
         if plan.abandoned:
-            return
+            return False
         epochs = self._leader_epochs
         if plan.epochs is not None and epochs is not None and not epochs.complete_write(plan.epochs):
-            return
-        if self.local_log.complete_flush(plan):
+            return False
+        counts = self.local_log.complete_flush(plan)
+        if counts:
             synced = plan.snapshots
             self._unsynced_snapshots = [at for at in self._unsynced_snapshots if at not in synced]
             self.last_flush_ms = self.directory.clock.wall_ms()
         self._check_offsets()
+        return counts and self.local_log.recovery_point < plan.upto
 
     def flush(self, upto: int | None = None, *, closing: bool = False) -> None:
         """Make the log durable below `upto`, the log end if None, and move the recovery point there."""
@@ -1199,7 +1202,10 @@ class UnifiedLog:
         local = self.local_log
         epochs = self.leader_epoch_cache
         with self._guard("checkpointing the new log start"):
-            local.begin_truncation(offset)
+            recovery_point = min(local.recovery_point, offset)
+            # Until the log start is durable there, a crash leaves the old log. A batch has to end at its
+            # recovery point, and `offset` may lie inside of one.
+            local.begin_truncation(min(offset, local.segments_from(offset)[0].base_offset))
             yield from self._checkpoint_before_truncation(offset, offset)
         with self._guard("truncating", fatal=True):
             self._upper_bound = None
@@ -1213,6 +1219,7 @@ class UnifiedLog:
             self.directory.high_watermarks.moved[self] = None
             epochs.clear()
             yield from local.full_truncation(offset, self.directory.clock.wall_ms())
+            local.recovery_point = recovery_point
         if log_start_offset is not None:
             self.log_start_offset = min(log_start_offset, offset)
         self._check_offsets()
@@ -1221,13 +1228,14 @@ class UnifiedLog:
     def _checkpoint_before_truncation(
         self, recovery_point: int, log_start: int | None
     ) -> Generator[Step, Any, None]:
-        """Make the recovery point, and another log start, durable before the files change."""
+        """Make a recovery point, at most this one, and another log start durable before files change."""
         truncation, local = self._truncation, self.local_log
         if log_start is not None and truncation is not None:
             if log_start < self.log_start_offset and not local.names_synced:
                 # The deleted segments must be gone for good before the log starts below them.
                 yield from local.names_sync()
             truncation.log_start = log_start
+        recovery_point = min(recovery_point, local.recovery_point)
         yield CheckpointOffsets(self.directory, self.topic_partition, recovery_point, log_start)
 
     def _note_truncation_below_high_watermark(self, end_offset: int) -> None:

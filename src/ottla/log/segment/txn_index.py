@@ -168,12 +168,14 @@ class TransactionIndex:
         if not self._disk.exists(self.path):
             return []
         file = self._disk.open(self.path, writable=False)
+        # Where the bytes are not in memory the exception keeps the file, which loads them, and its end closes
+        # that.
+        data = file.pread(file.size(), 0)
+        file.close()
         try:
-            entries = decode_entries(file.pread(file.size(), 0))
+            entries = decode_entries(data)
         except CorruptTxnIndexError as error:
             raise CorruptTxnIndexError(f"{self.path}: {error}") from None
-        finally:
-            file.close()
         previous = self.start_offset - 1
         for txn in entries:
             if txn.last_offset <= previous or txn.first_offset > txn.last_offset:

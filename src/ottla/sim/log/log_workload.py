@@ -106,6 +106,7 @@ class LogWorkload:
             (8, self.append_transactional),
             (5, self.end_transaction),
             (8, self.flush),
+            (4, self.flush_in_steps),
             (4, self.roll),
             (3, self.truncate),
             (1, self.truncate_fully),
@@ -222,6 +223,17 @@ class LogWorkload:
     def flush(self) -> None:
         self.log.flush()
         self.model.synced_end = self.log.log_end_offset
+
+    def flush_in_steps(self) -> None:
+        """Flush as the log manager does, while the log goes on."""
+        log, meanwhile = self.log, [self.append, self.end_transaction, self.roll]
+        plan = log.prepare_flush()
+        while plan is not None:
+            self.random.choice(meanwhile)()
+            log.run_flush(plan)
+            self.random.choice(meanwhile)()
+            plan = log.prepare_flush(plan.upto) if log.complete_flush(plan) else None
+        self.model.synced_end = max(self.model.synced_end, log.recovery_point)
 
     def roll(self) -> None:
         self.log.roll(self.lab.now_ms)

@@ -222,6 +222,22 @@ class TestReassignment:
         assert not partition.is_reassigning
         assert partition.leader_epoch == 1
 
+    def test_replicas_that_were_removed_do_not_keep_the_last_one_from_leading(
+        self, world: ControllerHarness
+    ) -> None:
+        """An eligible replica rules out the last known leader, so none may be eligible that is no replica."""
+        configure(world, "min.insync.replicas", "2")
+        reassign(world, [3])
+        alter_isr(world, [0, 1, 2, 3])
+        partition = world.partition("orders")
+        assert (partition.replicas, partition.isr, partition.elr) == ((3,), (3,), ())
+        world.heartbeat(3, want_fence=True)
+        assert world.partition("orders").leader == NO_LEADER
+        world.now_ns += 10_000_000_000  # its session has ended
+        world.start_broker(3, incarnation=2)  # it was killed: its last shutdown was not clean
+        partition = world.partition("orders")
+        assert (partition.leader, partition.isr, partition.elr) == (3, (3,), ())
+
     def test_a_mere_change_of_order_is_done_at_once(self, world: ControllerHarness) -> None:
         assert reassign(world, [2, 1, 0]) == (ErrorCode.NONE, None)
         partition = world.partition("orders")

@@ -121,13 +121,17 @@ class PartitionChangeBuilder:
     def _populate_elr(self) -> None:
         """Keep the replicas that leave the ISR eligible while it is below `min.insync.replicas`, unless their
         shutdown was unclean.
+
+        One that a reassignment has removed is none of them: it will never lead, and while there are eligible
+        replicas the last known leader is not elected, so that the partition would stay without a leader
+        (decision 0088).
         """
         if not self.elr_enabled:
             return
-        if len(self.isr) >= self.min_isr:
+        if len(self.isr) >= min(self.min_isr, len(self.replicas)):
             self.elr = []
             return
-        candidates = {*self.elr, *self.partition.isr}
+        candidates = {*self.elr, *self.partition.isr} & set(self.replicas)
         self.elr = sorted(candidates - set(self.isr) - self.unclean_shutdown_replicas)
 
     def _elect(self, record: PartitionChangeRecord) -> None:

@@ -46,6 +46,17 @@ async def test_requests_with_the_same_key_do_not_go_together() -> None:
     assert broker.asked == [["a1", "b1"], ["a2"]]
 
 
+async def test_very_many_go_in_several_and_in_order() -> None:
+    broker = Broker()
+    broker.go.set()
+    batcher = RequestBatcher(broker.send, lambda request: request.rstrip("'"))
+    requests = ["0", "0'", *(str(each) for each in range(1, 2500)), "2499'"]
+    answers = [batcher.submit(1, each) for each in requests]
+    assert [await each for each in answers] == [f"1:{each}" for each in requests]
+    assert [len(each) for each in broker.asked] == [1000, 1000, 501, 1]
+    assert [each[0] for each in broker.asked] == ["0", "0'", "1999", "2499'"]
+
+
 async def test_a_request_whose_caller_is_gone_is_not_sent() -> None:
     broker = Broker()
     batcher = RequestBatcher(broker.send, lambda request: request)

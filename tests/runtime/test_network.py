@@ -267,6 +267,18 @@ def test_names_are_resolved_to_all_their_addresses(run: Run) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("host", ["a" * 300, "a..b", "ö" * 70, "nul\0"], ids=["long", "dots", "idna", "nul"])
+def test_a_name_that_is_none_is_a_host_that_is_not_found(run: Run, host: str) -> None:
+    async def main() -> None:
+        real = RealNetwork()
+        with pytest.raises(HostNotFound):
+            await real.connect(Caller, host, 9092)
+        with pytest.raises(HostNotFound):
+            await real.resolve(host, 9092)
+
+    run(main())
+
+
 def test_the_machine_has_a_name() -> None:
     assert RealNetwork().host_name()
 

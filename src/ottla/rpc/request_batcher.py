@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 from ottla.protocol.errors import KafkaError
@@ -38,13 +39,15 @@ class RequestBatcher(Generic[Q, A]):
         self._send: Final = send
         self._key: Final = key
         # By broker: requests that the next RPC takes. A broker with pending requests has a task.
-        self._pending: dict[int, list[tuple[Q, asyncio.Future[A]]]] = {}
+        self._pending: dict[int, deque[tuple[Q, asyncio.Future[A]]]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def submit(self, broker: int, request: Q) -> asyncio.Future[A]:
         """Add a request to the next RPC to the broker, and return the future of its response."""
         response: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        pending = self._pending.setdefault(broker, [])
+        pending = self._pending.get(broker)
+        if pending is None:
+            pending = self._pending[broker] = deque()
         if len(pending) >= _MAX_PENDING:
             response.set_exception(
                 ConnectionError(f"{len(pending)} requests to broker {broker} are pending already")
@@ -62,7 +65,7 @@ class RequestBatcher(Generic[Q, A]):
         task = self._tasks.pop(broker, None)
         if task is not None:
             task.cancel()
-        _fail(self._pending.pop(broker, []), ConnectionError(f"broker {broker} has left the cluster"))
+        _fail(self._pending.pop(broker, ()), ConnectionError(f"broker {broker} has left the cluster"))
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -90,17 +93,22 @@ class RequestBatcher(Generic[Q, A]):
     def _next_batch(self, broker: int) -> list[tuple[Q, asyncio.Future[A]]]:
         """Take the requests of the next RPC; requests whose caller was cancelled are left out."""
         batch: dict[Hashable, tuple[Q, asyncio.Future[A]]] = {}
-        later: list[tuple[Q, asyncio.Future[A]]] = []
-        for request, response in self._pending.pop(broker, []):
+        pending = self._pending.get(broker)
+        if pending is None:
+            return []
+        repeated: list[tuple[Q, asyncio.Future[A]]] = []
+        while pending and len(batch) < _MAX_BATCH_SIZE:
+            request, response = pending.popleft()
             if response.done():
                 continue
             key = self._key(request)
-            if key in batch or len(batch) >= _MAX_BATCH_SIZE:
-                later.append((request, response))
+            if key in batch:
+                repeated.append((request, response))
             else:
                 batch[key] = request, response
-        if later:
-            self._pending[broker] = later
+        pending.extendleft(reversed(repeated))
+        if not pending:
+            del self._pending[broker]
         return list(batch.values())
 
     async def _send_batch(self, broker: int, batch: list[tuple[Q, asyncio.Future[A]]]) -> None:
@@ -122,7 +130,7 @@ class RequestBatcher(Generic[Q, A]):
                     future.set_result(response)
 
 
-def _fail(batch: Sequence[tuple[Q, asyncio.Future[A]]], error: OSError) -> None:
+def _fail(batch: Iterable[tuple[Q, asyncio.Future[A]]], error: OSError) -> None:
     for _, future in batch:
         if not future.done():
             future.set_exception(error)

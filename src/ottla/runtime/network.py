@@ -458,7 +458,7 @@ class RealNetwork:
                     transport, protocol = await loop.create_connection(factory, host, port)
                 else:
                     transport, protocol = await _connect_tls(factory, host, port, tls, server_hostname)
-        except socket.gaierror as error:
+        except (socket.gaierror, ValueError) as error:
             _host_not_found(host, error)
         except TlsFailure as error:
             reason = f"TLS handshake failed: {error}"
@@ -518,12 +518,17 @@ async def _bind_addresses(host: str, port: int) -> list[_Endpoint]:
 async def _addresses(host: str, port: int) -> list[_Endpoint]:
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
+    except (socket.gaierror, ValueError) as error:
         _host_not_found(host, error)
     return [(socket.AddressFamily(entry[0]), Address(str(entry[4][0]), port)) for entry in found]
 
 
-def _host_not_found(host: str, error: socket.gaierror) -> NoReturn:
+def _host_not_found(host: str, error: socket.gaierror | ValueError) -> NoReturn:
+    """Raise for a name that no server knows, or that is none: too long, empty between dots, with a NUL. Such
+    names come from other nodes too, so they must not be more than a connection that fails.
+    """
+    if isinstance(error, ValueError):
+        raise HostNotFound(socket.EAI_NONAME, f"host name {host[:300]!r} is invalid: {error}") from error
     raise HostNotFound(error.errno, f"host name {host!r} cannot be resolved: {error.strerror}") from error
 
 

@@ -24,8 +24,14 @@ def test_a_node_and_its_clients_are_secured_by_two_commands(offline: CommandLine
     assert "has a CA already" in offline("secure", "init", "--dir", str(directory)).err
     issued = offline.ok("secure", "issue", "bob", "--dir", str(directory)).out
     assert issued.endswith("ottla acls add --principal User:bob --consumer --topic TOPIC --group GROUP\n")
-    bob = tmp_path / "bob.properties"
-    bob.write_text((directory / "client.properties").read_text().replace("admin.pem", "bob.pem") + "acks=1\n")
+    bob = directory / "bob.properties"
+    assert stat.S_IMODE(bob.stat().st_mode) == 0o600
+    with bob.open("a") as settings_of_bob:
+        settings_of_bob.write("acks=1\n")
+    # Renewed, the certificate has the settings that it had; and no other file is taken for them.
+    assert str(bob) not in offline.ok("secure", "issue", "bob", "--replace", "--dir", str(directory)).out
+    assert bob.read_text().endswith("acks=1\n")
+    offline.ok("secure", "issue", "server", "--dir", str(directory))
 
     settings = parse_properties((directory / "server.properties").read_text())
     assert settings["listeners"] == "SSL://127.0.0.1:9093"  # localhost is no name for other machines
@@ -91,6 +97,10 @@ def test_users_with_passwords_are_there_at_the_first_start(offline: CommandLine,
     places = ("--dir", str(directory), "--data-dir", str(data), "--host", "localhost")
     made = offline.ok("secure", "init", *places, "--user", "bob", "--json").json
     assert made["admin"] == "User:admin"
+    # A certificate alone is no login here, so there are no settings that say so.
+    issued = offline.ok("secure", "issue", "carol", "--dir", str(directory), "--json").json
+    assert issued["client_properties"] is None
+    assert not (directory / "carol.properties").exists()
     settings = parse_properties((directory / "server.properties").read_text())
     del settings["advertised.listeners"]
     with LocalNode({**settings, "listeners": "SASL_SSL://127.0.0.1:0"}) as node:

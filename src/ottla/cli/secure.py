@@ -96,7 +96,7 @@ def init(
         issued = authority.issue(admin_name, now_ms, days=days)
         files[f"{admin}.pem"] = issued.key_pem() + issued.chain_pem()
         files["server.properties"] = layout.server_with_certificates((admin, names[0]))
-        files["client.properties"] = layout.client_with_certificate(f"{admin}.pem")
+        files["client.properties"] = _client_with_certificate(path, path / f"{admin}.pem")
         secrets, principal = {}, admin
     if secrets:
         _check_unformatted(data)
@@ -187,7 +187,8 @@ def issue(
 ) -> None:
     """Issue a certificate for a further node or user, or renew one.
 
-    The file has the key and the certificates, as ssl.keystore.location takes it with ssl.keystore.type=PEM.
+    The file has the key and the certificates, as ssl.keystore.location takes it with ssl.keystore.type=PEM. A
+    user of a node that knows clients by their certificates also gets NAME.properties.
     """
     from ottla.security.tls.authority import CertificateAuthority
     from ottla.testing.security import write_secret
@@ -215,12 +216,38 @@ def issue(
     write_secret(unfinished, issued.key_pem() + issued.chain_pem())
     unfinished.replace(file)
     principal = _principal(path, subject)
+    settings = None
+    if out is None and not hosts and _server_settings(path).get("ssl.client.auth") == "required":
+        settings = _client_settings(path, file)
     if as_json:
-        print_json({"file": str(file), "subject": subject, "hosts": hosts, "principal": principal})
+        print_json(
+            {
+                "file": str(file),
+                "client_properties": settings and str(settings),
+                "subject": subject,
+                "hosts": hosts,
+                "principal": principal,
+            }
+        )
         return
     print(f"{file}: {subject}")
+    if settings is not None:
+        print(f"{settings}: for --command-config, and for any client of Kafka")
     if not hosts:
         print(f"ottla acls add --principal {quote(principal)} --consumer --topic TOPIC --group GROUP")
+
+
+def _client_settings(path: Path, certificate: Path) -> Path | None:
+    """Write the settings of a client that shows a certificate. A file that is there stays as it is: it may
+    have been changed, or be the settings of something else.
+    """
+    from ottla.testing.security import write_secret
+
+    file = certificate.with_suffix(".properties")
+    if file.exists():
+        return None
+    write_secret(file, _client_with_certificate(path, certificate))
+    return file
 
 
 def _hosts_of(file: Path, subject: str) -> tuple[str, ...]:
@@ -242,15 +269,23 @@ def _hosts_of(file: Path, subject: str) -> tuple[str, ...]:
 
 def _principal(path: Path, subject: str) -> str:
     """What a node with the settings in this directory makes of the subject of a certificate."""
-    from ottla.runtime.properties import parse_properties
     from ottla.security.tls.principal_mapper import PrincipalMapper
 
+    rules = _server_settings(path).get("ssl.principal.mapping.rules", "DEFAULT")
     try:
-        settings = parse_properties((path / "server.properties").read_text(encoding="utf-8"))
-        rules = settings.get("ssl.principal.mapping.rules", "DEFAULT")
         return f"User:{PrincipalMapper.parse(rules).name(subject)}"
-    except (OSError, ValueError):
+    except ValueError:
         return f"User:{subject}"
+
+
+def _server_settings(path: Path) -> dict[str, str]:
+    """The settings of the node in this directory; none if they cannot be read."""
+    from ottla.runtime.properties import parse_properties
+
+    try:
+        return dict(parse_properties((path / "server.properties").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
 
 
 @command(app, "show")
@@ -346,16 +381,18 @@ sasl.mechanism.inter.broker.protocol={_MECHANISM}
 """
         return self._server("SASL_SSL", logins, f"User:{admin}")
 
-    def _trust(self) -> str:
-        return f"ssl.truststore.type=PEM\nssl.truststore.location={self._path / 'ca.crt'}\n"
-
-    def client_with_certificate(self, file: str) -> str:
-        own = f"ssl.keystore.type=PEM\nssl.keystore.location={self._path / file}\n"
-        return f"security.protocol=SSL\n{own}{self._trust()}"
-
     def client_with_scram(self, user: str, password: str) -> str:
         login = f"sasl.mechanism={_MECHANISM}\nsasl.jaas.config={_jaas(user, password)}\n"
-        return f"security.protocol=SASL_SSL\n{login}{self._trust()}"
+        return f"security.protocol=SASL_SSL\n{login}{_trust(self._path)}"
+
+
+def _client_with_certificate(path: Path, certificate: Path) -> str:
+    own = f"ssl.keystore.type=PEM\nssl.keystore.location={certificate}\n"
+    return f"security.protocol=SSL\n{own}{_trust(path)}"
+
+
+def _trust(path: Path) -> str:
+    return f"ssl.truststore.type=PEM\nssl.truststore.location={path / 'ca.crt'}\n"
 
 
 def _jaas(user: str, password: str) -> str:

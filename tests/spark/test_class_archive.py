@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +45,7 @@ def run_java(archive: ClassArchive, options: str, *more: str) -> subprocess.Comp
     )
 
 
+@pytest.mark.slow
 def test_one_session_lists_its_classes_and_later_ones_use_the_archive(archive: ClassArchive) -> None:
     first = archive.options(may_make=True)
     assert "-XX:DumpLoadedClassList=" in first
@@ -80,6 +83,38 @@ def test_a_java_that_makes_no_archive_is_asked_once(archive: ClassArchive, tmp_p
     assert ClassArchive(poor.java, poor.spark_home).options(may_make=True) == ""
 
 
+@pytest.mark.slow
+def test_after_a_day_an_archive_is_tried_again(archive: ClassArchive) -> None:
+    (failed := Path(f"{archive.path}.failed")).touch()
+    assert archive.options(may_make=True) == ""
+    day_before = time.time() - 24 * 3600 - 1
+    os.utime(failed, (day_before, day_before))
+    assert run_java(archive, archive.options(may_make=True)).returncode == 0
+    archive.note_class_path(str(archive.spark_home / "jars"))
+    archive.make(complete=True)
+    wait_until(archive.path.exists, "no archive was made", DEADLINE_S)
+    wait_until(lambda: not failed.exists(), "the mark of the failure is still there", DEADLINE_S)
+
+
+def test_a_failure_from_the_future_does_not_count(archive: ClassArchive) -> None:
+    """The clock was set back: this would last for longer than a day."""
+    (failed := Path(f"{archive.path}.failed")).touch()
+    next_week = time.time() + 7 * 24 * 3600
+    os.utime(failed, (next_week, next_week))
+    assert "-XX:DumpLoadedClassList=" in archive.options(may_make=True)
+
+
+def test_another_java_or_spark_is_tried_at_once(archive: ClassArchive, tmp_path: Path) -> None:
+    Path(f"{archive.path}.failed").touch()
+    (archive.spark_home / "jars" / "spark-core_2.13-4.3.1.jar").write_bytes(b"of the next version")
+    spark = ClassArchive(archive.java, archive.spark_home)
+    assert "-XX:DumpLoadedClassList=" in spark.options(may_make=True)
+    Path(f"{spark.path}.failed").touch()
+    (tmp_path / "java").mkdir()
+    java = replace(archive.java, home=tmp_path / "java")
+    assert "-XX:DumpLoadedClassList=" in ClassArchive(java, archive.spark_home).options(may_make=True)
+
+
 def test_it_can_be_turned_off(archive: ClassArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTTLA_SPARK_ARCHIVE", "0")
     assert archive.options(may_make=True) == ""
@@ -107,6 +142,7 @@ def test_a_lock_that_cannot_be_had_leaves_the_session_without(
     assert archive.options(may_make=True) == ""
 
 
+@pytest.mark.slow
 def test_a_damaged_archive_is_ignored(archive: ClassArchive) -> None:
     assert run_java(archive, archive.options(may_make=True)).returncode == 0
     archive.note_class_path(str(archive.spark_home / "jars"))

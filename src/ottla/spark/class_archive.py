@@ -4,7 +4,8 @@ A JVM that starts Spark spends most of its first seconds on loading classes. Jav
 file (class data sharing), and a session with it starts in about half the time. The file depends on the Java
 and on Spark's jars, so it cannot be shipped: the first session on a machine that ends well lists the classes
 that it loads, and a process of low priority, which outlives that session, makes the archive for later ones.
-It takes some 200 MB of the cache and half a minute of one core, once. OTTLA_SPARK_ARCHIVE=0 turns it off.
+It takes some 200 MB of the cache and half a minute of one core, once; if that fails, a session of the next
+day, or of another Java or Spark, tries again. OTTLA_SPARK_ARCHIVE=0 turns it off.
 
 Java ignores an archive that does not fit the classes it finds, and one whose checksums are wrong: those have
 to be asked for, as it crashes on one that is damaged otherwise. So an archive is never wrong, only of no use.
@@ -17,6 +18,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -30,6 +32,8 @@ __all__ = ["ClassArchive"]
 
 _SWITCH: Final = "OTTLA_SPARK_ARCHIVE"
 _NEEDED_BYTES: Final = 1 << 30
+# How long no archive is made after one could not be: it may have been for lack of memory or disk.
+_RETRY_S: Final = 24 * 3600.0
 # Archives of other virtual environments are kept as well, the newest ones.
 _MOST_ARCHIVES: Final = 3
 _QUIET: Final = "-Xshare:auto -Xlog:cds*=off -Xlog:class+path=off"
@@ -42,7 +46,7 @@ _MAKE: Final = """\
 (
 if "$1" "$5" -Xshare:dump -XX:SharedClassListFile="$2" -XX:SharedArchiveFile="$3.part" -cp "$4" \\
   > "$3.log" 2>&1
-then sync "$3.part"; mv -f "$3.part" "$3" && rm -f "$3.log"
+then sync "$3.part"; mv -f "$3.part" "$3" && rm -f "$3.log" "$3.failed"
 else touch "$3.failed"
 fi
 rm -f "$2" "$3.part"
@@ -90,8 +94,10 @@ class ClassArchive:
 
     def _may_make(self) -> bool:
         """Whether this session is the one whose classes are listed; it then holds the lock."""
-        if Path(f"{self.path}.failed").exists():
-            return False
+        with suppress(OSError):
+            age_s = time.time() - Path(f"{self.path}.failed").stat().st_mtime
+            if 0 <= age_s < _RETRY_S:
+                return False
         try:
             if shutil.disk_usage(self.path.parent).free < _NEEDED_BYTES:
                 return False

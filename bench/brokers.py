@@ -1,6 +1,7 @@
 """The brokers that are measured: processes on loopback, and their cost as the system reports it."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -27,11 +28,16 @@ DEFAULTS = {
     "offsets.topic.num.partitions": "50",
     "transaction.state.log.num.partitions": "50",
     "share.coordinator.state.topic.num.partitions": "50",
+    "group.consumer.heartbeat.interval.ms": "5000",
+    "group.consumer.min.heartbeat.interval.ms": "5000",
+    "group.share.heartbeat.interval.ms": "5000",
+    "group.share.min.heartbeat.interval.ms": "5000",
     "num.network.threads": "3",
     "num.io.threads": "8",
     "log.initial.task.delay.ms": "30000",
 }
 READY_S = 300.0
+STATUS = "ottla status: "
 # With `--against`, the peer is not Apache Kafka but the Ottla of another checkout, this directory.
 AGAINST = os.environ.get("BENCH_AGAINST")
 PEER = "Apache Kafka 4.3.1" if AGAINST is None else f"Ottla of {Path(AGAINST).name}"
@@ -120,6 +126,16 @@ class Ottla(Broker):
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)
+
+    def longest_turn_ms(self) -> float:
+        """The CPU time of the event loop's longest turn since the last call."""
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        process.send_signal(signal.SIGUSR1)
+        while not (line := process.stdout.readline()).startswith(STATUS):
+            assert line, "the node has ended"
+        return float(json.loads(line.removeprefix(STATUS))["loop"]["recent_cpu_ms"])
 
     def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None

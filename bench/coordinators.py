@@ -1,15 +1,12 @@
-"""Groups and transactions beside Apache Kafka 4.3.1: commits, rebalances, transactions."""
+"""Commits and transactions beside Apache Kafka 4.3.1."""
 
-import itertools
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from bench.brokers import PEER, Broker
 from bench.harness import Row, alone, compare, markdown
 from bench.loads import create
-from bench.members import Crowd
 from bench.versus import both
 
 COMMITS = 2_000
@@ -26,13 +23,6 @@ def committing(broker: Broker, topic: str) -> Callable[[], None]:
             consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
 
     return work
-
-
-def rebalancing(broker: Broker, topic: str, members: int, protocol: str) -> Callable[[], None]:
-    """All members join at once; done when each had its partitions and has left."""
-    crowd = Crowd(broker.bootstrap, members)
-    rounds = itertools.count()
-    return lambda: crowd.settle(protocol, f"{protocol}-{members}-{next(rounds)}", topic)
 
 
 def transacting(broker: Broker, topic: str, partitions: int) -> Callable[[], None]:
@@ -53,7 +43,7 @@ def transacting(broker: Broker, topic: str, partitions: int) -> Callable[[], Non
 
 def rows() -> Iterator[Row]:
     with both() as pair:
-        for topic, partitions in (("one", 1), ("ten", 10), ("hundred", 100)):
+        for topic, partitions in (("one", 1), ("ten", 10)):
             pair.each(lambda broker: create(broker, topic, partitions))  # noqa: B023
 
         def measured(
@@ -66,11 +56,6 @@ def rows() -> Iterator[Row]:
             return compare(name, amount, unit, mine, theirs, peer_name=PEER, target="≥ 1", rounds=rounds)
 
         yield measured("offset commits", COMMITS, "commits/s", lambda broker: committing(broker, "one"))
-        # In the consumer protocol both brokers assign at most once a second, which dominates this figure.
-        for protocol, rounds in (("classic", 11), ("consumer", 5)):
-            for members, topic in ((10, "ten"), (100, "hundred")):
-                work = partial(rebalancing, topic=topic, members=members, protocol=protocol)
-                yield measured(f"{members} members join, {protocol} protocol", 1, "groups/s", work, rounds)
         yield measured("transactions, 1 partition", TRANSACTIONS, "/s", lambda b: transacting(b, "one", 1))
         yield measured("transactions, 10 partitions", TRANSACTIONS, "/s", lambda b: transacting(b, "ten", 10))
 

@@ -2,7 +2,8 @@
 
 A client library spends far more on a rebalance than the broker does, so a hundred of them on the machine of
 the broker measure themselves. These members only speak the protocols, all in one thread, over connections
-that are kept from one group to the next; between two heartbeats they wait `BEAT_S`.
+that are kept from one group to the next. Between two heartbeats they wait as long as the broker says, as
+client libraries do; in the classic protocol, where a client chooses, they wait `BEAT_S`.
 """
 
 import asyncio
@@ -22,6 +23,16 @@ from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, Fin
 from ottla.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from ottla.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
 from ottla.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
+from ottla.protocol.messages.share_group_heartbeat import (
+    ShareGroupHeartbeatRequest,
+    ShareGroupHeartbeatResponse,
+)
+from ottla.protocol.messages.streams_group_heartbeat import (
+    StreamsGroupHeartbeatRequest,
+    StreamsGroupHeartbeatResponse,
+    Subtopology,
+    Topology,
+)
 from ottla.protocol.messages.sync_group import (
     SyncGroupRequest,
     SyncGroupRequestAssignment,
@@ -59,6 +70,15 @@ class Member:
         _, response = read_response(API[request.API_KEY], version, frame)
         assert isinstance(response, kind)
         return response
+
+    async def find_coordinator(self, group: str) -> None:
+        """Make the broker create the coordinators' topic, if this is its first group."""
+        find = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
+        while True:
+            found = await self.ask(find, 6, FindCoordinatorResponse)
+            if found.coordinators[0].error_code == 0:
+                return
+            await asyncio.sleep(BEAT_S)
 
     def close(self) -> None:
         self._writer.close()
@@ -160,13 +180,69 @@ class Round:
                     TopicPartitions(topic_id=each.topic_id, partitions=each.partitions) for each in owned
                 ]
             else:
-                await self._pause()
+                await self._pause(answer.heartbeat_interval_ms / 1000)
         beat.member_epoch = -1
         await member.ask(beat, 1, ConsumerGroupHeartbeatResponse)
 
-    async def _pause(self) -> None:
+    async def share(self, member: Member, name: str) -> None:
+        """A member of a share group."""
+        beat = ShareGroupHeartbeatRequest(
+            group_id=self.group, member_id=name, member_epoch=0, subscribed_topic_names=[self._topic]
+        )
+        while not self._settled.is_set():
+            answer = await member.ask(beat, 1, ShareGroupHeartbeatResponse)
+            if answer.error_code in NOT_YET:
+                await self._pause()
+                continue
+            assert answer.error_code == 0, ErrorCode(answer.error_code)
+            beat = ShareGroupHeartbeatRequest(
+                group_id=self.group, member_id=name, member_epoch=answer.member_epoch
+            )
+            if answer.assignment is not None:
+                topics = answer.assignment.topic_partitions
+                self._share(name, answer.member_epoch, sum(len(each.partitions) for each in topics))
+            await self._pause(answer.heartbeat_interval_ms / 1000)
+        beat.member_epoch = -1
+        await member.ask(beat, 1, ShareGroupHeartbeatResponse)
+
+    async def streams(self, member: Member, name: str) -> None:
+        """A member of a streams group whose topology has one task for each partition."""
+        beat = StreamsGroupHeartbeatRequest(
+            group_id=self.group,
+            member_id=name,
+            member_epoch=0,
+            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
+            topology=Topology(
+                epoch=1, subtopologies=[Subtopology(subtopology_id="0", source_topics=[self._topic])]
+            ),
+            active_tasks=[],
+            standby_tasks=[],
+            warmup_tasks=[],
+            process_id=name,
+            client_tags=[],
+        )
+        while not self._settled.is_set():
+            answer = await member.ask(beat, 0, StreamsGroupHeartbeatResponse)
+            if answer.error_code in NOT_YET:
+                await self._pause()
+                continue
+            assert answer.error_code == 0, ErrorCode(answer.error_code)
+            beat = StreamsGroupHeartbeatRequest(
+                group_id=self.group, member_id=name, member_epoch=answer.member_epoch
+            )
+            if answer.active_tasks is not None:
+                self._share(
+                    name, answer.member_epoch, sum(len(each.partitions) for each in answer.active_tasks)
+                )
+                beat.active_tasks, beat.standby_tasks, beat.warmup_tasks = answer.active_tasks, [], []
+            else:
+                await self._pause(answer.heartbeat_interval_ms / 1000)
+        beat.member_epoch = -1
+        await member.ask(beat, 0, StreamsGroupHeartbeatResponse)
+
+    async def _pause(self, seconds: float = BEAT_S) -> None:
         try:
-            async with asyncio.timeout(BEAT_S):
+            async with asyncio.timeout(seconds):
                 await self._settled.wait()
         except TimeoutError:
             pass
@@ -188,21 +264,12 @@ class Crowd:
 
         async def work() -> None:
             lives = Round(group, topic, len(self._members))
-            life = lives.classic if protocol == "classic" else lives.consumer
+            life = getattr(lives, protocol)
             async with asyncio.timeout(SETTLE_S):
-                await self._find(group)
+                await self._members[0].find_coordinator(group)
                 await asyncio.gather(*(life(each, f"{group}-{n}") for n, each in enumerate(self._members)))
 
         self._runner.run(work())
-
-    async def _find(self, group: str) -> None:
-        """Make the broker create the coordinators' topic, if this is its first group."""
-        find = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
-        while True:
-            found = await self._members[0].ask(find, 6, FindCoordinatorResponse)
-            if found.coordinators[0].error_code == 0:
-                return
-            await asyncio.sleep(BEAT_S)
 
     def close(self) -> None:
         for member in self._members:

@@ -75,7 +75,20 @@ class Pair:
         cost_aim: str = "≥ 1.7",
     ) -> Iterator[Row]:
         """Speed and cost of one load, and the load of the broker, as three rows of the table."""
-        mine, *others = self.measure(load, amount, rounds)
+        measured = self.measure(load, amount, rounds)
+        yield from self.rows_of(name, measured, unit=unit, aim=aim, cost_aim=cost_aim)
+
+    def rows_of(
+        self,
+        name: str,
+        measured: list[Measured],
+        *,
+        unit: str = "records/s",
+        aim: str = "≥ 1",
+        cost_aim: str = "≥ 1.7",
+    ) -> Iterator[Row]:
+        """The rows of what `measure` has found."""
+        mine, *others = measured
         busy, share = f"{name}: broker busy", "% of a core"
         if not others:
             yield Row(name, unit, mine.speed(), None, "–", None, None, None, aim)

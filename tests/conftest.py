@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ottla.runtime import invariants, process
-from tests.support import browser, kafka_libs
+from tests.support import browser, franz_go, kafka_libs
 from tests.support.apache_kafka import ApacheKafka
-from tests.support.franz_go import FRANZ_GO_SKIP
+from tests.support.franz_go import FRANZ_GO_SKIP, FranzGo
 from tests.support.java_driver import JavaDriver
 from tests.support.kdc import KERBEROS_SKIP
 from tests.support.limits import RunLimits
@@ -37,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     process.raise_open_file_limit()  # a worker has nodes, and their clients by the hundred, in one process
     invariants.check_thoroughly()
     _import_as_users_do(config)
+    _print_tracebacks_without_parsing()
     config.pluginmanager.register(RunLimits(config))
 
 
@@ -48,6 +50,15 @@ def _import_as_users_do(config: pytest.Config) -> None:
     if hasattr(hook, "_must_rewrite"):
         hook._must_rewrite.discard("ottla")
         hook.mark_rewrite()  # forgets what it has found out by the names before
+
+
+def _print_tracebacks_without_parsing() -> None:
+    """A traceback that is logged parses its lines to underline a part of them. Where that happens within
+    another parse, in a collection of garbage that finds a failed task or in a node's thread, CPython 3.11
+    fails the outer one: `inspect.getsource`, by which Hypothesis begins a test, raises a SystemError.
+    """
+    if hasattr(traceback, "_extract_caret_anchors_from_line_segment"):
+        traceback._extract_caret_anchors_from_line_segment = lambda segment: None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -127,3 +138,12 @@ def old_java_driver() -> Iterator[JavaDriver]:
     """A JVM with the Java client 3.5.0."""
     with JavaDriver(kafka_libs.OLD_CLIENT) as driver:
         yield driver
+
+
+@pytest.fixture(scope="session")
+def franz(tmp_path_factory: pytest.TempPathFactory) -> FranzGo:
+    """A client made of franz-go, where the machine has Go."""
+    try:
+        return franz_go.build(tmp_path_factory.mktemp("franz-go"))
+    except franz_go.NoFranzGo as error:
+        pytest.skip(f"{FRANZ_GO_SKIP}{error}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ottla.client import blocking as blocking
+    from ottla import blocking as blocking
     from ottla.client.admin import Admin as Admin
     from ottla.client.consumer import Consumer as Consumer
     from ottla.client.producer import Producer as Producer
+    from ottla.client.share import AcknowledgeType as AcknowledgeType
+    from ottla.client.share import ShareConsumer as ShareConsumer
     from ottla.testing.local_cluster import LocalCluster as LocalCluster
     from ottla.testing.local_node import LocalNode as LocalNode
 
@@ -16,15 +18,27 @@ __version__ = "0.1.0.dev0"
 
 # Where each name lives: nothing is imported before it is asked for.
 _LAZY = {
+    "AcknowledgeType": "ottla.client.share",
     "Admin": "ottla.client.admin",
     "Consumer": "ottla.client.consumer",
     "LocalCluster": "ottla.testing.local_cluster",
     "LocalNode": "ottla.testing.local_node",
     "Producer": "ottla.client.producer",
-    "blocking": "ottla.client.blocking",
+    "ShareConsumer": "ottla.client.share",
+    "blocking": "ottla.blocking",
 }
 
-__all__ = ["Admin", "Consumer", "LocalCluster", "LocalNode", "Producer", "__version__", "blocking"]
+__all__ = [
+    "AcknowledgeType",
+    "Admin",
+    "Consumer",
+    "LocalCluster",
+    "LocalNode",
+    "Producer",
+    "ShareConsumer",
+    "__version__",
+    "blocking",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -40,6 +40,26 @@ def test_a_setting_counts_as_honoured_only_if_code_asks_for_it() -> None:
     assert effect("a broker", "kafka.metrics.reporters") == ACCEPTED
 
 
+def test_settings_of_groups_have_the_effect_that_the_page_says() -> None:
+    for name in ("share.record.lock.duration.ms", "share.delivery.count.limit", "share.auto.offset.reset"):
+        assert effect("a group", name) == HONOURED, name
+    # Of a node, for groups that have none of their own; bounds; and the topic of their state.
+    for name in (
+        "group.share.partition.max.record.locks",
+        "group.share.max.partition.max.record.locks",
+        "group.streams.max.standby.replicas",
+        "share.coordinator.state.topic.num.partitions",
+        "share.coordinator.state.topic.replication.factor",
+    ):
+        assert effect("a broker", name) == HONOURED, name
+    assert effect("a broker", "share.coordinator.threads") == ACCEPTED
+
+
+def test_every_api_of_kafka_is_served() -> None:
+    assert len(ROUTES) == len(API) == 89
+    assert "Not served" not in page()
+
+
 def test_settings_of_security_have_the_effect_that_the_page_says() -> None:
     # Asked for by a constant, by one of another module, and by a text that is put together.
     for name in (

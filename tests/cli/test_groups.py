@@ -5,11 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer
 
+from ottla.cli.groups import GROUP_STATES
+from ottla.cli.transactions import TRANSACTION_STATES
+from ottla.coordinator.group.classic.classic_group import ClassicGroupState
+from ottla.coordinator.group.consumer.consumer_group import ConsumerGroupState
+from ottla.coordinator.group.share.share_group import ShareGroupState
+from ottla.coordinator.group.streams.streams_group import StreamsGroupState
+from ottla.coordinator.transaction.transaction_metadata import TransactionState
 from tests.support.command_line import CommandLine
 
 DEADLINE_S = 120.0
@@ -72,6 +80,43 @@ def test_a_group_with_a_member_is_described(ottla: CommandLine, topic: str) -> N
         assert "the-reader" in refused.err
     assert [name, "Empty"] in [[row[0], row[-1]] for row in ottla.ok("groups", "list").rows]
     assert name not in ottla.ok("groups", "list", "--state", "Stable").out
+    assert name in ottla.ok("groups", "list", "--state", "empty", "--type", "Classic").out
+
+
+@pytest.mark.parametrize(
+    ("command", "known"),
+    [
+        ("groups", "PreparingRebalance, CompletingRebalance, Stable, Empty, Dead, Assigning"),
+        ("share-groups", "Stable, Empty, Dead"),
+        ("streams-groups", "NotReady, Assigning, Reconciling, Stable, Empty, Dead"),
+        ("transactions", "Empty, Ongoing"),
+    ],
+)
+def test_a_state_that_does_not_exist_is_refused(offline: CommandLine, command: str, known: str) -> None:
+    refused = offline(command, "list", "--state", "Foo")
+    assert refused.status == 2
+    assert f"--state Foo: known are {known}" in refused.err
+
+
+def test_a_type_or_a_state_that_no_such_group_has_is_refused(offline: CommandLine) -> None:
+    assert (
+        "--type Foo: known are classic, consumer, share, streams"
+        in offline("groups", "list", "--type", "Foo").err
+    )
+    refused = offline("groups", "list", "--type", "SHARE", "--state", "NotReady")
+    assert "--state NotReady: known are Stable, Empty, Dead" in refused.err
+
+
+def test_all_states_of_groups_and_transactions_are_known() -> None:
+    states: dict[str, type[Enum]] = {
+        "classic": ClassicGroupState,
+        "consumer": ConsumerGroupState,
+        "share": ShareGroupState,
+        "streams": StreamsGroupState,
+    }
+    for type, group_states in states.items():
+        assert {state.value for state in group_states} <= set(GROUP_STATES[type])
+    assert [state.title for state in TransactionState] == list(TRANSACTION_STATES)
 
 
 def test_lag_is_what_lies_before_the_committed_offset(ottla: CommandLine, topic: str, group: str) -> None:

@@ -99,6 +99,7 @@ def test_reading_begins_at_a_place(ottla: CommandLine, topic: str, place: str, e
     assert ottla.ok("consume", topic, "--from", place, "--exit", "-f", "%s").out == expected
 
 
+@pytest.mark.slow
 def test_reading_stops_at_a_place_a_count_or_silence(ottla: CommandLine, topic: str) -> None:
     ottla.ok("produce", topic, *"abcde", "-p", "0")
     begin = ("consume", topic, "--from-beginning", "-f", "%s")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.command_line import CommandLine
 
 
@@ -12,6 +14,7 @@ def test_a_run_is_reported_and_can_be_replayed(offline: CommandLine) -> None:
     assert first == again
 
 
+@pytest.mark.slow
 def test_a_broken_guarantee_is_named_with_the_command_that_replays_it(offline: CommandLine) -> None:
     bug = "read-above-the-high-watermark"
     ended = offline("sim", "--seed", "1", "--seeds", "9", "--minutes", "0.05", "--plant", bug)

@@ -188,3 +188,12 @@ def read_terminal(terminal: int, enough: Callable[[str], bool]) -> str:
         if select.select([terminal], [], [], 0.5)[0]:
             text += os.read(terminal, 65_536).decode(errors="replace")
     return text
+
+
+def test_a_share_group_has_the_lag_that_its_broker_knows(ottla: CommandLine, topic: str) -> None:
+    ottla.ok("produce", topic, *"abc", "-p", "0")
+    group = f"workers-of-{topic}"
+    ottla.ok("configs", "alter", "--group", group, "--set", "share.auto.offset.reset=earliest")
+    ottla.ok("consume", topic, "--share", group, "--count", "1", "--timeout", "60")
+    document = ottla.ok("top", "--once", "--json", "--interval", "0.2").json
+    assert (document["groups"][group]["type"], document["groups"][group]["lag"]) == ("share", 2)

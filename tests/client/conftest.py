@@ -25,6 +25,9 @@ def ottla_for_clients() -> Iterator[LocalNode]:
         "num.partitions": 3,
         "group.consumer.min.heartbeat.interval.ms": 200,
         "group.consumer.heartbeat.interval.ms": 200,
+        "group.share.min.heartbeat.interval.ms": 200,
+        "group.share.heartbeat.interval.ms": 200,
+        "group.share.min.record.lock.duration.ms": 1000,
         # Retention is at work all the time: a test whose records are too old to stay fails always, and not
         # only where a slow machine lets it live to the node's first look, 30 s after its start.
         "log.initial.task.delay.ms": 20,

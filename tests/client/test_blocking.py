@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import warnings
 
 import pyarrow as pa
@@ -89,6 +91,21 @@ def test_the_facade_has_all_that_the_client_has(kind: str) -> None:
     }  # `MembershipOwner`
     missing = public - set(dir(getattr(ottla.blocking, kind))) - only_there - inside
     assert not missing
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from ottla.blocking import Admin, Consumer, Producer, ShareConsumer",
+        "import ottla.blocking; ottla.blocking.ShareConsumer",
+        "from ottla import blocking; blocking.ShareConsumer",
+        "import ottla; ottla.blocking.ShareConsumer",
+        "from ottla import blocking as b; from ottla.blocking import Admin; assert Admin is b.Admin",
+    ],
+)
+def test_the_clients_are_imported_in_each_way(program: str) -> None:
+    """In a new process: here they are imported already."""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_a_forgotten_close_warns(ottla_for_clients: ottla.LocalNode) -> None:

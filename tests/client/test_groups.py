@@ -213,6 +213,7 @@ def is_out(consumer: Consumer[Any, Any]) -> bool:
     return False
 
 
+@pytest.mark.slow
 async def test_who_does_not_poll_leaves_and_learns_it_with_the_next_poll(
     servers: str, topic: str, fresh_name: str, one_protocol: dict[str, Any]
 ) -> None:

@@ -13,6 +13,12 @@ from ottla.client.consumer.fetcher import FETCHES_AHEAD
 from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.api_versions import ApiVersionsRequest
+from ottla.protocol.messages.consumer_group_heartbeat import (
+    Assignment,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    TopicPartitions,
+)
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
 from ottla.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from ottla.protocol.messages.metadata import MetadataRequest
@@ -32,6 +38,7 @@ from ottla.protocol.messages.produce import ProduceRequest, ProduceResponse
 from ottla.protocol.schema import Response
 from tests.support.fake_brokers import (
     TOPIC,
+    TOPIC_ID,
     FakeCluster,
     FakePartition,
     batch,
@@ -432,6 +439,50 @@ async def test_commits_follow_the_coordinator(cluster: FakeCluster) -> None:
     assert (nodes[0], nodes[-1]) == (1, 2)
 
 
+@pytest.mark.parametrize("error", [ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
+async def test_an_assignment_that_a_coordinator_wrote_before_it_moved_is_not_missed(
+    cluster: FakeCluster, error: ErrorCode
+) -> None:
+    cluster.partitions = [FakePartition(leader=1, end=5)]
+    refused: list[ConsumerGroupHeartbeatRequest] = []
+
+    def heartbeat(node_id: int, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse:
+        """As Kafka's coordinator: it repeats what it has assigned only for a member that sends all."""
+        if request.member_epoch > 0 and not refused:
+            refused.append(request)
+            return ConsumerGroupHeartbeatResponse(error_code=int(error))
+        partitions = [TopicPartitions(topic_id=TOPIC_ID, partitions=[0])] if refused else []
+        is_full = (
+            request.subscribed_topic_names is not None
+            and request.topic_partitions is not None
+            and request.rebalance_timeout_ms != -1
+        )
+        return ConsumerGroupHeartbeatResponse(
+            member_id=request.member_id,
+            member_epoch=2 if refused else 1,
+            heartbeat_interval_ms=20,
+            assignment=Assignment(topic_partitions=partitions) if is_full else None,
+        )
+
+    def fetch(_: int, request: FetchRequest) -> FetchResponse:
+        return fetched(
+            request,
+            lambda p: PartitionData(
+                partition_index=0,
+                high_watermark=5,
+                last_stable_offset=5,
+                records=batch(p.fetch_offset, 5, epoch=0) if p.fetch_offset == 0 else None,
+            ),
+        )
+
+    cluster.on(ConsumerGroupHeartbeatRequest, heartbeat)
+    cluster.on(FetchRequest, fetch)
+    settings = {**QUICK, "enable_auto_commit": False, "auto_offset_reset": "earliest"}
+    async with Consumer(cluster.servers, group_id="g", group_protocol="consumer", **settings) as c:
+        c.subscribe([TOPIC])
+        assert len(await read(c, 5)) == 5
+
+
 async def test_a_bug_of_the_client_is_raised_by_poll(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,6 +516,7 @@ class TestACoordinatorThatSaysNothing:
             while not any(n == node_id and each.member_id for n, each in cluster.asked(JoinGroupRequest)):
                 await turn()
 
+    @pytest.mark.slow
     async def test_is_left_once_another_one_has_taken_over(self, cluster: FakeCluster) -> None:
         settings = {**QUICK, "session_timeout_ms": 150, "heartbeat_interval_ms": 50}
         async with Consumer(cluster.servers, group_id="g", group_protocol="classic", **settings) as consumer:
@@ -474,6 +526,7 @@ class TestACoordinatorThatSaysNothing:
             cluster.coordinator = 1
             await self.joined(cluster, 1, lambda: consumer.poll(timeout_ms=20))
 
+    @pytest.mark.slow
     async def test_is_sent_something_meanwhile_that_it_may_refuse(self, cluster: FakeCluster) -> None:
         settings = {**QUICK, "session_timeout_ms": 150, "heartbeat_interval_ms": 50}
         cluster.coordinator = 2

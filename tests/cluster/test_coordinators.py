@@ -27,6 +27,8 @@ from tests.cluster.conftest import MakeTopic
 from tests.support.acknowledged_workload import Load
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 GROUP, TRANSACTION = 0, 1
 PARTITIONS = 3
 QUIET = {"log_level": 0, "reconnect.backoff.max.ms": 200, "retry.backoff.ms": 50}

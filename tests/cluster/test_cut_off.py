@@ -13,6 +13,19 @@ import pytest
 
 from ottla import blocking
 from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from ottla.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from ottla.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+)
 from ottla.protocol.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
@@ -163,3 +176,60 @@ def test_a_follower_that_is_cut_off_does_not_hold_up_writes(cluster: SeparableCl
         )
         load.wait_for_more(300)
         check_after(cluster, topic, load)
+
+
+def coordinator(cluster: SeparableCluster, group: str, *, asked: int) -> int | None:
+    with WireClient(cluster.address(asked)) as wire:
+        answer = wire.get(FindCoordinatorRequest(coordinator_keys=[group]), 4, FindCoordinatorResponse)
+    (found,) = answer.coordinators
+    return None if found.error_code else found.node_id
+
+
+def commit(cluster: SeparableCluster, node: int, topic: str, group: str, offset: int) -> ErrorCode:
+    partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
+    topics = [OffsetCommitRequestTopic(name=topic, partitions=[partition])]
+    with WireClient(cluster.address(node)) as wire:
+        answer = wire.get(OffsetCommitRequest(group_id=group, topics=topics), 8, OffsetCommitResponse)
+    return ErrorCode.of(answer.topics[0].partitions[0].error_code)
+
+
+def committed(cluster: SeparableCluster, node: int, topic: str, group: str) -> int | ErrorCode:
+    """The offset of a group as a node says it, or its error."""
+    topics = [OffsetFetchRequestTopics(name=topic, partition_indexes=[0])]
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=group, topics=topics)])
+    with WireClient(cluster.address(node)) as wire:
+        (answer,) = wire.get(request, 8, OffsetFetchResponse).groups
+    return ErrorCode.of(answer.error_code) or answer.topics[0].partitions[0].committed_offset
+
+
+def test_a_coordinator_that_is_cut_off_does_not_say_old_offsets(
+    cluster: SeparableCluster, topic: str
+) -> None:
+    group = f"readers-of-{topic}"
+    wait_until(lambda: coordinator(cluster, group, asked=1) is not None, "no coordinator", DEADLINE_S)
+    first = coordinator(cluster, group, asked=1)
+    assert first is not None
+    other = next(node for node in cluster.nodes if node != first)
+    wait_until(lambda: commit(cluster, first, topic, group, 1) is ErrorCode.NONE, "no commit", DEADLINE_S)
+    assert committed(cluster, first, topic, group) == 1
+    cluster.cut_off(first, from_clients=False)
+    wait_until(
+        lambda: coordinator(cluster, group, asked=other) not in (None, first), "no other one", DEADLINE_S
+    )
+    second = coordinator(cluster, group, asked=other)
+    assert second is not None
+    wait_until(lambda: commit(cluster, second, topic, group, 2) is ErrorCode.NONE, "no commit", DEADLINE_S)
+    assert committed(cluster, second, topic, group) == 2
+    # It does not know that there is another one.
+    assert coordinator(cluster, group, asked=first) == first
+    assert committed(cluster, first, topic, group) is ErrorCode.NOT_COORDINATOR
+    cluster.heal()
+    wait_until(
+        lambda: cluster.in_sync(topic, asked=other) == set(cluster.nodes), "it does not come back", DEADLINE_S
+    )
+
+    def says_the_new_offset() -> bool:
+        last = coordinator(cluster, group, asked=first)
+        return last is not None and committed(cluster, last, topic, group) == 2
+
+    wait_until(says_the_new_offset, "the offset is not there", DEADLINE_S)

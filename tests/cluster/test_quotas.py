@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import selectors
 
+import pytest
+
 from ottla import blocking
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
@@ -12,6 +14,8 @@ from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from ottla.testing.local_cluster import LocalCluster
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
+
+pytestmark = pytest.mark.slow
 
 # So little that replication by a client with them would take hours.
 TINY = {"producer_byte_rate": 1.0, "consumer_byte_rate": 1.0, "request_percentage": 0.00001}

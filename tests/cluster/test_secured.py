@@ -32,6 +32,8 @@ from tests.support.transform_workload import Copying, Worker, read
 from tests.support.users import ScramUser, add_user, admin_of, copying_acls
 from tests.support.waiting import came_true, wait_until
 
+pytestmark = pytest.mark.slow
+
 PARTITIONS = 3
 PER_SECOND = 300
 SOURCE, TARGET, RENEWED, ELSEWHERE = "source", "target", "renewed", "elsewhere"

@@ -10,11 +10,15 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from ottla import blocking
 from ottla.protocol.names import TopicPartition
 from ottla.testing.local_cluster import LocalCluster
 from tests.support.process_status import process_status
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
 
 MB = 1024 * 1024
 SETTINGS = {

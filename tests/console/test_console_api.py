@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from ottla.client.blocking import Consumer, Producer
+from ottla.client.admin.configs import ResourceType
+from ottla.client.blocking import Admin, Consumer, Producer, ShareConsumer
+from ottla.client.share import ShareRecord
 from ottla.protocol.errors import ErrorCode
 from ottla.testing.local_node import LocalNode
 from tests.console.api_client import ApiClient
@@ -61,6 +63,7 @@ class TestOverview:
             uptime_ms = ApiClient(node.http_url).get("/api/overview")["node"]["uptimeMs"]
             assert uptime_ms > (time.monotonic() - asked) * 1_000
 
+    @pytest.mark.slow
     def test_charts_get_a_sample_soon_and_the_history_at_once(
         self, api: ApiClient, console_node: LocalNode
     ) -> None:
@@ -454,6 +457,26 @@ class TestGroups:
         api.delete("/api/group", id=group)
         assert api.request("GET", "/api/group", id=group).error == "GROUP_ID_NOT_FOUND"
 
+    def test_the_lag_of_a_share_group_is_what_it_has_not_done(
+        self, api: ApiClient, console_node: LocalNode
+    ) -> None:
+        servers = console_node.bootstrap_servers
+        with topic_of(api, "shared", partitions=1) as topic, Admin(servers) as admin:
+            fill(console_node, topic, 10)
+            admin.configs.alter(ResourceType.GROUP, "sharers", set={"share.auto.offset.reset": "earliest"})
+            with ShareConsumer[bytes, bytes](
+                servers, group_id="sharers", share_acknowledgement_mode="explicit"
+            ) as consumer:
+                consumer.subscribe(topic)
+                held: list[ShareRecord[bytes, bytes]] = []
+                while len(held) < 10:
+                    held += consumer.poll()
+                consumer.accept(*held[1:5])
+                assert not any(consumer.commit().values())
+                found = api.get("/api/group", id="sharers")
+        (partition,) = found["partitions"]
+        assert (found["lag"], partition["committed"], partition["end"]) == (6, 0, 10)
+
     @pytest.mark.parametrize("protocol", ["classic", "consumer"])
     def test_a_group_with_members_is_shown_and_not_reset(
         self, api: ApiClient, console_node: LocalNode, protocol: str
@@ -482,6 +505,7 @@ class TestGroups:
             )
             assert (answer.status, answer.error) == (409, "NON_EMPTY_GROUP")
 
+    @pytest.mark.slow
     def test_a_member_is_removed_and_comes_back_as_another(
         self, api: ApiClient, console_node: LocalNode
     ) -> None:

@@ -1,4 +1,4 @@
-"""The three delivery semantics in `examples/`: each loses, doubles or keeps what it says."""
+"""The examples in `examples/`: each loses, doubles or keeps what it says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 pytestmark = pytest.mark.slow
 
 
-def run(name: str) -> dict[str, int]:
+def run(name: str, deaths: int = 2) -> dict[str, int]:
     """The account at the end of an example."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
@@ -24,7 +24,7 @@ def run(name: str) -> dict[str, int]:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("a worker died") == 2
+    assert done.stdout.count("a worker died") == deaths
     return {word: int(count) for word, count in re.findall(r"^(\w+) +(\d+)", done.stdout, re.MULTILINE)}
 
 
@@ -44,3 +44,7 @@ def test_exactly_once_does_neither() -> None:
     account = run("exactly_once")
     assert account["lost"] == account["doubled"] == 0
     assert account["aborted"] > 0
+
+
+def test_a_task_queue_does_each_task_or_sets_it_aside() -> None:
+    assert run("task_queue", deaths=0) == {"done": 98, "dead": 2, "left": 0}

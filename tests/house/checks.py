@@ -109,10 +109,12 @@ class Module(NamedTuple):
 
     @property
     def room(self) -> str | None:
-        """None for the package itself; `python -m ottla` is the command line."""
+        """None for the package itself; `python -m ottla` is the command line, `ottla.blocking` clients."""
         parts = self.name.split(".")
         if parts[1:] == ["__main__"]:
             return "cli"
+        if parts[1:] == ["blocking"]:
+            return "client"
         return parts[1] if len(parts) > 1 else None
 
 
@@ -424,6 +426,7 @@ PURE_ROOMS: Mapping[str, tuple[str, ...]] = {
     "ottla.metadata.image": (),
     "ottla.metadata.controller": ("ottla.metadata.controller.quorum_controller",),
     "ottla.coordinator.group": ("ottla.coordinator.group.service",),
+    "ottla.coordinator.share": ("ottla.coordinator.share.service", "ottla.coordinator.share.persister"),
     "ottla.coordinator.transaction": (
         "ottla.coordinator.transaction.service",
         "ottla.coordinator.transaction.transaction_marker_channel_manager",

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
 
-from tests.house.checks import Module
+from tests.house.checks import Module, load
 
 # Rooms of which the simulator runs code.
 SIMULATED_ROOMS = frozenset(
@@ -421,6 +423,12 @@ def _is_keys(node: ast.expr) -> bool:
 def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
     arguments = function.args
     return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+
+
+@lru_cache
+def set_walks_of(root: Path) -> tuple[tuple[str, int, str], ...]:
+    """Those of the package whose directory is `root`; it takes seconds, and several tests look at them."""
+    return tuple(set_walks(load(root)))
 
 
 def set_walks(modules: Iterable[Module]) -> Iterator[tuple[str, int, str]]:

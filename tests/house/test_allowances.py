@@ -8,7 +8,7 @@ import pytest
 
 from tests.house import allowances, checks
 from tests.house.checks import Module
-from tests.house.set_walks import set_walks
+from tests.house.set_walks import set_walks_of
 
 SOURCE = Path(__file__).parents[2] / "src" / "ottla"
 
@@ -55,6 +55,6 @@ def test_every_task_that_may_lack_a_supervisor_exists(modules: list[Module]) -> 
     assert all(allowances.UNSUPERVISED_TASKS.values())
 
 
-def test_every_allowed_walk_of_a_set_exists(modules: list[Module]) -> None:
-    assert set(allowances.SET_WALKS) - {(name, walk) for name, _, walk in set_walks(modules)} == set()
+def test_every_allowed_walk_of_a_set_exists() -> None:
+    assert set(allowances.SET_WALKS) - {(name, walk) for name, _, walk in set_walks_of(SOURCE)} == set()
     assert all(allowances.SET_WALKS.values())

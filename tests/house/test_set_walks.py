@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import allowances, checks
+from tests.house import allowances
 from tests.house.checks import Module
-from tests.house.set_walks import set_walks
+from tests.house.set_walks import set_walks, set_walks_of
 
 SOURCE = Path(__file__).parents[2] / "src" / "ottla"
 
@@ -48,7 +48,7 @@ def inside(statement: str) -> str:
 def test_no_simulated_code_walks_a_set() -> None:
     found = [
         f"{name}:{line}: {walk}"
-        for name, line, walk in set_walks(checks.load(SOURCE))
+        for name, line, walk in set_walks_of(SOURCE)
         if (name, walk) not in allowances.SET_WALKS
     ]
     assert not found, "\n" + "\n".join(found)

@@ -30,6 +30,7 @@ from ottla.protocol.messages import (
     alter_partition,
     alter_partition_reassignments,
     alter_replica_log_dirs,
+    alter_share_group_offsets,
     alter_user_scram_credentials,
     assign_replicas_to_dirs,
     begin_quorum_epoch,
@@ -44,6 +45,7 @@ from ottla.protocol.messages import (
     delete_acls,
     delete_groups,
     delete_records,
+    delete_share_group_offsets,
     delete_topics,
     describe_acls,
     describe_client_quotas,
@@ -53,6 +55,7 @@ from ottla.protocol.messages import (
     describe_log_dirs,
     describe_producers,
     describe_quorum,
+    describe_share_group_offsets,
     describe_topic_partitions,
     describe_transactions,
     describe_user_scram_credentials,
@@ -80,6 +83,12 @@ from ottla.protocol.messages import (
     offset_for_leader_epoch,
     produce,
     remove_raft_voter,
+    share_acknowledge,
+    share_fetch,
+    share_group_describe,
+    share_group_heartbeat,
+    streams_group_describe,
+    streams_group_heartbeat,
     sync_group,
     txn_offset_commit,
     unregister_broker,
@@ -91,6 +100,7 @@ from ottla.protocol.messages import (
 from ottla.protocol.schema import Request
 from ottla.security.principal import KafkaPrincipal
 from tests.kafka.scripts.kit import batch_of
+from tests.support import share_state
 
 TOPICS: Final = ("open", "shown", "hidden")
 # No user but a super user may delete it.
@@ -195,6 +205,8 @@ def requests(ids: Ids) -> Iterator[Labelled]:
     yield from _records(ids)
     yield from _groups(ids)
     yield from _transactions()
+    yield from _share_sessions(ids)
+    yield from _share_states(ids)
     yield from _topics(ids)
     yield from _configs()
     yield from _cluster()
@@ -444,6 +456,64 @@ def _groups(ids: Ids) -> Iterator[Labelled]:
                 ),
             )
 
+            yield (
+                f"share group {group} {topics}",
+                share_group_heartbeat.ShareGroupHeartbeatRequest,
+                lambda v, group=group, topics=topics: share_group_heartbeat.ShareGroupHeartbeatRequest(
+                    group_id=group,
+                    member_id="m",
+                    member_epoch=5,
+                    subscribed_topic_names=list(topics),
+                ),
+            )
+        yield (
+            f"alter share offsets {group}",
+            alter_share_group_offsets.AlterShareGroupOffsetsRequest,
+            # Of topics that do not exist: nothing is altered, and no group is made. For one that exists
+            # Apache Kafka remembers the group until it restarts, also if there is no such partition.
+            lambda v, group=group: alter_share_group_offsets.AlterShareGroupOffsetsRequest(
+                group_id=group,
+                topics=[
+                    alter_share_group_offsets.AlterShareGroupOffsetsRequestTopic(
+                        topic_name=name,
+                        partitions=[
+                            alter_share_group_offsets.AlterShareGroupOffsetsRequestPartition(
+                                partition_index=7
+                            )
+                        ],
+                    )
+                    for name in MISSING
+                ],
+            ),
+        )
+        yield (
+            f"delete share offsets {group}",
+            delete_share_group_offsets.DeleteShareGroupOffsetsRequest,
+            lambda v, group=group: delete_share_group_offsets.DeleteShareGroupOffsetsRequest(
+                group_id=group,
+                topics=[
+                    delete_share_group_offsets.DeleteShareGroupOffsetsRequestTopic(topic_name=name)
+                    for name in NAMES
+                ],
+            ),
+        )
+        for topics in ((), ("open",), ("hidden",), ("open", "hidden-none")):
+            yield (
+                f"streams protocol {group} {topics}",
+                streams_group_heartbeat.StreamsGroupHeartbeatRequest,
+                lambda v, group=group, topics=topics: streams_group_heartbeat.StreamsGroupHeartbeatRequest(
+                    group_id=group, member_id="m", member_epoch=5, topology=_topology(topics)
+                ),
+            )
+
+    # The internal topic of the one that joins is to be created, for which it needs a permission of its own.
+    for epoch in (0, -1):
+        yield (
+            f"streams member in epoch {epoch}",
+            streams_group_heartbeat.StreamsGroupHeartbeatRequest,
+            lambda v, epoch=epoch: _streams_member(epoch),
+        )
+
     def fetched(names: tuple[str, ...] | None) -> Callable[[int], Request]:
         def make(version: int) -> Request:
             if version < 8:
@@ -463,6 +533,31 @@ def _groups(ids: Ids) -> Iterator[Labelled]:
 
         return make
 
+    def share_offsets(names: tuple[str, ...] | None) -> Callable[[int], Request]:
+        messages = describe_share_group_offsets
+        topics = (
+            None
+            if names is None
+            else [
+                messages.DescribeShareGroupOffsetsRequestTopic(topic_name=name, partitions=[0])
+                for name in names
+            ]
+        )
+        groups = [
+            messages.DescribeShareGroupOffsetsRequestGroup(group_id=group, topics=topics) for group in GROUPS
+        ]
+        return lambda _: messages.DescribeShareGroupOffsetsRequest(groups=groups)
+
+    kind = describe_share_group_offsets.DescribeShareGroupOffsetsRequest
+    yield "share offsets of groups", kind, share_offsets(NAMES)
+    yield "all share offsets of groups", kind, share_offsets(None)
+    yield (
+        "describe share groups",
+        share_group_describe.ShareGroupDescribeRequest,
+        lambda v: share_group_describe.ShareGroupDescribeRequest(
+            group_ids=list(GROUPS), include_authorized_operations=True
+        ),
+    )
     yield "offsets of groups", offset_fetch.OffsetFetchRequest, fetched(NAMES)
     yield "all offsets of groups", offset_fetch.OffsetFetchRequest, fetched(None)
     yield "groups", list_groups.ListGroupsRequest, lambda v: list_groups.ListGroupsRequest()
@@ -481,10 +576,42 @@ def _groups(ids: Ids) -> Iterator[Labelled]:
         ),
     )
     yield (
+        "describe streams groups",
+        streams_group_describe.StreamsGroupDescribeRequest,
+        lambda v: streams_group_describe.StreamsGroupDescribeRequest(
+            group_ids=list(GROUPS), include_authorized_operations=True
+        ),
+    )
+    yield (
         "delete groups",
         delete_groups.DeleteGroupsRequest,
         lambda v: delete_groups.DeleteGroupsRequest(groups_names=["open-none-g", "hidden-g", "shown-g"]),
     )
+
+
+def _topology(topics: tuple[str, ...]) -> streams_group_heartbeat.Topology | None:
+    """A topology that reads these topics; None for no topics."""
+    if not topics:
+        return None
+    return streams_group_heartbeat.Topology(
+        subtopologies=[streams_group_heartbeat.Subtopology(subtopology_id="0", source_topics=list(topics))]
+    )
+
+
+def _streams_member(epoch: int) -> streams_group_heartbeat.StreamsGroupHeartbeatRequest:
+    """A heartbeat that joins (0) or leaves (-1)."""
+    request = streams_group_heartbeat.StreamsGroupHeartbeatRequest(
+        group_id="open-streams-g", member_id="m", member_epoch=epoch
+    )
+    if epoch == 0:
+        request.rebalance_timeout_ms = 10_000
+        request.process_id = "p"
+        request.active_tasks, request.standby_tasks, request.warmup_tasks = [], [], []
+        request.topology = _topology(("open",))
+        assert request.topology is not None
+        store = streams_group_heartbeat.TopicInfo(name="open-none-store")
+        request.topology.subtopologies[0].state_changelog_topics = [store]
+    return request
 
 
 def _offset_topic(name: str, version: int, ids: Ids) -> offset_fetch.OffsetFetchRequestTopics:
@@ -613,6 +740,71 @@ def _transactions() -> Iterator[Labelled]:
         list_transactions.ListTransactionsRequest,
         lambda v: list_transactions.ListTransactionsRequest(),
     )
+
+
+def _share_sessions(ids: Ids) -> Iterator[Labelled]:
+    """Fetch with a new session, and acknowledge in it. No partition is fetched that exists: its records would
+    be acquired, and acknowledgements of what is not acquired fail. Nor any topic that does not exist: Apache
+    Kafka fails then, with UNKNOWN_SERVER_ERROR.
+    """
+    member = "AAAAAAAAAAAAAAAAAAAAAQ"
+
+    def fetched(group: str) -> Callable[[int], Request]:
+        return lambda _: share_fetch.ShareFetchRequest(
+            group_id=group,
+            member_id=member,
+            share_session_epoch=0,
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=1_000,
+            max_records=10,
+            batch_size=10,
+            topics=[
+                share_fetch.FetchTopic(
+                    topic_id=_id(ids, name), partitions=[share_fetch.FetchPartition(partition_index=7)]
+                )
+                for name in TOPICS
+            ],
+        )
+
+    def acknowledged(group: str) -> Callable[[int], Request]:
+        batch = share_acknowledge.AcknowledgementBatch(first_offset=0, last_offset=0, acknowledge_types=[1])
+        # The versions are asked one after the other, each with the next epoch of the session.
+        return lambda version: share_acknowledge.ShareAcknowledgeRequest(
+            group_id=group,
+            member_id=member,
+            share_session_epoch=version,
+            topics=[
+                share_acknowledge.AcknowledgeTopic(
+                    topic_id=_id(ids, name),
+                    partitions=[
+                        share_acknowledge.AcknowledgePartition(
+                            partition_index=index, acknowledgement_batches=[batch]
+                        )
+                        for index in (0, 7)
+                    ],
+                )
+                for name in TOPICS
+            ],
+        )
+
+    for group in GROUPS:
+        yield f"share fetch {group}", share_fetch.ShareFetchRequest, fetched(group)
+        yield f"share acknowledge {group}", share_acknowledge.ShareAcknowledgeRequest, acknowledged(group)
+
+
+def _share_states(ids: Ids) -> Iterator[Labelled]:
+    """Only nodes of the cluster keep the state of share groups, whatever else a user may do."""
+    group, topic = SHARE_KEY.partition(":")[0], ids["open"]
+    for label, request in (
+        # An id that no request has named before, as ids are numbered in the order in which answers have them.
+        ("initialize", share_state.initialize(group, _id(ids, "share-none"), {0: (1, 0)})),
+        ("read", share_state.read(group, topic, {0: 0})),
+        ("write", share_state.write(group, topic, 0, (0, 0, 2, 1))),
+        ("delete", share_state.delete(group, topic, [0])),
+        ("read the summary of", share_state.summary(group, topic, [0])),
+    ):
+        yield f"{label} share state", type(request), lambda v, request=request: request
 
 
 def _topics(ids: Ids) -> Iterator[Labelled]:

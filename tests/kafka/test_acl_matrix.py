@@ -19,6 +19,7 @@ from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
 )
+from ottla.protocol.messages.read_share_group_state_summary import ReadShareGroupStateSummaryResponse
 from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 from tests.kafka.acl_matrix import (
@@ -34,6 +35,7 @@ from tests.kafka.acl_matrix import (
     requests,
 )
 from tests.kafka.scripts.kit import batch_of, fill, make_topic, new_producer
+from tests.support import share_state
 from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
 from tests.support.differential import Entry, Session, compare
 from tests.support.principals import ADMIN, client_of, controller_settings, own_settings, sasl_settings
@@ -103,6 +105,11 @@ def set_scene(admin: Session) -> dict[str, bytes]:
             FindCoordinatorResponse,
             lambda answer: answer.coordinators[0].error_code == 0,
         )
+    admin.until(
+        share_state.summary(SHARE_KEY.partition(":")[0], ids["open"], [0]),
+        ReadShareGroupStateSummaryResponse,
+        lambda answer: answer.results[0].partitions[0].error_code == 0,
+    )
     made = admin.get(CreateAclsRequest(creations=creations()), CreateAclsResponse)
     assert all(result.error_code == 0 for result in made.results), made
     admin.until(

@@ -21,6 +21,8 @@ from ottla.replication.partition import Partition
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.sim_nodes import SimNodes
 
+pytestmark = pytest.mark.slow
+
 A, B = "/data/a", "/data/b"
 TWO = {"log.dirs": f"{A},{B}", "metadata.log.dir": B}
 APART = {1: "controller", 2: "broker"}

@@ -289,6 +289,7 @@ def test_a_client_that_says_it_is_a_follower_is_throttled(own_node: LocalNode, n
         assert sum(ms > 0 for ms in throttled) >= 2
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_much_time_is_throttled_for_a_second_at_most(broker: Broker, noisy: str) -> None:
     broker.limit(noisy, request_percentage=0.0001)
     client = broker.client(noisy)

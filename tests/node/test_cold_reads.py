@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.support.wire import WireClient
 
+from ottla.log.segment.txn_index import AbortedTxn
+from ottla.log.unified_log import UnifiedLog
 from ottla.node.fetch import cold_reads
 from ottla.protocol.api import API_BY_NAME
 from ottla.protocol.headers import read_response
@@ -121,6 +123,39 @@ def test_a_search_by_time_does_not_make_other_clients_wait_either(old_data: str,
         _, response = read_response(API_BY_NAME["ListOffsets"], 6, frame)
         assert isinstance(response, ListOffsetsResponse)
         assert response.topics[0].partitions[0].offset == 42
+
+
+def test_the_aborted_transactions_of_old_segments_are_not_waited_for_either(
+    old_data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches = 0
+    collect = UnifiedLog.collect_aborted_transactions
+
+    def cold(log: UnifiedLog, start_offset: int, upper_offset: int) -> list[AbortedTxn]:
+        """Each index is in memory only after it was loaded."""
+        nonlocal searches
+        searches += 1
+        for segment in log.local_log.segments_from(start_offset):
+            Path(segment.txn_index.path).write_bytes(b"")
+            with monkeypatch.context() as patched:
+                patched.setattr(_RealFile, "size", lambda _: 1)  # so that there is something to read
+                if searches == 1:
+                    patched.setattr(_RealFile, "_check_in_memory", _is_not_in_memory)
+                segment.txn_index.sanity_check()
+        return collect(log, start_offset, upper_offset)
+
+    monkeypatch.setattr(UnifiedLog, "collect_aborted_transactions", cold)
+    with LocalNode(data_dir=old_data) as node, WireClient(node.bootstrap_servers) as wire:
+        request = fetch()
+        request.isolation_level = 1
+        response = wire.ask(request, 12)
+        assert isinstance(response, FetchResponse)
+        assert all(value in records(response) for value in VALUES[7:])
+    assert searches == 2
+
+
+def _is_not_in_memory(file: _RealFile, size: int, offset: int) -> None:
+    raise NotInMemory(file, size, offset)
 
 
 def test_what_memory_cannot_hold_is_read_all_the_same(old_data: str, cold: ColdDisk) -> None:

@@ -521,23 +521,27 @@ async def test_who_waits_for_the_end_of_connections_is_told_at_once() -> None:
         assert bench.script.gates[b"a"].cancelled()
 
 
-@scenario
-async def test_what_is_kept_for_a_client_ends_with_its_connection() -> None:
+def test_what_is_kept_for_a_client_ends_with_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_LAST_RESPONSES_SECONDS", 0.05)
+
     class Kept:
         closed = 0
 
         def close(self) -> None:
             self.closed += 1
 
-    kept = Kept()
-    async with serving() as bench:
-        client = await bench.client()
-        client.send(b"wait a")
-        await until(lambda: b"a" in bench.script.gates)
-        (connection,) = bench.server._connections
-        connection.kept_fetch = kept
-        client.writer.close()
-        await until(lambda: kept.closed == 1)
+    async def main() -> None:
+        kept = Kept()
+        async with serving(connections_max_idle_ms="500") as bench:
+            client = await bench.client()
+            client.send(b"wait a")
+            await until(lambda: b"a" in bench.script.gates)
+            (connection,) = bench.server._connections
+            connection.kept_fetch = kept
+            client.writer.close()
+            await until(lambda: kept.closed == 1)
+
+    run(main())
 
 
 def test_clients_that_have_closed_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,8 @@ from ottla.sim.cluster.sim_nodes import SimNodes
 from ottla.sim.disk import SimDisk
 from ottla.sim.log.log_harness import all_batches
 
+pytestmark = pytest.mark.slow
+
 TP = TopicPartition("orders", 0)
 DIR = "/data/orders-0"
 LOG = f"{DIR}/00000000000000000000.log"

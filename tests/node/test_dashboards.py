@@ -13,11 +13,22 @@ from typing import Any
 
 import pytest
 from tests.conftest import PROMETHEUS_SKIP
+from tests.coordinator.group.streams_topologies import subtopology, topology
 from tests.support.waiting import wait_until
+from tests.support.wire import WireClient
 
 from ottla import LocalCluster, blocking
+from ottla.client.admin.configs import ResourceType
+from ottla.client.share import ShareRecord
+from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from ottla.protocol.messages.streams_group_heartbeat import (
+    StreamsGroupHeartbeatRequest,
+    StreamsGroupHeartbeatResponse,
+)
 from ottla.runtime.metrics_text import parse_metrics
 from ottla.testing.cluster_plan import free_ports
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 BOARD = ROOT / "dashboards" / "ottla.json"
@@ -40,7 +51,7 @@ def rule_expressions() -> str:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """Two nodes with a replicated topic, a group with a lag, and an ended transaction."""
+    """Two nodes with a replicated topic, groups with a lag, and an ended transaction."""
     with LocalCluster(nodes=2, settings={"http.listener": "http://127.0.0.1:0"}) as cluster:
         servers = cluster.bootstrap_servers
         with blocking.Admin(servers) as admin:
@@ -55,7 +66,44 @@ def cluster() -> Iterator[LocalCluster]:
             while not reader.poll(5):
                 pass
             reader.commit({("orders", 0): 2, ("orders", 1): 3})
-        yield cluster
+        join_streams_group(servers)
+        with blocking.Admin(servers) as admin:
+            admin.configs.alter(ResourceType.GROUP, "workers", set={"share.auto.offset.reset": "earliest"})
+        settings = {"group_id": "workers", "share_acknowledgement_mode": "explicit"}
+        with blocking.ShareConsumer(servers, **settings) as worker:
+            worker.subscribe("orders")
+            held: list[ShareRecord[Any, Any]] = []
+            while len(held) < 10:
+                held += worker.poll()
+            worker.accept(*[record for record in held if record.partition == 0][:2])
+            worker.commit()
+            yield cluster
+
+
+def join_streams_group(servers: str) -> None:
+    """Have a member join the streams group `totals`."""
+
+    def joins() -> bool:
+        with WireClient(servers.split(",")[0]) as client:
+            search = FindCoordinatorRequest(key_type=0, coordinator_keys=["totals"])
+            (found,) = client.get(search, 6, FindCoordinatorResponse).coordinators
+        if found.error_code:
+            return False
+        request = StreamsGroupHeartbeatRequest(
+            group_id="totals",
+            member_id="adder",
+            member_epoch=0,
+            rebalance_timeout_ms=30_000,
+            topology=topology(subtopology("0", "orders")),
+            active_tasks=[],
+            standby_tasks=[],
+            warmup_tasks=[],
+            process_id="adder",
+        )
+        with WireClient(f"{found.host}:{found.port}") as client:
+            return client.get(request, 0, StreamsGroupHeartbeatResponse).error_code == 0
+
+    wait_until(joins, "the member did not join")
 
 
 def metrics_of(cluster: LocalCluster) -> list[str]:
@@ -148,6 +196,16 @@ def test_the_lag_of_a_group_is_computed_over_all_nodes(prometheus: Prometheus) -
     lags = {each["metric"]["partition"]: float(each["value"][1]) for each in prometheus.query(query)}
     # Five records and the marker of the transaction in each.
     assert lags == {"0": 4.0, "1": 3.0}
+
+
+def test_the_lag_of_a_share_group_is_computed_over_all_nodes(prometheus: Prometheus) -> None:
+    query = 'ottla:sharegroup_lag{group="workers"}'
+
+    def lags() -> dict[str, float]:
+        return {each["metric"]["partition"]: float(each["value"][1]) for each in prometheus.query(query)}
+
+    # Five records in each, of which two were accepted; the marker of the transaction is a gap, which is done.
+    wait_until(lambda: lags() == {"0": 3.0, "1": 5.0}, "the lag of the share group is another")
 
 
 def test_an_alert_comes_when_a_node_is_gone(cluster: LocalCluster, prometheus: Prometheus) -> None:

@@ -10,6 +10,8 @@ from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.sim.cluster.sim_nodes import SimNodes
 
+pytestmark = pytest.mark.slow
+
 APART = {1: "controller", 2: "broker"}
 TWO = {"log.dirs": "/data/a,/data/b", "log.dir.failure.timeout.ms": "20000"}
 

@@ -22,6 +22,8 @@ from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTop
 from ottla.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from ottla.records.builder import build_batch
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 20
 
 

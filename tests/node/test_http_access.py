@@ -140,6 +140,7 @@ async def test_no_list_of_public_paths_opens_the_console_without_tls(tmp_path: P
             assert (await ask(node, "/protected/x")) == (200, {"principal": "User:ANONYMOUS"})
 
 
+@pytest.mark.slow
 async def test_with_tls_clients_log_in(tmp_path: Path) -> None:
     settings = {**tls_settings(tmp_path), "http_listener": "https://0.0.0.0:0"}
     async with serving(tmp_path, **settings) as node:

@@ -16,6 +16,8 @@ from ottla.replication.partition import Partition
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.sim_nodes import SimNodes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("interval_ms", "least", "most"), [("500", 15, 21), ("0", 0, 0)])
 def test_the_active_controller_writes_no_op_records(interval_ms: str, least: int, most: int) -> None:

@@ -15,6 +15,8 @@ from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.sim_nodes import SimNodes
 
+pytestmark = pytest.mark.slow
+
 ROLES = {1: "broker,controller", 2: "broker", 3: "broker"}
 TOPICS = ["__consumer_offsets", "__transaction_state", "__share_group_state"]
 KEYS = ["group", "transaction", "group:AAAAAAAAAAAAAAAAAAAAAQ:0"]
@@ -52,7 +54,7 @@ def test_while_too_few_brokers_have_ever_registered_there_is_no_coordinator(kind
         await nodes.ready(1, 2)
         assert await find(nodes, kind) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
         assert TOPICS[kind] not in nodes.topics(1)
-        warning = "there will be no consumer groups and no transactions until as many brokers are registered"
+        warning = "there will be no consumer groups and no transactions and no share groups until as many"
         # Node 1 says so, which is a quorum of one.
         assert sum(warning in line for line in nodes.world.trace.tail(20_000)) == 1
         nodes.boot(3)

@@ -388,6 +388,7 @@ def test_a_listener_that_cannot_be_served_as_asked_is_refused(tmp_path: Path) ->
     assert "listener SSL: there is no certificate for the listener: set ssl.keystore.location" in line
 
 
+@pytest.mark.slow
 def test_it_serves_what_lies_elsewhere_when_the_disk_of_a_directory_is_broken(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     both = Path(f"{a},{b}")

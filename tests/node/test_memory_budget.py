@@ -460,6 +460,7 @@ async def test_the_idle_limit_closes_connections_with_unread_responses_and_half_
         assert await waiting.closed()
 
 
+@pytest.mark.slow
 @scenario
 async def test_a_slow_client_that_reads_is_not_idle() -> None:
     # Seconds, as the kernel moves what it buffers in leaps, and more so on a busy machine.

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def started(directory: Path, **environment: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(

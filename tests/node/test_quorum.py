@@ -120,6 +120,7 @@ def test_a_change_for_which_the_controller_has_no_room_is_made_by_the_next_one()
     nodes.run(life())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_controllers_whose_disks_are_full_wait_and_continue_by_themselves(seed: int) -> None:
     nodes = SimNodes(seed=seed)

@@ -12,6 +12,8 @@ from tests.support.wire import WireClient
 from ottla import LocalNode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
+pytestmark = pytest.mark.slow
+
 RESETS = 400
 PER_ADDRESS = 100
 

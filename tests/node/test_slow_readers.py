@@ -16,6 +16,8 @@ import pytest
 from ottla.client.blocking import Producer
 from ottla.testing.security import LocalSecurity
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_SECONDS = 60
 MB = 1024 * 1024
 FEW = 10
@@ -135,7 +137,7 @@ def test_clients_that_do_not_read_do_not_fill_the_memory_of_a_node(
         for _ in range(FEW):
             sockets.enter_context(_connect(port, tls)).sendall(_fetch_request(MB))
         _until(lambda: _sockets(node.pid) > own)
-        _until(lambda: _sockets(node.pid) == own)
+        _until(lambda: _sockets(node.pid) <= own)  # fewer, if one of the node's own was about to end
         assert "memory for connections is short" not in log.read_text()
         before = _resident_bytes(node.pid)
         good = sockets.enter_context(_connect(port, tls))

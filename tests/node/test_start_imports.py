@@ -74,3 +74,34 @@ def test_the_event_loop_does_not_wait_for_the_import_of_the_cleaner(tmp_path: Pa
         [sys.executable, "-c", WATCH, str(tmp_path)], capture_output=True, text=True, timeout=200
     )
     assert "in the main thread: False" in done.stderr
+
+
+# Starts a node, has it find the coordinator of a group, and prints which thread imports the coordinator.
+FIRST_GROUP = """
+import sys, threading
+from tests.support.wire import WireClient
+from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest
+from ottla.testing.local_node import LocalNode
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ottla.coordinator.group.service":
+            print("imported by", threading.current_thread().name)
+
+with LocalNode() as node, WireClient(node.bootstrap_servers) as wire:
+    sys.meta_path.insert(0, Finder())
+    wire.ask(FindCoordinatorRequest(key_type=0, coordinator_keys=["workers"]), 4)
+"""
+
+
+def test_the_event_loop_does_not_wait_for_the_import_of_the_group_coordinator() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_GROUP],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    assert "imported by " in done.stdout
+    assert "ottla-local-node" not in done.stdout  # the thread of the event loop

@@ -94,6 +94,7 @@ async def test_a_leader_without_room_resigns_and_follows_the_next_one(
     assert leader.failure is None
 
 
+@pytest.mark.slow
 async def test_an_error_of_the_program_at_a_deadline_fails_the_replica(
     replicas: list[Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:

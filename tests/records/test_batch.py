@@ -17,6 +17,7 @@ from ottla.records.batch import (
     TimestampType,
     find_timestamp,
     iter_batches,
+    iter_offsets,
     offset_of_max_timestamp,
     read_records,
     set_max_timestamp,
@@ -225,6 +226,10 @@ def test_batches_are_walked_up_to_an_incomplete_one() -> None:
     for cut in range(len(data) + 1):
         complete = [pos for pos, batch in zip(starts, batches) if pos + len(batch) <= cut]
         assert [pos for pos, _ in iter_batches(data[:cut])] == complete
+        assert list(iter_offsets(data[:cut])) == [
+            (pos, header.size, header.base_offset, header.last_offset)
+            for pos, header in iter_batches(data[:cut])
+        ]
 
 
 @pytest.mark.parametrize("damaged", range(HEADER_SIZE - 40, HEADER_SIZE + 10))

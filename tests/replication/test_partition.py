@@ -321,6 +321,19 @@ class TestInSyncSet:
         leader.confirm()
         assert leader.high_watermark == required
 
+    def test_a_leader_is_followed_as_long_as_all_of_its_in_sync_followers_fetch(self) -> None:
+        leader = PartitionHarness(replicas=(0, 1, 2), isr=(0, 1))
+        assert not leader.partition.is_followed_since(leader.now_ms)
+        leader.clock.advance_ms(10)
+        leader.follow(1, 0)
+        assert leader.partition.is_followed_since(leader.now_ms)
+        leader.clock.advance_ms(10)
+        leader.follow(2, 0)  # which is not in sync
+        assert not leader.partition.is_followed_since(leader.now_ms)
+        assert leader.partition.is_followed_since(leader.now_ms - 10)
+        alone = PartitionHarness(replicas=(0, 1), isr=(0,))
+        assert alone.partition.is_followed_since(alone.now_ms)
+
     def test_a_follower_that_is_one_fetch_behind_a_busy_leader_stays_in_sync(self) -> None:
         leader = PartitionHarness(replicas=(0, 1))
         for offset in range(20):

@@ -128,7 +128,7 @@ class Lab:
             self.waiting.set_exception(ConnectionResetError("hung up"))
 
     def wake(self) -> None:
-        if self.waiting is not None:
+        if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result(None)
 
     def _read(self, asked: Any) -> PartitionData:
@@ -196,8 +196,12 @@ def test_what_the_leader_has_is_fetched_and_its_high_watermark_followed() -> Non
         lab.follow()
         await lab.until(lambda: lab.end == 3 and lab.waiting is not None)
         assert lab.leader.high_watermark == 3, "the next fetch said that the follower has them"
-        lab.wake()
-        await lab.until(lambda: lab.partition.log.high_watermark == 3)
+
+        def is_followed() -> bool:
+            lab.wake()  # the response in progress has the high watermark of when the fetch came
+            return lab.partition.log.high_watermark == 3
+
+        await lab.until(is_followed)
 
     lab.live(part)
     assert lab.asked[0].replica_state.replica_id == FOLLOWER

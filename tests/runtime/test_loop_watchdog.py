@@ -269,6 +269,7 @@ print("survived")
 """
 
 
+@pytest.mark.slow
 def test_a_collection_never_meets_a_frame_that_is_being_taken() -> None:
     """With CPython 3.11 the process would crash, or the watchdog's thread would end, within a few looks."""
     ended = subprocess.run(

@@ -19,6 +19,8 @@ from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import read_response
 from ottla.protocol.messages import consumer_group_describe as described_groups
 from ottla.protocol.messages import consumer_group_heartbeat as heartbeats
+from ottla.protocol.messages import streams_group_describe as described_streams
+from ottla.protocol.messages import streams_group_heartbeat as streams
 from ottla.protocol.messages.create_acls import AclCreation, CreateAclsRequest, CreateAclsResponse
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest, DeleteAclsResponse
@@ -46,6 +48,7 @@ LOADING = (
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_COORDINATOR,
 )
+MISSING_INTERNAL_TOPICS = 3
 BATCH = build_batch([(1_700_000_000_000, None, b"secret")])
 
 
@@ -291,6 +294,62 @@ def test_a_group_with_a_topic_that_may_not_be_described(
     assert (shown.error_code, len(shown.members)) == (0, 1)
     hidden = bob.get(request, 1, described_groups.ConsumerGroupDescribeResponse).groups[0]
     assert (hidden.error_code, hidden.members) == (DENIED, [])
+
+
+def test_internal_topics_of_a_streams_group_are_created_with_the_permissions_of_the_member(
+    admin: UserClient, alice: UserClient, bob: UserClient, ids: dict[str, bytes]
+) -> None:
+    topology = streams.Topology(
+        subtopologies=[
+            streams.Subtopology(
+                subtopology_id="0",
+                source_topics=["open"],
+                state_changelog_topics=[streams.TopicInfo(name="app-store-changelog")],
+            )
+        ]
+    )
+    request = streams.StreamsGroupHeartbeatRequest(
+        group_id="shared-app",
+        member_id="m",
+        rebalance_timeout_ms=60_000,
+        topology=topology,
+        active_tasks=[],
+        standby_tasks=[],
+        warmup_tasks=[],
+        process_id="p",
+    )
+
+    def join() -> streams.StreamsGroupHeartbeatResponse:
+        answers = [alice.get(request, 0, streams.StreamsGroupHeartbeatResponse)]
+
+        def is_loaded() -> bool:
+            answers.append(alice.get(request, 0, streams.StreamsGroupHeartbeatResponse))
+            return answers[-1].error_code not in LOADING
+
+        wait_until(is_loaded, "there is no coordinator")
+        return answers[-1]
+
+    def missing() -> list[str]:
+        """What the status says of missing internal topics."""
+        statuses = join().status or []
+        return [each.status_detail for each in statuses if each.status_code == MISSING_INTERNAL_TOPICS]
+
+    assert join().error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED
+    grant(admin, READ, GROUP, "shared-app")
+    grant(admin, READ, TOPIC, "open")
+    assert join().error_code == DENIED
+    grant(admin, DESCRIBE, TOPIC, "app-", prefixed=True)
+    (detail,) = missing()
+    assert detail.endswith("; Unauthorized to CREATE on topics app-store-changelog.")
+    grant(admin, AclOperation.CREATE, TOPIC, "app-", prefixed=True)
+    wait_until(lambda: not missing(), "the changelog topic is still missing")
+    # To describe the group takes its topics as well.
+    grant(admin, DESCRIBE, GROUP, "shared-app", user="bob")
+    describe = described_streams.StreamsGroupDescribeRequest(group_ids=["shared-app"])
+    shown = alice.get(describe, 0, described_streams.StreamsGroupDescribeResponse).groups[0]
+    assert (shown.error_code, len(shown.members)) == (0, 1)
+    hidden = bob.get(describe, 0, described_streams.StreamsGroupDescribeResponse).groups[0]
+    assert (hidden.error_code, hidden.members, hidden.topology) == (DENIED, [], None)
 
 
 def test_an_envelope_on_the_listener_of_clients(alice: UserClient, admin: UserClient) -> None:

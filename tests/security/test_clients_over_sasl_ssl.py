@@ -29,7 +29,6 @@ from ottla.client.admin.acls import AclBinding, AclOperation, AclResourceType, P
 from ottla.client.blocking import Admin
 from ottla.security.authorizer.standard_authorizer import CLASS_NAME
 from ottla.testing.local_node import LocalNode
-from tests.support import franz_go
 from tests.support.franz_go import FranzGo
 from tests.support.java_driver import JavaDriver, JavaDriverError, Message
 from tests.support.tokens import AUDIENCE, ISSUER, Issuer
@@ -221,14 +220,6 @@ def test_java(
     with pytest.raises(JavaDriverError) as raised:
         java_driver.consume(node.bootstrap_servers, "others", **config)
     assert raised.value.kind == "TopicAuthorizationException"
-
-
-@pytest.fixture(scope="module")
-def franz(tmp_path_factory: pytest.TempPathFactory) -> FranzGo:
-    try:
-        return franz_go.build(tmp_path_factory.mktemp("franz-go"))
-    except franz_go.NoFranzGo as error:
-        pytest.skip(f"{franz_go.FRANZ_GO_SKIP}{error}")
 
 
 def franz_settings(node: LocalNode, mechanism: str) -> dict[str, Any]:

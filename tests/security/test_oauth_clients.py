@@ -204,6 +204,7 @@ async def _open(settings: dict[str, Any]) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_session_goes_on_with_the_next_token(node: LocalNode, issuer: Issuer) -> None:
     """A producer works for longer than its first token is valid."""
     given: list[float] = []

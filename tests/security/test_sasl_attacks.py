@@ -93,6 +93,7 @@ def test_frame_larger_than_a_login_needs(node: LocalNode) -> None:
     assert_serves(node)
 
 
+@pytest.mark.slow
 def test_logins_that_are_never_finished(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold little, do not keep others from logging in, and are closed in time."""
     monkeypatch.setattr(login, "_LOGIN_SECONDS", 1.0)

@@ -148,6 +148,7 @@ def test_mechanism_that_is_not_offered(forgetful_node: LocalNode) -> None:
         asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_connection_logs_in_again_before_its_session_ends(forgetful_node: LocalNode) -> None:
     """Requests that are made meanwhile wait, and no connection is lost."""
 

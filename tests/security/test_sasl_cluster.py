@@ -22,6 +22,8 @@ from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import FOR_TESTS
 from tests.security.test_sasl_kafka import SaslApacheKafka
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_SECONDS = 90
 CLUSTER_ID = "dGhlLWNsdXN0ZXItaWQtMQ"
 MODULES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -323,20 +324,29 @@ def test_users_are_altered_and_described_the_same_way(
         AlterUserScramCredentialsRequest(deletions=[deletion(name="erin", mechanism=1)]),
         DescribeUserScramCredentialsRequest(users=[UserName(name="erin")]),
     ]
-    transcripts = []
-    for address in (f"127.0.0.1:{ports[4]}", kafka.bootstrap):
-        transcript: list[Any] = []
-        with WireClient(address) as wire:
-            for request in script:
-                answer = wire.ask(request, 0)
-                assert isinstance(
-                    answer, AlterUserScramCredentialsResponse | DescribeUserScramCredentialsResponse
-                )
-                if isinstance(answer, DescribeUserScramCredentialsResponse):
-                    transcript.append((answer.error_code, answer.error_message))
-                transcript.append(sorted(repr(result) for result in answer.results))
-        transcripts.append(transcript)
-    assert transcripts[0] == transcripts[1]
+
+    def answer_to(wire: WireClient, request: Any) -> list[Any]:
+        answer = wire.ask(request, 0)
+        assert isinstance(answer, AlterUserScramCredentialsResponse | DescribeUserScramCredentialsResponse)
+        said: list[Any] = sorted(repr(result) for result in answer.results)
+        if isinstance(answer, DescribeUserScramCredentialsResponse):
+            said.append((answer.error_code, answer.error_message))
+        return said
+
+    with WireClient(f"127.0.0.1:{ports[4]}") as wire:
+        ours = [answer_to(wire, request) for request in script]
+    with WireClient(kafka.bootstrap) as wire:
+        for request, expected in zip(script, ours, strict=True):
+            theirs = answer_to(wire, request)
+            # A broker of Kafka may describe what was before a change that it has answered.
+            deadline = time.monotonic() + 30
+            while (
+                isinstance(request, DescribeUserScramCredentialsRequest)
+                and theirs != expected
+                and time.monotonic() < deadline
+            ):
+                theirs = answer_to(wire, request)
+            assert expected == theirs
 
 
 # Clients and tools

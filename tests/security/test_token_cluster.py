@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ottla.client.admin.admin import Admin
 from ottla.client.producer.producer import Producer
 from ottla.node.config.node_config import NodeConfig
@@ -16,6 +18,8 @@ from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import FOR_TESTS
 from tests.security.test_sasl_cluster import format_node
 from tests.support.tokens import AUDIENCE, Issuer, claims
+
+pytestmark = pytest.mark.slow
 
 MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"

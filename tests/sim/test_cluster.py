@@ -6,12 +6,18 @@ import os
 import secrets
 import time
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from ottla.client.coordinator_client import CoordinatorClient
+from ottla.protocol.messages.share_group_heartbeat import ShareGroupHeartbeatResponse
+from ottla.rpc.errors import ConnectionLost
 from ottla.sim.cluster.planted_bugs import CLUSTER_BUGS, cluster_bug_scenario, plant_cluster_bug
 from ottla.sim.cluster.run import ClusterOutcome, ClusterRun
 from ottla.sim.cluster.scenario import MANY_PARTITIONS, ClusterScenario
+from ottla.sim.nemesis import NemesisConfig
 
 ASKED = "OTTLA_SIM_SEEDS" in os.environ
 SEEDS = int(os.environ.get("OTTLA_SIM_SEEDS", "6"))
@@ -22,7 +28,7 @@ BUDGET_S = 20.0
 # In how many runs a planted bug must be found. For a rare bug, the seed that is tried first: after the next
 # change of the program it is a seed like others.
 PLANTED_RUNS = 120
-FIRST_SEEDS = {"marker-dropped": 4}
+FIRST_SEEDS = {"share-leaders-not-fenced": 12, "unclean-stop-taken-for-clean": 3}
 
 
 def explain(outcome: ClusterOutcome) -> str:
@@ -75,6 +81,50 @@ def test_fresh_seeds_with_logins_and_changing_acls_keep_every_guarantee() -> Non
         if not ASKED and time.monotonic() - began > BUDGET_S / 2:
             break
     print(f"{runs} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0 if ASKED else 300)
+def test_fresh_seeds_with_share_groups_keep_every_guarantee() -> None:
+    coverage: Counter[str] = Counter()
+    began, runs = time.monotonic(), 0
+    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
+        outcome = ClusterRun(seed, seconds=SECONDS, scenario=ClusterScenario(share_groups=True)).run()
+        runs += 1
+        coverage.update(outcome.coverage)
+        assert not outcome.violations, f"{explain(outcome)} --share-groups"
+        if not ASKED and time.monotonic() - began > BUDGET_S / 2:
+            break
+    print(f"{runs} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
+
+
+def test_members_of_a_share_group_acknowledge_in_every_way() -> None:
+    outcome = ClusterRun(0, seconds=6, scenario=cluster_bug_scenario("locks-expire-early")).run()
+    assert not outcome.violations, explain(outcome)
+    for event in ("accept NONE", "release NONE", "reject NONE", "renew NONE", "a lock has expired"):
+        assert outcome.coverage[f"share: {event}"] > 0, event
+
+
+def test_members_of_a_share_group_learn_an_assignment_whose_response_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The coordinator has committed it by then, and does not repeat it by itself."""
+    once, lost = CoordinatorClient.once, Counter[str]()
+
+    async def lose_assignments(self: CoordinatorClient, request: Any, *args: Any, **options: Any) -> Any:
+        response = await once(self, request, *args, **options)
+        is_of_share_group = isinstance(response, ShareGroupHeartbeatResponse)
+        if is_of_share_group and response.assignment and request.subscribed_topic_names is None:
+            lost[request.member_id] += 1
+            raise ConnectionLost("the response is lost")
+        return response
+
+    monkeypatch.setattr(CoordinatorClient, "once", lose_assignments)
+    calm = NemesisConfig(weights={"slow link": 1})
+    scenario = replace(cluster_bug_scenario("locks-expire-early"), nemesis=calm)
+    outcome = ClusterRun(0, seconds=2, scenario=scenario).run()
+    assert lost, "no assignment came without being asked for"
+    assert not outcome.violations, explain(outcome)
 
 
 def test_answers_to_a_client_are_compared_with_the_acls_that_nodes_have_applied() -> None:

@@ -72,6 +72,9 @@ class FaultHarness:
     def is_killed(self, id: int) -> bool:
         return self._faults._may_end(self._machine(id), power_loss=False)
 
+    def may_move_replicas(self) -> bool:
+        return self._checker.may_move_replicas()
+
     def comes_back(self, id: int) -> None:
         """Register the broker again, visible with the next change of the metadata."""
         self._epochs[id] += 1
@@ -105,6 +108,15 @@ def test_the_only_broker_with_everything_is_not_asked_to_stop(harness: FaultHarn
     assert harness.loses_power(3)
     assert harness.loses_power(1)
     assert not harness.is_asked_to_stop(2)
+
+
+def test_no_replica_is_dropped_before_those_that_lost_data_are_fenced(harness: FaultHarness) -> None:
+    assert harness.may_move_replicas()
+    assert harness.loses_power(3)
+    assert not harness.may_move_replicas(), "the replica that is dropped may be the last with everything"
+    harness.comes_back(3)
+    harness.in_sync(1, 2)
+    assert harness.may_move_replicas()
 
 
 def test_a_broker_that_lost_data_counts_so_until_it_is_in_sync_again(harness: FaultHarness) -> None:

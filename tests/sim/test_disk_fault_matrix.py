@@ -14,6 +14,8 @@ import pytest
 
 from tests.sim.disk_fault_lab import FILES, OPERATIONS, DiskFaultLab, FaultCase
 
+pytestmark = pytest.mark.slow
+
 EIO, EACCES, EROFS, EMFILE, ENOSPC = (
     errno.EIO,
     errno.EACCES,

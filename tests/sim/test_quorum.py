@@ -18,6 +18,12 @@ SECONDS = float(os.environ.get("OTTLA_SIM_SECONDS", "6"))
 FIRST_SEED = int(os.environ.get("OTTLA_SIM_FIRST_SEED", "0")) or secrets.randbelow(1 << 30)
 # In how many runs a planted bug must be found.
 PLANTED_RUNS = 60
+# The seed that is tried first for a rare bug: after the next change of the program it is a seed like others.
+FIRST_SEEDS = {
+    "commit-by-older-epochs": 11,
+    "leads-its-old-epoch-again": 19,
+    "vote-sent-before-it-is-written": 28,
+}
 
 
 def explain(outcome: QuorumOutcome) -> str:
@@ -53,7 +59,8 @@ def test_one_seed_is_one_run_in_any_interpreter() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(QUORUM_BUGS))
 def test_a_planted_bug_is_found(bug: str) -> None:
-    for seed in range(PLANTED_RUNS):
+    first = FIRST_SEEDS.get(bug, 0)
+    for seed in (first, *(seed for seed in range(PLANTED_RUNS) if seed != first)):
         with plant_quorum_bug(bug):
             outcome = QuorumRun(seed, seconds=6, scenario=quorum_bug_scenario(bug)).run()
         if outcome.violations:

@@ -18,6 +18,7 @@ RUNS = {
     "cluster": "ClusterRun(seed, seconds=5, scenario=SCENARIO).run()",
     "partitions and disks": "ClusterRun(seed, seconds=3, scenario=MANY_PARTITIONS).run()",
     "logins and ACLs": "ClusterRun(seed, seconds=3, scenario=replace(SCENARIO, secured=True)).run()",
+    "share groups": "ClusterRun(seed, seconds=4, scenario=replace(SCENARIO, share_groups=True)).run()",
     "quorum": "QuorumRun(seed, seconds=4).run()",
     "node": "NodeRun(seed, seconds=3).run()",
 }
@@ -25,6 +26,7 @@ SEEDS = {
     "cluster": (104, 113),
     "partitions and disks": (4,),
     "logins and ACLs": (3,),
+    "share groups": (2, 6),
     "quorum": (5,),
     "node": (5,),
 }

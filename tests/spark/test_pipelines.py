@@ -76,6 +76,15 @@ class Pipeline:
 
     def table(self, name: str) -> list[dict[str, Any]]:
         """The rows of a table; of one that a stream writes, those of batches that are committed."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                return self._read_table(name)
+            except FileNotFoundError:  # a run replaced the files after they were listed
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+    def _read_table(self, name: str) -> list[dict[str, Any]]:
         import pyarrow.dataset
 
         directory = self.directory / "spark-warehouse" / name

@@ -205,6 +205,7 @@ def test_watermarks_and_dropped_columns_on_tables_of_the_pipeline(
     assert json.loads(shown.stdout)["orders"] == 10, shown.stderr
     answer = pipeline("sql", "SELECT count(*) AS n FROM joined j JOIN orders o USING (number)", "--json")
     assert json.loads(answer.stdout) == {"n": 10}, answer.stderr
+    assert answer.stderr.startswith("starting Spark on local")
     (pipeline.directory / "transformations" / "windowed.py").write_text(FILLED)
     ended = pipeline("run", "-b", pipeline.bootstrap)
     assert ended.returncode == 1

@@ -1,6 +1,6 @@
 """`ottla pipeline run` killed at any point, started twice, on a full disk: the next run completes by itself.
 
-A few of each run with all tests; `make test-faults` runs PIPELINE_LIVES projects of three to five kills each,
+One of each runs with all tests; `make test-faults` runs PIPELINE_LIVES projects of three to five kills each,
 PIPELINE_PAIRS pairs of runs and PIPELINE_DISKS full disks. PIPELINE_SEED chooses others.
 """
 
@@ -29,8 +29,8 @@ from tests.spark.test_pipelines_continuous import continuous
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 
 LIVES = int(os.environ.get("PIPELINE_LIVES", "1"))
-PAIRS = int(os.environ.get("PIPELINE_PAIRS", "2"))
-DISKS = int(os.environ.get("PIPELINE_DISKS", "2"))
+PAIRS = int(os.environ.get("PIPELINE_PAIRS", "1"))
+DISKS = int(os.environ.get("PIPELINE_DISKS", "1"))
 SEED = int(os.environ.get("PIPELINE_SEED", "1"))
 ROWS = 20
 RUN_SECONDS = 400

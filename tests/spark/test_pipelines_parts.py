@@ -827,6 +827,35 @@ class TestCommandsWithoutSpark:
     ) -> None:
         assert "no run has completed" in self.said(capsys, "pipeline", *arguments)
 
+    def test_a_query_says_that_spark_is_starting(self, shop: Path, tmp_path: Path) -> None:
+        """Before what takes seconds; this Java ends at once."""
+        (shop / "spark-warehouse" / "orders").mkdir(parents=True)
+        (home := tmp_path / "java" / "bin").mkdir(parents=True)
+        (home / "java").write_text("#!/bin/sh\nexit 1\n")
+        (home / "java").chmod(0o755)
+        (tmp_path / "java" / "release").write_text('JAVA_VERSION="21.0.1"\n')
+        # In a process of its own: this one may have a session of Spark, which would be replaced.
+        ended = subprocess.run(
+            [
+                *(sys.executable, "-m", "ottla", "pipeline", "sql", "SELECT * FROM orders"),
+                "--master",
+                "local[1]",
+            ],
+            env={
+                **os.environ,
+                "JAVA_HOME": str(tmp_path / "java"),
+                "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            },
+            cwd=shop,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode != 0
+        said = ended.stderr.splitlines()
+        assert said[0] == "starting Spark on local[1]"
+        assert said[1].startswith("ottla: ")
+
     def test_a_query_of_an_unknown_table_names_those_that_are_there(self) -> None:
         text = "[TABLE_OR_VIEW_NOT_FOUND] The table or view `a`.`ordres` cannot be found. Verify the spelling"
         assert query_error(text, ["turnover", "orders"]) == (

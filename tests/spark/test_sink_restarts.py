@@ -197,6 +197,7 @@ def records_of(bootstrap: str, topic: str, partitions: int) -> list[ConsumerReco
     return found
 
 
+@pytest.mark.slow
 def test_the_decision_log_is_as_replicated_as_the_data() -> None:
     settings = {"default.replication.factor": 1, "min.insync.replicas": 1}
     with LocalCluster(3, settings) as cluster, Admin(cluster.bootstrap_servers) as admin:

@@ -86,6 +86,9 @@ SINGLE_NODE = {
     "group.initial.rebalance.delay.ms": "0",
     "group.consumer.min.heartbeat.interval.ms": "200",
     "group.consumer.heartbeat.interval.ms": "200",
+    "group.share.min.heartbeat.interval.ms": "200",
+    "group.share.heartbeat.interval.ms": "200",
+    "group.share.min.record.lock.duration.ms": "1000",
     "num.network.threads": "2",
     "num.io.threads": "4",
     # Records of tests carry fixed, old timestamps; no retention takes them away in the middle of a test.

@@ -31,6 +31,15 @@ from ottla.client.consumer.group_membership import MembershipOwner
 from ottla.client.producer import Delivery, Producer, ProducerConfig, RecordMetadata, SentBatch
 from ottla.client.producer.transaction_manager import Transaction, Transactions
 from ottla.client.settings import dotted
+from ottla.client.share import (
+    AcknowledgeType,
+    DamagedBatch,
+    RecordDeserializationFailed,
+    ShareConsumer,
+    ShareConsumerConfig,
+    ShareRecord,
+    WorkerResults,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients" / "api.md"
 TITLE = """\
@@ -53,11 +62,12 @@ ADMIN_GROUPS = {
     "log_dirs": LogDirsAdmin,
     "cluster": ClusterAdmin,
 }
+_FOR_WORKERS = {"take_for_workers", "send_acknowledgements", "note_poll"}
 _INSIDE = {name for name in vars(MembershipOwner) if not name.startswith("_")}
 
 
 def render() -> str:
-    return "\n".join([TITLE, *_producer(), *_consumer(), *_admin(), *_errors()]) + "\n"
+    return "\n".join([TITLE, *_producer(), *_consumer(), *_share_consumer(), *_admin(), *_errors()]) + "\n"
 
 
 def _producer() -> Iterator[str]:
@@ -77,6 +87,13 @@ def _consumer() -> Iterator[str]:
     yield from _settings("Settings of a consumer", ConsumerConfig)
 
 
+def _share_consumer() -> Iterator[str]:
+    yield from _class(ShareConsumer, leave_out=_FOR_WORKERS)
+    for kind in (ShareRecord, AcknowledgeType, WorkerResults, RecordDeserializationFailed, DamagedBatch):
+        yield f"### {kind.__name__}\n\n{inspect.cleandoc(kind.__doc__ or '')}\n"
+    yield from _settings("Settings of a share consumer", ShareConsumerConfig)
+
+
 def _admin() -> Iterator[str]:
     yield from _class(Admin, leave_out=set(ADMIN_GROUPS))
     for name, kind in ADMIN_GROUPS.items():
@@ -92,7 +109,7 @@ def _errors() -> Iterator[str]:
 
 
 def _class(kind: type, name: str | None = None, leave_out: set[str] = frozenset()) -> Iterator[str]:  # type: ignore[assignment]
-    level = "##" if kind in (Producer, Consumer, Admin) else "###"
+    level = "##" if kind in (Producer, Consumer, ShareConsumer, Admin) else "###"
     yield f"{level} {name or kind.__name__}\n"
     own = kind.__doc__ if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(") else None
     if own is not None:

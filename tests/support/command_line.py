@@ -13,7 +13,20 @@ from unittest.mock import patch
 
 from ottla.cli.main import main
 
-READING = frozenset({"consume", "describe", "groups", "list", "offsets", "perf", "produce", "transactions"})
+READING = frozenset(
+    {
+        "consume",
+        "describe",
+        "groups",
+        "list",
+        "offsets",
+        "perf",
+        "produce",
+        "share-groups",
+        "streams-groups",
+        "transactions",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +77,10 @@ class CommandLine:
         """Run a command that must succeed."""
         ended = self(*arguments, stdin=stdin)
         assert ended.status == 0, f"ottla {' '.join(arguments)} ended with {ended.status}: {ended.err}"
+        return ended
+
+    def fails(self, *arguments: str, status: int = 1) -> Ended:
+        """Run a command that must fail."""
+        ended = self(*arguments)
+        assert ended.status == status, f"ottla {' '.join(arguments)} ended with {ended.status}: {ended.err}"
         return ended

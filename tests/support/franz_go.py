@@ -49,12 +49,12 @@ class FranzGo:
         return Outcome(tuple(answer["read"] or ()), answer["error"], answer["code"])
 
 
-def build(directory: Path) -> FranzGo:
-    """Build the program in a directory; `NoFranzGo` if there is no Go, or no way to the module."""
+def build(directory: Path, source: Path = _SOURCE) -> FranzGo:
+    """Build a program in a directory; `NoFranzGo` if there is no Go, or no way to the module."""
     go = shutil.which("go")
     if go is None:
         raise NoFranzGo("no `go` on the PATH (install Go, 1.26 or newer)")
-    shutil.copytree(_SOURCE, directory, dirs_exist_ok=True)
+    shutil.copytree(source, directory, dirs_exist_ok=True)
     fetched = _run(go, directory, "mod", "download")
     if fetched.returncode != 0:
         raise NoFranzGo(f"Go could not fetch the module: {fetched.stderr.strip()[-300:]}")

@@ -47,7 +47,7 @@ VARYING: Final = {
     "broker_epoch",
 }
 # Fields whose wording is the broker's own.
-TEXTS: Final = {"error_message", "batch_index_error_message", "documentation"}
+TEXTS: Final = {"error_message", "acknowledge_error_message", "batch_index_error_message", "documentation"}
 # What tells the elements of a list apart; a list of structs with one of these is sorted by it.
 KEYS: Final = (
     "name",
@@ -145,6 +145,8 @@ class _Form:
             return value if none else self._answers.know(name, value)
         if name in VARYING:
             return value if value in UNSET else MARK
+        if name == "heartbeat_interval_ms" and value:
+            return MARK  # docs/decisions/0021-heartbeats-of-groups-that-change.md
         if name in TEXTS and not self._with_texts:
             return TEXT_MARK if value else value
         if name.endswith("error_code") and isinstance(value, int):

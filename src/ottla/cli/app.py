@@ -33,6 +33,8 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "produce": CommandEntry("produce", "Write records to a topic."),
     "consume": CommandEntry("consume", "Read records of a topic."),
     "groups": CommandEntry("groups", "Show groups and their lag, reset or delete their offsets."),
+    "share-groups": CommandEntry("share_groups", "Show share groups, their records and lag; move them."),
+    "streams-groups": CommandEntry("streams_groups", "Show streams groups, their tasks and lag."),
     "transactions": CommandEntry("transactions", "List transactions, find and abort hanging ones."),
     "configs": CommandEntry("configs", "Describe and change settings of topics, brokers and groups."),
     "users": CommandEntry("users", "List, add and remove users that log in with SCRAM."),

@@ -75,9 +75,10 @@ def _apis() -> Iterator[str]:
     yield "|---:|---|---|---|"
     for api in served:
         yield f"| {api.key} | {api.name} | {_versions(api)} | {_listeners(api)} |"
-    yield "\nNot served, and not announced:\n"
-    yield "| key | API | versions in Kafka 4.3 | listeners |"
-    yield "|---:|---|---|---|"
+    if missing:
+        yield "\nNot served, and not announced:\n"
+        yield "| key | API | versions in Kafka 4.3 | listeners |"
+        yield "|---:|---|---|---|"
     for api in missing:
         yield f"| {api.key} | {api.name} | {_versions(api)} | {_listeners(api)} |"
     yield ""
@@ -178,8 +179,12 @@ def effect(title: str, name: str) -> str:
         finest = [other for other in BROKER if other != name and name in broker_synonyms(other)[1:]]
         if any(effect("a broker", other) == HONOURED for other in finest):
             return HONOURED
-        # Bounds of what a group may be given, as group.consumer.min.session.timeout.ms.
-        if re.sub(r"^group\.(\w+)\.(min|max)\.", r"\1.", name) in GROUP:
+        # Of groups that have none of their own, as group.consumer.session.timeout.ms, and bounds of what a
+        # group may be given, as group.consumer.min.session.timeout.ms.
+        kind, _, rest = name.removeprefix("group.").partition(".")
+        limit = re.sub("^(min|max)[.]", "", rest)
+        of_group = [f"{kind}.{each}" for each in (rest, limit, f"num.{limit}") if f"{kind}.{each}" in GROUP]
+        if name.startswith("group.") and any(effect("a group", each) == HONOURED for each in of_group):
             return HONOURED
     return ACCEPTED
 

@@ -1,14 +1,16 @@
 """`ottla consume`: read records of topics and print them.
 
 With `--group` it reads as a member of the group, from the group's offsets, and commits what it has printed.
-The invariant: an offset is committed after the records before it were printed, never before.
+With `--share` it is a member of a share group, and accepts each record that it has printed. The invariant: an
+offset is committed, and a record accepted, after the records were printed, never before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
@@ -35,7 +37,7 @@ from ottla.cli.options import (
 )
 from ottla.cli.output import note, print_json_line
 from ottla.cli.positions import PartitionPosition, parse_position, resolve_positions
-from ottla.cli.session import open_admin, run, topic_or_fail
+from ottla.cli.session import open_admin, run, terminable, topic_or_fail
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
@@ -91,6 +93,14 @@ def app(
             help="Read as a member of a group, from where it is; what was shown is committed.",
         ),
     ] = None,
+    share: Annotated[
+        str | None,
+        Option(
+            "--share",
+            metavar="GROUP",
+            help="Read as a member of a share group: each record goes to one member; what was shown is done.",
+        ),
+    ] = None,
     format: Annotated[
         str | None,
         Option(
@@ -128,7 +138,19 @@ def app(
         raise WrongUsage("--until and --exit contradict each other")
     if as_json and format is not None:
         raise WrongUsage("--json and --format contradict each other")
-    if group is not None:
+    if share is not None:
+        _check_share_usage(
+            share,
+            start="beginning" if from_beginning else start,
+            others={
+                "--group": group,
+                "--until": until or exit_at_end,
+                "--partitions": partitions,
+                "--grep": grep,
+                "--read-committed": committed,
+            },
+        )
+    elif group is not None:
         start = "beginning" if from_beginning else start
         _check_group_usage(start, until=exit_at_end or until is not None, partitions=partitions is not None)
     from ottla.runtime.clock import SystemClock
@@ -154,7 +176,9 @@ def app(
             malformed.formatter("value", value_format),
         )
         show = _text_printer(text)
-    if group is not None:
+    if share is not None:
+        work = _consume_in_share_group(share, topics, show, bootstrap, timeout, count=count, idle_s=idle)
+    elif group is not None:
         work = _consume_in_group(
             group,
             topics,
@@ -179,8 +203,11 @@ def app(
             timeout,
             read_committed=committed,
         )
+    # A member leaves its group; otherwise the group would wait for it until its session ends.
+    is_member = group is not None or share is not None
     try:
-        run(work, fast_loop=True)
+        with terminable() if is_member else contextlib.nullcontext():
+            run(work, fast_loop=True)
     finally:
         malformed.report()
 
@@ -267,6 +294,9 @@ def _json_printer(
             "timestamp": record.timestamp,
             "headers": [{"key": name, **json_bytes("value", value)} for name, value in record.headers],
         }
+        deliveries = getattr(record, "delivery_count", None)
+        if deliveries is not None:
+            document["delivery_count"] = deliveries
         decoded = None
         if record.topic.startswith("__"):
             from ottla.log.dump.internal_records import DECODABLE_TOPICS, decode_record
@@ -417,6 +447,7 @@ async def _consume_in_group(
     idle_s: float | None,
     read_committed: bool,
 ) -> None:
+    from ottla.cli.groups import refuse_other_types
     from ottla.client.consumer import Consumer
 
     async with open_admin(bootstrap, timeout_s) as admin:
@@ -424,6 +455,7 @@ async def _consume_in_group(
             await topic_or_fail(admin, topic)
         # A consumer waits for its coordinator for as long as it takes; this says why there is none.
         await admin.groups.coordinator(group)
+        await refuse_other_types(admin, group, "classic", "consumer")
     consumer: Consumer[bytes, bytes] = Consumer(
         connect_to(bootstrap),
         client_id="ottla-cli",
@@ -458,6 +490,94 @@ async def _consume_in_group(
             limit_s = idle_s if assigned or idle_s is None else max(idle_s, timeout_s)
             if limit_s is not None and clock() - heard_at >= limit_s:
                 return
+
+
+def _check_share_usage(group: str, *, start: str | None, others: Mapping[str, object]) -> None:
+    """Refuse options that contradict a share group, whose members get the records that are next."""
+    if start is not None:
+        reset = {"beginning": "earliest", "end": "latest"}.get(start, start)
+        raise WrongUsage(
+            f"--from {start}: all members of a share group go on where the group is; where a new one begins "
+            f"is its setting: `ottla configs alter --group {group} --set share.auto.offset.reset={reset}`"
+        )
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise WrongUsage(
+            f"{given[0]} does not go with --share: the members of a share group get the records that are "
+            "next, whichever these are; --count and --idle end it"
+        )
+
+
+async def _consume_in_share_group(
+    group: str,
+    topics: Sequence[str],
+    show: Callable[[ShownRecord], None],
+    bootstrap: str,
+    timeout_s: float,
+    *,
+    count: int | None,
+    idle_s: float | None,
+) -> None:
+    from ottla.cli.groups import refuse_other_types
+    from ottla.client.share import ShareConsumer
+
+    async with open_admin(bootstrap, timeout_s) as admin:
+        partitions = await _partitions(admin, topics, None)
+        # A consumer waits for its coordinator for as long as it takes; this says why there is none.
+        await admin.groups.coordinator(group)
+        await refuse_other_types(admin, group, "share")
+        await _note_beginning(admin, group, partitions)
+    consumer: ShareConsumer[bytes, bytes] = ShareConsumer(
+        connect_to(bootstrap),
+        client_id="ottla-cli",
+        group_id=group,
+        share_acknowledgement_mode="explicit",
+        share_acquire_mode="record_limit",
+        allow_auto_create_topics=False,
+    )
+    clock = asyncio.get_running_loop().time
+    async with consumer:
+        consumer.subscribe(topics)
+        shown, heard_at, assigned = 0, clock(), consumer.assignment()
+        while count is None or shown < count:
+            left = consumer.config.max_poll_records if count is None else count - shown
+            records = await consumer.poll(min(left, consumer.config.max_poll_records), timeout_ms=POLL_MS)
+            for record in records:
+                show(record)
+            sys.stdout.flush()
+            shown += len(records)
+            consumer.accept(*records)
+            for error in (await consumer.commit()).values():
+                if error is not None:
+                    note(f"not accepted; the group gets these records again: {error}")
+            if records or consumer.assignment() != assigned:
+                heard_at, assigned = clock(), consumer.assignment()
+            # Without a partition yet, a member waits for its assignment.
+            limit_s = idle_s if assigned or idle_s is None else max(idle_s, timeout_s)
+            if limit_s is not None and clock() - heard_at >= limit_s:
+                return
+
+
+async def _note_beginning(admin: Admin, group: str, partitions: Sequence[TopicPartition]) -> None:
+    """Say so if a share group begins at the end: what is there already is not shown, nor what comes while the
+    group has no members and has accepted nothing yet.
+    """
+    from ottla.cli.groups import offset_reset_of
+    from ottla.protocol.errors import KafkaError
+
+    if await offset_reset_of(admin, group) != "latest":
+        return
+    try:
+        found = await admin.groups.share_offsets(group, partitions)
+    except KafkaError:
+        found = {}  # a new group
+    begun = {p for p, at in found.items() if isinstance(at, KafkaError) or at.start_offset is not None}
+    fresh = sorted({partition.topic for partition in partitions if partition not in begun})
+    if fresh:
+        note(
+            f"group {group} has no offsets of {', '.join(fresh)} yet and begins at the end; to begin with "
+            f"the first record: `ottla configs alter --group {group} --set share.auto.offset.reset=earliest`"
+        )
 
 
 def _first_of_each(records: Sequence[ShownRecord]) -> Offsets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
@@ -15,6 +15,7 @@ from ottla.cli.options import (
     Json,
     Timeout,
     Yes,
+    known_values,
     parse_ids,
 )
 from ottla.cli.output import note, print_json, print_pairs, print_table
@@ -23,26 +24,96 @@ from ottla.cli.session import confirm, topic_or_fail, with_admin
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
-    from ottla.client.admin.groups import GroupInfo, ListedGroupInfo
+    from ottla.client.admin.groups import GroupInfo, ListedGroupInfo, MemberDescription
     from ottla.protocol.errors import KafkaError
     from ottla.protocol.names import TopicPartition
 
 HELP: Final = "See groups and their lag, move or delete their offsets."
 app = group("groups", HELP)
 
+GROUP_STATES: Final = {
+    "classic": ("PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead"),
+    "consumer": ("Assigning", "Reconciling", "Stable", "Empty", "Dead"),
+    "share": ("Stable", "Empty", "Dead"),
+    "streams": ("NotReady", "Assigning", "Reconciling", "Stable", "Empty", "Dead"),
+}
+"""The states that groups of each type can have."""
+
 Group = Annotated[str, Argument(metavar="GROUP")]
+# The options of the three `reset-offsets`.
+ResetTo = Annotated[
+    str | None,
+    Option(
+        "--to",
+        metavar="PLACE",
+        help="beginning, end, current, an offset, -N (before the end), a time, or an age (6h).",
+    ),
+]
+ResetFile = Annotated[
+    str | None, Option("--from-file", metavar="CSV", help="Lines of topic,partition,offset.")
+]
+ResetTopics = Annotated[
+    list[str] | None,
+    Option("--topic", "-t", metavar="TOPIC[:0,2-4]", help="The topic to reset; may be repeated."),
+]
+Execute = Annotated[bool, Option("--execute", help="Do it. Otherwise only show the plan.")]
+ResetOutcome: TypeAlias = "tuple[list[dict[str, Any]], dict[TopicPartition, KafkaError | None]]"
+"""The plan of a reset, and the results if it was executed."""
 
 
-async def _group_or_fail(admin: Admin, name: str) -> GroupInfo:
+async def group_or_fail(admin: Admin, name: str, type: str | None = None) -> GroupInfo:
+    """The group. If it does not exist, or is of another type, the error says what there is."""
     from ottla.protocol.errors import ErrorCode, KafkaError
 
     try:
-        return await admin.groups.describe(name)
+        info = await admin.groups.describe(name)
     except KafkaError as error:
         if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
             raise
-    known = [each.group_id for each in await admin.groups.list()]
+    else:
+        if type is not None and info.type != type:
+            raise CliError(
+                f"group {name} is not a {type} group but a {info.type} group; see {_command(info)}"
+            )
+        return info
+    known = [each.group_id for each in await admin.groups.list(types=() if type is None else (type,))]
     raise CliError(f"group {name} does not exist{did_you_mean(name, known)}")
+
+
+def _command(info: GroupInfo) -> str:
+    """The command for groups of this type."""
+    own = {"share": "share-groups", "streams": "streams-groups"}.get(info.type, "groups")
+    return f"`ottla {own} describe {info.group_id}`"
+
+
+async def refuse_other_types(admin: Admin, name: str, *types: str) -> None:
+    """Raise CliError if a group of another type has this name: no member of these types can join it."""
+    from ottla.protocol.errors import KafkaError
+
+    try:
+        info = await admin.groups.describe(name)
+    except KafkaError:
+        # It does not exist. Or the user may not describe it: then joining says what is missing.
+        return
+    if info.type not in types:
+        how = {
+            "share": f"`ottla consume --share {name}` reads in it",
+            "streams": "applications of Kafka Streams read in it",
+        }.get(info.type, f"`ottla consume --group {name}` reads in it")
+        raise CliError(f"group {name} is a {info.type} group: {how}")
+
+
+async def offset_reset_of(admin: Admin, name: str) -> str | None:
+    """Where a share group begins on a partition; None if the user may not see its settings."""
+    from ottla.client.admin.configs import ResourceType
+    from ottla.protocol.errors import KafkaError
+
+    setting = "share.auto.offset.reset"
+    try:
+        found = await admin.configs.describe(ResourceType.GROUP, name, keys=[setting])
+    except KafkaError:
+        return None
+    return found[setting].value if setting in found else None
 
 
 @command(app, "list")
@@ -59,11 +130,17 @@ def list_groups(
     as_json: Json = False,
 ) -> None:
     """List groups."""
+    wanted_types = known_values("--type", types, GROUP_STATES)
+    possible = [state for type in wanted_types or GROUP_STATES for state in GROUP_STATES[type]]
+    wanted_states = known_values("--state", states, possible)
 
     async def work(admin: Admin) -> list[ListedGroupInfo]:
-        return await admin.groups.list(states=states or (), types=types or ())
+        return await admin.groups.list(states=wanted_states, types=wanted_types)
 
-    found = with_admin(bootstrap, timeout, work)
+    show_listed(with_admin(bootstrap, timeout, work), as_json=as_json)
+
+
+def show_listed(found: Sequence[ListedGroupInfo], *, as_json: bool) -> None:
     if as_json:
         print_json([each._asdict() for each in found])
     else:
@@ -83,31 +160,11 @@ def describe(
     """Show a group's state, its members and their assignments."""
 
     async def work(admin: Admin) -> GroupInfo:
-        return await _group_or_fail(admin, name)
+        return await group_or_fail(admin, name)
 
     info = with_admin(bootstrap, timeout, work)
     if as_json:
-        print_json(
-            {
-                "group_id": info.group_id,
-                "type": info.type,
-                "protocol_type": info.protocol_type,
-                "state": info.state,
-                "assignor": info.assignor,
-                "epoch": info.epoch,
-                "members": [
-                    {
-                        "member_id": m.member_id,
-                        "instance_id": m.instance_id,
-                        "client_id": m.client_id,
-                        "host": m.host,
-                        "epoch": m.epoch,
-                        "assignment": [p._asdict() for p in m.assignment],
-                    }
-                    for m in info.members
-                ],
-            }
-        )
+        print_json(group_json(info))
         return
     print_pairs(
         [
@@ -121,12 +178,41 @@ def describe(
     if info.members:
         print()
         print_table(
-            ["member", "client", "host", "partitions"],
-            [
-                (m.instance_id or m.member_id, m.client_id, m.host, " ".join(map(str, sorted(m.assignment))))
-                for m in info.members
-            ],
+            ["member", "client", "host", "tasks" if info.type == "streams" else "partitions"],
+            [(m.instance_id or m.member_id, m.client_id, m.host, _assigned(m)) for m in info.members],
         )
+    if info.type in ("share", "streams"):
+        note(f"{_command(info)} shows more")
+
+
+def _assigned(member: MemberDescription) -> str:
+    if member.tasks:
+        return " ".join(f"{kind}:{','.join(tasks)}" for kind, tasks in member.tasks.items() if tasks)
+    return " ".join(map(str, sorted(member.assignment)))
+
+
+def group_json(info: GroupInfo) -> dict[str, Any]:
+    """A group and its members as JSON."""
+    return {
+        "group_id": info.group_id,
+        "type": info.type,
+        "protocol_type": info.protocol_type,
+        "state": info.state,
+        "assignor": info.assignor,
+        "epoch": info.epoch,
+        "members": [
+            {
+                "member_id": m.member_id,
+                "instance_id": m.instance_id,
+                "client_id": m.client_id,
+                "host": m.host,
+                "epoch": m.epoch,
+                "assignment": [p._asdict() for p in m.assignment],
+                **({"tasks": dict(m.tasks)} if info.type == "streams" else {}),
+            }
+            for m in info.members
+        ],
+    }
 
 
 @command(app, "lag")
@@ -139,12 +225,29 @@ def lag(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
-    """Show the committed offsets of a group and its lag."""
+    """Show the committed offsets of a group and its lag; of a share group, its start offsets."""
 
     async def work(admin: Admin) -> list[dict[str, Any]]:
-        return await _lag(admin, await _group_or_fail(admin, name), topics)
+        info = await group_or_fail(admin, name)
+        if info.type == "share":
+            rows = [
+                {
+                    "topic": row.partition.topic,
+                    "partition": row.partition.partition,
+                    "committed": row.start,
+                    "end": row.end,
+                    "lag": row.lag,
+                    "member": None,  # a partition has many
+                }
+                for row in await share_lag(admin, name)
+            ]
+            return [row for row in rows if not topics or row["topic"] in topics]
+        return await committed_lag(admin, info, topics)
 
-    rows = with_admin(bootstrap, timeout, work)
+    show_lag(name, with_admin(bootstrap, timeout, work), as_json=as_json)
+
+
+def show_lag(name: str, rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     total = sum(row["lag"] or 0 for row in rows)
     if as_json:
         print_json({"group_id": name, "lag": total, "partitions": rows})
@@ -153,10 +256,53 @@ def lag(
         ["topic", "partition", "committed", "end", "lag", "member"],
         [(r["topic"], r["partition"], r["committed"], r["end"], r["lag"], r["member"]) for r in rows],
     )
-    note(f"{total} records behind")
+    unknown = sum(row["lag"] is None for row in rows)
+    note(
+        f"{total} records behind" + (f", without {unknown} partitions that have no offset" if unknown else "")
+    )
 
 
-async def _lag(admin: Admin, info: GroupInfo, topics: list[str] | None) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class ShareLag:
+    """Where a share group is in a partition: `done` records from its start offset on are done too."""
+
+    partition: TopicPartition
+    start: int | None
+    end: int | None
+    lag: int | None
+    error: str | None
+
+    @property
+    def is_fresh(self) -> bool:
+        """No record was acknowledged there, and no offset set."""
+        return self.start is None and self.error is None
+
+    @property
+    def done(self) -> int | None:
+        if self.start is None or self.end is None or self.lag is None:
+            return None
+        return max(self.end - self.start - self.lag, 0)
+
+
+async def share_lag(admin: Admin, name: str) -> list[ShareLag]:
+    """Where a share group is, in all partitions that it reads."""
+    from ottla.client.admin.offsets import OffsetSpec
+    from ottla.protocol.errors import KafkaError
+
+    found = await admin.groups.share_offsets(name)
+    ends = await admin.offsets.list(dict.fromkeys(found, OffsetSpec.LATEST))
+    rows = []
+    for partition in sorted(found):
+        at, end = found[partition], ends[partition]
+        if isinstance(at, KafkaError):
+            rows.append(ShareLag(partition, None, None, None, at.message))
+        else:
+            offset = None if isinstance(end, KafkaError) else end.offset
+            rows.append(ShareLag(partition, at.start_offset, offset, at.lag, None))
+    return rows
+
+
+async def committed_lag(admin: Admin, info: GroupInfo, topics: list[str] | None) -> list[dict[str, Any]]:
     from ottla.client.admin.offsets import OffsetSpec
     from ottla.protocol.errors import KafkaError
 
@@ -185,26 +331,14 @@ async def _lag(admin: Admin, info: GroupInfo, topics: list[str] | None) -> list[
 @command(app, "reset-offsets")
 def reset_offsets(
     name: Group,
-    to: Annotated[
-        str | None,
-        Option(
-            "--to",
-            metavar="PLACE",
-            help="beginning, end, current, an offset, -N (before the end), a time, or an age (6h).",
-        ),
-    ] = None,
+    to: ResetTo = None,
     shift: Annotated[
         int | None, Option("--shift-by", metavar="N", help="Shift the committed offsets; negative is back.")
     ] = None,
-    file: Annotated[
-        str | None, Option("--from-file", metavar="CSV", help="Lines of topic,partition,offset.")
-    ] = None,
-    topics: Annotated[
-        list[str] | None,
-        Option("--topic", "-t", metavar="TOPIC[:0,2-4]", help="The topic to reset; may be repeated."),
-    ] = None,
+    file: ResetFile = None,
+    topics: ResetTopics = None,
     all_topics: Annotated[bool, Option("--all-topics", help="All topics with committed offsets.")] = False,
-    execute: Annotated[bool, Option("--execute", help="Do it. Otherwise only show the plan.")] = False,
+    execute: Execute = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
@@ -213,30 +347,27 @@ def reset_offsets(
 
     The group must have no members: they would not notice, and commit over it.
     """
-    if sum((to is not None, shift is not None, file is not None)) != 1:
-        raise WrongUsage("no target: give one of --to, --shift-by and --from-file")
-    if file is None and bool(topics) == all_topics:
-        raise WrongUsage("nothing to reset: give --topic or --all-topics")
-    from ottla.runtime.clock import SystemClock
+    target = parse_target(to, shift, file, has_scope=bool(topics) != all_topics)
+    scope = [parse_scope(each) for each in topics or ()]
 
-    target = ResetTarget(
-        position=None
-        if to is None or to == "current"
-        else parse_position("--to", to, SystemClock().wall_ms()),
-        shift=shift if shift is not None else (0 if to == "current" else None),
-        offsets=read_offsets_file(file) if file is not None else None,
-    )
-    scope = [_scope(each) for each in topics or ()]
-
-    async def work(admin: Admin) -> tuple[list[dict[str, Any]], dict[TopicPartition, KafkaError | None]]:
-        plan = await plan_reset(admin, name, target, scope)
+    async def work(admin: Admin) -> ResetOutcome:
+        info = await known_group(admin, name)
+        if info is not None and info.type == "share":
+            raise CliError(f"group {name} is a share group: `ottla share-groups reset-offsets` moves it")
+        committed = {p: c.offset for p, c in (await admin.groups.offsets(name)).items()}
+        plan = await plan_reset(admin, name, target, scope, committed)
         results: dict[TopicPartition, KafkaError | None] = {}
         if execute:
-            await _refuse_if_active(admin, name)
+            refuse_if_active(info)
             results = await admin.groups.alter_offsets(name, {row["at"]: row["new"] for row in plan})
         return plan, results
 
-    plan, results = with_admin(bootstrap, timeout, work)
+    show_reset(with_admin(bootstrap, timeout, work), execute=execute, as_json=as_json)
+
+
+def show_reset(outcome: ResetOutcome, *, execute: bool, as_json: bool) -> None:
+    """Print the plan of a reset, and what failed."""
+    plan, results = outcome
     failed = [str(error) for error in results.values() if error is not None]
     if as_json:
         print_json(
@@ -271,26 +402,28 @@ def reset_offsets(
         raise CliError("\nottla: ".join(failed))
 
 
-def _scope(text: str) -> tuple[str, list[int] | None]:
+def parse_scope(text: str) -> tuple[str, list[int] | None]:
     topic, _, partitions = text.partition(":")
     return topic, parse_ids("--topic", partitions) if partitions else None
 
 
-async def _refuse_if_active(admin: Admin, name: str) -> None:
-    """Refuse groups with members, and name them: the broker refuses without their names."""
+async def known_group(admin: Admin, name: str) -> GroupInfo | None:
     from ottla.protocol.errors import ErrorCode, KafkaError
 
     try:
-        info = await admin.groups.describe(name)
+        return await admin.groups.describe(name)
     except KafkaError as error:
         if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
-            return
+            return None
         raise
-    if info.members:
+
+
+def refuse_if_active(info: GroupInfo | None) -> None:
+    """Refuse groups with members, and name them: the broker refuses without their names."""
+    if info is not None and info.members:
         who = ", ".join(f"{m.client_id} at {m.host.lstrip('/')}" for m in info.members[:5])
-        raise CliError(
-            f"group {name} is {info.state} with {len(info.members)} members ({who}); stop them first"
-        )
+        count = f"{len(info.members)} members" if len(info.members) > 1 else "1 member"
+        raise CliError(f"group {info.group_id} is {info.state} with {count} ({who}); stop them first")
 
 
 @command(app, "delete-offsets")
@@ -305,11 +438,11 @@ def delete_offsets(
     as_json: Json = False,
 ) -> None:
     """Delete the committed offsets of a group for a topic."""
-    scope = [_scope(each) for each in topics]
+    scope = [parse_scope(each) for each in topics]
     confirm(f"Delete the offsets of {', '.join(topics)} in group {name}?", yes=yes)
 
     async def work(admin: Admin) -> dict[TopicPartition, KafkaError | None]:
-        await _group_or_fail(admin, name)
+        await group_or_fail(admin, name)
         committed = await admin.groups.offsets(name)
         chosen = [
             p
@@ -343,20 +476,24 @@ def delete(
 ) -> None:
     """Delete groups without members, with all their offsets."""
     confirm(f"Delete {', '.join(names)} with all offsets?", yes=yes)
+    show_deleted(with_admin(bootstrap, timeout, lambda admin: delete_groups(admin, names)), as_json=as_json)
 
-    async def work(admin: Admin) -> dict[str, str | None]:
-        from ottla.protocol.errors import ErrorCode
 
-        outcome: dict[str, str | None] = {}
-        for name, error in (await admin.groups.delete_many(names)).items():
-            if error is not None and error.code is ErrorCode.GROUP_ID_NOT_FOUND:
-                known = [each.group_id for each in await admin.groups.list()]
-                outcome[name] = f"group {name} does not exist{did_you_mean(name, known)}"
-            else:
-                outcome[name] = None if error is None else error.message
-        return outcome
+async def delete_groups(admin: Admin, names: Sequence[str]) -> dict[str, str | None]:
+    """Delete groups, and return why one could not be."""
+    from ottla.protocol.errors import ErrorCode
 
-    outcome = with_admin(bootstrap, timeout, work)
+    outcome: dict[str, str | None] = {}
+    for name, error in (await admin.groups.delete_many(names)).items():
+        if error is not None and error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+            known = [each.group_id for each in await admin.groups.list()]
+            outcome[name] = f"group {name} does not exist{did_you_mean(name, known)}"
+        else:
+            outcome[name] = None if error is None else error.message
+    return outcome
+
+
+def show_deleted(outcome: Mapping[str, str | None], *, as_json: bool) -> None:
     if as_json:
         print_json([{"group_id": name, "deleted": e is None, "error": e} for name, e in outcome.items()])
     else:
@@ -377,6 +514,23 @@ class ResetTarget:
     offsets: Mapping[tuple[str, int], int] | None = None
 
 
+def parse_target(to: str | None, shift: int | None, file: str | None, *, has_scope: bool) -> ResetTarget:
+    """The target that options name; WrongUsage if they name none or several, or no topics."""
+    if sum((to is not None, shift is not None, file is not None)) != 1:
+        raise WrongUsage("no target: give one of --to, --shift-by and --from-file")
+    if file is None and not has_scope:
+        raise WrongUsage("nothing to reset: give --topic or --all-topics")
+    from ottla.runtime.clock import SystemClock
+
+    return ResetTarget(
+        position=None
+        if to is None or to == "current"
+        else parse_position("--to", to, SystemClock().wall_ms()),
+        shift=shift if shift is not None else (0 if to == "current" else None),
+        offsets=read_offsets_file(file) if file is not None else None,
+    )
+
+
 def read_offsets_file(path: str) -> dict[tuple[str, int], int]:
     """Parse a file with lines of topic,partition,offset."""
     import csv
@@ -395,14 +549,17 @@ def read_offsets_file(path: str) -> dict[tuple[str, int], int]:
 
 
 async def plan_reset(
-    admin: Admin, group: str, target: ResetTarget, scope: Sequence[tuple[str, list[int] | None]]
+    admin: Admin,
+    group: str,
+    target: ResetTarget,
+    scope: Sequence[tuple[str, list[int] | None]],
+    committed: Mapping[TopicPartition, int],
 ) -> list[dict[str, Any]]:
     """The plan of a reset: for each partition (`at`) the committed offset (`current`) and the new one, which
     is kept within the log. Without a scope, all partitions with committed offsets.
     """
     from ottla.protocol.names import TopicPartition
 
-    committed = {p: c.offset for p, c in (await admin.groups.offsets(group)).items()}
     if target.offsets is not None:
         wanted = {
             TopicPartition(*p): PartitionPosition(PositionKind.OFFSET, o) for p, o in target.offsets.items()

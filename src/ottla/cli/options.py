@@ -42,6 +42,25 @@ def named_values(option: str, entries: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def known_values(option: str, values: Iterable[str] | None, known: Iterable[str]) -> list[str]:
+    """The values of an option as Kafka writes them; WrongUsage if one is not known.
+
+    A broker answers that there is nothing in a state that does not exist, and the user would take that for
+    the truth.
+
+    >>> known_values("--state", ["stable"], ["Stable", "Empty"])
+    ['Stable']
+    """
+    spellings = {each.lower(): each for each in known}
+    found = []
+    for value in values or ():
+        spelling = spellings.get(value.lower())
+        if spelling is None:
+            raise WrongUsage(f"{option} {value}: known are {', '.join(spellings.values())}")
+        found.append(spelling)
+    return found
+
+
 def parse_ids(option: str, text: str | None) -> list[int] | None:
     """Parse comma-separated numbers and ranges such as 0-3.
 

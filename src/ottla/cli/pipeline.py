@@ -29,11 +29,10 @@ from ottla.cli.pipeline_options import (
     log_file,
     naming_full_disks,
     project_of,
-    terminable,
 )
 from ottla.cli.pipeline_replay import replay
 from ottla.cli.pipeline_test import play_tests
-from ottla.cli.session import with_admin
+from ottla.cli.session import terminable, with_admin
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin

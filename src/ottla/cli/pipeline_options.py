@@ -82,18 +82,3 @@ def naming_full_disks(
             raise
         where = error.filename or directory
         raise CliError(f"{where}: {error.strerror}. Make room, and start again: {consequence}") from None
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Make SIGTERM end a run as Ctrl-C does: with Spark and the node stopped cleanly."""
-    import signal
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

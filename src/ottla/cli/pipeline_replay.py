@@ -26,10 +26,9 @@ from ottla.cli.pipeline_options import (
     Verbose,
     naming_full_disks,
     project_of,
-    terminable,
 )
 from ottla.cli.pipeline_test import new_node, refuse_own_catalog, test_log
-from ottla.cli.session import cli_error
+from ottla.cli.session import cli_error, terminable
 from ottla.cli.trace import DecisionTopic, LineageTopic, find_record
 
 if TYPE_CHECKING:

@@ -102,6 +102,7 @@ def run_query(
     tables = list_tables(project.directory / WAREHOUSE)
     if not tables:
         raise CliError(NO_TABLES)
+    note(f"starting Spark on {master}")
     with (
         TemporaryDirectory(prefix="ottla-sql-") as own,
         connect_session(

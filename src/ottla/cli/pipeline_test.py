@@ -28,8 +28,8 @@ from ottla.cli.pipeline_options import (
     log_file,
     naming_full_disks,
     project_of,
-    terminable,
 )
+from ottla.cli.session import terminable
 
 if TYPE_CHECKING:
     from ottla.spark.pipelines.project import Project

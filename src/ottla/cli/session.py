@@ -7,7 +7,8 @@ Modules are imported when they are needed, as a short command spends most of its
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -26,6 +27,8 @@ from ottla.cli.errors import (
 from ottla.cli.output import note
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from ottla.client.admin import Admin
     from ottla.client.cluster_metadata import TopicInfo
     from ottla.protocol.errors import KafkaError
@@ -86,6 +89,24 @@ def run(work: Coroutine[Any, Any, T], *, fast_loop: bool = False) -> T:
         return asyncio.run(work)
     except KafkaError as error:
         raise cli_error(error) from None
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Make SIGTERM end a command as Ctrl-C does: cleanly."""
+    import signal
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):  # of a command in the background
+            raise KeyboardInterrupt
+        handler(signal.SIGINT, frame)  # asyncio's cancels the coroutine
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def with_admin(bootstrap: str, timeout_s: float, work: Callable[[Admin], Awaitable[T]]) -> T:

@@ -16,6 +16,7 @@ from ottla.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from ottla.sim.cluster.run import ClusterOutcome
+    from ottla.sim.cluster.scenario import ClusterScenario
 
 HELP: Final = "Run a simulated cluster under faults."
 
@@ -25,6 +26,7 @@ Nodes = Annotated[int, Option("--nodes", min=1, max=9, help="The number of broke
 Minutes = Annotated[float, Option("--minutes", min=0.01, help="The time with faults, in virtual minutes.")]
 Traced = Annotated[bool, Option("--trace", help="Print every event.")]
 Secured = Annotated[bool, Option("--secured", help="Ask all clients for a login, and change ACLs meanwhile.")]
+ShareGroups = Annotated[bool, Option("--share-groups", help="Have a share group whose members lose locks.")]
 Plant = Annotated[
     str | None, Option("--plant", metavar="BUG", help="Insert a known bug, to check that it is found.")
 ]
@@ -38,6 +40,7 @@ def app(
     minutes: Minutes = 1.0,
     trace: Traced = False,
     secured: Secured = False,
+    share_groups: ShareGroups = False,
     plant: Plant = None,
     as_json: Json = False,
 ) -> None:
@@ -47,6 +50,7 @@ def app(
     disks lose data, links break. Exits with 1 and the command that replays the run if a guarantee is broken.
     """
     from ottla.sim.cluster.planted_bugs import CLUSTER_BUGS, plant_cluster_bug
+    from ottla.sim.cluster.scenario import ClusterScenario
 
     if plant is not None and plant not in CLUSTER_BUGS:
         hint = did_you_mean(plant, CLUSTER_BUGS) or f": there are {', '.join(sorted(CLUSTER_BUGS))}"
@@ -55,7 +59,8 @@ def app(
     outcomes = []
     with plant_cluster_bug(plant):
         for number in range(seed, seed + seeds):
-            outcome = _run(number, nodes, minutes, trace=trace and not as_json, secured=secured)
+            scenario = ClusterScenario(nodes=nodes, secured=secured, share_groups=share_groups)
+            outcome = _run(number, scenario, minutes, trace=trace and not as_json)
             outcomes.append(outcome)
             coverage.update(outcome.coverage)
             if not as_json:
@@ -72,15 +77,15 @@ def app(
         if not trace and not as_json:
             print("\n".join(("", *last.tail)))
         replay = f"ottla sim --seed {last.seed} --nodes {nodes} --minutes {minutes:g} --trace"
-        more = (" --secured" if secured else "") + ("" if plant is None else f" --plant {plant}")
+        more = (" --secured" if secured else "") + (" --share-groups" if share_groups else "")
+        more += "" if plant is None else f" --plant {plant}"
         raise CliError(f"a guarantee was broken: {last.violations[0]}\nreplay it: {replay}{more}")
 
 
-def _run(seed: int, nodes: int, minutes: float, *, trace: bool, secured: bool) -> ClusterOutcome:
+def _run(seed: int, scenario: ClusterScenario, minutes: float, *, trace: bool) -> ClusterOutcome:
     from ottla.sim.cluster.run import ClusterRun
-    from ottla.sim.cluster.scenario import ClusterScenario
 
-    run = ClusterRun(seed, seconds=minutes * 60, scenario=ClusterScenario(nodes=nodes, secured=secured))
+    run = ClusterRun(seed, seconds=minutes * 60, scenario=scenario)
     if trace:
         run.world.trace.echo = print
     return run.run()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ottla.cli.output import Cell, size_text
 from ottla.cli.top_view import Table, TopView
+from ottla.client.admin.groups import SHARE
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 
@@ -114,16 +115,22 @@ class ProtocolTop:
         listed = await self._admin.groups.list()
         gate = asyncio.Semaphore(_GROUPS_AT_ONCE)
 
-        async def lag_of(group: str) -> int | None:
+        async def lag_of(group: str, type: str) -> int | None:
             async with gate:
                 try:
+                    if type == SHARE:
+                        # Records after its start offset may be done: the broker knows which count.
+                        found = (await self._admin.groups.share_offsets(group)).values()
+                        known = [at.lag for at in found if not isinstance(at, KafkaError)]
+                        lags = [lag for lag in known if lag is not None]
+                        return sum(lags) if lags else None
                     offsets = await self._admin.groups.offsets(group)
                 except KafkaError:
                     return None
             return sum(max(ends[tp] - each.offset, 0) for tp, each in offsets.items() if tp in ends)
 
         shown = listed[:_MAX_GROUPS]
-        lags = await asyncio.gather(*(lag_of(each.group_id) for each in shown))
+        lags = await asyncio.gather(*(lag_of(each.group_id, each.type) for each in shown))
         groups = {
             each.group_id: {"state": each.state, "type": each.type, "lag": lag}
             for each, lag in zip(shown, lags)

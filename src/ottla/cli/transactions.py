@@ -13,6 +13,7 @@ from ottla.cli.options import (
     Json,
     Timeout,
     Yes,
+    known_values,
     parse_partition,
 )
 from ottla.cli.output import note, print_json, print_pairs, print_table, time_text
@@ -27,6 +28,16 @@ if TYPE_CHECKING:
 
 HELP: Final = "See transactions, find and abort those that hang."
 DEFAULT_HANGING_MINUTES: Final = 15.0
+TRANSACTION_STATES: Final = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "Dead",
+    "PrepareEpochFence",
+)
 app = group("transactions", HELP)
 
 
@@ -50,10 +61,11 @@ def list_transactions(
     as_json: Json = False,
 ) -> None:
     """List transactional ids and the state of their transactions."""
+    wanted = known_values("--state", states, TRANSACTION_STATES)
 
     async def work(admin: Admin) -> list[ListedTransaction]:
         return await admin.transactions.list(
-            states=states or (),
+            states=wanted,
             producer_ids=producers or (),
             longer_than_ms=None if longer is None else int(longer * 1000),
             pattern=pattern,

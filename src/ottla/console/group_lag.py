@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ottla.client.admin import Admin
 from ottla.client.admin.offsets import OffsetSpec
@@ -11,7 +12,17 @@ from ottla.console.cluster_access import ClusterAccess
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["PartitionLag", "end_offsets", "group_lags", "total_lag"]
+__all__ = ["GroupOffset", "PartitionLag", "committed_offsets", "end_offsets", "group_lags", "total_lag"]
+
+
+class GroupOffset(NamedTuple):
+    """Where a group is in a partition. A share group has records behind its start offset that are done: its
+    `lag`, where the broker says it, counts those that are not.
+    """
+
+    offset: int
+    metadata: str = ""
+    lag: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,23 +30,36 @@ class PartitionLag:
     """What is not known is None: nothing was committed, or the end could not be read."""
 
     partition: TopicPartition
-    committed: int | None
-    metadata: str
+    at: GroupOffset | None
     end: int | None
 
     @property
+    def committed(self) -> int | None:
+        return None if self.at is None else self.at.offset
+
+    @property
+    def metadata(self) -> str:
+        return "" if self.at is None else self.at.metadata
+
+    @property
     def lag(self) -> int | None:
+        if self.at is not None and self.at.lag is not None:
+            return self.at.lag
         if self.committed is None or self.end is None:
             return None
         return max(self.end - self.committed, 0)
 
 
-async def committed_offsets(admin: Admin, group_id: str, type: str) -> dict[TopicPartition, tuple[int, str]]:
+async def committed_offsets(admin: Admin, group_id: str, type: str) -> dict[TopicPartition, GroupOffset]:
     """The committed offsets of a group with their metadata; of a share group, where its partitions begin."""
     if type == "share":
-        return {each: (at, "") for each, at in (await admin.groups.share_offsets(group_id)).items()}
+        return {
+            each: GroupOffset(at.start_offset, lag=at.lag)
+            for each, at in (await admin.groups.share_offsets(group_id)).items()
+            if not isinstance(at, KafkaError) and at.start_offset is not None
+        }
     found = await admin.groups.offsets(group_id)
-    return {each: (at.offset, at.metadata) for each, at in found.items()}
+    return {each: GroupOffset(at.offset, at.metadata) for each, at in found.items()}
 
 
 async def end_offsets(
@@ -54,21 +78,13 @@ async def end_offsets(
 
 async def group_lags(
     access: ClusterAccess,
-    committed: Mapping[TopicPartition, tuple[int, str]],
+    committed: Mapping[TopicPartition, GroupOffset],
     assigned: Iterable[TopicPartition] = (),
 ) -> list[PartitionLag]:
     """The lag of each partition that has a committed offset or is assigned, by name."""
     partitions = sorted({*committed, *assigned})
     ends = await end_offsets(access, partitions)
-    return [
-        PartitionLag(
-            each,
-            committed[each][0] if each in committed else None,
-            committed[each][1] if each in committed else "",
-            ends.get(each),
-        )
-        for each in partitions
-    ]
+    return [PartitionLag(each, committed.get(each), ends.get(each)) for each in partitions]
 
 
 def total_lag(lags: Iterable[PartitionLag]) -> int | None:

@@ -51,6 +51,7 @@ class BrokerMetadataPublisher:
         replication: BrokerReplication,
         alter_log_dirs: AlterReplicaLogDirsManager,
         coordinators: Coordinators,
+        apply_to_share_partitions: Callable[[ReplicaChanges], None],
     ) -> None:
         self._clock: Final = clock
         self._metadata: Final = metadata
@@ -60,6 +61,7 @@ class BrokerMetadataPublisher:
         self._replication: Final = replication
         self._alter_log_dirs: Final = alter_log_dirs
         self._coordinators: Final = coordinators
+        self._apply_to_share_partitions: Final = apply_to_share_partitions
         self._failures: Final = WorkQueue(clock, "replicas of failed directories")
         # From the first image until the broker stops; then replicas stay as they are.
         self.is_applying = False
@@ -111,6 +113,7 @@ class BrokerMetadataPublisher:
                 for alone in part.parts(1):
                     _attempt("replication", partial(self._replication.apply, alone))
             await turns.pause_if_due()
+        _attempt("share partitions", lambda: self._apply_to_share_partitions(changes))
         internal = changes.of_topics(INTERNAL_TOPICS)
         _attempt("coordinators", lambda: self._coordinators.apply(image, internal, delta))
 

@@ -57,7 +57,7 @@ from ottla.protocol.errors import KafkaError
 from ottla.protocol.schema import Request, Response
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.partition import Partition
-from ottla.replication.replica_manager import ReplicaManager, registration_of
+from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager, registration_of
 from ottla.runtime import process
 from ottla.runtime.metrics import MetricsRegistry
 from ottla.runtime.runtime import Runtime
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from ottla.metadata.log.metadata_log import MetadataLog
     from ottla.node.network.connection import RequestDispatcher
     from ottla.node.network.login import SaslListener
+    from ottla.node.share.share_partition_manager import SharePartitionManager
     from ottla.node.telemetry.client_telemetry import ClientTelemetry
     from ottla.node.telemetry.tracing import Tracing
     from ottla.runtime.clock import Clock
@@ -177,6 +178,8 @@ class Node:
         self.alter_log_dirs: AlterReplicaLogDirsManager
         self.damaged_replicas: DamagedReplicas
         self.coordinators: Coordinators
+        # None until a member of a share group first fetches.
+        self.share_partitions_in_use: SharePartitionManager | None = None
         self._publisher: BrokerMetadataPublisher | None = None
         self._broker_tasks: BrokerTasks | None = None
         self._incarnation_id: Final = runtime.random.uuid()
@@ -312,6 +315,25 @@ class Node:
         )
         self.metrics.add_collector("client telemetry", telemetry.collect)
         return telemetry
+
+    @property
+    def share_partitions(self) -> SharePartitionManager:
+        """The share partitions that this broker leads; made when the first member fetches."""
+        if self.share_partitions_in_use is None:
+            from ottla.node.share.share_partition_manager import SharePartitionManager
+
+            self.share_partitions_in_use = SharePartitionManager(
+                self, lambda: self.coordinators.persister, self.server.memory.clients
+            )
+        return self.share_partitions_in_use
+
+    async def _close_share_partitions(self) -> None:
+        if self.share_partitions_in_use is not None:
+            await self.share_partitions_in_use.close()
+
+    def _apply_to_share_partitions(self, changes: ReplicaChanges) -> None:
+        if self.share_partitions_in_use is not None:
+            self.share_partitions_in_use.apply(changes)
 
     # Starting
 
@@ -494,8 +516,11 @@ class Node:
             self.replicas,
             self.log_flushes,
             self.producer_ids,
+            self._create_internal_topic,
+            lambda: self.lifecycle.is_cut_off,
         )
         self._on_stop(self.coordinators.close)
+        self._on_stop(self._close_share_partitions)
         self.alter_log_dirs = AlterReplicaLogDirsManager(
             self.logs,
             self.replicas,
@@ -514,6 +539,7 @@ class Node:
             self.replication,
             self.alter_log_dirs,
             self.coordinators,
+            self._apply_to_share_partitions,
         )
         self._on_stop(self._publisher.stop)
         self.damaged_replicas = DamagedReplicas(
@@ -637,6 +663,12 @@ class Node:
 
     def _decide_locally(self, request: Request, version: int) -> Awaitable[Response | None]:
         return decide_locally(self._services, request, version)
+
+    async def _create_internal_topic(self, name: str) -> None:
+        """Have a topic created that a coordinator needs; where that fails, the broker tries again later."""
+        from ottla.node.api.auto_topic_creation import create_missing_topics
+
+        await create_missing_topics(self._services, [name])
 
     # While it runs
 

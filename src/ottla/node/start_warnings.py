@@ -10,12 +10,13 @@ from typing import Final
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
-from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, SHARE_GROUP_STATE_TOPIC, TRANSACTION_STATE_TOPIC
 from ottla.protocol.scram import ScramMechanism
 
 _INTERNAL_TOPICS: Final = (
     ("offsets.topic.replication.factor", CONSUMER_OFFSETS_TOPIC, "consumer groups"),
     ("transaction.state.log.replication.factor", TRANSACTION_STATE_TOPIC, "transactions"),
+    ("share.coordinator.state.topic.replication.factor", SHARE_GROUP_STATE_TOPIC, "share groups"),
 )
 
 

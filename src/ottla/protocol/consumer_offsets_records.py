@@ -322,7 +322,7 @@ class StreamsGroupMetadataValue(Message, api_key=17, versions="0", flexible="0+"
     metadata_hash: int = int64()
     validated_topology_epoch: int = int32(tag=0, default=-1)
     last_assignment_configs: list[LastAssignmentConfig] | None = array(
-        LastAssignmentConfig, nullable=True, tag=1
+        LastAssignmentConfig, nullable=True, default=None, tag=1
     )
 
 
@@ -402,6 +402,7 @@ class StreamsGroupCurrentMemberAssignmentKey(Message, api_key=22, versions="0"):
 class StreamsGroupCurrentMemberAssignmentTaskIds(Struct):
     subtopology_id: str = string()
     partitions: list[int] = array("int32")
+    # The schema of Kafka says null, but without quotes: its generator takes the empty list for the default.
     assignment_epochs: list[int] | None = array("int32", nullable=True, tag=0)
 
 

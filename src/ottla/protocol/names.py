@@ -21,6 +21,13 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
+class TopicIdPartition(NamedTuple):
+    """A partition of a topic, by the id of the topic."""
+
+    topic_id: bytes
+    partition: int
+
+
 CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 SHARE_GROUP_STATE_TOPIC: Final = "__share_group_state"
@@ -54,6 +61,37 @@ def parse_uuid(text: str) -> bytes:
     if len(uuid) != 16:
         raise ValueError(f"{text!r} is not an id: 22 characters of base64url are needed")
     return uuid
+
+
+class SharePartitionKey(NamedTuple):
+    """A share partition: a partition of a topic as one share group consumes it."""
+
+    group_id: str
+    topic_id: bytes
+    partition: int
+
+    @property
+    def coordinator_key(self) -> str:
+        """The key of FindCoordinator, whose hash also gives the partition of `__share_group_state`.
+
+        >>> SharePartitionKey("workers", bytes(16), 3).coordinator_key
+        'workers:AAAAAAAAAAAAAAAAAAAAAA:3'
+        """
+        return f"{self.group_id}:{uuid_text(self.topic_id)}:{self.partition}"
+
+    @classmethod
+    def parse(cls, key: str) -> SharePartitionKey:
+        """Read a key of FindCoordinator; ValueError if it is none. A group id may contain colons."""
+        parts = key.rstrip(":").rsplit(":", 2)
+        if len(parts) < 3:
+            raise ValueError(f"Invalid share coordinator key {key!r}: it is not group:topic-id:partition")
+        group_id, topic_id, partition = parts
+        if not group_id.strip():
+            raise ValueError(f"Invalid share coordinator key {key!r}: the group id is empty")
+        try:
+            return cls(group_id, parse_uuid(topic_id), int(partition))
+        except ValueError as error:
+            raise ValueError(f"Invalid share coordinator key {key!r}: {error}") from None
 
 
 # The names of topics, by the rules of Kafka's `Topic`

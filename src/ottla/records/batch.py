@@ -53,6 +53,7 @@ __all__ = [
     "TimestampType",
     "find_timestamp",
     "iter_batches",
+    "iter_offsets",
     "offset_of_max_timestamp",
     "payload_of",
     "read_records",
@@ -65,6 +66,8 @@ CRC_POSITION = 17
 CRC_START = 21
 """The first byte that the checksum covers: the attributes."""
 _OFFSET = struct.Struct(">q")
+# The base offset, the length of what follows, and the last offset delta.
+_OFFSETS = struct.Struct(">qi11xi")
 _EPOCH = struct.Struct(">i")
 _CRC = struct.Struct(">I")
 _ATTRIBUTES = struct.Struct(">h")
@@ -85,6 +88,19 @@ def iter_batches(buf: Buffer, pos: int = 0) -> Iterator[tuple[int, BatchHeader]]
         if size > end - pos:
             return
         yield pos, header
+        pos += size
+
+
+def iter_offsets(buf: Buffer) -> Iterator[tuple[int, int, int, int]]:
+    """Position, size, base offset and last offset of each complete batch, for callers that need no more."""
+    end = memoryview(buf).nbytes
+    pos = 0
+    while end - pos >= HEADER_SIZE:
+        base_offset, length, last_offset_delta = _OFFSETS.unpack_from(buf, pos)
+        size = LOG_OVERHEAD + length
+        if size > end - pos or size < HEADER_SIZE:
+            return
+        yield pos, size, base_offset, base_offset + last_offset_delta
         pos += size
 
 

@@ -180,6 +180,11 @@ class Replica:
             else max(self._last_caught_up_ms, session.last_fetch_ms)
         )
 
+    @property
+    def last_fetch_ms(self) -> int:
+        session = self.idle_session
+        return self._last_fetch_ms if session is None else max(self._last_fetch_ms, session.last_fetch_ms)
+
     def end_idle_session(self) -> None:
         """Note the last fetch of the idle session: from now on, or because of what has just been appended,
         its fetches do not say that the follower has everything.
@@ -728,7 +733,8 @@ class Partition:
                 self._update_follower_fetch_state(state, follower, offset, end, now_ms)
         aborted = None
         if isolation is FetchIsolation.TXN_COMMITTED:
-            aborted = self._aborted_transactions(offset, last_stable, records)
+            with waiting(may_wait):
+                aborted = self._aborted_transactions(offset, last_stable, records)
         return LogReadInfo(records, high_watermark, last_stable, start, end, diverging, aborted)
 
     def _replica_of(self, follower: FollowerFetch, current_leader_epoch: int) -> Replica:
@@ -846,6 +852,14 @@ class Partition:
             and not self._remote_replicas[id].is_caught_up(end, self.replica_lag_max_ms, now_ms)
         }
 
+    def is_followed_since(self, time_ms: int) -> bool:
+        """Whether it leads, and each follower in the ISR has fetched since then: none of them had become the
+        leader.
+        """
+        return self.is_leader and all(
+            self._remote_replicas[id].last_fetch_ms >= time_ms for id in self.isr if id != self.broker_id
+        )
+
     @property
     def has_lagging_follower(self) -> bool:
         """Whether it leads and a follower in the ISR does not have everything, so that it may have to leave
@@ -952,7 +966,7 @@ class Partition:
 
     # Deleting
 
-    def delete_records_on_leader(self, offset: int) -> int:
+    def delete_records_on_leader(self, offset: int, reason: str = "records were deleted by a client") -> int:
         """Delete the records below `offset` (-1: the high watermark); returns the offset that the log start
         of all replicas must reach.
         """
@@ -971,7 +985,7 @@ class Partition:
                 f"The offset {wanted} for partition {self.topic_partition} is not valid; -1 stands for "
                 "the high watermark",
             )
-        self.log.maybe_increment_log_start_offset(wanted, "records were deleted by a client")
+        self.log.maybe_increment_log_start_offset(wanted, reason)
         self._on_progress()
         return wanted
 

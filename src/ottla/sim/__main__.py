@@ -53,6 +53,7 @@ def node(seed: int, seeds: int, seconds: float, trace: bool) -> None:
 @click.option("--nodes", type=int, help="How many brokers; drawn from the seed if not given.")
 @click.option("--many-partitions", is_flag=True, help="Run many partitions on bad disks.")
 @click.option("--secured", is_flag=True, help="Ask all clients for a login, and change ACLs meanwhile.")
+@click.option("--share-groups", is_flag=True, help="Have a share group whose members lose locks.")
 @click.option("--trace", is_flag=True, help="Show what happens, line by line.")
 def cluster(
     seed: int,
@@ -61,14 +62,16 @@ def cluster(
     nodes: int | None,
     many_partitions: bool,
     secured: bool,
+    share_groups: bool,
     trace: bool,
 ) -> None:
     """A whole cluster with clients of every kind."""
     scenario = MANY_PARTITIONS if many_partitions else ClusterScenario(nodes=nodes)
-    scenario = replace(scenario, secured=secured)
+    scenario = replace(scenario, secured=secured, share_groups=share_groups)
     more = "" if nodes is None else f" --nodes {nodes}"
     more += " --many-partitions" if many_partitions else ""
     more += " --secured" if secured else ""
+    more += " --share-groups" if share_groups else ""
     _run(partial(ClusterRun, scenario=scenario), seed, seeds, seconds, trace, more)
 
 

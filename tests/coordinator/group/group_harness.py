@@ -20,14 +20,19 @@ from ottla.coordinator.group.requests import (
     CommitTransactionalOffsets,
     ConsumerGroupHeartbeat,
     DeleteOffsets,
+    DeleteShareGroupOffsets,
     FetchOffsets,
     GroupRequest,
     Heartbeat,
     JoinGroup,
     LeaveGroup,
     NewMetadataImage,
+    ShareGroupHeartbeat,
+    StreamsGroupHeartbeat,
     SyncGroup,
 )
+from ottla.coordinator.group.share.share_group import ShareGroup
+from ottla.coordinator.group.streams.streams_group import StreamsGroup
 from ottla.coordinator.runtime.effects import Effects, EventTime, ProducerIdAndEpoch, ReplayedRecord
 from ottla.metadata.image.delta import apply_records
 from ottla.metadata.image.image import MetadataImage
@@ -44,6 +49,7 @@ from ottla.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatResponse,
     TopicPartitions,
 )
+from ottla.protocol.messages.delete_share_group_offsets import DeleteShareGroupOffsetsRequest
 from ottla.protocol.messages.heartbeat import HeartbeatRequest
 from ottla.protocol.messages.join_group import (
     JoinGroupRequest,
@@ -58,6 +64,14 @@ from ottla.protocol.messages.offset_commit import (
 )
 from ottla.protocol.messages.offset_delete import OffsetDeleteRequest
 from ottla.protocol.messages.offset_fetch import OffsetFetchRequestGroup, OffsetFetchRequestTopics
+from ottla.protocol.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
+from ottla.protocol.messages.streams_group_heartbeat import (
+    Endpoint,
+    KeyValue,
+    StreamsGroupHeartbeatRequest,
+    TaskIds,
+    Topology,
+)
 from ottla.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from ottla.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -82,6 +96,8 @@ KINDS: dict[type, type[GroupRequest[Any, Any]]] = {
     OffsetCommitRequest: CommitOffsets,
     TxnOffsetCommitRequest: CommitTransactionalOffsets,
     OffsetDeleteRequest: DeleteOffsets,
+    ShareGroupHeartbeatRequest: ShareGroupHeartbeat,
+    DeleteShareGroupOffsetsRequest: DeleteShareGroupOffsets,
 }
 """The operation for the request of each API."""
 
@@ -129,6 +145,7 @@ class GroupHarness:
         self.log: list[Entry] = []
         self.answers: list[Answer] = []
         self.fail_writes = False
+        self.sent: list[Any] = []  # work outside of the shard
         self.ids = 0
         self.image = apply_records(
             MetadataImage.EMPTY, [FeatureLevelRecord(name="metadata.version", feature_level=30)]
@@ -178,6 +195,7 @@ class GroupHarness:
         for record in effects.records:
             value = None if record.value is None else encode_value(record.value, record.version)
             self._append(Entry(encode_key(record.key), value, effects.producer))
+        self.sent += effects.sends
         for token, response in effects.replies:
             assert isinstance(token, Answer)
             assert token.value is None, "a request was answered twice"
@@ -394,6 +412,62 @@ class GroupHarness:
         )
         return self.submit(ConsumerGroupHeartbeat(body, version, "client", "/127.0.0.1", sees_topic))
 
+    # Members of streams groups
+
+    @property
+    def streams(self) -> StreamsGroup:
+        group = self.shard.metadata.groups[GROUP]
+        assert isinstance(group, StreamsGroup)
+        return group
+
+    def streams_beat(
+        self,
+        member_id: str,
+        epoch: int,
+        *,
+        topology: Topology | None = None,
+        active: dict[str, list[int]] | None = None,
+        standby: dict[str, list[int]] | None = None,
+        process: str | None = None,
+        endpoint: tuple[str, int] | None = None,
+        endpoint_epoch: int = 0,
+        tags: dict[str, str] | None = None,
+        rebalance_ms: int | None = None,
+        shutdown: bool = False,
+        group: str = GROUP,
+    ) -> Answer:
+        """A heartbeat; one that joins owns nothing, and each member is a process of its own by default. The
+        tasks that a member owns are sent if `active` is given.
+        """
+        if epoch == 0:
+            rebalance_ms = 30_000 if rebalance_ms is None else rebalance_ms
+            active = {} if active is None else active
+            process = f"process of {member_id}" if process is None else process
+        owned = [
+            None
+            if active is None
+            else [TaskIds(subtopology_id=id, partitions=ids) for id, ids in (tasks or {}).items()]
+            for tasks in (active, standby, {})
+        ]
+        body = StreamsGroupHeartbeatRequest(
+            group_id=group,
+            member_id=member_id,
+            member_epoch=epoch,
+            endpoint_information_epoch=endpoint_epoch,
+            rebalance_timeout_ms=-1 if rebalance_ms is None else rebalance_ms,
+            topology=topology,
+            active_tasks=owned[0],
+            standby_tasks=owned[1],
+            warmup_tasks=owned[2],
+            process_id=process,
+            user_endpoint=None if endpoint is None else Endpoint(host=endpoint[0], port=endpoint[1]),
+            client_tags=None
+            if tags is None
+            else [KeyValue(key=key, value=value) for key, value in tags.items()],
+            shutdown_application=shutdown,
+        )
+        return self.submit(StreamsGroupHeartbeat(body, 0, "client", "/127.0.0.1"))
+
     # Offsets
 
     def commit(
@@ -571,6 +645,31 @@ def durable(shard: GroupCoordinatorShard) -> dict[str, Any]:
                 dict(group.target),
                 dict(group.regexes),
                 dict(group.owners),
+            )
+        elif isinstance(group, ShareGroup):
+            groups[group_id] = (
+                "share",
+                group.epoch,
+                group.metadata_hash,
+                group.target_epoch,
+                dict(group.members),
+                dict(group.target),
+                group.states,
+            )
+        elif isinstance(group, StreamsGroup):
+            groups[group_id] = (
+                "streams",
+                group.epoch,
+                group.metadata_hash,
+                group.validated_topology_epoch,
+                dict(group.assignment_configs),
+                group.target_epoch,
+                group.target_timestamp_ms,
+                group.topology,
+                dict(group.members),
+                dict(group.target),
+                dict(group.active_processes),
+                dict(group.other_processes),
             )
         else:
             groups[group_id] = ("classic",)

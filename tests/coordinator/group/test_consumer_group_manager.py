@@ -20,7 +20,7 @@ def lab_with(partitions: int = 4, **config: Any) -> GroupHarness:
 def test_the_first_member_gets_everything_at_once() -> None:
     lab = lab_with()
     response = lab.beat("a", 0).ok()
-    assert (response.member_id, response.member_epoch, response.heartbeat_interval_ms) == ("a", 2, 5_000)
+    assert (response.member_id, response.member_epoch, response.heartbeat_interval_ms) == ("a", 2, 100)
     assert assigned(response) == {"logs": [0, 1, 2, 3]}
     assert lab.consumers.state is ConsumerGroupState.STABLE
     quiet = lab.beat("a", 2).ok()
@@ -126,7 +126,9 @@ def test_the_session_timeout_of_one_group_can_be_set() -> None:
         lab.settings.node,
         {GROUP: {"consumer.session.timeout.ms": "50000", "consumer.heartbeat.interval.ms": "7000"}},
     )
-    assert lab.beat("a", 0).ok().heartbeat_interval_ms == 7_000
+    lab.beat("a", 0)
+    lab.advance(30_000)
+    assert lab.beat("a", 2).ok().heartbeat_interval_ms == 7_000
     lab.advance(49_999)
     assert "a" in lab.consumers.members
 

@@ -198,7 +198,21 @@ class TestTransactions:
         lab = lab_with()
         lab.beat("a", 0)
         assert lab.txn_commit(P, {LOGS: 1}, member_id="a", epoch=2).ok()
-        assert lab.txn_commit(P, {LOGS: 1}, member_id="a", epoch=0).error is ErrorCode.STALE_MEMBER_EPOCH
+        for epoch in (0, 3):
+            stale = lab.txn_commit(P, {LOGS: 1}, member_id="a", epoch=epoch)
+            assert stale.error is ErrorCode.ILLEGAL_GENERATION
+
+    def test_a_rebalance_that_leaves_a_partition_where_it_is_does_not_fence_its_transaction(self) -> None:
+        lab = lab_with()
+        lab.beat("a", 0)
+        lab.beat("b", 0)
+        lab.beat("a", 2)
+        lab.beat("a", 2, owned={"logs": [0, 1]})
+        assert lab.consumers.members["a"].epoch == 3
+        ok = lab.txn_commit(P, {("logs", 0): 1}, member_id="a", epoch=2)
+        assert lab.commit_codes(ok) == [ErrorCode.NONE]
+        lost = lab.txn_commit(P, {("logs", 3): 1}, member_id="a", epoch=2)
+        assert lost.error is ErrorCode.ILLEGAL_GENERATION
 
     def test_deleting_an_offset_reaches_open_transactions(self) -> None:
         lab = lab_with()
@@ -259,7 +273,7 @@ class TestDeleting:
         assert lab.submit(DeleteGroup(GROUP)).error is ErrorCode.NON_EMPTY_GROUP
         lab.leave(one)
         lab.txn_commit(P, {("other", 0): 1})
-        assert lab.submit(DeleteGroup(GROUP)).value is ErrorCode.NONE
+        assert lab.submit(DeleteGroup(GROUP)).ok() == ()
         lab.end_transaction(P, True)
         assert GROUP not in lab.replayed().metadata.groups
         assert lab.offsets() == {}
@@ -269,7 +283,7 @@ class TestDeleting:
         lab.beat("a", 0)
         assert lab.submit(DeleteGroup(GROUP)).error is ErrorCode.NON_EMPTY_GROUP
         lab.beat("a", -1)
-        assert lab.submit(DeleteGroup(GROUP)).value is ErrorCode.NONE
+        assert lab.submit(DeleteGroup(GROUP)).ok() == ()
         assert GROUP not in lab.replayed().metadata.groups
         assert GROUP not in lab.replayed(lab.compacted()).metadata.groups
 

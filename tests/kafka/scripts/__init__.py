@@ -24,7 +24,11 @@ for _family in (
     "cluster",
     "groups",
     "transactions",
+    "share_state",
+    "share_groups",
+    "share_fetch",
     "membership",
+    "streams_groups",
     "repeats",
     "random_walk",
 ):

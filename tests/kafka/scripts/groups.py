@@ -35,7 +35,7 @@ from ottla.protocol.messages.offset_fetch import (
     OffsetFetchRequestTopics,
 )
 from ottla.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
-from tests.kafka.scripts.kit import UNKNOWN_ID, make_topic, script
+from tests.kafka.scripts.kit import UNKNOWN_ID, await_applied, make_topic, script
 from tests.support.differential import Session
 
 # What each broker makes up for itself.
@@ -43,7 +43,7 @@ MADE_UP = ("member_id", "leader", "host", "port", "client_host")
 
 
 def find(session: Session, group: str) -> None:
-    """Wait until the group has a coordinator that is loaded."""
+    """Wait until the group has a coordinator that is loaded and has the topics that were created before."""
     session.until(
         FindCoordinatorRequest(key_type=0, coordinator_keys=[group]),
         FindCoordinatorResponse,
@@ -56,6 +56,7 @@ def find(session: Session, group: str) -> None:
         lambda answer: settled.issuperset(each.error_code for each in answer.groups),
     )
     session.until(ListGroupsRequest(), ListGroupsResponse, lambda answer: answer.error_code == 0)
+    await_applied(session)
 
 
 def commit(group: str, topic: str, topic_id: bytes, **fields: Any) -> OffsetCommitRequest:

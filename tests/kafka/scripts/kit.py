@@ -15,7 +15,18 @@ from ottla.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from ottla.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResponse,
+)
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from ottla.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from ottla.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -38,6 +49,8 @@ TIMESTAMP: Final = 1_700_000_000_000
 UNKNOWN_ID: Final = bytes(range(1, 17))
 LATEST: Final = -1
 EARLIEST: Final = -2
+GROUP_RESOURCE: Final = 32
+SET: Final = 0
 
 _PARTITION_FIELDS = {field.name for field in FetchPartition.FIELDS}
 _CRC = struct.Struct(">I")
@@ -74,6 +87,53 @@ def await_leaders(session: Session, name: str, partitions: int) -> None:
         ListOffsetsResponse,
         lambda answer: all(each.error_code == 0 for each in answer.topics[0].partitions),
     )
+
+
+def configure_group(session: Session, group: str, settings: Mapping[str, str]) -> None:
+    """Sets configurations of a group, and waits until the broker has applied them."""
+    _set_group_configs(session, group, settings)
+    await_applied(session)
+
+
+def await_applied(session: Session) -> None:
+    """Waits until the broker has applied all changes of topics and settings that it shows.
+
+    Apache Kafka shows a change before its replicas, then its settings, then its coordinators have it, and
+    applies changes one after the other: once it shows another change, it has applied those before.
+    """
+    name, group = "share.record.lock.duration.ms", "await-applied"
+    shown = _group_configs(session.get(_group_configs_request(group), DescribeConfigsResponse))[name]
+    assert shown is not None
+    # Any value that is allowed and not the last one.
+    _set_group_configs(session, group, {name: "15000" if shown == "60000" else str(int(shown) + 1)})
+
+
+def _set_group_configs(session: Session, group: str, settings: Mapping[str, str]) -> None:
+    resource = AlterConfigsResource(
+        resource_type=GROUP_RESOURCE,
+        resource_name=group,
+        configs=[
+            AlterableConfig(name=name, config_operation=SET, value=value) for name, value in settings.items()
+        ],
+    )
+    altered = session.get(
+        IncrementalAlterConfigsRequest(resources=[resource]), IncrementalAlterConfigsResponse
+    )
+    assert altered.responses[0].error_code == 0, altered
+    session.until(
+        _group_configs_request(group),
+        DescribeConfigsResponse,
+        lambda answer: settings.items() <= _group_configs(answer).items(),
+    )
+
+
+def _group_configs_request(group: str) -> DescribeConfigsRequest:
+    resource = DescribeConfigsResource(resource_type=GROUP_RESOURCE, resource_name=group)
+    return DescribeConfigsRequest(resources=[resource])
+
+
+def _group_configs(answer: DescribeConfigsResponse) -> dict[str, str | None]:
+    return {each.name: each.value for each in answer.results[0].configs}
 
 
 def new_producer(session: Session) -> int:

@@ -7,7 +7,6 @@ from typing import Any
 from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import read_response
-from ottla.protocol.messages import incremental_alter_configs as configs
 from ottla.protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from ottla.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -15,11 +14,6 @@ from ottla.protocol.messages.consumer_group_heartbeat import (
     TopicPartitions,
 )
 from ottla.protocol.messages.delete_groups import DeleteGroupsRequest
-from ottla.protocol.messages.describe_configs import (
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResponse,
-)
 from ottla.protocol.messages.describe_groups import DescribeGroupsRequest
 from ottla.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from ottla.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
@@ -33,12 +27,9 @@ from ottla.protocol.messages.offset_fetch import OffsetFetchRequest
 from ottla.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from ottla.protocol.schema import Request
 from tests.kafka.scripts.groups import MADE_UP, beat, commit, fetch, find, join, of, sync
-from tests.kafka.scripts.kit import make_topic, script
+from tests.kafka.scripts.kit import configure_group, make_topic, script
 from tests.support.differential import Session
 from tests.support.wire import CLOSED, Answer
-
-GROUP = 32
-SET = 0
 
 
 @script
@@ -335,25 +326,7 @@ def _describe(session: Session, label: str, group: str, *hidden: str) -> None:
 
 def _assign_at_once(session: Session, group: str) -> None:
     """Without the pause between two assignments, which no two runs would share."""
-    change = configs.AlterableConfig(name="consumer.assignment.interval.ms", config_operation=SET, value="0")
-    resource = configs.AlterConfigsResource(resource_type=GROUP, resource_name=group, configs=[change])
-    made = session.get(
-        configs.IncrementalAlterConfigsRequest(resources=[resource]), configs.IncrementalAlterConfigsResponse
-    )
-    assert made.responses[0].error_code == 0, made
-    session.until(
-        DescribeConfigsRequest(
-            resources=[
-                DescribeConfigsResource(
-                    resource_type=GROUP,
-                    resource_name=group,
-                    configuration_keys=["consumer.assignment.interval.ms"],
-                )
-            ]
-        ),
-        DescribeConfigsResponse,
-        lambda answer: [each.value for each in answer.results[0].configs] == ["0"],
-    )
+    configure_group(session, group, {"consumer.assignment.interval.ms": "0"})
 
 
 def _commit(group: str, topic: str, member: str, epoch: int, *partitions: int) -> OffsetCommitRequest:

@@ -75,7 +75,7 @@ def _add(
     )
 
 
-def _end(transactional_id: str, producer: ProducerIdAndEpoch, *, commit: bool) -> EndTxnRequest:
+def end_transaction(transactional_id: str, producer: ProducerIdAndEpoch, *, commit: bool) -> EndTxnRequest:
     return EndTxnRequest(
         transactional_id=transactional_id,
         producer_id=producer.id,
@@ -99,7 +99,7 @@ def _write(
     return request
 
 
-def _settle(session: Session, transactional_id: str) -> None:
+def settle(session: Session, transactional_id: str) -> None:
     """Waits until all markers are written."""
     session.until(
         DescribeTransactionsRequest(transactional_ids=[transactional_id]),
@@ -134,15 +134,15 @@ def transactions_of_version_1(session: Session) -> None:
     for version in range(_FIRST_VERSION_OF_EPOCHS):
         for commit in (True, False):
             how = "commit" if commit else "abort"
-            session.ask(f"{how} nothing", _end(name, producer, commit=commit), version)
+            session.ask(f"{how} nothing", end_transaction(name, producer, commit=commit), version)
             session.ask("add", _add(name, producer, name), min(version, 3))
             session.ask("add again", _add(name, producer, name), min(version, 3))
             write = _write(name, producer, name, topic_id, sequence=2 * version + (not commit))
             session.ask("write", write, 7 + version)
-            session.ask(how, _end(name, producer, commit=commit), version)
-            _settle(session, name)
-            session.ask(f"{how} again", _end(name, producer, commit=commit), version)
-            session.ask(f"not {how}", _end(name, producer, commit=not commit), version)
+            session.ask(how, end_transaction(name, producer, commit=commit), version)
+            settle(session, name)
+            session.ask(f"{how} again", end_transaction(name, producer, commit=commit), version)
+            session.ask(f"not {how}", end_transaction(name, producer, commit=not commit), version)
             _describe(session, how, name)
     _views(session, "end", topic_id)
 
@@ -153,7 +153,7 @@ def transactions_of_version_2(session: Session) -> None:
     name = "transactions_of_version_2"
     topic_id = make_topic(session, name)
     producer = begin(session, name)
-    session.ask("commit nothing", _end(name, producer, commit=True))
+    session.ask("commit nothing", end_transaction(name, producer, commit=True))
     for version in (12, 13):
         for commit in (True, False, False):
             how = "commit" if commit else "abort"
@@ -161,17 +161,17 @@ def transactions_of_version_2(session: Session) -> None:
             session.ask("write more", _write(name, producer, name, topic_id, 1), version)
             session.ask("write again", _write(name, producer, name, topic_id), version)
             _describe(session, "open", name)
-            ended = session.ask(how, _end(name, producer, commit=commit))
-            _settle(session, name)
-            session.ask(f"{how} again", _end(name, producer, commit=commit))
+            ended = session.ask(how, end_transaction(name, producer, commit=commit))
+            settle(session, name)
+            session.ask(f"{how} again", end_transaction(name, producer, commit=commit))
             if commit:
-                session.ask("abort instead", _end(name, producer, commit=False))
+                session.ask("abort instead", end_transaction(name, producer, commit=False))
             session.ask("late write", _write(name, producer, name, topic_id, 2), version)
             producer = ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
             _describe(session, how, name)
     for _ in range(2):
-        ended = session.ask("abort nothing", _end(name, producer, commit=False))
-        _settle(session, name)
+        ended = session.ask("abort nothing", end_transaction(name, producer, commit=False))
+        settle(session, name)
         producer = ProducerIdAndEpoch(ended.producer_id, ended.producer_epoch)
     _views(session, "end", topic_id)
 
@@ -190,14 +190,14 @@ def transactions_of_strangers(session: Session) -> None:
     for who, stranger in strangers.items():
         session.know("producer_id", stranger.id)
         for version in session.versions(EndTxnRequest):
-            session.ask(f"{who} ends", _end(name, stranger, commit=False), version)
+            session.ask(f"{who} ends", end_transaction(name, stranger, commit=False), version)
         for version in range(4):
             session.ask(f"{who} adds", _add(name, stranger, name), version)
         for version in (10, 11, 12):
             session.ask(f"{who} writes", _write(name, stranger, name, topic_id), version)
     for version in session.versions(EndTxnRequest):
-        session.ask("unknown id ends", _end("unknown", producer, commit=True), version)
-        session.ask("empty id ends", _end("", producer, commit=True), version)
+        session.ask("unknown id ends", end_transaction("unknown", producer, commit=True), version)
+        session.ask("empty id ends", end_transaction("", producer, commit=True), version)
     for version in range(4):
         session.ask("unknown id adds", _add("unknown", producer, name), version)
         session.ask("empty id adds", _add("", producer, name), version)
@@ -248,12 +248,12 @@ def transactional_init_producer_id(session: Session) -> None:
     producer = ProducerIdAndEpoch(mine["producer_id"], mine["producer_epoch"])
     session.ask("write", _write(name, producer, name, topic_id))
     init("while one is open")
-    _settle(session, name)
+    settle(session, name)
     _describe(session, "aborted", name)
     init("go on after the abort", **mine)
     init("now")
     session.ask("write of the replaced", _write(name, producer, name, topic_id, 1))
-    session.ask("end of the replaced", _end(name, producer, commit=True))
+    session.ask("end of the replaced", end_transaction(name, producer, commit=True))
     _views(session, "end", topic_id)
 
 
@@ -304,8 +304,8 @@ def transactions_listed(session: Session) -> None:
     producers = [begin(session, id) for id in ids]
     session.ask("open", _add(ids[1], producers[1], name), 3)
     session.ask("open", _add(ids[2], producers[2], name), 3)
-    session.ask("commit", _end(ids[2], producers[2], commit=True), 4)
-    _settle(session, ids[2])
+    session.ask("commit", end_transaction(ids[2], producers[2], commit=True), 4)
+    settle(session, ids[2])
 
     def mine(answer: Any) -> None:
         own = [each for each in answer.transaction_states if each.transactional_id.startswith(name)]
@@ -432,12 +432,12 @@ def transactions_with_offsets(session: Session) -> None:
             version,
         )
     _offsets(session, "while it is open", name)
-    session.ask("commit", _end(name, producer, commit=True), 4)
-    _settle(session, name)
+    session.ask("commit", end_transaction(name, producer, commit=True), 4)
+    settle(session, name)
     _offsets(session, "after the commit", name)
     session.ask("offsets, added by themselves", commit(name), 5)
     _describe(session, "open", name)
     _offsets(session, "in the next transaction", name)
-    session.ask("abort", _end(name, producer, commit=False), 5)
-    _settle(session, name)
+    session.ask("abort", end_transaction(name, producer, commit=False), 5)
+    settle(session, name)
     _offsets(session, "after the abort", name)

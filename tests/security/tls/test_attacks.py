@@ -60,6 +60,7 @@ def ended(connection: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_half_open_handshakes_are_given_up_and_give_their_places_back(node: LocalNode) -> None:
     hello = client_hello()
     with ExitStack() as stack:

@@ -98,6 +98,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> N
     assert not factory.is_outdated(disk, settings)
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_used_for_new_connections_and_no_request_fails(
     node: LocalNode, directory: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_changed_file_is_used_for_new_connections_and_no_request_fails(
     assert sent == list(range(len(sent)))
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_used_leaves_the_old_certificate(
     node: LocalNode, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

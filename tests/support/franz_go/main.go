@@ -1,4 +1,5 @@
 // A client made of franz-go: it logs in, writes a few records, reads them back in a group, and says how that went.
+// In a share group it acknowledges each record as its value says.
 //
 // Its settings come as JSON on the standard input, and what it saw goes to the standard output as JSON.
 package main
@@ -11,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -32,6 +34,7 @@ type settings struct {
 	Topic       string   `json:"topic"`
 	Group       string   `json:"group"`
 	Values      []string `json:"values"`
+	Deliveries  int      `json:"deliveries"` // of a share group; none means a consumer group
 	Seconds     int      `json:"seconds"`
 }
 
@@ -71,9 +74,16 @@ func run(given settings) ([]string, error) {
 		kgo.AllowAutoTopicCreation(),
 		kgo.DefaultProduceTopic(given.Topic),
 		kgo.ConsumeTopics(given.Topic),
-		kgo.ConsumerGroup(given.Group),
-		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 	)
+	acknowledged := acknowledgements{}
+	if given.Deliveries > 0 {
+		options = append(options, kgo.ShareGroup(given.Group), kgo.ShareAckCallback(acknowledged.add))
+	} else {
+		options = append(options,
+			kgo.ConsumerGroup(given.Group),
+			kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		)
+	}
 	client, err := kgo.NewClient(options...)
 	if err != nil {
 		return nil, err
@@ -90,6 +100,10 @@ func run(given settings) ([]string, error) {
 			return nil, err
 		}
 	}
+	if given.Deliveries > 0 {
+		read, err := share(ctx, client, given.Deliveries)
+		return read, errors.Join(err, acknowledged.failure())
+	}
 	read := []string{}
 	for len(read) < len(given.Values) {
 		fetches := client.PollFetches(ctx)
@@ -99,6 +113,53 @@ func run(given settings) ([]string, error) {
 		fetches.EachRecord(func(record *kgo.Record) { read = append(read, string(record.Value)) })
 	}
 	return read, client.CommitUncommittedOffsets(ctx)
+}
+
+// What brokers said to acknowledgements.
+type acknowledgements struct {
+	lock    sync.Mutex
+	results kgo.ShareAckResults
+}
+
+func (a *acknowledgements) add(_ *kgo.Client, results kgo.ShareAckResults) {
+	a.lock.Lock()
+	defer a.lock.Unlock()
+	a.results = append(a.results, results...)
+}
+
+func (a *acknowledgements) failure() error {
+	a.lock.Lock()
+	defer a.lock.Unlock()
+	return a.results.Error()
+}
+
+// Take so many deliveries; return each as its value and its count. A record "release" is released when it comes first,
+// and "renew" is renewed before it is accepted.
+func share(ctx context.Context, client *kgo.Client, deliveries int) ([]string, error) {
+	read := []string{}
+	for len(read) < deliveries {
+		fetches := client.PollFetches(ctx)
+		if err := fetches.Err(); err != nil {
+			return read, err
+		}
+		for _, record := range fetches.Records() {
+			read = append(read, fmt.Sprintf("%s %d", record.Value, record.DeliveryCount()))
+			status := kgo.AckAccept
+			switch value := string(record.Value); {
+			case value == "reject":
+				status = kgo.AckReject
+			case value == "release" && record.DeliveryCount() == 1:
+				status = kgo.AckRelease
+			case value == "renew":
+				record.Ack(kgo.AckRenew)
+				if err := client.FlushAcks(ctx); err != nil {
+					return read, err
+				}
+			}
+			record.Ack(status)
+		}
+	}
+	return read, client.FlushAcks(ctx)
 }
 
 func access(given settings) ([]kgo.Opt, error) {

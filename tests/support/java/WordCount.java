@@ -16,7 +16,8 @@ import org.apache.kafka.streams.kstream.Produced;
 /**
  * Counts words exactly once: lines of one topic become counts in another, through a repartition topic and a store
  * with a changelog, so every transaction spans four topics and the group's offsets. It prints its states and runs
- * until it is told to end, or dies. Arguments: bootstrap servers, state directory, input topic, output topic.
+ * until it is told to end, or dies. Arguments: bootstrap servers, state directory, input topic, output topic,
+ * group protocol.
  */
 public final class WordCount {
     public static void main(String[] arguments) throws InterruptedException {
@@ -28,8 +29,11 @@ public final class WordCount {
         settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, 200);
         settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, 0);
         settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.AUTO_OFFSET_RESET_CONFIG), "earliest");
-        settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG), 3_000);
-        settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.HEARTBEAT_INTERVAL_MS_CONFIG), 300);
+        settings.put(StreamsConfig.GROUP_PROTOCOL_CONFIG, arguments[4]);
+        if (arguments[4].equals("classic")) {  // by the other protocol the broker decides
+            settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG), 3_000);
+            settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.HEARTBEAT_INTERVAL_MS_CONFIG), 300);
+        }
         settings.put(StreamsConfig.producerPrefix(ProducerConfig.TRANSACTION_TIMEOUT_CONFIG), 10_000);
 
         StreamsBuilder builder = new StreamsBuilder();

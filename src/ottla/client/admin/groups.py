@@ -1,4 +1,6 @@
-"""Groups: list and describe them, read, alter and delete their offsets, remove members, delete groups."""
+"""Groups of all types: list and describe them, read, alter and delete their offsets, remove members, delete
+groups.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,22 @@ from ottla.protocol.messages import consumer_group_describe as consumer_groups
 from ottla.protocol.messages import describe_groups as classic_groups
 from ottla.protocol.messages import share_group_describe as share_groups
 from ottla.protocol.messages import streams_group_describe as streams_groups
+from ottla.protocol.messages.alter_share_group_offsets import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsRequestPartition,
+    AlterShareGroupOffsetsRequestTopic,
+    AlterShareGroupOffsetsResponse,
+)
 from ottla.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from ottla.protocol.messages.delete_share_group_offsets import (
+    DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsRequestTopic,
+    DeleteShareGroupOffsetsResponse,
+)
 from ottla.protocol.messages.describe_share_group_offsets import (
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequestGroup,
+    DescribeShareGroupOffsetsRequestTopic,
     DescribeShareGroupOffsetsResponse,
 )
 from ottla.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
@@ -32,13 +46,28 @@ from ottla.protocol.messages.offset_delete import (
     OffsetDeleteRequestTopic,
     OffsetDeleteResponse,
 )
-from ottla.protocol.names import TopicPartition
+from ottla.protocol.messages.read_share_group_state import PartitionData as ReadStatePartition
+from ottla.protocol.messages.read_share_group_state import (
+    ReadShareGroupStateRequest,
+    ReadShareGroupStateResponse,
+    ReadStateData,
+)
+from ottla.protocol.names import SharePartitionKey, TopicPartition
 
-__all__ = ["GroupInfo", "MemberDescription", "GroupsAdmin", "ListedGroupInfo"]
+__all__ = [
+    "DeliveredRange",
+    "GroupInfo",
+    "GroupsAdmin",
+    "ListedGroupInfo",
+    "MemberDescription",
+    "SharePartitionOffsetInfo",
+    "StreamsSubtopology",
+]
 
 CONSUMER = "consumer"
 SHARE = "share"
 STREAMS = "streams"
+_DELIVERY_STATES = {0: "available", 2: "acknowledged", 4: "archived"}
 _NOT_OF_THIS_KIND = frozenset({ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION})
 
 
@@ -54,7 +83,8 @@ class ListedGroupInfo(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
     """`epoch` is -1 in classic groups, which have one generation for all members. Members of streams groups
-    have `tasks` as `0_1`, by "active", "standby" and "warmup", in place of an assignment.
+    have `tasks` as `0_1`, by "active", "standby" and "warmup", in place of an assignment, the same as they
+    are to be (`target_tasks`), and the `process` that they belong to.
     """
 
     member_id: str
@@ -66,11 +96,47 @@ class MemberDescription:
     rack: str | None = None
     subscription: tuple[str, ...] = ()
     tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    target_tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    process: str = ""
+    endpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsSubtopology:
+    """A part of the topology of a streams group: what it reads, and the topics that belong to it."""
+
+    subtopology_id: str
+    source_topics: tuple[str, ...]
+    repartition_source_topics: tuple[str, ...]
+    repartition_sink_topics: tuple[str, ...]
+    state_changelog_topics: tuple[str, ...]
+
+
+class DeliveredRange(NamedTuple):
+    """Records that were delivered; `state` is "available", "acknowledged" or "archived"."""
+
+    first_offset: int
+    last_offset: int
+    state: str
+    delivery_count: int
+
+
+class SharePartitionOffsetInfo(NamedTuple):
+    """Where a share group is in a partition: all records before `start_offset` are done, and `lag` records
+    are not, of those from there on. None where that is not known: before a member has read the partition, and
+    the lag with brokers before Kafka 4.2.
+    """
+
+    start_offset: int | None
+    lag: int | None
+    leader_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """`type` is "classic", "consumer", "share" or "streams"; `assignor` names the assignor that was used."""
+    """`type` is "classic", "consumer", "share" or "streams"; `assignor` names the assignor that was used. A
+    streams group has the epoch of its topology, and its `subtopologies`.
+    """
 
     group_id: str
     type: str
@@ -79,6 +145,9 @@ class GroupInfo:
     assignor: str
     epoch: int
     members: tuple[MemberDescription, ...]
+    assignment_epoch: int = -1
+    topology_epoch: int = -1
+    subtopologies: tuple[StreamsSubtopology, ...] = ()
 
 
 class GroupsAdmin:
@@ -128,7 +197,7 @@ class GroupsAdmin:
             if error.code not in _NOT_OF_THIS_KIND:
                 raise
             missing = error
-        for describe in (self._describe_share, self._describe_streams):
+        for describe in (self.describe_share, self.describe_streams):
             try:
                 return await describe(group_id)
             except KafkaError as error:
@@ -170,7 +239,8 @@ class GroupsAdmin:
             ),
         )
 
-    async def _describe_share(self, group_id: str) -> GroupInfo:
+    async def describe_share(self, group_id: str) -> GroupInfo:
+        """A share group with its members; GROUP_ID_NOT_FOUND if there is none with this name."""
         answer = await self._coordinator(group_id).call(
             share_groups.ShareGroupDescribeRequest(group_ids=[group_id]),
             share_groups.ShareGroupDescribeResponse,
@@ -202,9 +272,13 @@ class GroupsAdmin:
                 )
                 for member in group.members
             ),
+            group.assignment_epoch,
         )
 
-    async def _describe_streams(self, group_id: str) -> GroupInfo:
+    async def describe_streams(self, group_id: str) -> GroupInfo:
+        """A streams group with its topology, members and tasks; GROUP_ID_NOT_FOUND if there is none with this
+        name.
+        """
         answer = await self._coordinator(group_id).call(
             streams_groups.StreamsGroupDescribeRequest(group_ids=[group_id]),
             streams_groups.StreamsGroupDescribeResponse,
@@ -228,14 +302,18 @@ class GroupsAdmin:
                     (),
                     member.member_epoch,
                     member.rack_id,
-                    tasks={
-                        "active": _task_names(member.assignment.active_tasks),
-                        "standby": _task_names(member.assignment.standby_tasks),
-                        "warmup": _task_names(member.assignment.warmup_tasks),
-                    },
+                    tasks=_tasks(member.assignment),
+                    target_tasks=_tasks(member.target_assignment),
+                    process=member.process_id,
+                    endpoint=None
+                    if member.user_endpoint is None
+                    else f"{member.user_endpoint.host}:{member.user_endpoint.port}",
                 )
                 for member in group.members
             ),
+            group.assignment_epoch,
+            -1 if group.topology is None else group.topology.epoch,
+            () if group.topology is None else tuple(map(_subtopology, group.topology.subtopologies or ())),
         )
 
     async def _describe_classic(self, group_id: str) -> GroupInfo:
@@ -287,13 +365,25 @@ class GroupsAdmin:
                 return broker.node_id
         raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {group_id!r}: no broker at {address}")
 
-    async def share_offsets(self, group_id: str) -> dict[TopicPartition, int]:
-        """The start offsets of a share group: what is before them was handled. Partitions that cannot be read
-        are left out.
+    async def share_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, SharePartitionOffsetInfo | KafkaError]:
+        """Where a share group is, in these partitions or in all that it reads; the error where that cannot be
+        read.
         """
         answer = await self._coordinator(group_id).call(
             DescribeShareGroupOffsetsRequest(
-                groups=[DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=None)]
+                groups=[
+                    DescribeShareGroupOffsetsRequestGroup(
+                        group_id=group_id,
+                        topics=None
+                        if partitions is None
+                        else [
+                            DescribeShareGroupOffsetsRequestTopic(topic_name=topic, partitions=indexes)
+                            for topic, indexes in by_topic(partitions).items()
+                        ],
+                    )
+                ]
             ),
             DescribeShareGroupOffsetsResponse,
             lambda answer: [group.error_code for group in answer.groups],
@@ -301,10 +391,124 @@ class GroupsAdmin:
         group = answer.groups[0]
         _check(group_id, group.error_code, group.error_message)
         return {
-            TopicPartition(topic.topic_name, entry.partition_index): entry.start_offset
+            partition: _error(entry.error_code, f"group {group_id!r}, {partition}", entry.error_message)
+            or SharePartitionOffsetInfo(
+                entry.start_offset if entry.start_offset >= 0 else None,
+                entry.lag if entry.lag >= 0 else None,
+                entry.leader_epoch,
+            )
             for topic in group.topics
             for entry in topic.partitions
-            if not entry.error_code and entry.start_offset >= 0
+            for partition in [TopicPartition(topic.topic_name, entry.partition_index)]
+        }
+
+    async def share_deliveries(
+        self, group_id: str, partition: TopicPartition
+    ) -> tuple[DeliveredRange, ...] | KafkaError:
+        """The records of a partition that a share group has had and is not past yet, by ranges, as the share
+        coordinator has them: those that are released and wait for the next delivery, and those that are done
+        after others that are not. What members hold right now, only the leader knows. Needs the right to act
+        as a broker (CLUSTER_ACTION).
+        """
+        found = (await self.share_offsets(group_id, [partition])).get(partition)
+        view = await self._requests.cluster.refresh(topics=[partition.topic])
+        topic = view.topics.get(partition.topic)
+        if isinstance(found, KafkaError):
+            return found
+        if found is None or found.start_offset is None or topic is None or topic.topic_id is None:
+            return ()
+        key = SharePartitionKey(group_id, topic.topic_id, partition.partition)
+        coordinator = CoordinatorClient(
+            self._requests.cluster,
+            CoordinatorType.SHARE,
+            key.coordinator_key,
+            timeout_ms=self._requests.timeout_ms,
+        )
+        answer = await coordinator.call(
+            ReadShareGroupStateRequest(
+                group_id=group_id,
+                topics=[
+                    ReadStateData(
+                        topic_id=topic.topic_id,
+                        # A newer epoch than the one that is known would fence the leader.
+                        partitions=[
+                            ReadStatePartition(partition=partition.partition, leader_epoch=found.leader_epoch)
+                        ],
+                    )
+                ],
+            ),
+            ReadShareGroupStateResponse,
+            lambda answer: [entry.error_code for topic in answer.results for entry in topic.partitions],
+        )
+        entry = answer.results[0].partitions[0]
+        error = _error(entry.error_code, f"group {group_id!r}, {partition}", entry.error_message)
+        if error is not None:
+            return error
+        return tuple(
+            DeliveredRange(
+                batch.first_offset,
+                batch.last_offset,
+                _DELIVERY_STATES.get(batch.delivery_state, str(batch.delivery_state)),
+                batch.delivery_count,
+            )
+            for batch in entry.state_batches
+        )
+
+    async def alter_share_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Have a share group begin at these offsets; refused while it has members. What was in delivery is
+        forgotten, with its delivery counts.
+
+        As in Kafka the offsets are not checked: beyond the log the group begins where the log does, and at -1
+        as `share.auto.offset.reset` says.
+        """
+        topics: dict[str, AlterShareGroupOffsetsRequestTopic] = {}
+        for partition, offset in offsets.items():
+            topic = topics.get(partition.topic)
+            if topic is None:
+                topic = AlterShareGroupOffsetsRequestTopic(topic_name=partition.topic)
+                topics[partition.topic] = topic
+            topic.partitions.append(
+                AlterShareGroupOffsetsRequestPartition(
+                    partition_index=partition.partition, start_offset=offset
+                )
+            )
+        if not topics:
+            return {}
+        answer = await self._coordinator(group_id).call(
+            AlterShareGroupOffsetsRequest(group_id=group_id, topics=list(topics.values())),
+            AlterShareGroupOffsetsResponse,
+            lambda answer: [answer.error_code],
+        )
+        _check(group_id, answer.error_code, answer.error_message)
+        return {
+            partition: _error(entry.error_code, f"group {group_id!r}, {partition}", entry.error_message)
+            for result in answer.responses
+            for entry in result.partitions
+            for partition in [TopicPartition(result.topic_name, entry.partition_index)]
+        }
+
+    async def delete_share_offsets(
+        self, group_id: str, topics: Iterable[str]
+    ) -> dict[str, KafkaError | None]:
+        """Have a share group forget topics, where it was and what was in delivery; refused while it has
+        members. A member that subscribes to one again begins as `share.auto.offset.reset` says.
+        """
+        answer = await self._coordinator(group_id).call(
+            DeleteShareGroupOffsetsRequest(
+                group_id=group_id,
+                topics=[DeleteShareGroupOffsetsRequestTopic(topic_name=topic) for topic in topics],
+            ),
+            DeleteShareGroupOffsetsResponse,
+            lambda answer: [answer.error_code],
+        )
+        _check(group_id, answer.error_code, answer.error_message)
+        return {
+            result.topic_name: _error(
+                result.error_code, f"group {group_id!r}, topic {result.topic_name!r}", result.error_message
+            )
+            for result in answer.responses
         }
 
     async def alter_offsets(
@@ -402,6 +606,24 @@ def _task_names(tasks: Iterable[streams_groups.TaskIds]) -> tuple[str, ...]:
     return tuple(f"{task.subtopology_id}_{index}" for task in tasks for index in task.partitions)
 
 
+def _tasks(assignment: streams_groups.Assignment) -> dict[str, tuple[str, ...]]:
+    return {
+        "active": _task_names(assignment.active_tasks),
+        "standby": _task_names(assignment.standby_tasks),
+        "warmup": _task_names(assignment.warmup_tasks),
+    }
+
+
+def _subtopology(found: streams_groups.Subtopology) -> StreamsSubtopology:
+    return StreamsSubtopology(
+        found.subtopology_id,
+        tuple(found.source_topics),
+        tuple(topic.name for topic in found.repartition_source_topics),
+        tuple(found.repartition_sink_topics),
+        tuple(topic.name for topic in found.state_changelog_topics),
+    )
+
+
 def _classic_assignment(protocol_type: str, data: bytes) -> tuple[TopicPartition, ...]:
     """Return the assignment of a member of a consumer group. Other kinds of groups have their own formats."""
     if protocol_type != CONSUMER or not data:
@@ -413,8 +635,10 @@ def _classic_assignment(protocol_type: str, data: bytes) -> tuple[TopicPartition
     return tuple(TopicPartition(topic.topic, index) for topic in assigned for index in topic.partitions)
 
 
-def _error(code: int, subject: str) -> KafkaError | None:
-    return KafkaError(ErrorCode.of(code), f"{subject}: {ErrorCode.of(code).text}") if code else None
+def _error(code: int, subject: str, message: str | None = None) -> KafkaError | None:
+    return (
+        KafkaError(ErrorCode.of(code), f"{subject}: {message or ErrorCode.of(code).text}") if code else None
+    )
 
 
 def _check(group_id: str, code: int, message: str | None) -> None:

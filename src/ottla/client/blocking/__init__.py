@@ -1,11 +1,5 @@
-"""The same clients for code that is not asyncio: scripts, notebooks, Spark workers.
+"""The same clients for code that is not asyncio. Users import them from `ottla.blocking`."""
 
-from ottla import blocking
+from ottla.client.blocking.clients import Admin, Consumer, Future, Producer, ShareConsumer, Transaction
 
-with blocking.Producer("localhost:9092") as producer:
-    producer.send("orders", b"a value")
-"""
-
-from ottla.client.blocking.clients import Admin, Consumer, Future, Producer, Transaction
-
-__all__ = ["Admin", "Consumer", "Future", "Producer", "Transaction"]
+__all__ = ["Admin", "Consumer", "Future", "Producer", "ShareConsumer", "Transaction"]

@@ -15,19 +15,22 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ottla.client import consumer as consumers
 from ottla.client import producer as producers
+from ottla.client import share as shares
 from ottla.client.admin import Admin as AsyncAdmin
 from ottla.client.admin.offsets import FoundOffset
 from ottla.client.group_offsets import CommittedOffset
 from ottla.client.metrics import MetricName
 from ottla.client.producer.producer_batch import Delivery, RecordMetadata
+from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
+from ottla.protocol.share import AcknowledgeType
 from ottla.records._kernel import ConsumerRecord
 from ottla.runtime.loop import LoopThread
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Admin", "Consumer", "Future", "Producer", "Transaction"]
+__all__ = ["Admin", "Consumer", "Future", "Producer", "ShareConsumer", "Transaction"]
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -349,6 +352,119 @@ class Consumer(_Client, Generic[K, V]):
 
     def group_member(self) -> producers.GroupMember:
         return self._do(self._consumer.group_member)
+
+
+class ShareConsumer(_Client, Generic[K, V]):
+    """As `ottla.ShareConsumer`, with the same settings."""
+
+    def __init__(self, bootstrap_servers: Any = None, **settings: Any) -> None:
+        super().__init__("share-consumer")
+        self._consumer: shares.ShareConsumer[K, V] = self._make_client(
+            partial(shares.ShareConsumer, bootstrap_servers, **settings)
+        )
+        self.config = self._consumer.config
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        try:
+            self._call(self._consumer.start())
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def close(self) -> None:
+        if self._thread.is_running:
+            self._call(self._consumer.close())
+            self._thread.stop()
+
+    def subscribe(self, topics: str | Iterable[str]) -> None:
+        self._do(self._consumer.subscribe, topics)
+
+    def unsubscribe(self) -> None:
+        self._call(self._consumer.unsubscribe())
+
+    def subscription(self) -> list[str]:
+        return self._do(self._consumer.subscription)
+
+    def assignment(self) -> list[TopicPartition]:
+        return self._do(self._consumer.assignment)
+
+    @property
+    def acquisition_lock_timeout_ms(self) -> int | None:
+        return self._consumer.acquisition_lock_timeout_ms
+
+    def poll(
+        self, max_records: int | None = None, *, timeout_ms: float | None = 1_000
+    ) -> list[shares.ShareRecord[K, V]]:
+        return self._call(self._consumer.poll(max_records, timeout_ms=timeout_ms))
+
+    def poll_arrow(
+        self,
+        *,
+        timeout_ms: float | None = 1_000,
+        columns: Sequence[str] = shares.SHARE_ARROW_COLUMNS,
+    ) -> pa.Table:
+        return self._call(self._consumer.poll_arrow(timeout_ms=timeout_ms, columns=columns))
+
+    def __iter__(self) -> Iterator[shares.ShareRecord[K, V]]:
+        """Yield records without end. In the implicit mode a record is accepted when the next is asked for."""
+        while True:
+            yield self._call(self._consumer.__anext__())
+
+    def acknowledge(
+        self, record: shares.ShareRecord[Any, Any], type: AcknowledgeType = AcknowledgeType.ACCEPT
+    ) -> None:
+        self._do(self._consumer.acknowledge, record, type)
+
+    def accept(self, *records: shares.ShareRecord[Any, Any]) -> None:
+        self._do(self._consumer.accept, *records)
+
+    def release(self, *records: shares.ShareRecord[Any, Any]) -> None:
+        self._do(self._consumer.release, *records)
+
+    def reject(self, *records: shares.ShareRecord[Any, Any]) -> None:
+        self._do(self._consumer.reject, *records)
+
+    def renew(self, *records: shares.ShareRecord[Any, Any]) -> None:
+        self._do(self._consumer.renew, *records)
+
+    def acknowledge_arrow(
+        self, rows: pa.Table | pa.RecordBatch, type: AcknowledgeType = AcknowledgeType.ACCEPT
+    ) -> None:
+        self._do(self._consumer.acknowledge_arrow, rows, type)
+
+    def set_acknowledgement_commit_callback(
+        self, callback: shares.AcknowledgementCommitCallback | None
+    ) -> None:
+        """As `ottla.ShareConsumer`'s. It is called on the client's own thread."""
+        self._do(self._consumer.set_acknowledgement_commit_callback, callback)
+
+    def commit(self, *, timeout_ms: float | None = None) -> dict[TopicPartition, KafkaError | None]:
+        return self._call(self._consumer.commit(timeout_ms=timeout_ms))
+
+    def commit_nowait(self) -> None:
+        """Send all acknowledgements; the callback gets the results."""
+        self._do(self._consumer.commit_nowait)
+
+    def run_workers(
+        self, handler: Callable[[shares.ShareRecord[K, V]], object], **options: Any
+    ) -> shares.WorkerResults:
+        """As `ottla.ShareConsumer.run_workers`. Blocks until `stop_workers`, which another thread or a worker
+        may call; a plain `handler` runs in threads, `concurrency` of them.
+        """
+        return self._call(self._consumer.run_workers(handler, **options))
+
+    def stop_workers(self) -> None:
+        self._do(self._consumer.stop_workers)
+
+    def metrics(self) -> dict[MetricName, float]:
+        return self._do(self._consumer.metrics)
 
 
 class Admin(_Client):

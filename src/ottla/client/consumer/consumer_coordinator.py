@@ -550,7 +550,7 @@ class ClassicHeartbeatSender:
 
     async def _leave(self, member: GroupMemberIdentity) -> None:
         stalled = Stalled(self._group_id, member.member_id, self._silent_ms())
-        report_stall(stalled, self._config, self._on_stalled)
+        report_stall(stalled, self._config.max_poll_interval_ms, self._on_stalled)
         self._member = None
         if member.instance_id is None:
             identity = MemberIdentity(member_id=member.member_id, reason="the consumer does not poll")

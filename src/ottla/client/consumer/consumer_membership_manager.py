@@ -343,7 +343,7 @@ class ConsumerHeartbeatRequestManager:
 
     async def _leave_stalled_group(self) -> None:
         stalled = Stalled(self._group_id, self.member_id, self._silent_ms())
-        report_stall(stalled, self._config, self._on_stalled)
+        report_stall(stalled, self._config.max_poll_interval_ms, self._on_stalled)
         await self._send_leave()
         self._lose()
 
@@ -365,12 +365,15 @@ class ConsumerHeartbeatRequestManager:
                 self._fail(error)
                 return True
             log.debug("group %r: heartbeat: %s", self._group_id, error)
-            self._send_all = True  # the coordinator may not have received it
+            self._send_all = True  # the coordinator may not have received it, or its response is lost
             return False
         code = ErrorCode.of(answer.error_code)
         if code in _MOVED:
             self._thread.coordinator.forget()
         if code in _LATER:
+            # The next coordinator may know of an assignment that this one wrote before it moved; it returns
+            # that only to a member that sends all.
+            self._send_all = True
             return False
         if code in _LOST:
             log.info("group %r: out of it: %s", self._group_id, code.name)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ottla.client.cluster_metadata import ClusterMetadata
-from ottla.client.consumer.config import ConsumerConfig
 from ottla.client.group_offsets import GroupMemberIdentity
 from ottla.protocol.names import TopicPartition
 
@@ -59,14 +58,14 @@ class Stalled(NamedTuple):
 OnStalled = Callable[[Stalled], object]
 
 
-def report_stall(stalled: Stalled, config: ConsumerConfig, on_stalled: OnStalled | None) -> None:
+def report_stall(stalled: Stalled, max_poll_interval_ms: int, on_stalled: OnStalled | None) -> None:
     """Log why a member leaves, and call `on_stalled` if there is one."""
     log.warning(
         "group %r: no poll for %d ms (max.poll.interval.ms=%d), so this member leaves; "
         "poll more often, or ask for fewer records at a time (max.poll.records)",
         stalled.group_id,
         stalled.silent_ms,
-        config.max_poll_interval_ms,
+        max_poll_interval_ms,
     )
     if on_stalled is not None:
         try:

@@ -12,7 +12,14 @@ from ottla.console.api.streams import event_stream
 from ottla.console.api.topics import offsets_by_partition
 from ottla.console.api_request import ApiRequest, ConsoleError, JsonBody, bad_request, page_of
 from ottla.console.context import ApiContext, ConsoleRoute
-from ottla.console.group_lag import PartitionLag, committed_offsets, end_offsets, group_lags, total_lag
+from ottla.console.group_lag import (
+    GroupOffset,
+    PartitionLag,
+    committed_offsets,
+    end_offsets,
+    group_lags,
+    total_lag,
+)
 from ottla.console.history import Sample, SampledHistories, SampledHistory
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
@@ -84,7 +91,7 @@ async def _details(
     """The members, topics and lag of groups; of all of them the ends of partitions are asked for at once."""
     admin = await context.access.admin()
     places = asyncio.Semaphore(_AT_ONCE)
-    committed: dict[str, dict[TopicPartition, tuple[int, str]]] = {}
+    committed: dict[str, dict[TopicPartition, GroupOffset]] = {}
     members: dict[str, int | None] = {}
 
     async def look(group: ListedGroupInfo) -> None:
@@ -105,9 +112,7 @@ async def _details(
         group_id: {
             "members": members.get(group_id),
             "topics": len({each.topic for each in offsets}),
-            "lag": total_lag(
-                PartitionLag(each, at, note, ends.get(each)) for each, (at, note) in offsets.items()
-            ),
+            "lag": total_lag(PartitionLag(each, at, ends.get(each)) for each, at in offsets.items()),
         }
         for group_id, offsets in committed.items()
     }
@@ -259,7 +264,7 @@ async def reset_offsets(context: ApiContext, request: ApiRequest) -> dict[str, A
     dry_run = body.raw("dryRun") is not False
     admin = await context.access.admin()
     refused = await _refusal(context, group_id)
-    committed = {each: at for each, (at, _) in (await committed_offsets(admin, group_id, "")).items()}
+    committed = {each: at.offset for each, at in (await committed_offsets(admin, group_id, "")).items()}
     wanted = await _targets(context, body, committed)
     if not wanted:
         raise bad_request("there is nothing to reset: the group has no offsets of these partitions")

@@ -45,10 +45,22 @@ class GroupCoordinatorConfig:
     consumer_migration_policy: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
     consumer_assignment_interval_ms: int = 1_000
     consumer_regex_refresh_interval_ms: int = 600_000
+    streams_session_timeout_ms: int = 45_000
+    streams_heartbeat_interval_ms: int = 5_000
+    streams_max_size: int = MAX_INT
+    streams_num_standby_replicas: int = 0
+    streams_initial_rebalance_delay_ms: int = 3_000
+    streams_assignment_interval_ms: int = 1_000
     offset_metadata_max_bytes: int = 4_096
     offsets_retention_ms: int = 7 * 24 * 3600 * 1000
     offsets_retention_check_interval_ms: int = 600_000
     consumer_protocol_enabled: bool = True
+    streams_protocol_enabled: bool = True
+    share_session_timeout_ms: int = 45_000
+    share_heartbeat_interval_ms: int = 5_000
+    share_max_size: int = 200
+    share_assignment_interval_ms: int = 1_000
+    share_initialize_retry_interval_ms: int = 30_000
 
 
 class GroupSettings:
@@ -79,3 +91,41 @@ class GroupSettings:
         return self._number(
             group_id, "consumer.assignment.interval.ms", self.node.consumer_assignment_interval_ms
         )
+
+    # Streams groups
+
+    def streams_session_timeout_ms(self, group_id: str) -> int:
+        return self._number(group_id, "streams.session.timeout.ms", self.node.streams_session_timeout_ms)
+
+    def streams_heartbeat_interval_ms(self, group_id: str) -> int:
+        return self._number(
+            group_id, "streams.heartbeat.interval.ms", self.node.streams_heartbeat_interval_ms
+        )
+
+    def streams_initial_rebalance_delay_ms(self, group_id: str) -> int:
+        return self._number(
+            group_id, "streams.initial.rebalance.delay.ms", self.node.streams_initial_rebalance_delay_ms
+        )
+
+    def streams_assignment_interval_ms(self, group_id: str) -> int:
+        return self._number(
+            group_id, "streams.assignment.interval.ms", self.node.streams_assignment_interval_ms
+        )
+
+    def streams_assignment_configs(self, group_id: str) -> dict[str, str]:
+        """The settings that a streams group's tasks are assigned with, by the names of its records."""
+        replicas = self._number(
+            group_id, "streams.num.standby.replicas", self.node.streams_num_standby_replicas
+        )
+        return {"num.standby.replicas": str(replicas)}
+
+    # Share groups
+
+    def share_session_timeout_ms(self, group_id: str) -> int:
+        return self._number(group_id, "share.session.timeout.ms", self.node.share_session_timeout_ms)
+
+    def share_heartbeat_interval_ms(self, group_id: str) -> int:
+        return self._number(group_id, "share.heartbeat.interval.ms", self.node.share_heartbeat_interval_ms)
+
+    def share_assignment_interval_ms(self, group_id: str) -> int:
+        return self._number(group_id, "share.assignment.interval.ms", self.node.share_assignment_interval_ms)

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from ottla.coordinator.group import records
-from ottla.coordinator.group.classic.classic_group import CONSUMER_PROTOCOL_TYPE
+from ottla.coordinator.group.classic.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup
 from ottla.coordinator.group.classic_group_manager import (
     join_error,
     member_protocols,
@@ -50,6 +50,7 @@ from ottla.coordinator.group.consumer.subscriptions import (
 )
 from ottla.coordinator.group.consumer.target_assignment_builder import build_target_assignment
 from ottla.coordinator.group.group_metadata_manager import GroupMetadataManager
+from ottla.coordinator.group.heartbeat_interval import heartbeat_interval_ms
 from ottla.coordinator.group.migration import GroupMigration, assignment_bytes
 from ottla.coordinator.group.requests import (
     ConsumerGroupHeartbeat,
@@ -99,7 +100,9 @@ class ConsumerGroupManager:
             return self._consumer_group_leave(to, body, now)
         if self._is_unchanged(request, now):
             self._schedule_consumer_session_timeout(body.group_id, body.member_id, now)
-            return Effects().reply(to, self._response(body, body.member_id, body.member_epoch))
+            group = self._metadata.groups[body.group_id]
+            assert isinstance(group, ConsumerGroup)
+            return Effects().reply(to, self._response(group, body.member_id, body.member_epoch, now))
         effects = Effects()
         draft, changed = self._get_or_create_group(body, effects, now)
         limit = self._metadata.settings.node.consumer_max_size
@@ -127,19 +130,32 @@ class ConsumerGroupManager:
             and (body.subscribed_topic_names is not None or body.subscribed_topic_regex is not None)
             and body.topic_partitions is not None
         )
-        response = self._response(body, member_id, moved.epoch)
+        if out:
+            draft.changed_ms = now.tick_ms
+            effects.extend(Effects(on_applied=partial(self._on_changed, body.group_id)))
+        response = self._response(draft, member_id, moved.epoch, now)
         if body.member_epoch == JOIN_EPOCH or full or moved.assigned != member.assigned:
             response.assignment = _assignment_of(moved)
         return effects.reply(to, response)
 
     def _response(
-        self, body: ConsumerGroupHeartbeatRequest, member_id: str, epoch: int
+        self, group: ConsumerGroup, member_id: str, epoch: int, now: EventTime
     ) -> ConsumerGroupHeartbeatResponse:
         return ConsumerGroupHeartbeatResponse(
             member_id=member_id,
             member_epoch=epoch,
-            heartbeat_interval_ms=self._metadata.settings.heartbeat_interval_ms(body.group_id),
+            heartbeat_interval_ms=heartbeat_interval_ms(
+                self._metadata.settings.heartbeat_interval_ms(group.group_id),
+                members=len(group.members),
+                is_settled=group.is_settled,
+                since_change_ms=None if group.changed_ms is None else now.tick_ms - group.changed_ms,
+            ),
         )
+
+    def _on_changed(self, group_id: str, now: EventTime) -> None:
+        group = self._metadata.groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            group.changed_ms = now.tick_ms
 
     def _is_unchanged(self, request: ConsumerGroupHeartbeat, now: EventTime) -> bool:
         """Whether a heartbeat changes nothing and there is nothing to tell the member, which holds for nearly
@@ -171,6 +187,8 @@ class ConsumerGroupManager:
         group = self._metadata.groups.get(body.group_id)
         if isinstance(group, ConsumerGroup):
             return group.draft(), False
+        if group is not None and not isinstance(group, ClassicGroup):
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {body.group_id} is not a consumer group.")
         if body.member_epoch != JOIN_EPOCH:
             raise KafkaError(
                 ErrorCode.GROUP_ID_NOT_FOUND,
@@ -353,6 +371,8 @@ class ConsumerGroupManager:
         effects = Effects()
         if isinstance(group, ConsumerGroup) and group.members:
             self._update_target_assignment(group.draft(), effects.records, now)
+            if effects.records:
+                effects.on_applied = partial(self._on_changed, group_id)
         return effects
 
     def _maybe_reconcile(
@@ -440,6 +460,8 @@ class ConsumerGroupManager:
         return self.fence_members(group, [member], now).extend(Effects(on_failed=schedule_retry))
 
     def on_loaded(self, group: ConsumerGroup, now: EventTime) -> None:
+        if not group.is_settled:
+            group.changed_ms = now.tick_ms
         for member in group.members.values():
             timeout_ms = (
                 member.classic.session_timeout_ms
@@ -496,12 +518,13 @@ class ConsumerGroupManager:
                 del draft.regexes[member.regex]
                 effects.records.append(records.regular_expression_tombstone(group.group_id, member.regex))
         self._maybe_bump_group_epoch(draft, True, effects.records)
-        return effects.extend(Effects(on_applied=partial(self._cancel_timers, group.group_id, ids)))
+        return effects.extend(Effects(on_applied=partial(self._on_members_removed, group.group_id, ids)))
 
-    def _cancel_timers(self, group_id: str, member_ids: frozenset[str], _now: EventTime) -> None:
+    def _on_members_removed(self, group_id: str, member_ids: frozenset[str], now: EventTime) -> None:
         for member_id in sorted(member_ids):
             for kind in ("session", "revocation", "join", "sync"):
                 self._metadata.timer.cancel((group_id, kind, member_id))
+        self._on_changed(group_id, now)
 
     # Classic members: JoinGroup
 
@@ -597,6 +620,7 @@ class ConsumerGroupManager:
         self, group_id: str, member_id: str, session_timeout_ms: int, now: EventTime
     ) -> None:
         self._metadata.timer.cancel((group_id, "join", member_id))
+        self._on_changed(group_id, now)
         group = self._metadata.groups.get(group_id)
         if isinstance(group, ConsumerGroup) and member_id in group.members:
             self._schedule_session_timeout(group_id, member_id, session_timeout_ms, now)

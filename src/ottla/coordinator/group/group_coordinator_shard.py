@@ -1,8 +1,7 @@
 """The groups and offsets of one partition of `__consumer_offsets`: the shard of the group coordinator.
 
 It passes operations on to the manager that handles them, and replays records into groups and offsets. The
-record of an offset creates a simple group where there is none; the records of a classic or consumer group
-replace it.
+record of an offset creates a simple group where there is none; the records of another group replace it.
 """
 
 from __future__ import annotations
@@ -11,30 +10,43 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ottla.coordinator.group.classic.classic_group import ClassicGroup, unknown_member
-from ottla.coordinator.group.classic_group_manager import ClassicGroupManager
+from ottla.coordinator.group.classic_group_manager import ClassicGroupManager, join_error
 from ottla.coordinator.group.config import GroupSettings
 from ottla.coordinator.group.consumer.consumer_group import ConsumerGroup
 from ottla.coordinator.group.consumer_group_manager import ConsumerGroupManager
-from ottla.coordinator.group.group_metadata_manager import Group, GroupMetadataManager, group_tombstones
+from ottla.coordinator.group.group_metadata_manager import GroupMetadataManager, group_tombstones
 from ottla.coordinator.group.migration import GroupMigration
 from ottla.coordinator.group.offset_metadata_manager import OffsetMetadataManager
 from ottla.coordinator.group.requests import (
+    AlterShareGroupOffsets,
     CommitOffsets,
     CommitTransactionalOffsets,
+    CompleteDeleteShareGroupOffsets,
     ConsumerGroupHeartbeat,
     DeleteGroup,
     DeleteOffsets,
+    DeleteShareGroupOffsets,
     DescribeClassicGroup,
     DescribeConsumerGroup,
+    DescribeShareGroup,
+    DescribeStreamsGroup,
     FetchOffsets,
     Heartbeat,
+    InitializedSharePartitions,
     JoinGroup,
     LeaveGroup,
     ListGroups,
     NewGroupSettings,
     NewMetadataImage,
+    ShareGroupHeartbeat,
+    ShareStatesInitialized,
+    StreamsGroupHeartbeat,
     SyncGroup,
 )
+from ottla.coordinator.group.share.share_group import ShareGroup
+from ottla.coordinator.group.share_group_manager import ShareGroupManager
+from ottla.coordinator.group.streams.streams_group import StreamsGroup
+from ottla.coordinator.group.streams_group_manager import StreamsGroupManager
 from ottla.coordinator.runtime.effects import (
     CoordinatorOperation,
     CoordinatorRecord,
@@ -51,6 +63,7 @@ from ottla.protocol.messages.heartbeat import HeartbeatResponse
 from ottla.protocol.messages.join_group import JoinGroupResponse
 from ottla.protocol.messages.leave_group import LeaveGroupResponse
 from ottla.protocol.messages.sync_group import SyncGroupResponse
+from ottla.protocol.names import TopicIdPartition
 
 _EXPIRY: Final = "expiry"
 
@@ -58,7 +71,15 @@ _EXPIRY: Final = "expiry"
 class GroupCoordinatorShard:
     """`new_id` makes ids for members; it must not give one twice."""
 
-    __slots__ = ("_classic_groups", "_consumer_groups", "_handlers", "metadata", "offsets")
+    __slots__ = (
+        "_classic_groups",
+        "_consumer_groups",
+        "_handlers",
+        "_share_groups",
+        "_streams_groups",
+        "metadata",
+        "offsets",
+    )
 
     def __init__(self, settings: GroupSettings, image: MetadataImage, new_id: Callable[[], str]) -> None:
         self.metadata: Final = GroupMetadataManager(settings, image, new_id)
@@ -66,14 +87,17 @@ class GroupCoordinatorShard:
         self._consumer_groups: Final = ConsumerGroupManager(
             self.metadata, GroupMigration(self.metadata, self._classic_groups)
         )
+        self._share_groups: Final = ShareGroupManager(self.metadata)
+        self._streams_groups: Final = StreamsGroupManager(self.metadata)
         self.offsets: Final = OffsetMetadataManager(self.metadata, self._classic_groups)
-        metadata, offsets = self.metadata, self.offsets
+        metadata, offsets, shares = self.metadata, self.offsets, self._share_groups
         self._handlers: Final[dict[type, Callable[[Any, Any, EventTime], Effects]]] = {
             JoinGroup: self._join_group,
             SyncGroup: self._sync_group,
             Heartbeat: self._heartbeat,
             LeaveGroup: self._leave_group,
             ConsumerGroupHeartbeat: self._consumer_groups.consumer_group_heartbeat,
+            StreamsGroupHeartbeat: self._streams_groups.streams_group_heartbeat,
             CommitOffsets: offsets.commit_offsets,
             CommitTransactionalOffsets: offsets.commit_transactional_offsets,
             DeleteOffsets: lambda to, request, _: offsets.delete_offsets(to, request),
@@ -85,6 +109,18 @@ class GroupCoordinatorShard:
             DescribeConsumerGroup: lambda to, request, _: metadata.describe_consumer_group(
                 to, request.group_id
             ),
+            DescribeStreamsGroup: lambda to, request, _: self._streams_groups.describe_streams_group(
+                to, request.group_id
+            ),
+            ShareGroupHeartbeat: shares.share_group_heartbeat,
+            ShareStatesInitialized: shares.states_initialized,
+            DescribeShareGroup: lambda to, request, _: shares.describe_share_group(to, request.group_id),
+            InitializedSharePartitions: lambda to, request, _: shares.initialized_partitions(
+                to, request.group_id
+            ),
+            AlterShareGroupOffsets: shares.alter_offsets,
+            DeleteShareGroupOffsets: shares.delete_offsets,
+            CompleteDeleteShareGroupOffsets: shares.complete_delete_offsets,
             DeleteGroup: self._delete_group,
             NewMetadataImage: self._on_new_metadata_image,
             NewGroupSettings: self._on_new_settings,
@@ -109,6 +145,10 @@ class GroupCoordinatorShard:
         for group in list(self.metadata.groups.values()):
             if isinstance(group, ClassicGroup):
                 effects.extend(self._classic_groups.on_loaded(group, now))
+            elif isinstance(group, ShareGroup):
+                self._share_groups.on_loaded(group, now)
+            elif isinstance(group, StreamsGroup):
+                self._streams_groups.on_loaded(group, now)
             else:
                 self._consumer_groups.on_loaded(group, now)
         self._schedule_expiry(now)
@@ -120,8 +160,15 @@ class GroupCoordinatorShard:
     def _on_new_metadata_image(
         self, _to: ReplyTo[None] | None, event: NewMetadataImage, _now: EventTime
     ) -> Effects:
-        self.metadata.image = event.image
-        return self.offsets.on_topics_deleted(event.deleted_topics) if event.deleted_topics else Effects()
+        before, self.metadata.image = self.metadata.image, event.image
+        if not event.deleted_topics:
+            return Effects()
+        by_name, by_id = before.topics.by_name, event.image.topics.by_id
+        deleted_ids = [by_name[name].id for name in sorted(event.deleted_topics) if name in by_name]
+        effects = self.offsets.on_topics_deleted(event.deleted_topics)
+        return effects.extend(
+            self._share_groups.on_topics_deleted(frozenset(id for id in deleted_ids if id not in by_id))
+        )
 
     def _on_new_settings(
         self, _to: ReplyTo[None] | None, event: NewGroupSettings, _now: EventTime
@@ -135,11 +182,15 @@ class GroupCoordinatorShard:
         self, to: ReplyTo[JoinGroupResponse] | None, request: JoinGroup, now: EventTime
     ) -> Effects:
         group = self.metadata.groups.get(request.body.group_id)
-        if not isinstance(group, ConsumerGroup):
+        if isinstance(group, ShareGroup):
+            return Effects().reply(to, join_error(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
+        if group is None or isinstance(group, ClassicGroup):
             return self._classic_groups.join_group(to, request, group, now)
         if not group.is_empty:
-            return self._consumer_groups.join_group(to, request, group, now)
-        # An empty consumer group gives way to a classic one; its offsets stay.
+            if isinstance(group, ConsumerGroup):
+                return self._consumer_groups.join_group(to, request, group, now)
+            return Effects().reply(to, join_error(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
+        # An empty consumer or streams group gives way to a classic one; its offsets stay.
         effects = self._classic_groups.join_group(to, request, None, now)
         tombstones: list[CoordinatorRecord] = []
         group_tombstones(group, tombstones)
@@ -170,28 +221,35 @@ class GroupCoordinatorShard:
             return self._consumer_groups.leave_group(to, request, group, now)
         return self._classic_groups.leave_group(to, request, group, now)
 
-    def _group_of(self, group_id: str, member_id: str) -> Group:
+    def _group_of(self, group_id: str, member_id: str) -> ClassicGroup | ConsumerGroup:
+        """The group of a classic member."""
         group = self.metadata.groups.get(group_id)
-        if group is None:
+        if not isinstance(group, ClassicGroup | ConsumerGroup):
             raise unknown_member(group_id, member_id)
         return group
 
     # Deletion and expiry
 
-    def _delete_group(self, to: ReplyTo[ErrorCode] | None, request: DeleteGroup, _now: EventTime) -> Effects:
+    def _delete_group(
+        self, to: ReplyTo[tuple[TopicIdPartition, ...]] | None, request: DeleteGroup, _now: EventTime
+    ) -> Effects:
         group = self.metadata.group(request.group_id)
         if not group.is_empty:
             raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"The group {request.group_id} is not empty.")
+        if isinstance(group, ShareGroup) and not group.states.is_empty and not request.states_deleted:
+            return self._share_groups.delete_states(to, group)
         effects = Effects(atomic=False)
         self.offsets.delete_all_offsets(request.group_id, effects.records)
         group_tombstones(group, effects.records)
-        return effects.reply(to, ErrorCode.NONE)
+        return effects.reply(to, ())
 
     def _cleanup_group_metadata(self, now: EventTime) -> Effects:
         """Delete expired offsets, and then groups that are empty and have none."""
         self._schedule_expiry(now)
         effects = Effects(atomic=False)
         for group in list(self.metadata.groups.values()):
+            if isinstance(group, ShareGroup):
+                continue  # their positions are in the share coordinator, which does not let them expire
             has_none = self.offsets.cleanup_expired_offsets(group, effects.records, now.wall_ms)
             if has_none and group.is_empty and not (isinstance(group, ClassicGroup) and group.pending):
                 group_tombstones(group, effects.records)

@@ -1,6 +1,6 @@
 """The groups of one partition of `__consumer_offsets`: their table, their replay, their listing.
 
-The managers of classic groups, of consumer groups and of offsets work on it: it holds the groups, the
+The managers of classic, consumer and streams groups and of offsets work on it: it holds the groups, the
 deadlines, the settings and the metadata image.
 
 Records of one group may come in any order that compaction leaves, so replay creates what is missing and
@@ -9,7 +9,7 @@ accepts tombstones for what is gone. The last record decides what kind of group 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -25,6 +25,10 @@ from ottla.coordinator.group.consumer.consumer_group import (
     partitions_of,
 )
 from ottla.coordinator.group.requests import ListGroups
+from ottla.coordinator.group.share import share_records
+from ottla.coordinator.group.share.share_group import ShareGroup
+from ottla.coordinator.group.streams import streams_records
+from ottla.coordinator.group.streams.streams_group import StreamsGroup
 from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, EventTime, ReplyTo
 from ottla.coordinator.runtime.timers import CoordinatorTimer
 from ottla.metadata.image.image import MetadataImage
@@ -51,7 +55,7 @@ from ottla.protocol.messages.list_groups import ListedGroup
 from ottla.protocol.schema import Message
 from ottla.runtime import invariants
 
-Group: TypeAlias = ClassicGroup | ConsumerGroup
+Group: TypeAlias = ClassicGroup | ConsumerGroup | ShareGroup | StreamsGroup
 Action: TypeAlias = Callable[[EventTime], Effects]
 
 _CONSUMER_MEMBER = 1
@@ -59,10 +63,11 @@ _CLASSIC_MEMBER = 0
 
 
 class GroupMetadataManager:
-    __slots__ = ("_replays", "groups", "image", "new_id", "settings", "timer")
+    __slots__ = ("_replays", "groups", "image", "new_id", "settings", "share_groups", "timer")
 
     def __init__(self, settings: GroupSettings, image: MetadataImage, new_id: Callable[[], str]) -> None:
         self.groups: dict[str, Group] = {}
+        self.share_groups: dict[str, ShareGroup] = {}  # those of `groups`
         self.timer: CoordinatorTimer[Action] = CoordinatorTimer()  # keys begin with the group id
         self.settings = settings
         self.image = image
@@ -77,6 +82,10 @@ class GroupMetadataManager:
             ConsumerGroupRegularExpressionKey: self._replay_regular_expression,
         }
 
+    def add_replays(self, replays: Mapping[type, Callable[[Any, Any], None]]) -> None:
+        """Have another manager replay the records of its groups, by the types of their keys."""
+        self._replays.update(replays)
+
     def group(self, group_id: str) -> Group:
         group = self.groups.get(group_id)
         if group is None:
@@ -86,6 +95,7 @@ class GroupMetadataManager:
     def remove_group(self, group_id: str) -> None:
         """Forget the group and its deadlines."""
         self.groups.pop(group_id, None)
+        self.share_groups.pop(group_id, None)
         self.timer.cancel_if(lambda key: isinstance(key, tuple) and key[0] == group_id)
 
     # Listing and describing
@@ -94,7 +104,9 @@ class GroupMetadataManager:
         listed = [
             ListedGroup(
                 group_id=group.group_id,
-                protocol_type=(group.protocol_type or "") if isinstance(group, ClassicGroup) else "consumer",
+                protocol_type=(group.protocol_type or "")
+                if isinstance(group, ClassicGroup)
+                else group_type(group),
                 group_state=group.state.value,
                 group_type=group_type(group),
             )
@@ -181,7 +193,7 @@ class GroupMetadataManager:
     # Replay
 
     def replay(self, key: Message, value: Message | None) -> None:
-        """Apply the record of a group; those of share and streams groups are ignored."""
+        """Apply the record of a group."""
         handler = self._replays.get(type(key))
         if handler is not None:
             handler(key, value)
@@ -195,6 +207,7 @@ class GroupMetadataManager:
                 self.remove_group(key.group)
             return
         if not isinstance(group, ClassicGroup):
+            self.share_groups.pop(key.group, None)
             group = self.groups[key.group] = ClassicGroup(key.group)
         group.adopt(value)
 
@@ -204,6 +217,7 @@ class GroupMetadataManager:
         group = self.groups.get(group_id)
         if isinstance(group, ConsumerGroup):
             return group
+        self.share_groups.pop(group_id, None)
         group = self.groups[group_id] = ConsumerGroup(group_id)
         return group
 
@@ -306,6 +320,12 @@ def group_tombstones(group: Group, out: list[CoordinatorRecord]) -> None:
     if isinstance(group, ClassicGroup):
         out.append(records.group_metadata(group.group_id, None))
         return
+    if isinstance(group, StreamsGroup):
+        out += streams_records.group_tombstones(group)
+        return
+    if isinstance(group, ShareGroup):
+        share_records.group_tombstones(group, out)
+        return
     group_id = group.group_id
     targets = sorted(group.target.keys() | group.members.keys())
     out += [records.current_assignment_tombstone(group_id, member_id) for member_id in group.members]
@@ -318,6 +338,10 @@ def group_tombstones(group: Group, out: list[CoordinatorRecord]) -> None:
 
 def group_type(group: Group) -> str:
     """The protocol of a group, as ListGroups has it."""
+    if isinstance(group, ShareGroup):
+        return "share"
+    if isinstance(group, StreamsGroup):
+        return "streams"
     return "classic" if isinstance(group, ClassicGroup) else "consumer"
 
 

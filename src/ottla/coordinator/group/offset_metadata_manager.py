@@ -3,7 +3,7 @@
 The coordinator accepts a commit of a member only in the member's generation or epoch, so that a member that
 was replaced cannot overwrite what its successor has committed. In consumer groups it accepts a commit of an
 older epoch for partitions that the member has owned since then: a rebalance that did not touch them fences
-nothing.
+nothing. Streams groups are the same, by tasks in place of partitions.
 
 The offsets of a transaction are kept apart until its marker comes. If it commits, they count, unless a newer
 offset was committed for the partition in the meantime. Invariant: an offset is replaced only by one whose
@@ -13,7 +13,9 @@ record is later in the log, also when it was written earlier and became visible 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from ottla.coordinator.group import records
 from ottla.coordinator.group.classic.classic_group import ClassicGroup, ClassicGroupState
@@ -26,6 +28,8 @@ from ottla.coordinator.group.requests import (
     DeleteOffsets,
     FetchOffsets,
 )
+from ottla.coordinator.group.share.share_group import ShareGroup
+from ottla.coordinator.group.streams.streams_group import StreamsGroup, StreamsGroupMember
 from ottla.coordinator.runtime.effects import (
     CoordinatorRecord,
     Effects,
@@ -162,6 +166,16 @@ class OffsetMetadataManager:
             return self._check_consumer(
                 group, body.member_id, epoch, old_version=request.version < _FIRST_VERSION_WITH_EPOCHS
             )
+        if isinstance(group, StreamsGroup):
+            if request.version < _FIRST_VERSION_WITH_EPOCHS and body.member_id in group.members:
+                raise KafkaError(
+                    ErrorCode.UNSUPPORTED_VERSION,
+                    "OffsetCommit version 9 or above must be used by members using the streams group "
+                    "protocol",
+                )
+            return self._check_streams(group, body.member_id, epoch)
+        if isinstance(group, ShareGroup):
+            raise _has_no_offsets(body.group_id)
         self._check_classic(group, body.member_id, body.group_instance_id, epoch, transactional=False)
         member = group.members.get(body.member_id)
         if member is not None and group.state in (
@@ -238,19 +252,32 @@ class OffsetMetadataManager:
 
         return check
 
+    def _check_streams(self, group: StreamsGroup, member_id: str, epoch: int) -> PartitionCheck:
+        if epoch < 0 and group.is_empty:
+            return None
+        member = group.member(member_id)
+        if epoch == member.epoch:
+            return None
+        if epoch > member.epoch:
+            raise _stale(f"Received member epoch {epoch} is newer than current member epoch {member.epoch}.")
+        return partial(_check_task, group, member, epoch)
+
     # TxnOffsetCommit
 
     def commit_transactional_offsets(
         self, to: ReplyTo[TxnOffsetCommitResponse] | None, request: CommitTransactionalOffsets, now: EventTime
     ) -> Effects:
         body = request.body
-        self._validate_transactional_offset_commit(body)
+        check = self._validate_transactional_offset_commit(body)
         effects = Effects(producer=ProducerIdAndEpoch(body.producer_id, body.producer_epoch))
         response = TxnOffsetCommitResponse()
         for topic in body.topics:
             answered = TxnOffsetCommitResponseTopic(name=topic.name)
             response.topics.append(answered)
             for partition in topic.partitions:
+                if check is not None:
+                    with _stale_is_illegal_generation():
+                        check(topic.name, ZERO_UUID, partition.partition_index)
                 code = self._add_record(
                     effects,
                     body.group_id,
@@ -270,7 +297,8 @@ class OffsetMetadataManager:
                 )
         return effects.reply(to, response)
 
-    def _validate_transactional_offset_commit(self, body: TxnOffsetCommitRequest) -> None:
+    def _validate_transactional_offset_commit(self, body: TxnOffsetCommitRequest) -> PartitionCheck:
+        """Raise unless the sender may commit; the result checks each partition."""
         group = self._metadata.groups.get(body.group_id)
         epoch, member_id = body.generation_id, body.member_id
         if group is None:
@@ -280,16 +308,14 @@ class OffsetMetadataManager:
                 )
         elif isinstance(group, ClassicGroup):
             self._check_classic(group, member_id, body.group_instance_id, epoch, transactional=True)
+        elif isinstance(group, ShareGroup):
+            raise _has_no_offsets(body.group_id)
         elif epoch != -1 or member_id or body.group_instance_id is not None:
-            if epoch < 0 and group.is_empty:
-                return
-            member = group.member(member_id)
-            if epoch != member.epoch:
-                # The transaction's producer learns the member's epoch late; the error is that of Kafka.
-                raise KafkaError(
-                    ErrorCode.ILLEGAL_GENERATION if member.is_classic else ErrorCode.STALE_MEMBER_EPOCH,
-                    f"member {member_id} of group {body.group_id} is in epoch {member.epoch}, not {epoch}",
-                )
+            with _stale_is_illegal_generation():
+                if isinstance(group, StreamsGroup):
+                    return self._check_streams(group, member_id, epoch)
+                return self._check_consumer(group, member_id, epoch, old_version=False)
+        return None
 
     # OffsetFetch
 
@@ -303,6 +329,13 @@ class OffsetMetadataManager:
                     ErrorCode.ILLEGAL_GENERATION if member.is_classic else ErrorCode.STALE_MEMBER_EPOCH,
                     f"member {member.member_id} of group {asked.group_id} is in epoch {member.epoch}, "
                     f"not {asked.member_epoch}",
+                )
+        elif isinstance(group, StreamsGroup) and (asked.member_id is not None or asked.member_epoch >= 0):
+            expected = group.member(asked.member_id or "").epoch
+            if asked.member_epoch != expected:
+                raise _stale(
+                    f"The received member epoch {asked.member_epoch} does not match the expected member "
+                    f"epoch {expected}."
                 )
         response = OffsetFetchResponseGroup(group_id=asked.group_id)
         topics = self._all_topics(asked.group_id) if asked.topics is None else asked.topics
@@ -356,6 +389,8 @@ class OffsetMetadataManager:
                     ErrorCode.NON_EMPTY_GROUP, f"group {body.group_id} has members that may use its offsets"
                 )
             subscribed = group.subscribed_topics or frozenset()
+        elif isinstance(group, ShareGroup):
+            raise _has_no_offsets(body.group_id)
         else:
             subscribed = group.subscribed_topics
         effects = Effects()
@@ -409,10 +444,10 @@ class OffsetMetadataManager:
 
     def _is_expired(self, group: Group, topic: str, value: OffsetCommitValue, wall_ms: int) -> bool:
         since_ms = value.commit_timestamp
-        if isinstance(group, ConsumerGroup):
+        if isinstance(group, ConsumerGroup | StreamsGroup):
             if topic in group.subscribed_topics:
                 return False
-        elif group.protocol_type is not None:
+        elif isinstance(group, ClassicGroup) and group.protocol_type is not None:
             if group.state is ClassicGroupState.EMPTY:
                 if group.state_timestamp_ms >= 0:
                     since_ms = group.state_timestamp_ms
@@ -521,6 +556,45 @@ class OffsetMetadataManager:
             del groups[group_id]
             if not groups:
                 del self._pending[producer_id]
+
+
+def _check_task(
+    group: StreamsGroup, member: StreamsGroupMember, epoch: int, topic: str, _topic_id: bytes, partition: int
+) -> None:
+    """Raise unless the member has had the task of a partition since the epoch of its commit."""
+    if group.topology is None:
+        raise _stale("Topology is not available for offset commit validation.")
+    id = group.topology.source_topics.get(topic)
+    if id is None:
+        raise _stale(f"Topic {topic} is not in the topology.")
+    since = member.assigned.active.get(id, {}).get(partition)
+    if since is None:
+        since = member.revoking.active.get(id, {}).get(partition)
+    if since is None:
+        raise _stale(f"Task {id}-{partition} is not assigned or pending revocation for member.")
+    if epoch < since:
+        raise _stale(
+            f"Received member epoch {epoch} is older than assignment epoch {since} for task {id}-{partition}."
+        )
+
+
+def _stale(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.STALE_MEMBER_EPOCH, message)
+
+
+@contextmanager
+def _stale_is_illegal_generation() -> Iterator[None]:
+    """In transactions a stale epoch is ILLEGAL_GENERATION, the one that all producers know."""
+    try:
+        yield
+    except KafkaError as error:
+        if error.code is ErrorCode.STALE_MEMBER_EPOCH:
+            raise KafkaError(ErrorCode.ILLEGAL_GENERATION, error.message) from None
+        raise
+
+
+def _has_no_offsets(group_id: str) -> KafkaError:
+    return KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
 
 
 def _is_of_other_topic(value: OffsetCommitValue, topic_id: bytes) -> bool:

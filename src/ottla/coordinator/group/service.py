@@ -6,8 +6,8 @@ there at once or can be awaited. A group lives in the partition that the hash of
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
 
 from ottla.coordinator.group.config import GroupCoordinatorConfig, GroupSettings
 from ottla.coordinator.group.group_coordinator_shard import GroupCoordinatorShard
@@ -30,11 +30,14 @@ R = TypeVar("R")
 
 
 class GroupCoordinatorService:
+    """`on_sends` is given the work of share groups for the persister, as `ShareStatesToInitialize`."""
+
     def __init__(
         self,
         runtime: Runtime,
         config: GroupCoordinatorConfig,
         *,
+        on_sends: Callable[[int, list[Any]], None] | None = None,
         codec: Codec = Codec.NONE,
         commit_timeout_ms: int = 5_000,
         load_bytes: int = 5 * 1024 * 1024,
@@ -47,6 +50,7 @@ class GroupCoordinatorService:
             lambda _index, _epoch: GroupCoordinatorShard(self._settings, self._image, self._new_id),
             runtime.clock,
             runtime.pool,
+            on_sends=on_sends,
             codec=codec,
             commit_timeout_ms=commit_timeout_ms,
             load_bytes=load_bytes,
@@ -55,6 +59,10 @@ class GroupCoordinatorService:
     @property
     def config(self) -> GroupCoordinatorConfig:
         return self._settings.node
+
+    def streams_heartbeat_interval_ms(self, group_id: str) -> int:
+        """The configured heartbeat interval of a streams group."""
+        return self._settings.streams_heartbeat_interval_ms(group_id)
 
     def _new_id(self) -> str:
         """A uuid in the usual form."""
@@ -135,9 +143,10 @@ class GroupCoordinatorService:
 
     def list_groups(self, states: Iterable[str], types: Iterable[str]) -> Awaitable[list[ListedGroup]]:
         """The groups of all partitions that this broker leads; an error while one of them is loaded."""
-        request = ListGroups(
-            frozenset(state.lower() for state in states), frozenset(name.lower() for name in types)
-        )
+        wanted = {state.lower() for state in states}
+        if "not_ready" in wanted:  # what Kafka's brokers know; its clients send NotReady
+            wanted.add("notready")
+        request = ListGroups(frozenset(wanted), frozenset(name.lower() for name in types))
         return _all_groups(self.runtime.submit_all(request))
 
     def complete_transaction(

@@ -620,9 +620,16 @@ def _batches(effects: Effects) -> Iterator[list[_Encoded]]:
     """The records, encoded: one batch, or several of bounded size where they may be spread."""
     part: list[_Encoded] = []
     size = 0
+    # Many members of a group may have the same value.
+    values: dict[tuple[int, int], bytes] = {}
     for record in effects.records:
         key = encode_key(record.key)
-        value = None if record.value is None else encode_value(record.value, record.version)
+        value: bytes | None = None
+        if record.value is not None:
+            which = id(record.value), record.version
+            value = values.get(which)
+            if value is None:
+                value = values[which] = encode_value(record.value, record.version)
         record_size = len(key) + (0 if value is None else len(value)) + 20
         if part and not effects.atomic and size + record_size > _SPREAD_BYTES:
             yield part

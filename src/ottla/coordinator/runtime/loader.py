@@ -24,7 +24,7 @@ from ottla.runtime.pool import Pool
 
 _log = logging.getLogger(__name__)
 
-_RECORDS_AT_A_TIME: Final = 500
+_RECORDS_AT_A_TIME: Final = 150
 
 
 async def load_partition(

@@ -52,8 +52,10 @@ def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
             "unclean.leader.election.enable": "false",
         }
     elif name == SHARE_GROUP_STATE_TOPIC:
-        partitions = "share.coordinator.state.topic.num.partitions"
-        replicas = "share.coordinator.state.topic.replication.factor"
+        partitions, replicas = (
+            "share.coordinator.state.topic.num.partitions",
+            "share.coordinator.state.topic.replication.factor",
+        )
         configs = {
             "cleanup.policy": "delete",
             "compression.type": "producer",

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
+from ottla.metadata.features import SHARE_VERSION, STREAMS_VERSION
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -37,9 +38,33 @@ def submit(
     return context.broker.coordinators.groups.submit(group_id, request, guard=guard)
 
 
+def check_share_groups(context: RequestContext) -> None:
+    """Raise unless share groups are a feature of the cluster."""
+    if context.image.features.levels.get(SHARE_VERSION, 0) < 1:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"The version of API is not supported: the feature {SHARE_VERSION} is at level 0.",
+        )
+
+
 def check_group(context: RequestContext, group_id: str, operation: AclOperation = AclOperation.READ) -> None:
     if not context.allowed(operation, AclResourceType.GROUP, group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+
+
+def check_streams_protocol(context: RequestContext) -> None:
+    """Raise UNSUPPORTED_VERSION unless settings and feature levels enable streams groups."""
+    if not context.broker.coordinators.groups.config.streams_protocol_enabled:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            "The version of API is not supported: "
+            "group.coordinator.rebalance.protocols does not name streams.",
+        )
+    if context.image.features.levels.get(STREAMS_VERSION, 0) < 1:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"The version of API is not supported: the feature {STREAMS_VERSION} is not enabled.",
+        )
 
 
 def check_group_id(group_id: str) -> None:

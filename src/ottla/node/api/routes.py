@@ -171,7 +171,32 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ApiRoute("ListGroups", "list_groups", BROKER_ONLY),
         ApiRoute("DescribeGroups", "describe_groups", BROKER_ONLY, on_failure=_CLOSE),
         ApiRoute("ConsumerGroupDescribe", "consumer_group_describe", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("StreamsGroupHeartbeat", "streams_group_heartbeat", BROKER_ONLY),
+        ApiRoute("StreamsGroupDescribe", "streams_group_describe", BROKER_ONLY, on_failure=_HANDLER),
         ApiRoute("DeleteGroups", "delete_groups", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("ShareGroupHeartbeat", "share_group_heartbeat", BROKER_ONLY),
+        ApiRoute("ShareGroupDescribe", "share_group_describe", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute(
+            "DescribeShareGroupOffsets", "describe_share_group_offsets", BROKER_ONLY, on_failure=_HANDLER
+        ),
+        ApiRoute("AlterShareGroupOffsets", "alter_share_group_offsets", BROKER_ONLY),
+        ApiRoute("DeleteShareGroupOffsets", "delete_share_group_offsets", BROKER_ONLY),
+        # Share groups, to the leaders of partitions
+        ApiRoute("ShareFetch", "share_fetch", BROKER_ONLY),
+        ApiRoute("ShareAcknowledge", "share_acknowledge", BROKER_ONLY),
+        # The state of share groups, between brokers
+        ApiRoute(
+            "InitializeShareGroupState", "initialize_share_group_state", BROKER_ONLY, on_failure=_HANDLER
+        ),
+        ApiRoute("ReadShareGroupState", "read_share_group_state", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("WriteShareGroupState", "write_share_group_state", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("DeleteShareGroupState", "delete_share_group_state", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute(
+            "ReadShareGroupStateSummary",
+            "read_share_group_state_summary",
+            BROKER_ONLY,
+            on_failure=_HANDLER,
+        ),
         # Transactions
         ApiRoute(
             "InitProducerId",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ottla.node.network.endpoints import NodeEndpoints
     from ottla.node.network.node_security import NodeSecurity
     from ottla.node.network.request_statistics import NetworkStatistics
+    from ottla.node.share.share_partition_manager import SharePartitionManager
     from ottla.node.telemetry.client_telemetry import ClientTelemetry
     from ottla.replication.log_flush_scheduler import LogFlushScheduler
     from ottla.replication.replica_manager import ReplicaManager
@@ -155,6 +156,11 @@ class BrokerServices(NodeServices, Protocol):
     @property
     def coordinators(self) -> Coordinators:
         """The group and the transaction coordinator, each made when it is first used."""
+        ...
+
+    @property
+    def share_partitions(self) -> SharePartitionManager:
+        """The share partitions that this broker leads; made when it is first used."""
         ...
 
     @property

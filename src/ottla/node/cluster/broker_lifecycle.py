@@ -96,7 +96,7 @@ class BrokerLifecycleManager:
         self._offline: set[bytes] = set()
         # Those that no heartbeat has reported to a controller yet, each with the task that gives up on it.
         self._unreported: dict[bytes, SupervisedTask] = {}
-        # When a controller last answered a heartbeat, on the clock of the event loop.
+        # When the last heartbeat was sent that a controller answered, on the clock of the event loop.
         self._answered_at: float | None = None
         self._ready_to_unfence = False
         self._fences_itself = False
@@ -238,6 +238,15 @@ class BrokerLifecycleManager:
         since = self._answered_at
         return 0 if since is None else int((asyncio.get_running_loop().time() - since) * 1000)
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the controller may soon give this broker up, and its leaderships to others, or has done so.
+
+        A controller on this node, cut off with it, answers heartbeats until it misses the other voters. They
+        elect another one about then, which gives the broker a whole session; this is half of one.
+        """
+        return self.unanswered_ms >= self._config.current.number("broker.session.timeout.ms") // 2
+
     def _pause_seconds(self) -> float:
         wants_to_serve = self._ready_to_unfence and not self._fences_itself
         waits = not self._caught_up.is_set() or (wants_to_serve and not self._unfenced.is_set())
@@ -251,6 +260,7 @@ class BrokerLifecycleManager:
         if timeout_ms is None:
             timeout_ms = config.number("broker.session.timeout.ms")
         offline = sorted(self._offline)
+        sent_at = asyncio.get_running_loop().time()
         response = await self._channel.request(
             BrokerHeartbeatRequest(
                 broker_id=config.node_id,
@@ -266,7 +276,7 @@ class BrokerLifecycleManager:
         assert isinstance(response, BrokerHeartbeatResponse)
         code = ErrorCode.of(response.error_code)
         if code is ErrorCode.NONE:
-            self._answered_at = asyncio.get_running_loop().time()
+            self._answered_at = sent_at
             self._on_heartbeat_response(response)
             for directory in offline:
                 if (waiting := self._unreported.pop(directory, None)) is not None:

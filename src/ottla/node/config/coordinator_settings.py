@@ -6,6 +6,7 @@ Apart from `component_settings`, since a node imports the coordinators only when
 from __future__ import annotations
 
 from ottla.coordinator.group.config import GroupCoordinatorConfig, MigrationPolicy
+from ottla.coordinator.share.config import ShareCoordinatorConfig
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.node.config.node_config import NodeConfig
 
@@ -24,10 +25,25 @@ def group_config(config: NodeConfig) -> GroupCoordinatorConfig:
         consumer_migration_policy=MigrationPolicy(config.text("group.consumer.migration.policy").lower()),
         consumer_assignment_interval_ms=number("group.consumer.assignment.interval.ms"),
         consumer_regex_refresh_interval_ms=number("group.consumer.regex.refresh.interval.ms"),
+        streams_session_timeout_ms=number("group.streams.session.timeout.ms"),
+        streams_heartbeat_interval_ms=number("group.streams.heartbeat.interval.ms"),
+        streams_max_size=number("group.streams.max.size"),
+        streams_num_standby_replicas=number("group.streams.num.standby.replicas"),
+        streams_initial_rebalance_delay_ms=number("group.streams.initial.rebalance.delay.ms"),
+        streams_assignment_interval_ms=number("group.streams.assignment.interval.ms"),
         offset_metadata_max_bytes=number("offset.metadata.max.bytes"),
         offsets_retention_ms=number("offsets.retention.minutes") * 60_000,
         offsets_retention_check_interval_ms=number("offsets.retention.check.interval.ms"),
+        share_session_timeout_ms=number("group.share.session.timeout.ms"),
+        share_heartbeat_interval_ms=number("group.share.heartbeat.interval.ms"),
+        share_max_size=number("group.share.max.size"),
+        share_assignment_interval_ms=number("group.share.assignment.interval.ms"),
+        # A request for states may take as long as a commit.
+        share_initialize_retry_interval_ms=max(
+            number("group.share.initialize.retry.interval.ms"), number("offsets.commit.timeout.ms")
+        ),
         consumer_protocol_enabled="consumer" in config.names("group.coordinator.rebalance.protocols"),
+        streams_protocol_enabled="streams" in config.names("group.coordinator.rebalance.protocols"),
     )
 
 
@@ -39,4 +55,13 @@ def transaction_config(config: NodeConfig) -> TransactionConfig:
         abort_timed_out_interval_ms=number("transaction.abort.timed.out.transaction.cleanup.interval.ms"),
         remove_expired_interval_ms=number("transaction.remove.expired.transaction.cleanup.interval.ms"),
         two_phase_commit_enabled=config.flag("transaction.two.phase.commit.enable"),
+    )
+
+
+def share_config(config: NodeConfig) -> ShareCoordinatorConfig:
+    number = config.number
+    return ShareCoordinatorConfig(
+        snapshot_update_records_per_snapshot=number("share.coordinator.snapshot.update.records.per.snapshot"),
+        prune_interval_ms=number("share.coordinator.state.topic.prune.interval.ms"),
+        cold_partition_snapshot_interval_ms=number("share.coordinator.cold.partition.snapshot.interval.ms"),
     )

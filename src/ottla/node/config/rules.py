@@ -25,6 +25,7 @@ _NOT_ABOVE: Final = (
     ("group.share.record.lock.duration.ms", "group.share.max.record.lock.duration.ms"),
     ("group.share.min.partition.max.record.locks", "group.share.partition.max.record.locks"),
     ("group.share.partition.max.record.locks", "group.share.max.partition.max.record.locks"),
+    ("group.share.max.size", "group.share.max.share.sessions"),
     ("group.streams.num.standby.replicas", "group.streams.max.standby.replicas"),
     *(
         pair

@@ -6,7 +6,8 @@ it: that keeps a start short and an idle node small. Once created, a coordinator
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import importlib
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,12 @@ from ottla.node.cluster.peers import PeerBrokers
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.coordinators.producer_id_manager import ProducerIdManager
-from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
+from ottla.protocol.names import (
+    CONSUMER_OFFSETS_TOPIC,
+    SHARE_GROUP_STATE_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+)
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
@@ -25,9 +31,35 @@ from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from ottla.coordinator.group.service import GroupCoordinatorService
+    from ottla.coordinator.share.service import ShareCoordinatorService
     from ottla.coordinator.transaction.service import TransactionCoordinatorService
     from ottla.node.coordinators.add_partitions_to_txn import AddPartitionsToTxnManager
     from ottla.node.coordinators.marker_sender import TransactionMarkerSender
+    from ottla.node.coordinators.partition_metadata_client import PartitionMetadataClient
+    from ottla.node.coordinators.share_groups import ShareGroupOperations
+    from ottla.node.coordinators.streams_internal_topics import StreamsInternalTopics
+    from ottla.node.share.persister import DefaultStatePersister
+
+# What the coordinators of these topics need.
+_MODULES: Final = {
+    CONSUMER_OFFSETS_TOPIC: ("ottla.coordinator.group.service", "ottla.node.config.coordinator_settings"),
+    TRANSACTION_STATE_TOPIC: (
+        "ottla.coordinator.transaction.service",
+        "ottla.node.config.coordinator_settings",
+        "ottla.node.coordinators.add_partitions_to_txn",
+        "ottla.node.coordinators.marker_sender",
+    ),
+    SHARE_GROUP_STATE_TOPIC: (
+        "ottla.coordinator.share.service",
+        "ottla.node.config.coordinator_settings",
+        "ottla.node.share.persister",
+    ),
+}
+
+
+def _import_modules(names: Iterable[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +82,10 @@ class TransactionParts:
 
 
 class Coordinators:
+    """`create_topic` has an internal topic created that does not exist yet; `is_cut_off` is whether the
+    controller may have given this broker up.
+    """
+
     def __init__(
         self,
         runtime: Runtime,
@@ -59,6 +95,8 @@ class Coordinators:
         replicas: ReplicaManager,
         log_flushes: LogFlushScheduler,
         producer_ids: ProducerIdManager,
+        create_topic: Callable[[str], Awaitable[object]],
+        is_cut_off: Callable[[], bool],
     ) -> None:
         self._runtime: Final = runtime
         self._config: Final = config
@@ -67,8 +105,15 @@ class Coordinators:
         self._replicas: Final = replicas
         self._log_flushes: Final = log_flushes
         self._producer_ids: Final = producer_ids
+        self._create_topic: Final = create_topic
+        self._is_cut_off: Final = is_cut_off
         self._groups: GroupCoordinatorService | None = None
         self._transactions: TransactionParts | None = None
+        self._share: ShareCoordinatorService | None = None
+        self._persister: DefaultStatePersister | None = None
+        self._share_groups: ShareGroupOperations | None = None
+        self._partition_metadata: PartitionMetadataClient | None = None
+        self._streams_internal_topics: StreamsInternalTopics | None = None
         config.add_reconfigurable(self._configure)
 
     @property
@@ -76,6 +121,20 @@ class Coordinators:
         if self._groups is None:
             self._groups = self._make_groups()
         return self._groups
+
+    def may_have_moved(self, group_id: str) -> bool:
+        """Whether another broker may coordinate this group by now, and have committed offsets of it: the
+        controller has given this broker up, as far as it can know, and of the followers that would be elected
+        one does not fetch. Without a controller, but with its followers, a broker goes on.
+        """
+        if not self._is_cut_off():
+            return False
+        index = self.groups.partition_for(group_id)
+        partition = self._replicas.find(TopicPartition(CONSUMER_OFFSETS_TOPIC, index))
+        silent_ms = 2 * self._config.current.number("replica.fetch.wait.max.ms")
+        return partition is not None and not partition.is_followed_since(
+            self._runtime.clock.wall_ms() - silent_ms
+        )
 
     @property
     def groups_in_use(self) -> GroupCoordinatorService | None:
@@ -86,6 +145,12 @@ class Coordinators:
     def transactions_in_use(self) -> TransactionParts | None:
         return self._transactions
 
+    async def import_coordinator(self, topic: str) -> None:
+        """Import what the coordinator of a topic needs, in the pool: the event loop would stand still
+        meanwhile. Only for one that is about to be needed.
+        """
+        await self._runtime.pool.run(_import_modules, _MODULES.get(topic, ()))
+
     def _make_groups(self) -> GroupCoordinatorService:
         from ottla.coordinator.group.service import GroupCoordinatorService
         from ottla.node.config.coordinator_settings import group_config
@@ -95,6 +160,7 @@ class Coordinators:
         groups = GroupCoordinatorService(
             self._runtime,
             group_config(config),
+            on_sends=lambda index, work: self.share_groups.on_sends(index, work),
             codec=Codec(config.number("offsets.topic.compression.codec")),
             commit_timeout_ms=config.number("offsets.commit.timeout.ms"),
             load_bytes=config.number("offsets.load.buffer.size"),
@@ -104,6 +170,39 @@ class Coordinators:
             self._metadata.image, leaders=_led_partitions(self._replicas, CONSUMER_OFFSETS_TOPIC)
         )
         return groups
+
+    @property
+    def share_groups(self) -> ShareGroupOperations:
+        """The operations on share groups that wait."""
+        if self._share_groups is None:
+            from ottla.node.coordinators.share_groups import ShareGroupOperations
+
+            self._share_groups = ShareGroupOperations(
+                lambda: self.groups,
+                self._metadata,
+                lambda: self.persister,
+                lambda: self._latest_offsets,
+                self._runtime.clock,
+            )
+        return self._share_groups
+
+    @property
+    def _latest_offsets(self) -> PartitionMetadataClient:
+        if self._partition_metadata is None:
+            from ottla.node.coordinators.partition_metadata_client import PartitionMetadataClient
+
+            self._partition_metadata = PartitionMetadataClient(
+                self._config, self._metadata, self._peers, self._replicas, self._runtime.clock
+            )
+        return self._partition_metadata
+
+    @property
+    def streams_internal_topics(self) -> StreamsInternalTopics:
+        if self._streams_internal_topics is None:
+            from ottla.node.coordinators.streams_internal_topics import StreamsInternalTopics
+
+            self._streams_internal_topics = StreamsInternalTopics(self._runtime.clock)
+        return self._streams_internal_topics
 
     @property
     def transactions(self) -> TransactionParts:
@@ -144,6 +243,52 @@ class Coordinators:
         )
         return TransactionParts(service, marker_sender, add_partitions)
 
+    @property
+    def share(self) -> ShareCoordinatorService:
+        """The share coordinator, for the share partitions that this broker coordinates."""
+        if self._share is None:
+            self._share = self._make_share()
+        return self._share
+
+    @property
+    def share_in_use(self) -> ShareCoordinatorService | None:
+        return self._share
+
+    def _make_share(self) -> ShareCoordinatorService:
+        from ottla.coordinator.share.service import ShareCoordinatorService
+        from ottla.node.config.coordinator_settings import share_config
+        from ottla.records.types import Codec
+
+        config = self._config.current
+        share = ShareCoordinatorService(
+            self._runtime,
+            share_config(config),
+            codec=Codec(config.number("share.coordinator.state.topic.compression.codec")),
+            commit_timeout_ms=config.number("share.coordinator.write.timeout.ms"),
+            load_bytes=config.number("share.coordinator.load.buffer.size"),
+        )
+        self._replicas.add_progress_listener(share.on_partition_progress)
+        share.on_metadata_update(
+            self._metadata.image, leaders=_led_partitions(self._replicas, SHARE_GROUP_STATE_TOPIC)
+        )
+        return share
+
+    @property
+    def persister(self) -> DefaultStatePersister:
+        """The state of share partitions, whichever broker coordinates them."""
+        if self._persister is None:
+            from ottla.node.share.persister import DefaultStatePersister
+
+            self._persister = DefaultStatePersister(
+                self._runtime,
+                self._config,
+                self._metadata,
+                self._peers,
+                local=lambda: self.share,
+                create_topic=self._create_topic,
+            )
+        return self._persister
+
     def apply(
         self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None = None
     ) -> None:
@@ -155,10 +300,16 @@ class Coordinators:
         try:
             self._apply_to_groups(image, changes, deleted_topics, led)
         finally:
-            self._apply_to_transactions(image, changes, deleted_topics, led)
-        if self._transactions is not None and delta is not None:
+            try:
+                self._apply_to_transactions(image, changes, deleted_topics, led)
+            finally:
+                self._apply_to_share(image, changes, delta, led)
+        if delta is not None and (self._transactions is not None or self._persister is not None):
             for broker in _fenced_or_removed_brokers(delta, image):
-                self._transactions.on_broker_gone(broker)
+                if self._transactions is not None:
+                    self._transactions.on_broker_gone(broker)
+                if self._persister is not None:
+                    self._persister.on_broker_gone(broker)
 
     def _apply_to_groups(
         self, image: MetadataImage, changes: ReplicaChanges, deleted_topics: list[str], led: set[str]
@@ -180,12 +331,25 @@ class Coordinators:
         elif TRANSACTION_STATE_TOPIC in led:
             self._transactions = self._make_transactions()
 
+    def _apply_to_share(
+        self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None, led: set[str]
+    ) -> None:
+        if self._share is not None:
+            deleted = {} if delta is None else {id: topic.name for id, topic in delta.deleted_topics.items()}
+            self._share.on_metadata_update(
+                image, leaders=changes.leaders, followers=changes.followers, deleted_topics=deleted
+            )
+        elif SHARE_GROUP_STATE_TOPIC in led:
+            self._share = self._make_share()
+
     def resign(self, partitions: Collection[TopicPartition]) -> None:
-        """Stop coordinating groups and transactions of partitions that this broker can no longer serve."""
+        """Stop coordinating what lives in partitions that this broker can no longer serve."""
         if self._groups is not None:
             self._groups.on_resignation(partitions)
         if self._transactions is not None:
             self._transactions.service.on_resignation(partitions)
+        if self._share is not None:
+            self._share.on_resignation(partitions)
 
     def _configure(self, config: NodeConfig) -> None:
         if self._groups is not None:
@@ -196,12 +360,24 @@ class Coordinators:
             from ottla.node.config.coordinator_settings import transaction_config
 
             self._transactions.service.configure(transaction_config(config))
+        if self._share is not None:
+            from ottla.node.config.coordinator_settings import share_config
+
+            self._share.configure(share_config(config))
 
     async def close(self) -> None:
         if self._transactions is not None:
             await self._transactions.close()
+        if self._share_groups is not None:
+            await self._share_groups.close()
+        if self._partition_metadata is not None:
+            self._partition_metadata.close()
         if self._groups is not None:
             await self._groups.close()
+        if self._persister is not None:
+            await self._persister.close()
+        if self._share is not None:
+            await self._share.close()
 
 
 def _fenced_or_removed_brokers(delta: MetadataDelta, image: MetadataImage) -> list[int]:

@@ -1,17 +1,18 @@
-"""Groups and transactions that this broker coordinates.
+"""Groups, transactions and share partitions that this broker coordinates.
 
 Groups are counted by protocol and state. The lag of a group is known here for the partitions of which this
 broker has a replica; the committed offsets of all are shown, so that Prometheus can compute the rest with the
-offsets of the leaders (a recording rule in `dashboards/` does).
+offsets of the leaders (a recording rule in `dashboards/` does). The same goes for share partitions, whose
+progress their share coordinator knows.
 
 At most `metrics.max.group.partitions` series have a group and a partition. A group has all of its partitions
 or none, and the first groups of the coordinator have theirs; sums by group and topic are there for as many
-groups again. All groups beyond are one sum, `_other`.
+groups again. All groups beyond are one sum, `_other`. The first share partitions, as many, have theirs.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ottla.node.metrics.observed_node import ObservedBroker, ObservedNode
 from ottla.protocol.errors import KafkaError
@@ -21,15 +22,19 @@ from ottla.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from ottla.coordinator.group.group_coordinator_shard import GroupCoordinatorShard
-    from ottla.coordinator.group.service import GroupCoordinatorService
-    from ottla.coordinator.transaction.service import TransactionCoordinatorService
-    from ottla.coordinator.transaction.transaction_metadata import TransactionMetadata
+    from ottla.coordinator.runtime.coordinator_runtime import CoordinatorRuntime
+    from ottla.coordinator.runtime.effects import CoordinatorShard
+    from ottla.coordinator.share.service import ShareCoordinatorService
+
+S = TypeVar("S", bound="CoordinatorShard")
 
 _GROUP: Final = "kafka_consumergroup_"
 _CLASSIC: Final = "kafka_coordinator_group_groupmetadatamanager_numgroups"
 _CLASSIC_STATES: Final = ("PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty")
 _BY_PARTITION: Final = ("consumergroup", "topic", "partition")
 _BY_TOPIC: Final = ("consumergroup", "topic")
+_SHARE_OFFSET: Final = "ottla_share_partition_offset"
+_BY_SHARE_PARTITION: Final = ("group", "topic", "partition")
 
 
 class GroupCollector:
@@ -42,13 +47,62 @@ class GroupCollector:
             return
         await self._write_groups(text, turns, broker)
         await self._write_transactions(text, turns, broker)
+        await self._write_share_states(text, turns, broker)
+
+    async def _write_share_states(self, text: MetricsText, turns: Turns, broker: ObservedBroker) -> None:
+        service = broker.coordinators.share_in_use
+        text.gauge(
+            "ottla_share_partitions",
+            "Share partitions whose state this broker coordinates",
+            0 if service is None else service.share_partition_count,
+        )
+        if service is not None:
+            text.counter(
+                "ottla_share_state_writes_total",
+                "Writes of the state of a share partition that this broker coordinates",
+                service.writes,
+            )
+            text.histogram(
+                "ottla_share_state_write_seconds",
+                "How long requests to write the state of share partitions took until they were committed",
+                "",
+                service.write_times,
+            )
+            await self._write_share_offsets(text, turns, service)
+
+    async def _write_share_offsets(
+        self, text: MetricsText, turns: Turns, service: ShareCoordinatorService
+    ) -> None:
+        """Write how far share groups have come, also those without members, from the state that is persisted.
+
+        The lag, as DescribeShareGroupOffsets has it, is what the high watermark is ahead of that.
+        """
+        lines = text.family(
+            _SHARE_OFFSET,
+            "The start offset of the share partition and the records after it that are done",
+            MetricKind.GAUGE,
+        )
+        left = self._node.config.number("metrics.max.group.partitions")
+        topics = self._node.image.topics.by_id
+        for shard in _loaded_shards(service.runtime):
+            for key, state in list(shard.partitions.items()):
+                topic, offset = topics.get(key.topic_id), state.offset
+                if topic is not None and offset.is_initialized:
+                    left -= 1
+                    if left < 0:
+                        return
+                    labels = label_text(_BY_SHARE_PARTITION, (key.group_id, topic.name, str(key.partition)))
+                    done = offset.start_offset + offset.delivery_complete_count
+                    lines.append(f"{_SHARE_OFFSET}{labels} {done}")
+                if turns.is_due():
+                    await turns.pause()
 
     async def _write_groups(self, text: MetricsText, turns: Turns, broker: ObservedBroker) -> None:
         service = broker.coordinators.groups_in_use
         bound = self._node.config.number("metrics.max.group.partitions")
         walk = _GroupWalk(text, broker, bound)
         if service is not None:
-            for shard in _loaded_shards(service):
+            for shard in _loaded_shards(service.runtime):
                 await walk.visit(shard, turns)
         walk.finish(text)
 
@@ -57,8 +111,8 @@ class GroupCollector:
         states: dict[str, int] = {}
         oldest_ms: int | None = None
         if parts is not None:
-            for transactions in _loaded_transactions(parts.service):
-                for transaction in list(transactions.values()):
+            for shard in _loaded_shards(parts.service.runtime):
+                for transaction in list(shard.transactions.values()):
                     states[transaction.state.title] = states.get(transaction.state.title, 0) + 1
                     if not transaction.state.is_idle and transaction.start_ms >= 0:
                         oldest_ms = min(transaction.start_ms, oldest_ms or transaction.start_ms)
@@ -185,21 +239,11 @@ class _GroupWalk:
         )
 
 
-def _loaded_shards(service: GroupCoordinatorService) -> list[GroupCoordinatorShard]:
+def _loaded_shards(runtime: CoordinatorRuntime[S]) -> list[S]:
     shards = []
-    for index in service.runtime.partitions:
+    for index in runtime.partitions:
         try:
-            shards.append(service.runtime.shard(index))
+            shards.append(runtime.shard(index))
         except KafkaError:
             continue  # it is being loaded
     return shards
-
-
-def _loaded_transactions(service: TransactionCoordinatorService) -> list[dict[str, TransactionMetadata]]:
-    found = []
-    for index in service.runtime.partitions:
-        try:
-            found.append(service.runtime.shard(index).transactions)
-        except KafkaError:
-            continue  # it is being loaded
-    return found

@@ -23,6 +23,7 @@ AREAS: Final = {
     "logs": "LogCollector",
     "controller": "ControllerCollector",
     "groups": "GroupCollector",
+    "share": "ShareCollector",
     "process": "ProcessCollector",
 }
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ottla.node.network.login import SaslListener
     from ottla.node.network.request_statistics import NetworkStatistics
     from ottla.node.network.server import SocketServer
+    from ottla.node.share.share_partition_manager import SharePartitionManager
     from ottla.replication.replica_manager import ReplicaManager
     from ottla.runtime.garbage_collection import GarbageCollection
     from ottla.runtime.loop_watchdog import LoopWatchdog
@@ -104,6 +105,11 @@ class ObservedBroker(Protocol):
 
     @property
     def coordinators(self) -> Coordinators: ...
+
+    @property
+    def share_partitions_in_use(self) -> SharePartitionManager | None:
+        """The share partitions that the broker leads, if it ever led one."""
+        ...
 
     @property
     def producer_ids(self) -> ProducerIdManager: ...

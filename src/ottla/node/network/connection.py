@@ -308,6 +308,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "closed",
         "is_from_node_listener",
         "kept_fetch",
+        "kept_share_sessions",
         "kept_telemetry",
         "last_active",
         "last_produce",
@@ -415,6 +416,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.kept_fetch: KeptForClient | None = None
         # The instance as which the client pushes its metrics.
         self.kept_telemetry: KeptForClient | None = None
+        # The share sessions that the client has begun by this connection.
+        self.kept_share_sessions: KeptForClient | None = None
 
     # What the event loop calls
 
@@ -528,6 +531,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.kept_fetch.close()
         if self.kept_telemetry is not None:
             self.kept_telemetry.close()
+        if self.kept_share_sessions is not None:
+            self.kept_share_sessions.close()
         self._on_close(self)
         assert pool.requests >= 0, pool.requests
         assert pool.responses >= 0, pool.responses

@@ -134,7 +134,14 @@ class ReplicaMover(Administrator):
         # At least two, so that `min.insync.replicas` can be kept.
         factor = random.randrange(min(len(brokers), 2), len(brokers) + 1)
         target = [brokers.pop(random.randrange(0, len(brokers))) for _ in range(factor)]
-        await admin.partitions.reassign({partition: target})
+        checker = self.environment.checker
+        if not checker.may_move_replicas():
+            return
+        checker.moves_in_flight += 1
+        try:
+            await admin.partitions.reassign({partition: target})
+        finally:
+            checker.moves_in_flight -= 1
         self.count("move replicas")
 
     async def _cancel(self, admin: Admin, partition: TopicPartition) -> None:

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.node import Node
 from ottla.protocol.errors import KafkaError
-from ottla.protocol.names import TopicPartition
+from ottla.protocol.names import SHARE_GROUP_STATE_TOPIC, TopicPartition
 from ottla.records.batch import iter_batches, read_records
 from ottla.replication.partition import Partition
 from ottla.sim.cluster.history import Mismatch, PartitionHistory
 from ottla.sim.cluster.journal import SentRecord
+from ottla.sim.cluster.share_checker import ShareChecker
 from ottla.sim.disk import SimDisk
 from ottla.sim.world import SimMachine, World
 
@@ -50,12 +51,15 @@ class ClusterChecker:
         # broker epoch that they had then.
         self._ended: dict[int, int] = {}
         self._lost_data: dict[int, int] = {}
+        # Reassignments that were requested and are not answered yet.
+        self.moves_in_flight = 0
 
         # Whether a broker is neither paused nor cut off from another node, and was not a moment ago.
         self.is_steady: Callable[[int], bool] = lambda _broker: True
 
         self.watches: dict[int, NodeWatcher] = {}  # of the nodes that are up
         self.machines: dict[int, SimMachine] = {}
+        self.share = ShareChecker(world, self.histories, self._compare_share_state)
 
     @property
     def elections(self) -> int:
@@ -92,7 +96,14 @@ class ClusterChecker:
         if history is None:
             history = self.histories[key] = PartitionHistory(str(tp))
             self._by_name[tp] = history
+            if tp.topic == SHARE_GROUP_STATE_TOPIC:
+                history.on_record = self.share.on_state_record
         return history
+
+    def _compare_share_state(self) -> None:
+        """Compare what the replicas of the share coordinator's topic have committed by now."""
+        for watch in self.watches.values():
+            watch.check(SHARE_GROUP_STATE_TOPIC)
 
     def leader_epoch(self, topic: str, partition: int) -> int:
         """The newest leader epoch of a partition in any metadata image."""
@@ -185,11 +196,18 @@ class ClusterChecker:
 
         With a `min.insync.replicas` of 1 no eligible replica is kept beside the last in-sync one. If that one
         has lost data and the others are fenced, the controller elects it again, as Kafka's does: so no disk
-        may lose data then.
+        may lose data then. Nor may one while a reassignment is requested, which may drop the replica that
+        remains.
         """
-        if power_loss and self._min_insync == 1:
+        if power_loss and (self._min_insync == 1 or self.moves_in_flight):
             return False
         return all(self._survives(image, broker, power_loss) for image in self._possible_images())
+
+    def may_move_replicas(self) -> bool:
+        """Whether all guarantees still hold if replicas are dropped: not before each broker that has lost
+        data is fenced. Until then the controller counts on what it had, as Kafka's does.
+        """
+        return not any(self._is_out(self._lost_data, id) for id in self._lost_data)
 
     def may_fall_silent(self, broker: int) -> bool:
         """Whether all guarantees still hold if the controller hears nothing of this broker for a while: not
@@ -262,10 +280,11 @@ class NodeWatcher:
         found = {record.offset: record.value for record in read_records(data)} if data else {}
         return partition.leader_epoch if found.get(sent.offset) == sent.value else -1
 
-    def check(self) -> None:
-        """Check all partitions, as far as they are not checked yet."""
+    def check(self, topic: str | None = None) -> None:
+        """Check all partitions, or those of a topic, as far as they are not checked yet."""
         for partition in self._node.replicas:
-            self.on_progress(partition)
+            if topic is None or partition.topic_partition.topic == topic:
+                self.on_progress(partition)
 
     def on_progress(self, partition: Partition) -> None:
         log = partition.log

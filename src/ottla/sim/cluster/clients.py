@@ -8,6 +8,7 @@ from ottla.sim.cluster.journal import GroupHistory
 from ottla.sim.cluster.readers import Copier, GroupReader, StandaloneReader
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.security import AccessView, GuardedWriter, SecurityChanger
+from ottla.sim.cluster.share_workers import JobsChurn, ShareWorker
 from ottla.sim.cluster.writers import TransactionalWriter, Writer
 
 __all__ = ["make_clients"]
@@ -59,6 +60,10 @@ def make_clients(
             SecurityChanger(environment, "security"),
             GuardedWriter(environment, "guarded", servers, access),
         ]
+    terms = environment.checker.share.terms
+    if terms is not None:
+        wanted += [ShareWorker(environment, f"worker-{n}", terms) for n in range(terms.workers)]
+        wanted.append(JobsChurn(environment, "jobs"))
     for client in wanted:
         if isinstance(client, GroupReader):
             environment.journal.groups[client.group.name] = client.group

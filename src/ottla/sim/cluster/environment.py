@@ -12,11 +12,11 @@ from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.journal import Journal, OperationState, SentRecord
 from ottla.sim.world import World
 
-__all__ = ["COPIES", "EVENTS", "MANY", "ORDERS", "SimClient", "ClusterEnvironment", "attempt"]
+__all__ = ["COPIES", "EVENTS", "JOBS", "MANY", "ORDERS", "SimClient", "ClusterEnvironment", "attempt"]
 
-# Topics: written with any acks; written by idempotent producers only; copies of the orders; and one with many
-# partitions, if the scenario has one.
-EVENTS, ORDERS, COPIES, MANY = "events", "orders", "copies", "many"
+# Topics: written with any acks; written by idempotent producers only; copies of the orders; one with many
+# partitions, if the scenario has one; and one that is deleted and created again, for share groups.
+EVENTS, ORDERS, COPIES, MANY, JOBS = "events", "orders", "copies", "many", "jobs"
 
 
 @dataclass(slots=True)

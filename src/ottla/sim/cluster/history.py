@@ -7,8 +7,10 @@ may show follows from the markers in the history. Invariant: a history only grow
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+from ottla.records._kernel import Record
 from ottla.records.batch import BatchHeader, read_records
 from ottla.records.control import ControlType
 
@@ -50,6 +52,8 @@ class PartitionHistory:
         self.end = 0
         self.entries: dict[int, CommittedRecord] = {}
         self._open: dict[int, list[CommittedRecord]] = {}  # producer id -> records of its open transaction
+        # Called with each record, in order, as it is committed.
+        self.on_record: Callable[[Record], None] | None = None
 
     @property
     def last_stable_offset(self) -> int:
@@ -86,6 +90,8 @@ class PartitionHistory:
             value = None if record.value is None else bytes(record.value)
             entry = CommittedRecord(record.offset, value, None if header.is_transactional else True)
             self.entries[record.offset] = entry
+            if self.on_record is not None:
+                self.on_record(record)
             if header.is_transactional:
                 self._open.setdefault(header.producer_id, []).append(entry)
 

@@ -17,6 +17,7 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.checker import ClusterChecker, NodeWatcher
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.security import first_users, server_settings
+from ottla.sim.cluster.share_checker import ShareWatcher
 from ottla.sim.loop import Process
 from ottla.sim.world import World
 
@@ -32,16 +33,23 @@ _RESTART_S = 0.5
 
 
 class _WatchedNode(Node):
-    """A node that calls `watch` with itself as soon as it has a `ReplicaManager`."""
+    """A node that calls `watch` with itself as soon as it has a `ReplicaManager`, and has a `ShareWatcher`
+    from its first share partition on.
+    """
 
-    def __init__(self, runtime: Runtime, config: NodeConfig, watch: Callable[[Node], None]) -> None:
+    def __init__(
+        self, runtime: Runtime, config: NodeConfig, watch: Callable[[Node], None], checker: ClusterChecker
+    ) -> None:
         self._show = watch
+        self._checker = checker
         super().__init__(runtime, config)
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         if name == "replicas":
             self._show(self)
+        elif name == "share_partitions_in_use" and self.share_partitions_in_use is not None:
+            ShareWatcher(self._checker.share, self.share_partitions_in_use)
 
 
 class ClusterMember:
@@ -143,7 +151,7 @@ class ClusterMember:
         self.watcher = None
         self._boot = self.machine.boots
         self._had_disk_fault = bool(self.disk_faults)
-        node = self._node = _WatchedNode(runtime, NodeConfig(self.settings), self._watch)
+        node = self._node = _WatchedNode(runtime, NodeConfig(self.settings), self._watch, self._checker)
         self._starting = starting = asyncio.ensure_future(node.start())
         await asyncio.wait([starting])
         if starting.cancelled():
@@ -223,8 +231,12 @@ def make_members(
         controllers = brokers[: scenario.controllers]
     voters = VoterSet.of(*(_voter(id, dynamic=bool(scenario.dynamic)) for id in controllers))
     members = []
+    terms = checker.share.terms
     for id in sorted({*brokers, *controllers}):
-        member = ClusterMember(world, checker, id, _settings(scenario, id, brokers, controllers))
+        settings = _settings(scenario, id, brokers, controllers)
+        if terms is not None:
+            settings |= terms.node_settings()
+        member = ClusterMember(world, checker, id, settings)
         in_set = scenario.dynamic and id in controllers
         directories = {path: _directory(id, number) for number, path in enumerate(DIRECTORIES)}
         member.format(directories, voters if in_set else None)
@@ -243,7 +255,7 @@ def _directory(id: int, number: int) -> bytes:
 
 def _settings(
     scenario: ClusterScenario, id: int, brokers: tuple[int, ...], controllers: tuple[int, ...]
-) -> Mapping[str, str]:
+) -> dict[str, str]:
     timeout_scale = scenario.timeout_scale or 1.0
     factor = str(min(len(brokers), 3))
     roles = [role for role, ids in (("broker", brokers), ("controller", controllers)) if id in ids]
@@ -273,6 +285,9 @@ def _settings(
         "transaction.state.log.num.partitions": "2",
         "transaction.state.log.replication.factor": factor,
         "transaction.state.log.min.isr": str(scenario.min_insync),
+        "share.coordinator.state.topic.num.partitions": "2",
+        "share.coordinator.state.topic.replication.factor": factor,
+        "share.coordinator.state.topic.min.isr": str(scenario.min_insync),
         "transaction.max.timeout.ms": "60000",
         "group.initial.rebalance.delay.ms": "300",
         "group.min.session.timeout.ms": "1000",

@@ -8,6 +8,7 @@ scenario in which it shows within a few seeds; other scenarios find it with more
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -16,6 +17,8 @@ from unittest import mock
 
 from ottla.coordinator.group.offset_metadata_manager import OffsetMetadataManager
 from ottla.coordinator.runtime.coordinator_runtime import CoordinatorRuntime
+from ottla.coordinator.share.share_coordinator_shard import ShareCoordinatorShard
+from ottla.coordinator.share.share_group_offset import ShareGroupOffset
 from ottla.coordinator.transaction.transaction_coordinator import TransactionCoordinator
 from ottla.coordinator.transaction.transaction_marker_channel_manager import TransactionMarkerChannelManager
 from ottla.log.local_log import FlushPlan
@@ -25,8 +28,18 @@ from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.controller import brokers as control_brokers
 from ottla.metadata.controller.partition_change_builder import PartitionChangeBuilder
 from ottla.metadata.image.delta import MetadataDelta
-from ottla.protocol.errors import ErrorCode
+from ottla.node.share import share_partition
+from ottla.node.share.share_partition import (
+    AcquiredRange,
+    AcquisitionLock,
+    InFlightBatch,
+    RecordState,
+    SharePartition,
+)
+from ottla.node.share.share_partition_manager import SharePartitionLeader
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.metadata_records import ConfigRecord
+from ottla.protocol.share import AcknowledgeType
 from ottla.records.validation import AppendOrigin
 from ottla.replication.partition import FetchIsolation, Partition
 from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
@@ -203,6 +216,103 @@ def _allowed_stays_allowed() -> list[Patch]:
     return [(StandardAuthorizer, "_on_change", on_change)]
 
 
+def _locks_never_expire() -> list[Patch]:
+    return [(SharePartitionLeader, "set_timer", lambda self: None)]
+
+
+def _locks_expire_early() -> list[Patch]:
+    original = AcquisitionLock.__init__
+
+    def init(self: AcquisitionLock, *args: Any) -> None:
+        original(self, *args)
+        self.deadline_ms -= self.duration_ms // 2
+
+    return [(AcquisitionLock, "__init__", init)]
+
+
+def _renewals_forgotten() -> list[Patch]:
+    original = SharePartition._acknowledge_batch
+
+    def acknowledge(self: SharePartition, batch: InFlightBatch, type: int, *args: Any) -> None:
+        if type != AcknowledgeType.RENEW:
+            original(self, batch, type, *args)
+
+    return [(SharePartition, "_acknowledge_batch", acknowledge)]
+
+
+def _acknowledged_before_it_is_persisted() -> list[Patch]:
+    original = SharePartitionLeader.begin_transition
+
+    def begin(self: SharePartitionLeader, transition: Any) -> asyncio.Future[KafkaError | None] | None:
+        original(self, transition)
+        return None
+
+    return [(SharePartitionLeader, "begin_transition", begin)]
+
+
+def _deliveries_not_counted() -> list[Patch]:
+    original = SharePartition.acquire
+
+    def acquire(self: SharePartition, *args: Any, **options: Any) -> list[AcquiredRange]:
+        acquired = original(self, *args, **options)
+        for first, last, count in acquired:
+            for batch in self._overlapping(first, last):
+                batch.split()
+                for offset in range(max(first, batch.first), min(last, batch.last) + 1):
+                    batch.counts[offset - batch.first] = max(1, count - 1)
+        return [each._replace(delivery_count=max(1, each.delivery_count - 1)) for each in acquired]
+
+    return [(SharePartition, "acquire", acquire)]
+
+
+def _delivery_limit_ignored() -> list[Patch]:
+    return [(SharePartition, "_outcome", lambda self, state, count: state)]
+
+
+def _start_offset_passes_released_records() -> list[Patch]:
+    original = InFlightBatch.first_not_done
+
+    def first_not_done(self: InFlightBatch) -> int | None:
+        found = original(self)
+        while found is not None and self.states is not None and found <= self.last:
+            if (
+                self.states[found - self.first] == RecordState.ACQUIRED
+                or self.counts[found - self.first] == 0
+            ):
+                return found
+            found += 1
+        return None if found is None or found > self.last else found
+
+    return [(InFlightBatch, "first_not_done", first_not_done)]
+
+
+def _rejected_records_come_back() -> list[Patch]:
+    gap, accept, release, _ = share_partition._STATE_OF_TYPE
+    return [(share_partition, "_STATE_OF_TYPE", (gap, accept, release, release))]
+
+
+def _new_leader_without_states() -> list[Patch]:
+    return [(SharePartition, "_load", lambda self, batches: None)]
+
+
+def _share_leaders_not_fenced() -> list[Patch]:
+    original = ShareCoordinatorShard._write_error
+
+    def error(self: ShareCoordinatorShard, key: Any, write: Any) -> Any:
+        return original(self, key, replace(write, leader_epoch=-1))
+
+    return [(ShareCoordinatorShard, "_write_error", error)]
+
+
+def _snapshot_without_states() -> list[Patch]:
+    original = ShareGroupOffset.snapshot_record
+
+    def record(self: ShareGroupOffset, key: Any) -> Any:
+        return original(replace(self, batches=()), key)
+
+    return [(ShareGroupOffset, "snapshot_record", record)]
+
+
 CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "sync-skipped": _sync_skipped,
     "acknowledged-before-replicas-have-it": _acknowledged_before_replicas_have_it,
@@ -225,6 +335,17 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "metadata-record-skipped": _metadata_record_skipped,
     "decisions-kept-when-acls-change": _decisions_kept_when_acls_change,
     "allowed-stays-allowed": _allowed_stays_allowed,
+    "locks-never-expire": _locks_never_expire,
+    "locks-expire-early": _locks_expire_early,
+    "renewals-forgotten": _renewals_forgotten,
+    "acknowledged-before-it-is-persisted": _acknowledged_before_it_is_persisted,
+    "deliveries-not-counted": _deliveries_not_counted,
+    "delivery-limit-ignored": _delivery_limit_ignored,
+    "start-offset-passes-released-records": _start_offset_passes_released_records,
+    "rejected-records-come-back": _rejected_records_come_back,
+    "new-leader-without-states": _new_leader_without_states,
+    "share-leaders-not-fenced": _share_leaders_not_fenced,
+    "snapshot-without-states": _snapshot_without_states,
 }
 
 _KILLS = {"kill a process": 3, "kill it after some steps": 2, "power loss": 2, "isolate a machine": 3}
@@ -255,6 +376,16 @@ _COPIES = _scenario(
     "idempotent", "copy-classic", "copy-consumer", pause_a_client=4, kill_a_client=2, kill_a_process=1
 )
 _ACCESS = replace(_scenario("idempotent", sever_connections=1), secured=True)
+_SHARES = replace(
+    _scenario("idempotent", kill_a_process=2, sever_connections=2, kill_a_client=2, pause_a_client=2),
+    share_groups=True,
+)
+# A leader is cut off from the active controller, and not from members and coordinators.
+_SHARE_LEADERS = replace(
+    _scenario("idempotent", longest_s=5.0, cut_one_link=2, cut_one_direction=1),
+    separate=True,
+    share_groups=True,
+)
 SCENARIOS: Mapping[str, ClusterScenario] = {
     "sync-skipped": _scenario("idempotent", synced=True, power_loss=3, kill_all=2),
     "divergence-not-noticed": _scenario("acks-1", "idempotent", longest_s=4.0, split_the_network=1),
@@ -281,6 +412,17 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "metadata-record-skipped": _scenario("idempotent", "settings"),
     "decisions-kept-when-acls-change": _ACCESS,
     "allowed-stays-allowed": _ACCESS,
+    "locks-never-expire": _SHARES,
+    "locks-expire-early": _SHARES,
+    "renewals-forgotten": _SHARES,
+    "acknowledged-before-it-is-persisted": _SHARES,
+    "deliveries-not-counted": _SHARES,
+    "delivery-limit-ignored": _SHARES,
+    "start-offset-passes-released-records": _SHARES,
+    "rejected-records-come-back": _SHARES,
+    "new-leader-without-states": _SHARES,
+    "share-leaders-not-fenced": _SHARE_LEADERS,
+    "snapshot-without-states": _SHARES,
 }
 
 

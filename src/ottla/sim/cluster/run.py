@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ottla.client.admin import Admin
+from ottla.client.admin.configs import ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.admins import admin_settings
@@ -24,6 +26,8 @@ from ottla.sim.cluster.quiescence import reason_healthy_replicas_lag, reason_not
 from ottla.sim.cluster.readers import GroupReader, StandaloneReader
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.security import AccessView, login_settings
+from ottla.sim.cluster.share_checker import SHARE_GROUP, ShareGroupTerms
+from ottla.sim.cluster.share_workers import ShareWorker, share_partitions
 from ottla.sim.cluster.verdict import verdict
 from ottla.sim.world import World
 
@@ -86,6 +90,9 @@ class ClusterRun:
         assert scenario.nodes is not None
         assert scenario.nemesis is not None
         self.checker = ClusterChecker(self.world, min_insync=scenario.min_insync or 1)
+        if scenario.share_groups:
+            # Drawn apart, so that the same seed without a share group has the same draws.
+            self.checker.share.terms = ShareGroupTerms.draw(random.Random(f"{seed}/share"))
         brokers = tuple(range(1, scenario.nodes + 1))
         servers = ",".join(f"node{id}:{BROKER_PORT}" for id in brokers)
         topics = dict.fromkeys((EVENTS, ORDERS, COPIES), _PARTITIONS)
@@ -114,6 +121,8 @@ class ClusterRun:
         self._recovery_s = 0.0
         self.world.log_handler.is_explained = self._is_explained
         self.world.trace.add("world", str(scenario))
+        if scenario.share_groups:
+            self.world.trace.add("world", str(self.checker.share.terms))
 
     # The run
 
@@ -165,13 +174,14 @@ class ClusterRun:
         readers = {
             name
             for name, client in self._clients.items()
-            if isinstance(client, StandaloneReader | GroupReader)
+            if isinstance(client, StandaloneReader | GroupReader | ShareWorker)
         }
         if not await self._until(lambda: self._busy(set(self._clients) - readers), _RECOVERY_S):
             return
         environment.draining = True
         if not await self._until(lambda: self._busy(set(self._clients)), _RECOVERY_S):
             return
+        partitions = share_partitions(environment)
         if not await self._until(lambda: reason_not_quiescent(self.members, self.checker), _RECOVERY_S):
             return
         self._recovery_s = world.loop.time() - began
@@ -182,13 +192,21 @@ class ClusterRun:
             return
         checking.cancel()
         broken = next(verdict(self.checker, environment.journal, self._committed), None)
+        if broken is None and self.scenario.share_groups:
+            broken = next(self.checker.share.verdict(partitions), None)
         if broken is not None:
             world.report_violation(broken)
         self._check_logged_errors()
 
     def _busy(self, names: set[str]) -> str | None:
         busy = sorted(names - self.environment.ended)
-        return f"these clients have not finished: {', '.join(busy)}" if busy else None
+        if not busy:
+            return None
+        text = f"these clients have not finished: {', '.join(busy)}"
+        if self.scenario.share_groups and self.environment.draining:
+            left = self.checker.share.reason_not_drained(share_partitions(self.environment))
+            text += f"; {left}" if left is not None else ""
+        return text
 
     async def _until(self, missing: Callable[[], str | None], limit_s: float) -> bool:
         """Wait until `missing` returns None; if that takes too long, a guarantee is broken."""
@@ -233,6 +251,11 @@ class ClusterRun:
         while not self._created:
             try:
                 async with Admin(self.environment.servers, runtime=runtime, **admin_settings()) as admin:
+                    terms = self.checker.share.terms
+                    if terms is not None:
+                        # Before the topics: so each leader of them knows it.
+                        settings = terms.group_settings()
+                        await admin.configs.alter(ResourceType.GROUP, SHARE_GROUP, set=settings)
                     for topic, partitions in self.environment.topics.items():
                         try:
                             await admin.topics.create(topic, partitions=partitions, replication_factor=factor)

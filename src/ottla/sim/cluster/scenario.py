@@ -82,6 +82,8 @@ class ClusterScenario:
     nemesis: NemesisConfig | None = None
     # Whether all listeners ask for a login, and there are ACLs, which change; it is not drawn.
     secured: bool = False
+    # Whether there is a share group, with members that lose locks; it is not drawn.
+    share_groups: bool = False
 
     def draw(self, random: Random) -> ClusterScenario:
         """A copy with all fields set. Takes the same draws for every scenario, so runs can be compared."""

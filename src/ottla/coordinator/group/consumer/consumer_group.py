@@ -163,6 +163,12 @@ class ConsumerGroup:
     owners: dict[tuple[bytes, int], str] = field(default_factory=dict)
     seen_topics: object = None
     """The topics of the image for which the metadata hash was last compared; not durable."""
+    changed_ms: int | None = None
+    """The tick of the last change of an epoch or assignment that this coordinator wrote; not durable."""
+    _updates: int = 0
+    """How often members were added, changed or removed."""
+    _settled: tuple[int, int, int, bool] | None = None
+    """The last result of `is_settled`, with the updates and the epochs that it holds for."""
 
     @property
     def is_empty(self) -> bool:
@@ -178,6 +184,21 @@ class ConsumerGroup:
             return ConsumerGroupState.STABLE
         return ConsumerGroupState.RECONCILING
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the target is that of the group's epoch, and all members that are there have reached it.
+
+        Nearly all heartbeats ask this, and few change the group: the members are walked once for each change.
+        """
+        known = self._settled
+        if known is not None and known[:3] == (self._updates, self.epoch, self.target_epoch):
+            return known[3]
+        settled = self.epoch == self.target_epoch and all(
+            member.has_left or member.is_reconciled_to(self.target_epoch) for member in self.members.values()
+        )
+        self._settled = self._updates, self.epoch, self.target_epoch, settled
+        return settled
+
     def draft(self) -> ConsumerGroup:
         """A copy on which changes are made before they are written."""
         return ConsumerGroup(
@@ -192,6 +213,7 @@ class ConsumerGroup:
             dict(self.regexes),
             dict(self.owners),
             self.seen_topics,
+            self.changed_ms,
         )
 
     # Members
@@ -210,6 +232,7 @@ class ConsumerGroup:
         return None if member_id is None else self.members.get(member_id)
 
     def update(self, member: ConsumerGroupMember) -> None:
+        self._updates += 1
         old = self.members.get(member.member_id)
         if old is not None:
             self._disown(old)
@@ -224,6 +247,7 @@ class ConsumerGroup:
                     self.owners[topic_id, partition] = member.member_id
 
     def remove(self, member_id: str) -> None:
+        self._updates += 1
         member = self.members.pop(member_id, None)
         if member is not None:
             self._disown(member)

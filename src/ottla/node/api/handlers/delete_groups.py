@@ -1,14 +1,12 @@
-"""DeleteGroups: delete groups without members, and their offsets.
+"""DeleteGroups: delete groups without members, and their offsets; those of a share group are its states.
 
 Version 2 is flexible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import asyncio
 
-from ottla.coordinator.group.requests import DeleteGroup
-from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -19,9 +17,15 @@ from ottla.protocol.messages.delete_groups import (
 )
 
 
-def handle(context: RequestContext, request: DeleteGroupsRequest) -> Awaitable[DeleteGroupsResponse]:
+async def handle(context: RequestContext, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
     names = list(dict.fromkeys(request.groups_names))
-    return _delete([(group_id, _submit(context, group_id)) for group_id in names])
+    codes = await asyncio.gather(*(_delete(context, group_id) for group_id in names))
+    return DeleteGroupsResponse(
+        results=[
+            DeletableGroupResult(group_id=group_id, error_code=int(code))
+            for group_id, code in zip(names, codes, strict=True)
+        ]
+    )
 
 
 def failure_response(request: DeleteGroupsRequest, code: int, _message: str | None) -> DeleteGroupsResponse:
@@ -32,21 +36,11 @@ def failure_response(request: DeleteGroupsRequest, code: int, _message: str | No
     )
 
 
-def _submit(context: RequestContext, group_id: str) -> Ticket[ErrorCode] | None:
+async def _delete(context: RequestContext, group_id: str) -> ErrorCode:
     if not context.allowed(AclOperation.DELETE, AclResourceType.GROUP, group_id):
-        return None
-    return context.broker.coordinators.groups.submit(group_id, DeleteGroup(group_id))
-
-
-async def _delete(tickets: list[tuple[str, Ticket[ErrorCode] | None]]) -> DeleteGroupsResponse:
-    response = DeleteGroupsResponse()
-    for group_id, ticket in tickets:
-        code = ErrorCode.NONE
-        try:
-            if ticket is None:
-                raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-            await ticket
-        except KafkaError as error:
-            code = error.code
-        response.results.append(DeletableGroupResult(group_id=group_id, error_code=int(code)))
-    return response
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    try:
+        await context.broker.coordinators.share_groups.delete_group(group_id)
+    except KafkaError as error:
+        return error.code
+    return ErrorCode.NONE

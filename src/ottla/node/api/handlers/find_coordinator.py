@@ -24,7 +24,12 @@ from ottla.protocol.messages.find_coordinator import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
-from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, SHARE_GROUP_STATE_TOPIC, TRANSACTION_STATE_TOPIC
+from ottla.protocol.names import (
+    CONSUMER_OFFSETS_TOPIC,
+    SHARE_GROUP_STATE_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    SharePartitionKey,
+)
 
 _FIRST_VERSION_OF_BATCHES: Final = 4
 _FIRST_VERSION_OF_SHARES: Final = 6
@@ -67,6 +72,7 @@ def failure_response(
 async def _create_topic_and_respond(
     context: RequestContext, request: FindCoordinatorRequest, topic: str
 ) -> FindCoordinatorResponse:
+    await context.broker.coordinators.import_coordinator(topic)
     await create_missing_topics(context.services, [topic])
     return _respond(context, request)
 
@@ -116,7 +122,8 @@ def _coordinator(context: RequestContext, key_type: int, key: str) -> Coordinato
             f"The coordinator is not available: {name} could not be created yet; "
             "are there as many brokers as its replicas?",
         )
-    index = partition_for(key, len(topic.partitions))
+    located = _share_partition(key).coordinator_key if key_type == SHARE else key
+    index = partition_for(located, len(topic.partitions))
     leader = topic.partitions[index].leader
     broker = image.cluster.brokers.get(leader) if leader != NO_LEADER else None
     address = None if broker is None or broker.fenced else broker_address(context, broker)
@@ -136,14 +143,17 @@ def _check(context: RequestContext, key_type: int, key: str) -> None:
         if not context.allowed(AclOperation.DESCRIBE, AclResourceType.TRANSACTIONAL_ID, key):
             raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     elif key_type == SHARE and context.version >= _FIRST_VERSION_OF_SHARES:
-        if key.count(":") < 2:
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST,
-                f"Invalid share coordinator key {key!r}: it is not group:topic-id:partition",
-            )
         context.require_cluster_action()
+        _share_partition(key)
     else:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown coordinator key type {key_type}")
+
+
+def _share_partition(key: str) -> SharePartitionKey:
+    try:
+        return SharePartitionKey.parse(key)
+    except ValueError as error:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, str(error)) from None
 
 
 def _error(key: str, code: ErrorCode, message: str | None) -> Coordinator:

@@ -1,7 +1,8 @@
 """OffsetFetch: return the offsets that groups have committed.
 
 A partition without a committed offset has offset -1 and no error. With `require_stable` a partition with an
-offset in an open transaction has the error UNSTABLE_OFFSET_COMMIT.
+offset in an open transaction has the error UNSTABLE_OFFSET_COMMIT. A coordinator that is cut off from the
+cluster answers NOT_COORDINATOR: the offsets it has may be old.
 
 Version 2 may ask for all topics (null) and has an error for the response; 5 added leader epochs; 6 is
 flexible; 7 require_stable; 8 takes several groups; 9 checks the member and its epoch; 10 names topics by id.
@@ -127,6 +128,8 @@ class _Fetch:
         if error is None and self._ticket is not None:
             try:
                 found = self._ticket.result()
+                if self._context.broker.coordinators.may_have_moved(self._group.group_id):
+                    error = KafkaError(ErrorCode.NOT_COORDINATOR)
             except KafkaError as raised:
                 error = raised
         if error is not None:

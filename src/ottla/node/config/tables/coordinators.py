@@ -115,7 +115,7 @@ COORDINATORS: Final[dict[str, ConfigKey]] = table(
     key("group.share.max.share.sessions", INT, 2000, MEDIUM,
         "The most share sessions of a broker.", InRange(1)),
     key("group.share.assignors", LIST, ("simple",), MEDIUM,
-        "The assignors of share groups; the first is the default.", ValidList(empty=False)),
+        "The assignor of share groups. Ottla has simple, and loads no other.", ValidList(empty=False)),
     key("group.share.delivery.count.limit", INT, 5, MEDIUM,
         "How often a record is delivered to a share group before it counts as unprocessable.",
         InRange(2, 10)),

@@ -20,7 +20,7 @@ from ottla.node.config.tables.config_def import (
 )
 
 OFFSET_RESET: Final = Matches(
-    r"(?i)latest|earliest|by_duration:P(?!$)([0-9]+D)?(T(?=[0-9])([0-9]+H)?([0-9]+M)?([0-9]+(\.[0-9]+)?S)?)?",
+    r"latest|earliest|by_duration:(?i:P(?!$)([0-9]+D)?(T(?=[0-9])([0-9]+H)?([0-9]+M)?([0-9]+(\.[0-9]+)?S)?)?)",
     "latest, earliest or by_duration:PnDTnHnMn.nS",
 )
 

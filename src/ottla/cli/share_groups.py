@@ -1,0 +1,322 @@
+"""`ottla share-groups`: show share groups and where they are, reset or delete their offsets."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from ottla.cli.commands import Argument, Option, command, group
+from ottla.cli.errors import CliError
+from ottla.cli.groups import (
+    GROUP_STATES,
+    Execute,
+    Group,
+    ResetFile,
+    ResetOutcome,
+    ResetTo,
+    ResetTopics,
+    ShareLag,
+    delete_groups,
+    group_json,
+    group_or_fail,
+    known_group,
+    offset_reset_of,
+    parse_scope,
+    parse_target,
+    plan_reset,
+    refuse_if_active,
+    share_lag,
+    show_deleted,
+    show_listed,
+    show_reset,
+)
+from ottla.cli.node_http import Http, ask, checked_url
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    Json,
+    Timeout,
+    Yes,
+    known_values,
+)
+from ottla.cli.output import note, print_json, print_pairs, print_table
+from ottla.cli.session import confirm, with_admin
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.client.admin.groups import DeliveredRange, GroupInfo, ListedGroupInfo
+    from ottla.protocol.errors import KafkaError
+    from ottla.protocol.names import TopicPartition
+
+HELP: Final = "See share groups, their members, records and lag; move or delete their offsets."
+SHARE: Final = "share"
+_HELD: Final = "kafka_server_sharepartitionmetrics_acquiredmessagecount"
+app = group("share-groups", HELP)
+
+
+@command(app, "list")
+def list_groups(
+    states: Annotated[
+        list[str] | None, Option("--state", metavar="STATE", help="Only groups in this state: Stable, Empty.")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """List share groups."""
+    wanted = known_values("--state", states, GROUP_STATES[SHARE])
+
+    async def work(admin: Admin) -> list[ListedGroupInfo]:
+        return await admin.groups.list(states=wanted, types=(SHARE,))
+
+    show_listed(with_admin(bootstrap, timeout, work), as_json=as_json)
+
+
+@command(app, "describe")
+def describe(
+    name: Group,
+    deliveries: Annotated[
+        bool,
+        Option(
+            "--deliveries",
+            help="Show which records wait for another delivery, or are done before others, and how often "
+            "they were delivered.",
+        ),
+    ] = False,
+    http: Http = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show a share group: its state, members, start offsets and lag.
+
+    All records before START are done. DONE counts those from START on that are, and LAG those that are not:
+    in delivery, or not delivered yet. What members hold right now only the leader of a partition knows: with
+    --http, HELD counts it, from the metrics of these nodes. Where START is missing, the group has not
+    acknowledged a record yet.
+    """
+
+    urls = [checked_url(url) for url in http or ()]
+
+    async def work(
+        admin: Admin,
+    ) -> tuple[
+        GroupInfo,
+        list[ShareLag],
+        dict[TopicPartition, tuple[DeliveredRange, ...] | KafkaError],
+        str | None,
+        dict[TopicPartition, int],
+    ]:
+        info = await group_or_fail(admin, name, SHARE)
+        rows = await share_lag(admin, name)
+        found = {}
+        if deliveries:
+            for row in rows:
+                found[row.partition] = await admin.groups.share_deliveries(name, row.partition)
+        reset = await offset_reset_of(admin, name) if any(row.is_fresh for row in rows) else None
+        return info, rows, found, reset, await _held(urls, name)
+
+    info, rows, ranges, reset, held = with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json(_json(info, rows, ranges if deliveries else None, held if urls else None))
+        return
+    lag = [row.lag for row in rows if row.lag is not None]
+    print_pairs(
+        [
+            ("group", info.group_id),
+            ("state", info.state),
+            ("assignor", info.assignor or None),
+            ("epoch", info.epoch),
+            ("members", len(info.members)),
+            ("lag", sum(lag) if lag else None),
+        ]
+    )
+    if info.members:
+        print()
+        print_table(
+            ["member", "client", "host", "epoch", "partitions"],
+            [
+                (m.member_id, m.client_id, m.host, m.epoch, " ".join(map(str, sorted(m.assignment))))
+                for m in info.members
+            ],
+        )
+    if rows:
+        print()
+        print_table(
+            ["topic", "partition", "start", "done", "end", "lag", *(["held"] if urls else ())],
+            [
+                (
+                    r.partition.topic,
+                    r.partition.partition,
+                    r.start,
+                    r.done,
+                    r.end,
+                    r.lag,
+                    *([held.get(r.partition)] if urls else ()),
+                )
+                for r in rows
+            ],
+        )
+    if deliveries:
+        print()
+        _print_deliveries(ranges)
+    for row in rows:
+        if row.error is not None:
+            note(f"{row.partition}: {row.error}")
+    if reset is not None:
+        note(f"where START is missing, the group begins by share.auto.offset.reset={reset}")
+
+
+async def _held(urls: list[str], group: str) -> dict[TopicPartition, int]:
+    """How many records members hold, by the metrics of these nodes. One that is not there has no leader among
+    them, no member has fetched of it, or it is beyond `metrics.max.group.partitions`.
+    """
+    from ottla.protocol.names import TopicPartition
+    from ottla.runtime.http import HttpError
+    from ottla.runtime.metrics_text import parse_metrics
+
+    held: dict[TopicPartition, int] = {}
+    for url in urls:
+        try:
+            answer = await ask(f"{url}/metrics")
+        except HttpError as error:
+            raise CliError(str(error)) from None
+        if answer.status != 200:
+            raise CliError(f"{url}: its metrics are answered with status {answer.status}")
+        for _, labels, value in parse_metrics(answer.body.decode(errors="replace"), (_HELD,)):
+            if labels["group"] == group:
+                held[TopicPartition(labels["topic"], int(labels["partition"]))] = int(value)
+    return held
+
+
+def _print_deliveries(
+    ranges: dict[TopicPartition, tuple[DeliveredRange, ...] | KafkaError],
+) -> None:
+    print_table(
+        ["topic", "partition", "first", "last", "state", "deliveries"],
+        [
+            (p.topic, p.partition, each.first_offset, each.last_offset, each.state, each.delivery_count)
+            for p, found in sorted(ranges.items())
+            if isinstance(found, tuple)
+            for each in found
+        ],
+    )
+    for partition, found in sorted(ranges.items()):
+        if not isinstance(found, tuple):
+            note(f"{partition}: {found.message}")
+
+
+def _json(
+    info: GroupInfo,
+    rows: list[ShareLag],
+    ranges: dict[TopicPartition, tuple[DeliveredRange, ...] | KafkaError] | None,
+    held: dict[TopicPartition, int] | None,
+) -> dict[str, Any]:
+    document = group_json(info)
+    document["partitions"] = [
+        {
+            **row.partition._asdict(),
+            **{k: v for k, v in asdict(row).items() if k != "partition"},
+            "done": row.done,
+            **({} if held is None else {"held": held.get(row.partition)}),
+        }
+        for row in rows
+    ]
+    if ranges is not None:
+        document["deliveries"] = [
+            {**partition._asdict(), **each._asdict()}
+            for partition, found in sorted(ranges.items())
+            if isinstance(found, tuple)
+            for each in found
+        ]
+    return document
+
+
+@command(app, "reset-offsets")
+def reset_offsets(
+    name: Group,
+    to: ResetTo = None,
+    shift: Annotated[
+        int | None, Option("--shift-by", metavar="N", help="Shift the start offsets; negative is back.")
+    ] = None,
+    file: ResetFile = None,
+    topics: ResetTopics = None,
+    all_topics: Annotated[bool, Option("--all-topics", help="All topics that the group reads.")] = False,
+    execute: Execute = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Reset a share group's start offsets: without --execute only show the plan.
+
+    All records from there on are delivered again, also those that were done. The group must have no members.
+    One that does not exist yet is created, and begins there.
+    """
+    target = parse_target(to, shift, file, has_scope=bool(topics) != all_topics)
+    scope = [parse_scope(each) for each in topics or ()]
+
+    async def work(admin: Admin) -> ResetOutcome:
+        info = await known_group(admin, name)
+        starts = {}
+        if info is not None:
+            await group_or_fail(admin, name, SHARE)
+            rows = await share_lag(admin, name)
+            starts = {row.partition: row.start for row in rows if row.start is not None}
+        plan = await plan_reset(admin, name, target, scope, starts)
+        results: dict[TopicPartition, KafkaError | None] = {}
+        if execute:
+            refuse_if_active(info)
+            results = await admin.groups.alter_share_offsets(name, {row["at"]: row["new"] for row in plan})
+        return plan, results
+
+    show_reset(with_admin(bootstrap, timeout, work), execute=execute, as_json=as_json)
+
+
+@command(app, "delete-offsets")
+def delete_offsets(
+    name: Group,
+    topics: Annotated[
+        list[str], Option("--topic", "-t", metavar="TOPIC", help="The topic; may be repeated.")
+    ],
+    yes: Yes = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Have a share group forget topics: where it was, and what was in delivery."""
+    confirm(f"Delete the offsets of {', '.join(topics)} in share group {name}?", yes=yes)
+
+    async def work(admin: Admin) -> dict[str, KafkaError | None]:
+        refuse_if_active(await group_or_fail(admin, name, SHARE))
+        return await admin.groups.delete_share_offsets(name, topics)
+
+    results = with_admin(bootstrap, timeout, work)
+    failed = [str(error) for error in results.values() if error is not None]
+    if as_json:
+        print_json([{"topic": topic, "deleted": error is None} for topic, error in results.items()])
+    else:
+        for topic, error in results.items():
+            if error is None:
+                print(f"{topic}: deleted")
+    if failed:
+        raise CliError("\nottla: ".join(failed))
+
+
+@command(app, "delete")
+def delete(
+    names: Annotated[list[str], Argument(metavar="GROUP...")],
+    yes: Yes = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Delete share groups without members, with all their state."""
+    confirm(f"Delete {', '.join(names)} with all offsets?", yes=yes)
+
+    async def work(admin: Admin) -> dict[str, str | None]:
+        for name in names:
+            refuse_if_active(await group_or_fail(admin, name, SHARE))
+        return await delete_groups(admin, names)
+
+    show_deleted(with_admin(bootstrap, timeout, work), as_json=as_json)

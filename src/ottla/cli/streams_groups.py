@@ -1,0 +1,282 @@
+"""`ottla streams-groups`: show streams groups, their tasks and lag, reset or delete their offsets."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from ottla.cli.commands import Argument, Option, command, group
+from ottla.cli.errors import CliError
+from ottla.cli.groups import (
+    GROUP_STATES,
+    Execute,
+    Group,
+    ResetFile,
+    ResetOutcome,
+    ResetTo,
+    ResetTopics,
+    committed_lag,
+    delete_groups,
+    group_json,
+    group_or_fail,
+    parse_scope,
+    parse_target,
+    plan_reset,
+    refuse_if_active,
+    show_deleted,
+    show_lag,
+    show_listed,
+    show_reset,
+)
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    Json,
+    Timeout,
+    Yes,
+    known_values,
+)
+from ottla.cli.output import print_json, print_pairs, print_table
+from ottla.cli.session import confirm, with_admin
+
+if TYPE_CHECKING:
+    from ottla.client.admin import Admin
+    from ottla.client.admin.groups import GroupInfo, ListedGroupInfo
+    from ottla.protocol.errors import KafkaError
+    from ottla.protocol.names import TopicPartition
+
+HELP: Final = "See streams groups, their topologies, tasks and lag; move or delete their offsets."
+STREAMS: Final = "streams"
+app = group("streams-groups", HELP)
+
+
+@command(app, "list")
+def list_groups(
+    states: Annotated[
+        list[str] | None,
+        Option("--state", metavar="STATE", help="Only groups in this state, such as Stable."),
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """List streams groups."""
+    wanted = known_values("--state", states, GROUP_STATES[STREAMS])
+
+    async def work(admin: Admin) -> list[ListedGroupInfo]:
+        return await admin.groups.list(states=wanted, types=(STREAMS,))
+
+    show_listed(with_admin(bootstrap, timeout, work), as_json=as_json)
+
+
+@command(app, "describe")
+def describe(
+    name: Group,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show a streams group: its state, topology, members and their tasks.
+
+    A task is SUBTOPOLOGY_PARTITION. Those in brackets are assigned and not taken over yet.
+    """
+
+    async def work(admin: Admin) -> GroupInfo:
+        return await group_or_fail(admin, name, STREAMS)
+
+    info = with_admin(bootstrap, timeout, work)
+    if as_json:
+        print_json(_json(info))
+        return
+    print_pairs(
+        [
+            ("group", info.group_id),
+            ("state", info.state),
+            ("epoch", info.epoch),
+            ("assignment epoch", info.assignment_epoch),
+            ("topology epoch", info.topology_epoch),
+            ("members", len(info.members)),
+        ]
+    )
+    if info.subtopologies:
+        print()
+        print_table(
+            ["subtopology", "sources", "repartition sources", "repartition sinks", "changelogs"],
+            [
+                (
+                    each.subtopology_id,
+                    " ".join(each.source_topics) or None,
+                    " ".join(each.repartition_source_topics) or None,
+                    " ".join(each.repartition_sink_topics) or None,
+                    " ".join(each.state_changelog_topics) or None,
+                )
+                for each in info.subtopologies
+            ],
+        )
+    if info.members:
+        print()
+        print_table(
+            ["member", "client", "process", "host", "epoch", "active", "standby", "warmup"],
+            [
+                (
+                    m.instance_id or m.member_id,
+                    m.client_id,
+                    m.process,
+                    m.host,
+                    m.epoch,
+                    *(_tasks(m.tasks.get(kind, ()), m.target_tasks.get(kind, ())) for kind in m.tasks),
+                )
+                for m in info.members
+            ],
+        )
+
+
+def _tasks(now: tuple[str, ...], target: tuple[str, ...]) -> str | None:
+    coming = [f"[{task}]" for task in target if task not in now]
+    return " ".join([*now, *coming]) or None
+
+
+def _json(info: GroupInfo) -> dict[str, Any]:
+    document = group_json(info)
+    document["assignment_epoch"] = info.assignment_epoch
+    document["topology_epoch"] = info.topology_epoch
+    document["subtopologies"] = [asdict(each) for each in info.subtopologies]
+    for member, shown in zip(info.members, document["members"], strict=True):
+        shown["target_tasks"] = dict(member.target_tasks)
+        shown["process"] = member.process
+        shown["endpoint"] = member.endpoint
+    return document
+
+
+@command(app, "lag")
+def lag(
+    name: Group,
+    topics: Annotated[
+        list[str] | None, Option("--topic", "-t", help="Only this topic; may be repeated.")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show the committed offsets of a streams group and its lag."""
+
+    async def work(admin: Admin) -> list[dict[str, Any]]:
+        info = await group_or_fail(admin, name, STREAMS)
+        rows = await committed_lag(admin, info, topics)
+        owners = {
+            (topic, int(task.rpartition("_")[2])): m.instance_id or m.member_id
+            for m in info.members
+            for task in m.tasks.get("active", ())
+            for each in info.subtopologies
+            if each.subtopology_id == task.rpartition("_")[0]
+            for topic in (*each.source_topics, *each.repartition_source_topics)
+        }
+        return [{**row, "member": owners.get((row["topic"], row["partition"]))} for row in rows]
+
+    show_lag(name, with_admin(bootstrap, timeout, work), as_json=as_json)
+
+
+@command(app, "reset-offsets")
+def reset_offsets(
+    name: Group,
+    to: ResetTo = None,
+    shift: Annotated[
+        int | None, Option("--shift-by", metavar="N", help="Shift the committed offsets; negative is back.")
+    ] = None,
+    file: ResetFile = None,
+    topics: ResetTopics = None,
+    all_topics: Annotated[bool, Option("--all-topics", help="All topics with committed offsets.")] = False,
+    execute: Execute = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Reset a streams group's offsets: without --execute only show the plan.
+
+    The group must have no members. State stores are as they were: `delete --internal-topics` removes them.
+    """
+    target = parse_target(to, shift, file, has_scope=bool(topics) != all_topics)
+    scope = [parse_scope(each) for each in topics or ()]
+
+    async def work(admin: Admin) -> ResetOutcome:
+        info = await group_or_fail(admin, name, STREAMS)
+        committed = {p: c.offset for p, c in (await admin.groups.offsets(name)).items()}
+        plan = await plan_reset(admin, name, target, scope, committed)
+        results: dict[TopicPartition, KafkaError | None] = {}
+        if execute:
+            refuse_if_active(info)
+            results = await admin.groups.alter_offsets(name, {row["at"]: row["new"] for row in plan})
+        return plan, results
+
+    show_reset(with_admin(bootstrap, timeout, work), execute=execute, as_json=as_json)
+
+
+@command(app, "delete")
+def delete(
+    names: Annotated[list[str], Argument(metavar="GROUP...")],
+    internal_topics: Annotated[
+        bool,
+        Option("--internal-topics", help="Delete their repartition and changelog topics too."),
+    ] = False,
+    yes: Yes = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Delete streams groups without members, with all their offsets."""
+    what = "all offsets and internal topics" if internal_topics else "all offsets"
+    confirm(f"Delete {', '.join(names)} with {what}?", yes=yes)
+
+    async def work(admin: Admin) -> dict[str, str | None]:
+        topics: dict[str, set[str]] = {}
+        for name in names:
+            info = await group_or_fail(admin, name, STREAMS)
+            refuse_if_active(info)
+            topics[name] = {
+                topic
+                for each in info.subtopologies
+                for topic in (*each.repartition_source_topics, *each.state_changelog_topics)
+            }
+        outcome = await delete_groups(admin, names)
+        if internal_topics:
+            known = {topic.name for topic in await admin.topics.list(include_internal=True)}
+            for name, error in outcome.items():
+                for topic in sorted(topics[name] & known) if error is None else ():
+                    await admin.topics.delete(topic)
+        return outcome
+
+    show_deleted(with_admin(bootstrap, timeout, work), as_json=as_json)
+
+
+@command(app, "delete-offsets")
+def delete_offsets(
+    name: Group,
+    topics: Annotated[
+        list[str], Option("--topic", "-t", metavar="TOPIC", help="The topic; may be repeated.")
+    ],
+    yes: Yes = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Delete the committed offsets of a streams group for a topic."""
+    confirm(f"Delete the offsets of {', '.join(topics)} in streams group {name}?", yes=yes)
+
+    async def work(admin: Admin) -> dict[TopicPartition, KafkaError | None]:
+        await group_or_fail(admin, name, STREAMS)
+        chosen = [p for p in sorted(await admin.groups.offsets(name)) if p.topic in topics]
+        if not chosen:
+            raise CliError(f"group {name} has no offsets of {', '.join(topics)}")
+        return await admin.groups.delete_offsets(name, chosen)
+
+    results = with_admin(bootstrap, timeout, work)
+    failed = [str(error) for error in results.values() if error is not None]
+    if as_json:
+        print_json([{**p._asdict(), "deleted": error is None} for p, error in results.items()])
+    else:
+        for partition, error in results.items():
+            if error is None:
+                print(f"{partition}: deleted")
+    if failed:
+        raise CliError("\nottla: ".join(failed))

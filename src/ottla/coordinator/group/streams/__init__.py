@@ -1,0 +1,1 @@
+"""The state of a streams group: its topology, its members, and the assignment of their tasks."""

@@ -1,0 +1,197 @@
+"""`ottla share-groups`, and `ottla consume --share`: records that go to one member, and where a group is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ottla import LocalNode, blocking
+from ottla.cli.options import BOOTSTRAP_VARIABLE
+from tests.support.command_line import CommandLine
+
+IDLE = ("--idle", "2", "--timeout", "60")
+
+
+@pytest.fixture
+def group(ottla: CommandLine, topic: str) -> str:
+    """A share group without members that has accepted three of five records of partition 0."""
+    name = f"workers-of-{topic}"
+    ottla.ok("configs", "alter", "--group", name, "--set", "share.auto.offset.reset=earliest")
+    ottla.ok("produce", topic, *"abcde", "-p", "0")
+    assert ottla.ok("consume", topic, "--share", name, "--count", "3", *IDLE).out.split() == ["a", "b", "c"]
+    return name
+
+
+def lag(ottla: CommandLine, group: str) -> dict[int, int | None]:
+    rows = ottla.ok("share-groups", "describe", group, "--json").json["partitions"]
+    return {row["partition"]: row["lag"] for row in rows}
+
+
+def test_a_group_goes_on_where_it_is(ottla: CommandLine, topic: str, group: str) -> None:
+    assert lag(ottla, group)[0] == 2
+    rest = ottla.ok("consume", topic, "--share", group, "--count", "2", "--json", *IDLE).json_lines
+    assert [(each["value"], each["offset"]) for each in rest] == [("d", 3), ("e", 4)]
+    assert all(each["delivery_count"] >= 1 for each in rest)
+    assert lag(ottla, group)[0] == 0
+
+
+def test_a_group_is_listed_and_described(ottla: CommandLine, topic: str, group: str) -> None:
+    assert group in ottla.ok("share-groups", "list").out
+    listed = ottla.ok("groups", "list", "--type", "share", "--json").json
+    assert {"group_id": group, "protocol_type": "share", "state": "Empty", "type": "share"} in listed
+    shown = ottla.ok("share-groups", "describe", group, "--deliveries")
+    assert "state     Empty" in shown.out
+    assert "LAG" in shown.out
+    assert ottla.ok("groups", "describe", group).out.splitlines()[1].split() == ["type", "share"]
+    assert "share-groups describe" in ottla.ok("groups", "describe", group).err
+    rows = ottla.ok("groups", "lag", group, "--json").json
+    assert rows["lag"] == 2
+
+
+def test_a_member_and_the_deliveries_of_its_records_are_shown(
+    ottla: CommandLine, topic: str, group: str
+) -> None:
+    with blocking.ShareConsumer[bytes, bytes](
+        ottla.bootstrap_servers, group_id=group, client_id="a-worker", share_acknowledgement_mode="explicit"
+    ) as consumer:
+        consumer.subscribe(topic)
+        while not (records := consumer.poll()):
+            pass
+        consumer.release(*records)
+        consumer.commit()
+        document = ottla.ok("share-groups", "describe", group, "--deliveries", "--json").json
+        (member,) = document["members"]
+        assert member["client_id"] == "a-worker"
+        assert {"topic": topic, "partition": 0} in member["assignment"]
+        released = [each for each in document["deliveries"] if each["state"] == "available"]
+        assert released
+        assert all(each["delivery_count"] >= 1 for each in released)
+        for refused in (
+            ("reset-offsets", group, "--to", "beginning", "--all-topics", "--execute"),
+            ("delete-offsets", group, "--topic", topic, "--yes"),
+            ("delete", group, "--yes"),
+        ):
+            assert "is Stable with 1 member (a-worker at" in ottla.fails("share-groups", *refused).err
+
+
+def test_a_reset_is_shown_and_then_done(ottla: CommandLine, topic: str, group: str) -> None:
+    plan = ("share-groups", "reset-offsets", group, "--to", "beginning", "--topic", f"{topic}:0")
+    shown = ottla.ok(*plan)
+    assert "Nothing was changed" in shown.err
+    assert lag(ottla, group)[0] == 2
+    (row,) = ottla.ok(*plan, "--execute", "--json").json
+    assert (row["new"], row["executed"]) == (0, True)
+    again = ottla.ok("consume", topic, "--share", group, "--count", "5", *IDLE).out.split()
+    assert again == list("abcde")
+
+
+def test_offsets_and_groups_are_deleted(ottla: CommandLine, topic: str, group: str) -> None:
+    assert ottla.ok("share-groups", "delete-offsets", group, "--topic", topic, "--yes").out.split() == [
+        f"{topic}:",
+        "deleted",
+    ]
+    assert lag(ottla, group).get(0) is None
+    ottla.ok("share-groups", "delete", group, "--yes")
+    assert "does not exist" in ottla.fails("share-groups", "describe", group).err
+
+
+def test_a_group_that_does_not_exist_yet_begins_where_it_is_reset(ottla: CommandLine, topic: str) -> None:
+    name = f"new-{topic}"
+    reset = ("share-groups", "reset-offsets", name, "--to", "beginning", "--topic", f"{topic}:0")
+    ottla.ok("produce", topic, *"ab", "-p", "0")
+    ottla.ok(*reset)
+    assert "does not exist" in ottla.fails("share-groups", "describe", name).err
+    ottla.ok(*reset, "--execute")
+    assert lag(ottla, name) == {0: 2}
+
+
+@pytest.mark.slow
+def test_a_new_group_says_that_it_begins_at_the_end(ottla: CommandLine, topic: str, group: str) -> None:
+    setting = ("--set", "share.auto.offset.reset=earliest")
+    name = f"late-{topic}"
+    read = ("consume", topic, "--share", name, *IDLE)
+    said = ottla.ok(*read)
+    assert (said.out, f"{name} has no offsets of {topic} yet" in said.err) == ("", True)
+    assert "share.auto.offset.reset=earliest" in said.err
+    shown = ottla.ok("share-groups", "describe", name).err
+    assert "where START is missing, the group begins by share.auto.offset.reset=latest" in shown
+    assert "without 2 partitions that have no offset" in ottla.ok("groups", "lag", name).err
+    ottla.ok("configs", "alter", "--group", name, *setting)
+    assert ottla.ok(*read, "--count", "5").err == ""
+    assert ottla.ok(*read).err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_member_that_is_ended_leaves_its_group(
+    ottla: CommandLine, topic: str, group: str, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "ottla", "consume", topic, "--share", group]
+    process = subprocess.Popen(
+        command,
+        env=os.environ | {BOOTSTRAP_VARIABLE: ottla.bootstrap_servers},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["d\n", "e\n"]
+        process.send_signal(number)
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 130
+    finally:
+        process.kill()
+        process.wait()
+    document = ottla.ok("share-groups", "describe", group, "--json").json
+    assert (document["members"], document["state"]) == ([], "Empty")
+
+
+def test_groups_of_another_type_are_refused(ottla: CommandLine, topic: str, group: str) -> None:
+    joined = ottla.fails("consume", topic, "--group", group)
+    assert f"group {group} is a share group: `ottla consume --share {group}`" in joined.err
+    ottla.ok("consume", topic, "--group", f"other-{group}", "--from-beginning", "--count", "1", *IDLE)
+    assert "is a classic group" in ottla.fails("consume", topic, "--share", f"other-{group}").err
+    assert "not a streams group" in ottla.fails("streams-groups", "describe", group).err
+    moved = ottla.fails("groups", "reset-offsets", group, "--to", "end", "--topic", topic)
+    assert "share-groups reset-offsets" in moved.err
+    assert group not in ottla.ok("streams-groups", "list").out
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--from-beginning"], "share.auto.offset.reset=earliest"),
+        (["--group", "g"], "--group does not go with --share"),
+        (["--partitions", "0"], "--partitions does not go with --share"),
+        (["--exit"], "--until does not go with --share"),
+        (["--grep", "x"], "--grep does not go with --share"),
+    ],
+)
+def test_what_contradicts_a_share_group_is_refused(
+    offline: CommandLine, options: list[str], text: str
+) -> None:
+    assert text in offline.fails("consume", "jobs", "--share", "workers", *options, status=2).err
+
+
+def test_what_members_hold_is_shown_from_the_metrics_of_the_nodes() -> None:
+    with LocalNode({"http.listener": "http://127.0.0.1:0"}) as node:
+        assert node.http_url is not None
+        command = CommandLine(node.bootstrap_servers)
+        command.ok("topics", "create", "tasks")
+        command.ok("configs", "alter", "--group", "workers", "--set", "share.auto.offset.reset=earliest")
+        command.ok("produce", "tasks", *"abc")
+        with blocking.ShareConsumer[bytes, bytes](
+            node.bootstrap_servers, group_id="workers", share_acknowledgement_mode="explicit"
+        ) as consumer:
+            consumer.subscribe("tasks")
+            while not (records := consumer.poll()):
+                pass
+            describe = ("share-groups", "describe", "workers", "--http", node.http_url)
+            (row,) = command.ok(*describe, "--json").json["partitions"]
+            assert row["held"] == len(records)
+            assert "HELD" in command.ok(*describe).out

@@ -1,0 +1,621 @@
+"""Share consumers against Ottla, and against Apache Kafka where the machine has it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from ottla import blocking
+from ottla.client.admin import Admin
+from ottla.client.admin.configs import ResourceType
+from ottla.client.producer import Producer
+from ottla.client.share import AcknowledgeType, RecordDeserializationFailed, ShareConsumer, ShareRecord
+from ottla.client.share.worker_pool import WorkerPool
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
+from tests.support.fake_brokers import until
+
+DEADLINE_S = 60.0
+_groups = itertools.count()
+Shared = ShareRecord[bytes, bytes]
+
+
+@pytest.fixture
+async def group(admin: Admin, fresh_name: str) -> str:
+    """A group that begins with the first record."""
+    await set_group(admin, fresh_name, {"share.auto.offset.reset": "earliest"})
+    return fresh_name
+
+
+@pytest.fixture
+async def queue(admin: Admin, fresh_name: str) -> str:
+    """A topic with one partition, which all members have. With more partitions than members each partition
+    has one member, and in Apache Kafka random ids decide which one.
+    """
+    name = f"queue-{fresh_name}"
+    await admin.topics.create(name, partitions=1, configs={"retention.ms": "-1"})
+    return name
+
+
+async def set_group(admin: Admin, group: str, settings: dict[str, str]) -> None:
+    await admin.configs.alter(ResourceType.GROUP, group, set=settings)
+
+
+async def produce(servers: str, topic: str, values: list[bytes], *, partition: int = 0) -> None:
+    async with Producer(servers, linger_ms=0) as producer:
+        for value in values:
+            await producer.send(topic, value, partition=partition)
+
+
+async def take(consumer: ShareConsumer[Any, Any], count: int) -> list[ShareRecord[Any, Any]]:
+    """Poll until there are so many records."""
+    found: list[ShareRecord[Any, Any]] = []
+    async with asyncio.timeout(DEADLINE_S):
+        while len(found) < count:
+            found += await consumer.poll()
+    return found
+
+
+async def lag(admin: Admin, group: str, topic: str) -> int | None:
+    found = (await admin.groups.share_offsets(group))[TopicPartition(topic, 0)]
+    assert not isinstance(found, KafkaError), found
+    return found.lag
+
+
+async def try_without_pauses(
+    admin: Admin, longest_s: float, attempt: Callable[[str], Awaitable[None]]
+) -> None:
+    """Try until neither the machine nor the broker paused for so long, as locks expire meanwhile: an attempt
+    that fails without such a pause has failed. Each has a group of its own.
+    """
+    for number in range(10):
+        group = f"{next(_groups)}-with-locks"
+        await set_group(admin, group, {"share.auto.offset.reset": "earliest"})
+        pauses: list[float] = []
+        watch = asyncio.create_task(measure_pauses(admin, pauses))
+        try:
+            await attempt(group)
+            return
+        except (AssertionError, TimeoutError):
+            # A record whose locks expire before a poll returns it is archived after some deliveries.
+            if max(pauses, default=0.0) < longest_s or number == 9:
+                raise
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+
+async def measure_pauses(admin: Admin, pauses: list[float]) -> None:
+    clock = asyncio.get_running_loop().time
+    answered = clock()
+    while True:
+        pauses.append(0.0)
+        try:
+            await admin.groups.list()
+        finally:
+            pauses[-1] = clock() - answered
+        answered = clock()
+        await asyncio.sleep(0.05)
+
+
+def values(records: list[ShareRecord[Any, Any]]) -> list[Any]:
+    return sorted(record.value for record in records)
+
+
+async def test_the_next_poll_accepts_what_the_last_one_has_returned(
+    servers: str, topic: str, group: str, admin: Admin
+) -> None:
+    await produce(servers, topic, [b"a", b"b", b"c"])
+    results: list[tuple[TopicPartition, list[int], KafkaError | None]] = []
+    consumer = ShareConsumer[bytes, bytes](
+        servers,
+        group_id=group,
+        acknowledgement_commit_callback=lambda *result: results.append(result),
+    )
+    async with consumer:
+        consumer.subscribe(topic)
+        found = await take(consumer, 3)
+        assert values(found) == [b"a", b"b", b"c"]
+        assert {record.delivery_count for record in found} == {1}
+        assert consumer.acquisition_lock_timeout_ms == 30_000
+        assert consumer.assignment() == [TopicPartition(topic, index) for index in range(3)]
+        assert await consumer.poll(timeout_ms=1) == []
+        await until(lambda: sum(len(offsets) for _, offsets, _ in results) == 3)
+        assert all(error is None for _, _, error in results)
+        assert {partition for partition, _, _ in results} == {TopicPartition(topic, 0)}
+    assert await lag(admin, group, topic) == 0
+
+
+async def test_a_commit_accepts_and_says_so_by_partition(servers: str, topic: str, group: str) -> None:
+    await produce(servers, topic, [b"a"])
+    await produce(servers, topic, [b"b"], partition=1)
+    async with ShareConsumer[bytes, bytes](servers, group_id=group) as consumer:
+        consumer.subscribe(topic)
+        await take(consumer, 2)
+        assert await consumer.commit() in (
+            {TopicPartition(topic, 0): None, TopicPartition(topic, 1): None},
+            # The first was accepted by the poll that has brought the second.
+            {TopicPartition(topic, 0): None},
+            {TopicPartition(topic, 1): None},
+        )
+        assert await consumer.commit() == {}
+
+
+async def test_closing_releases_what_was_not_accepted(servers: str, topic: str, group: str) -> None:
+    await produce(servers, topic, [b"a"])
+    for deliveries in (1, 2):
+        async with ShareConsumer[bytes, bytes](servers, group_id=group) as consumer:
+            consumer.subscribe(topic)
+            (record,) = await take(consumer, 1)
+            assert record.delivery_count == deliveries
+
+
+async def test_two_members_share_the_records_of_a_partition(servers: str, queue: str, group: str) -> None:
+    settings: dict[str, Any] = {
+        "group_id": group,
+        "share_acquire_mode": "record_limit",
+        "max_poll_records": 5,
+    }
+    async with (
+        ShareConsumer[bytes, bytes](servers, **settings) as one,
+        ShareConsumer[bytes, bytes](servers, **settings) as two,
+    ):
+        for each in (one, two):
+            each.subscribe(queue)
+        async with asyncio.timeout(DEADLINE_S):
+            while not (one.assignment() and two.assignment()):
+                assert await asyncio.gather(one.poll(timeout_ms=100), two.poll(timeout_ms=100)) == [[], []]
+        sent = [b"%03d" % number for number in range(100)]
+        await produce(servers, queue, sent)
+        found: dict[int, list[Shared]] = {0: [], 1: []}
+
+        async def work(number: int, consumer: ShareConsumer[bytes, bytes]) -> None:
+            while len(found[0]) + len(found[1]) < len(sent):
+                records = await consumer.poll(timeout_ms=200)
+                assert len(records) <= 5
+                found[number] += records
+
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(work(0, one), work(1, two))
+        assert values(found[0] + found[1]) == sent
+        assert found[0]
+        assert found[1]
+
+
+async def test_records_are_acknowledged_one_by_one(servers: str, topic: str, group: str) -> None:
+    await produce(servers, topic, [b"accept", b"release", b"reject", b"forget"])
+    consumer = ShareConsumer[bytes, bytes](servers, group_id=group, share_acknowledgement_mode="explicit")
+    async with consumer:
+        consumer.subscribe(topic)
+        accepted, released, rejected, _ = await take(consumer, 4)
+        consumer.acknowledge(accepted)
+        consumer.reject(released)
+        consumer.release(released)  # until it is sent
+        consumer.reject(rejected)
+        assert await consumer.commit() == {TopicPartition(topic, 0): None}
+        (again,) = await take(consumer, 1)
+        assert (again.value, again.delivery_count) == (b"release", 2)
+        with pytest.raises(KafkaError, match="does not hold the record at offset 0") as caught:
+            consumer.accept(accepted)
+        assert caught.value.code is ErrorCode.INVALID_RECORD_STATE
+        consumer.accept(again)
+    async with ShareConsumer[bytes, bytes](servers, group_id=group) as other:
+        other.subscribe(topic)
+        (record,) = await take(other, 1)
+        assert (record.value, record.delivery_count) == (b"forget", 2)
+
+
+async def test_the_implicit_mode_has_no_acknowledgements(servers: str, topic: str, group: str) -> None:
+    await produce(servers, topic, [b"a"])
+    async with ShareConsumer[bytes, bytes](servers, group_id=group) as consumer:
+        consumer.subscribe(topic)
+        (record,) = await take(consumer, 1)
+        with pytest.raises(RuntimeError, match="explicit"):
+            consumer.accept(record)
+        with pytest.raises(RuntimeError, match="explicit"):
+            await consumer.run_workers(print)
+
+
+async def test_a_lock_that_expires_gives_the_record_to_another(
+    servers: str, queue: str, admin: Admin
+) -> None:
+    await produce(servers, queue, [b"a"])
+
+    async def attempt(group: str) -> None:
+        await set_group(admin, group, {"share.record.lock.duration.ms": "1000"})
+        settings: dict[str, Any] = {"group_id": group, "share_acknowledgement_mode": "explicit"}
+        async with (
+            ShareConsumer[bytes, bytes](servers, **settings) as slow,
+            ShareConsumer[bytes, bytes](servers, **settings) as quick,
+        ):
+            slow.subscribe(queue)
+            (held,) = await take(slow, 1)
+            assert slow.acquisition_lock_timeout_ms == 1000
+            quick.subscribe(queue)
+            (record,) = await take(quick, 1)
+            assert record.delivery_count == 2
+            slow.accept(held)
+            (error,) = (await slow.commit()).values()
+            assert error is not None
+            assert error.code is ErrorCode.INVALID_RECORD_STATE
+            assert "renew" in error.message
+            quick.accept(record)
+            assert await quick.commit() == {TopicPartition(queue, 0): None}
+
+    await try_without_pauses(admin, 0.3, attempt)
+
+
+@pytest.mark.slow
+async def test_a_renewed_lock_keeps_the_record(servers: str, queue: str, admin: Admin) -> None:
+    await produce(servers, queue, [b"a"])
+    lock_s = 2.0
+
+    async def attempt(group: str) -> None:
+        await set_group(admin, group, {"share.record.lock.duration.ms": f"{lock_s * 1000:.0f}"})
+        settings: dict[str, Any] = {"group_id": group, "share_acknowledgement_mode": "explicit"}
+        async with (
+            ShareConsumer[bytes, bytes](servers, **settings) as slow,
+            ShareConsumer[bytes, bytes](servers, **settings) as other,
+        ):
+            slow.subscribe(queue)
+            (held,) = await take(slow, 1)
+            other.subscribe(queue)
+            loop = asyncio.get_running_loop()
+            begun = loop.time()
+            async with asyncio.timeout(DEADLINE_S):
+                while loop.time() - begun < 2 * lock_s:
+                    slow.renew(held)
+                    assert await slow.commit() == {TopicPartition(queue, 0): None}
+                    assert await other.poll(timeout_ms=300) == []
+                    if not other.assignment():
+                        begun = loop.time()
+            slow.acknowledge(held, AcknowledgeType.ACCEPT)
+            assert await slow.commit() == {TopicPartition(queue, 0): None}
+
+    await try_without_pauses(admin, lock_s / 4, attempt)
+
+
+async def test_iterating_accepts_each_record_with_the_next(servers: str, topic: str, group: str) -> None:
+    await produce(servers, topic, [b"a", b"b", b"c", b"d"])
+    seen: list[bytes | None] = []
+    async with ShareConsumer[bytes, bytes](servers, group_id=group) as consumer:
+        consumer.subscribe(topic)
+        async for record in consumer:
+            seen.append(record.value)
+            if len(seen) == 3:
+                break
+        await consumer.commit()
+    async with ShareConsumer[bytes, bytes](servers, group_id=group) as consumer:
+        consumer.subscribe(topic)
+        (record,) = await take(consumer, 1)
+        assert seen == [b"a", b"b", b"c"]
+        assert record.value == b"d"
+
+
+async def test_a_poll_returns_what_iterating_has_not(servers: str, topic: str, group: str) -> None:
+    async with Producer(servers) as producer:
+        for value in (b"a", b"b", b"c"):
+            await producer.ready(topic)
+            producer.send_nowait(topic, value, partition=0)
+        await producer.flush()
+    async with ShareConsumer[bytes, bytes](servers, group_id=group) as consumer:
+        consumer.subscribe(topic)
+        async for record in consumer:
+            assert record.value == b"a"
+            break
+        assert [record.value for record in await take(consumer, 2)] == [b"b", b"c"]
+        await consumer.commit()
+
+
+async def test_columns_have_the_deliveries_and_are_acknowledged(servers: str, topic: str, group: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    await produce(servers, topic, [b"a", b"b", b"c"])
+    consumer = ShareConsumer[bytes, bytes](servers, group_id=group, share_acknowledgement_mode="explicit")
+    async with consumer:
+        consumer.subscribe(topic)
+        tables = []
+        async with asyncio.timeout(DEADLINE_S):
+            while sum(table.num_rows for table in tables) < 3:
+                tables.append(await consumer.poll_arrow())
+        table = pa.concat_tables(tables)
+        assert table.column("value").to_pylist() == [b"a", b"b", b"c"]
+        assert table.column("deliveryCount").to_pylist() == [1, 1, 1]
+        assert table.column("topic").to_pylist() == [topic] * 3
+        consumer.acknowledge_arrow(table.slice(0, 2))
+        consumer.acknowledge_arrow(table.slice(2), AcknowledgeType.RELEASE)
+        assert await consumer.commit() == {TopicPartition(topic, 0): None}
+        async with asyncio.timeout(DEADLINE_S):
+            while not (again := await consumer.poll_arrow(columns=("value", "deliveryCount"))).num_rows:
+                pass
+        assert again.to_pylist() == [{"value": b"c", "deliveryCount": 2}]
+
+
+async def test_columns_are_accepted_by_the_next_poll(
+    servers: str, topic: str, group: str, admin: Admin
+) -> None:
+    pytest.importorskip("pyarrow")
+    await produce(servers, topic, [b"a", b"b"])
+    async with ShareConsumer[bytes, bytes](servers, group_id=group) as consumer:
+        consumer.subscribe(topic)
+        rows = 0
+        async with asyncio.timeout(DEADLINE_S):
+            while rows < 2:
+                rows += (await consumer.poll_arrow()).num_rows
+        await consumer.commit()
+    assert await lag(admin, group, topic) == 0
+
+
+async def test_a_record_that_cannot_be_deserialized_can_be_rejected(
+    servers: str, topic: str, group: str
+) -> None:
+    await produce(servers, topic, [b"1", b"two", b"3"])
+    consumer = ShareConsumer[bytes, int](
+        servers, group_id=group, value_deserializer=int, share_acknowledgement_mode="explicit"
+    )
+    async with consumer:
+        consumer.subscribe(topic)
+        found: list[ShareRecord[bytes, int]] = []
+        failed: list[RecordDeserializationFailed] = []
+        async with asyncio.timeout(DEADLINE_S):
+            while len(found) < 2 or not failed:
+                try:
+                    records = await consumer.poll()
+                except RecordDeserializationFailed as error:
+                    failed.append(error)
+                    consumer.reject(error.record)
+                else:
+                    found += records
+                    consumer.accept(*records)
+        assert [record.value for record in found] == [1, 3]
+        assert [error.record.value for error in failed] == [b"two"]
+        await consumer.commit()
+        assert await consumer.poll(timeout_ms=1000) == []
+
+
+async def test_transactions_leave_gaps_that_are_not_seen(
+    servers: str, topic: str, group: str, admin: Admin
+) -> None:
+    await set_group(admin, group, {"share.isolation.level": "read_committed"})
+    async with Producer(servers, transactional_id=f"tx-{group}") as producer:
+        async with producer.transaction():
+            await producer.send(topic, b"kept", partition=0)
+        producer.transactions.begin()
+        await producer.send(topic, b"aborted", partition=0)
+        await producer.transactions.abort()
+        async with producer.transaction():
+            await producer.send(topic, b"last", partition=0)
+    async with ShareConsumer[bytes, bytes](servers, group_id=group) as consumer:
+        consumer.subscribe(topic)
+        assert values(await take(consumer, 2)) == [b"kept", b"last"]
+        await consumer.commit()
+        # The markers are acknowledged too.
+        async with asyncio.timeout(DEADLINE_S):
+            while await lag(admin, group, topic) != 0:
+                assert await consumer.poll(timeout_ms=100) == []
+                await consumer.commit()
+
+
+async def test_unsubscribing_leaves_the_group_and_its_records(
+    servers: str, topic: str, group: str, admin: Admin
+) -> None:
+    await produce(servers, topic, [b"a"])
+    async with ShareConsumer[bytes, bytes](servers, group_id=group) as consumer:
+        consumer.subscribe(topic)
+        await take(consumer, 1)
+        await consumer.unsubscribe()
+        assert (await admin.groups.describe(group)).members == ()
+        with pytest.raises(RuntimeError, match="not subscribed"):
+            await consumer.poll()
+        consumer.subscribe(topic)
+        (record,) = await take(consumer, 1)
+        assert record.delivery_count == 2
+
+
+# Workers
+
+
+async def test_workers_accept_retry_and_reject(servers: str, topic: str, group: str) -> None:
+    await produce(servers, topic, [b"good", b"flaky", b"bad", b"poison"] + [b"good"] * 20)
+    calls: list[tuple[bytes | None, int]] = []
+    dead: list[tuple[bytes | None, str]] = []
+    most = running = 0
+
+    async def handle(record: Shared) -> None:
+        nonlocal most, running
+        running += 1
+        most = max(most, running)
+        try:
+            await asyncio.sleep(0.01)
+            calls.append((record.value, record.delivery_count))
+            if record.value == b"poison":
+                raise ValueError("never")
+            if record.value == b"bad" or (record.value == b"flaky" and record.delivery_count < 2):
+                raise OSError("try again")
+        finally:
+            running -= 1
+
+    async def on_reject(record: Shared, error: Exception) -> None:
+        dead.append((record.value, type(error).__name__))
+
+    consumer = ShareConsumer[bytes, bytes](servers, group_id=group, share_acknowledgement_mode="explicit")
+    async with consumer:
+        consumer.subscribe(topic)
+        work = asyncio.create_task(
+            consumer.run_workers(
+                handle,
+                concurrency=4,
+                max_deliveries=3,
+                reject_on=(ValueError,),
+                on_reject=on_reject,
+                retry_backoff_ms=10,
+            )
+        )
+        await until(lambda: len(dead) == 2 and len(calls) >= 27)
+        consumer.stop_workers()
+        results = await work
+    assert sorted(dead) == [(b"bad", "OSError"), (b"poison", "ValueError")]
+    assert sorted(count for value, count in calls if value == b"bad") == [1, 2, 3]
+    assert sorted(count for value, count in calls if value == b"flaky") == [1, 2]
+    assert sum(value == b"good" for value, _ in calls) == 21
+    assert most <= 4
+    assert (results.accepted, results.rejected, results.failed) == (22, 2, 0)
+
+
+@pytest.mark.slow
+async def test_workers_keep_the_lock_while_a_job_runs(servers: str, queue: str, admin: Admin) -> None:
+    await produce(servers, queue, [b"long"])
+
+    async def attempt(group: str) -> None:
+        await set_group(admin, group, {"share.record.lock.duration.ms": "1500"})
+        begun: list[int] = []
+
+        async def handle(record: Shared) -> None:
+            begun.append(record.delivery_count)
+            await until(lambda: bool(one.assignment() and two.assignment()))
+            before = renewed()
+            # A lock lasts three of them.
+            await until(lambda: renewed() - before >= 7)
+
+        settings: dict[str, Any] = {"group_id": group, "share_acknowledgement_mode": "explicit"}
+        async with (
+            ShareConsumer[bytes, bytes](servers, **settings) as one,
+            ShareConsumer[bytes, bytes](servers, **settings) as two,
+        ):
+            one.subscribe(queue)
+            two.subscribe(queue)
+
+            def pools() -> list[WorkerPool[bytes, bytes]]:
+                return [each._workers for each in (one, two) if each._workers is not None]
+
+            def renewed() -> int:
+                return sum(pool.results.renewed for pool in pools())
+
+            runs = [asyncio.create_task(each.run_workers(handle, concurrency=2)) for each in (one, two)]
+            await until(lambda: sum(pool.results.accepted for pool in pools()) > 0)
+            one.stop_workers()
+            two.stop_workers()
+            results = await asyncio.gather(*runs)
+        assert begun == [1]
+        assert sum(each.accepted for each in results) == 1
+        assert sum(each.failed for each in results) == 0
+
+    await try_without_pauses(admin, 0.4, attempt)
+
+
+async def test_a_record_that_cannot_be_handed_over_is_not_lost(servers: str, topic: str, group: str) -> None:
+    await produce(servers, topic, [b"a"])
+    tried: list[int] = []
+
+    def handle(record: Shared) -> None:
+        raise ValueError("no")
+
+    def on_reject(record: Shared, error: Exception) -> None:
+        tried.append(record.delivery_count)
+        if len(tried) < 3:
+            raise OSError("the dead-letter topic cannot be reached")
+
+    consumer = ShareConsumer[bytes, bytes](servers, group_id=group, share_acknowledgement_mode="explicit")
+    async with consumer:
+        consumer.subscribe(topic)
+        work = asyncio.create_task(consumer.run_workers(handle, reject_on=(ValueError,), on_reject=on_reject))
+        await until(lambda: len(tried) == 3)
+        consumer.stop_workers()
+        results = await work
+    # It was delivered once: with each delivery it would come closer to the limit, and be archived there.
+    assert tried == [1, 1, 1]
+    assert (results.released, results.rejected) == (0, 1)
+
+
+async def test_a_record_that_was_not_handed_over_is_released_at_the_end(
+    servers: str, topic: str, group: str
+) -> None:
+    await produce(servers, topic, [b"not a number"])
+    tried: list[object] = []
+
+    async def on_reject(record: ShareRecord[Any, Any], error: Exception) -> None:
+        tried.append(record.value)
+        raise OSError("the dead-letter topic cannot be reached")
+
+    consumer = ShareConsumer[bytes, int](
+        servers, group_id=group, value_deserializer=int, share_acknowledgement_mode="explicit"
+    )
+    async with consumer:
+        consumer.subscribe(topic)
+        work = asyncio.create_task(consumer.run_workers(print, max_deliveries=1, on_reject=on_reject))
+        await until(lambda: len(tried) > 0)
+        consumer.stop_workers()
+        results = await work
+    assert set(tried) == {b"not a number"}
+    assert (results.released, results.rejected, results.failed) == (1, 0, 0)
+
+
+async def test_workers_that_are_cancelled_release_their_records(servers: str, topic: str, group: str) -> None:
+    await produce(servers, topic, [b"a"])
+    begun = asyncio.Event()
+
+    async def handle(record: Shared) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    consumer = ShareConsumer[bytes, bytes](servers, group_id=group, share_acknowledgement_mode="explicit")
+    async with consumer:
+        consumer.subscribe(topic)
+        work = asyncio.create_task(consumer.run_workers(handle))
+        async with asyncio.timeout(DEADLINE_S):
+            await begun.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        (record,) = await take(consumer, 1)
+        assert record.delivery_count == 2
+
+
+async def test_plain_functions_work_in_threads_of_a_blocking_consumer(
+    servers: str, topic: str, group: str
+) -> None:
+    await produce(servers, topic, [b"%d" % number for number in range(20)])
+    done: list[bytes | None] = []
+    threads: set[str] = set()
+    both = threading.Barrier(2, timeout=DEADLINE_S)
+
+    def handle(record: Shared) -> None:
+        both.wait()  # two at a time
+        threads.add(threading.current_thread().name)
+        done.append(record.value)
+        if len(done) == 20:
+            consumer.stop_workers()
+
+    def run() -> None:
+        with consumer:
+            consumer.subscribe(topic)
+            results = consumer.run_workers(handle, concurrency=2)
+            assert results.accepted == 20
+
+    consumer = blocking.ShareConsumer[bytes, bytes](
+        servers, group_id=group, share_acknowledgement_mode="explicit"
+    )
+    await asyncio.to_thread(run)
+    assert len(set(done)) == 20
+    assert len(threads) == 2
+
+
+def test_a_blocking_share_consumer_polls_and_commits(servers: str) -> None:
+    with blocking.Admin(servers) as admin, blocking.Producer(servers) as producer:
+        topic, group = "blocking-share", "blocking-share-group"
+        admin.topics.create(topic, partitions=1)
+        admin.configs.alter(ResourceType.GROUP, group, set={"share.auto.offset.reset": "earliest"})
+        producer.send(topic, b"a")
+        settings: dict[str, Any] = {"group_id": group, "share_acknowledgement_mode": "explicit"}
+        with blocking.ShareConsumer[bytes, bytes](servers, **settings) as consumer:
+            consumer.subscribe([topic])
+            for record in consumer:
+                assert record.value == b"a"
+                consumer.accept(record)
+                break
+            assert consumer.commit() == {TopicPartition(topic, 0): None}
+            assert consumer.subscription() == [topic]

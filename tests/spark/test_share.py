@@ -1,0 +1,83 @@
+"""Tasks of Spark as members of a share group: each record is given to the function at least once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from ottla.client.admin.configs import ResourceType
+from ottla.client.blocking import Admin, Producer
+from ottla.spark.share import foreach_shared
+from tests.spark.conftest import SparkNode
+
+COUNT = 200
+
+
+@pytest.fixture
+def topic(admin: Admin, producer: Producer, new_topic: Callable[..., str]) -> str:
+    """A topic with records, and a group of its name that begins with the first."""
+    name = new_topic()
+    admin.configs.alter(ResourceType.GROUP, name, set={"share.auto.offset.reset": "earliest"})
+    producer.send_many(name, [b"%d" % number for number in range(COUNT)])
+    return name
+
+
+def lag(admin: Admin, group: str) -> int:
+    (found,) = admin.groups.share_offsets(group).values()
+    return int(found.lag)
+
+
+def test_tasks_share_the_records_and_accept_them(
+    spark: SparkSession, node: SparkNode, admin: Admin, topic: str, tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+
+    def write(table: pa.Table) -> None:
+        offsets = table.column("offset").to_pylist()
+        Path(folder, f"{offsets[0]}").write_text("\n".join(map(str, offsets)))
+
+    accepted = foreach_shared(
+        spark,
+        write,
+        topic=topic,
+        group=topic,
+        tasks=2,
+        idle_ms=5_000,
+        options={
+            "bootstrap.servers": node.bootstrap_servers,
+            "share.acquire.mode": "record_limit",
+            "max.poll.records": 20,
+        },
+    )
+    assert len(accepted) == 2
+    assert sum(accepted) == COUNT
+    written = [int(line) for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
+    assert sorted(written) == list(range(COUNT))
+    assert lag(admin, topic) == 0
+
+
+def test_a_function_that_fails_gets_its_records_again(
+    spark: SparkSession, node: SparkNode, admin: Admin, topic: str, tmp_path: Path
+) -> None:
+    fuse = str(tmp_path / "fuse")
+    Path(fuse).touch()
+
+    def write(table: pa.Table) -> None:
+        if Path(fuse).exists():
+            Path(fuse).unlink()
+            raise OSError("once")
+
+    accepted = foreach_shared(
+        spark,
+        write,
+        topic=topic,
+        group=topic,
+        idle_ms=5_000,
+        options={"bootstrap.servers": node.bootstrap_servers},
+    )
+    assert accepted == [COUNT]
+    assert lag(admin, topic) == 0

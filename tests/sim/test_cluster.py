@@ -22,7 +22,9 @@ from ottla.sim.nemesis import NemesisConfig
 ASKED = "OTTLA_SIM_SEEDS" in os.environ
 SEEDS = int(os.environ.get("OTTLA_SIM_SEEDS", "6"))
 SECONDS = float(os.environ.get("OTTLA_SIM_SECONDS", "5"))
-FIRST_SEED = int(os.environ.get("OTTLA_SIM_FIRST_SEED", "0")) or secrets.randbelow(1 << 30)
+# The same seeds in each run of the tests: what breaks a promise fails where it was changed. Fresh ones are
+# drawn where `OTTLA_SIM_SEEDS` asks for many.
+FIRST_SEED = int(os.environ.get("OTTLA_SIM_FIRST_SEED", "0")) or (secrets.randbelow(1 << 30) if ASKED else 1)
 # Without `OTTLA_SIM_SEEDS` no new run begins after this time.
 BUDGET_S = 20.0
 # In how many runs a planted bug must be found. For a rare bug, the seed that is tried first: after the next
@@ -38,7 +40,7 @@ def explain(outcome: ClusterOutcome) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(0 if ASKED else 300)
-def test_fresh_seeds_keep_every_guarantee() -> None:
+def test_seeds_keep_every_guarantee() -> None:
     coverage: Counter[str] = Counter()
     began, runs = time.monotonic(), 0
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
@@ -54,7 +56,7 @@ def test_fresh_seeds_keep_every_guarantee() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(0 if ASKED else 300)
-def test_fresh_seeds_of_many_partitions_on_bad_disks_keep_every_guarantee() -> None:
+def test_seeds_of_many_partitions_on_bad_disks_keep_every_guarantee() -> None:
     coverage: Counter[str] = Counter()
     began, runs = time.monotonic(), 0
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
@@ -70,7 +72,7 @@ def test_fresh_seeds_of_many_partitions_on_bad_disks_keep_every_guarantee() -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(0 if ASKED else 300)
-def test_fresh_seeds_with_logins_and_changing_acls_keep_every_guarantee() -> None:
+def test_seeds_with_logins_and_changing_acls_keep_every_guarantee() -> None:
     coverage: Counter[str] = Counter()
     began, runs = time.monotonic(), 0
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
@@ -85,7 +87,7 @@ def test_fresh_seeds_with_logins_and_changing_acls_keep_every_guarantee() -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(0 if ASKED else 300)
-def test_fresh_seeds_with_share_groups_keep_every_guarantee() -> None:
+def test_seeds_with_share_groups_keep_every_guarantee() -> None:
     coverage: Counter[str] = Counter()
     began, runs = time.monotonic(), 0
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):

@@ -13,9 +13,12 @@ import pytest
 from ottla.sim.quorum.planted_bugs import QUORUM_BUGS, plant_quorum_bug, quorum_bug_scenario
 from ottla.sim.quorum.run import QuorumOutcome, QuorumRun
 
+ASKED = "OTTLA_SIM_SEEDS" in os.environ
 SEEDS = int(os.environ.get("OTTLA_SIM_SEEDS", "4"))
 SECONDS = float(os.environ.get("OTTLA_SIM_SECONDS", "6"))
-FIRST_SEED = int(os.environ.get("OTTLA_SIM_FIRST_SEED", "0")) or secrets.randbelow(1 << 30)
+# The same seeds in each run of the tests: what breaks a promise fails where it was changed. Fresh ones are
+# drawn where `OTTLA_SIM_SEEDS` asks for many.
+FIRST_SEED = int(os.environ.get("OTTLA_SIM_FIRST_SEED", "0")) or (secrets.randbelow(1 << 30) if ASKED else 1)
 # In how many runs a planted bug must be found.
 PLANTED_RUNS = 60
 # The seed that is tried first for a rare bug: after the next change of the program it is a seed like others.
@@ -32,7 +35,7 @@ def explain(outcome: QuorumOutcome) -> str:
 
 
 @pytest.mark.timeout(0 if SEEDS > 100 else 300)
-def test_fresh_seeds_keep_every_guarantee() -> None:
+def test_seeds_keep_every_guarantee() -> None:
     coverage: Counter[str] = Counter()
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
         outcome = QuorumRun(seed, seconds=SECONDS).run()

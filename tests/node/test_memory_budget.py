@@ -268,11 +268,10 @@ def test_a_slow_client_that_still_reads_is_not_closed() -> None:
     run(main())
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("patient")
 def test_clients_that_read_a_little_are_closed_when_others_wait_the_slowest_first(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memory_budget, "_STALL_WHEN_FULL_SECONDS", 60.0)
     monkeypatch.setattr(connection, "_RATE_SECONDS", 0.5)
 
     async def read_a_little(clients: list[Client]) -> None:

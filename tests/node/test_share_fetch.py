@@ -266,7 +266,7 @@ def test_expired_locks_go_to_a_member_that_waits(monkeypatch: pytest.MonkeyPatch
         assert await second.take(max_wait_ms=LONG_MS) == [(0, 2, 2)]
         assert await first.acknowledge(0, 2, ACCEPT) is ErrorCode.INVALID_RECORD_STATE
         assert await second.acknowledge(0, 2, ACCEPT) is ErrorCode.NONE
-        assert broker.share_partitions.expired_records == 3
+        assert broker.share_partitions.counts.expired == 3
         assert broker.persister.states[PARTITION][0] == (2, 2)
 
     in_virtual_time(monkeypatch, scenario)

@@ -216,7 +216,7 @@ def test_locks_expire_in_order_and_a_renewal_begins_again() -> None:
     assert shared.share.next_deadline_ms == 30_000
     shared.now_ms = 30_000
     assert shared.expire() == [(0, 1, AVAILABLE, 1), (4, 4, AVAILABLE, 1)]
-    assert shared.share.expired_records == 3
+    assert shared.share.counts.expired == 3
     shared.now_ms = 35_000
     shared.acknowledge(B, 5, 9, RENEW)
     shared.now_ms = 40_000
@@ -251,7 +251,7 @@ def test_a_record_that_is_released_too_often_is_archived() -> None:
         assert shared.share.start_offset == 0
         shared.acknowledge(A, 0, 0, RELEASE)
     assert shared.share.start_offset == 1
-    assert shared.share.archived_records == 1
+    assert shared.share.counts.archived == 1
     assert shared.fetch(A) == []
 
 
@@ -260,20 +260,20 @@ def test_archived_records_are_counted_however_their_last_delivery_ends() -> None
     shared.fetch(A, most=6)
     shared.acknowledge(A, 0, 0, ACCEPT)
     shared.acknowledge(A, 1, 1, REJECT)
-    assert shared.share.archived_records == 0
+    assert shared.share.counts.archived == 0
     shared.acknowledge(A, 2, 2, RELEASE)
     shared.acknowledge(A, 3, 5, RELEASE)
-    assert shared.share.archived_records == 4
+    assert shared.share.counts.archived == 4
     shared.fetch(A, most=4)
     transition = shared.share.release_acquired_records(A)
     shared.share.complete(transition, persisted=False)
-    assert shared.share.archived_records == 4
+    assert shared.share.counts.archived == 4
     shared.share.complete(shared.share.release_acquired_records(A), persisted=True)
-    assert shared.share.archived_records == 8
+    assert shared.share.counts.archived == 8
     shared.fetch(A)
     shared.now_ms = 30_000
     shared.expire()
-    assert shared.share.archived_records == 13
+    assert shared.share.counts.archived == 13
 
 
 def test_a_batch_that_fails_often_is_delivered_in_smaller_and_smaller_parts() -> None:

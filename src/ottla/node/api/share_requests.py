@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, Self, TypeAlias
 
 from ottla.metadata.features import SHARE_VERSION
 from ottla.node.api.context import RequestContext
 from ottla.node.share.share_partition import AcknowledgedOffsets
-from ottla.node.share.share_partition_manager import PendingAcknowledgements, SharePartitionManager
+from ottla.node.share.share_partition_manager import (
+    MANY_ACKNOWLEDGED,
+    PendingAcknowledgements,
+    SharePartitionManager,
+)
 from ottla.node.share.share_session import ShareSessionKey
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicIdPartition
 from ottla.protocol.share import AcknowledgeType
+from ottla.runtime.turns import Turns
 
 _MAX_MEMBER_ID: Final = 36
 _RENEWAL_SINCE: Final = 2
@@ -86,12 +91,18 @@ class ReadableTopics:
 
 
 class Acknowledgements:
-    """The acknowledgements of a request: they begin at once, and `results` has them when all is persisted."""
+    """The acknowledgements of a request: they begin first, and `results` has them when all is persisted."""
 
     __slots__ = ("_errors", "_nothing", "_pending")
 
-    def __init__(
-        self,
+    def __init__(self, pending: PendingAcknowledgements) -> None:
+        self._errors: AcknowledgeResults = {}
+        self._nothing: AcknowledgeResults = {}
+        self._pending = pending
+
+    @classmethod
+    async def begin(
+        cls,
         context: RequestContext,
         manager: SharePartitionManager,
         key: ShareSessionKey,
@@ -99,10 +110,9 @@ class Acknowledgements:
         readable: ReadableTopics,
         *,
         is_renew_ack: bool,
-    ) -> None:
-        self._errors: AcknowledgeResults = {}
-        self._nothing: AcknowledgeResults = {}
-        valid: dict[TopicIdPartition, Sequence[AcknowledgedOffsets]] = {}
+    ) -> Self:
+        """Begin to acknowledge; where very many partitions are concerned, in turns."""
+        begun = cls(PendingAcknowledgements(manager, key))
         types = sum(
             len(batch.acknowledge_types)
             for topic in topics
@@ -112,6 +122,8 @@ class Acknowledgements:
         if types >= _COUNT_FROM:
             context.pending.count_decoded(types * _TYPE_BYTES)
         most = AcknowledgeType.RENEW if context.version >= _RENEWAL_SINCE else AcknowledgeType.REJECT
+        partitions = sum(len(topic.partitions) for topic in topics)
+        turns = Turns(manager.clock, check_every=4) if partitions > MANY_ACKNOWLEDGED else None
         for topic in topics:
             for part in topic.partitions:
                 partition = TopicIdPartition(bytes(topic.topic_id), part.partition_index)
@@ -122,15 +134,17 @@ class Acknowledgements:
                 ):
                     problem = ErrorCode.INVALID_REQUEST
                 if problem is not None:
-                    self._errors[partition] = KafkaError(problem)
+                    begun._errors[partition] = KafkaError(problem)
                 elif batches:
-                    valid[partition] = batches
+                    begun._pending.begin(partition, batches)
                 else:
-                    self._nothing[partition] = None
-        self._pending: PendingAcknowledgements | None = manager.acknowledge(key, valid) if valid else None
+                    begun._nothing[partition] = None
+                if turns is not None and turns.is_due():
+                    await turns.pause()
+        return begun
 
     async def results(self) -> AcknowledgeResults:
-        if self._pending is None:
+        if not self._pending:
             return self._errors
         return {**await self._pending.results(), **self._errors, **self._nothing}
 

@@ -60,7 +60,7 @@ class ShareCollector:
         text.counter(
             f"{_PARTITION}acquisitionlocktimeouts_total",
             "Records whose acquisition lock has expired",
-            shares.expired_records,
+            shares.counts.expired,
         )
         text.counter(
             "ottla_share_records_acquired_total",
@@ -70,7 +70,7 @@ class ShareCollector:
         text.counter(
             "ottla_share_records_archived_total",
             "Records that were delivered share.delivery.count.limit times and not accepted",
-            shares.archived_records,
+            shares.counts.archived,
         )
         text.counter(
             "kafka_server_sharegroupmetrics_recordacknowledgements_total",

@@ -284,6 +284,18 @@ class _Acquisition:
         return max(offset, self.log_batches[index].last_offset) if index >= 0 else offset
 
 
+class ShareRecordCounts:
+    """What share partitions count together: a reader of the sums does not have to walk over them."""
+
+    __slots__ = ("archived", "expired")
+
+    def __init__(self) -> None:
+        # Records whose locks have expired.
+        self.expired = 0
+        # Records that were archived as their deliveries had reached the limit.
+        self.archived = 0
+
+
 class SharePartition:
     __slots__ = (
         "_available",
@@ -293,10 +305,9 @@ class SharePartition:
         "_gap_end",
         "_gap_start",
         "_locks",
-        "archived_records",
+        "counts",
         "delivery_complete_count",
         "end_offset",
-        "expired_records",
         "settings",
         "start_offset",
         "state_epoch",
@@ -308,6 +319,8 @@ class SharePartition:
         state_epoch: int,
         settings: ShareGroupSettings,
         batches: Iterable[PersisterStateBatch] = (),
+        *,
+        counts: ShareRecordCounts | None = None,
     ) -> None:
         """Begin with the state that was persisted. KafkaError UNKNOWN_SERVER_ERROR if it contradicts itself.
 
@@ -319,10 +332,7 @@ class SharePartition:
         self.end_offset = start_offset
         self.state_epoch: Final = state_epoch
         self.delivery_complete_count = 0
-        # Records whose locks have expired so far.
-        self.expired_records = 0
-        # Records that were archived so far as their deliveries had reached the limit.
-        self.archived_records = 0
+        self.counts: Final = ShareRecordCounts() if counts is None else counts
         # The batches by their first offsets, which are also in order.
         self._batches: dict[int, InFlightBatch] = {}
         self._firsts: list[int] = []
@@ -1004,7 +1014,7 @@ class SharePartition:
                 continue
             for batch, (first, last, state, _) in transition.ranges:
                 self._commit(batch, first, last, state)
-            self.archived_records += transition.delivered_too_often
+            self.counts.archived += transition.delivered_too_often
         if persisted:
             self._advance_start()
         if invariants.thorough:
@@ -1102,8 +1112,8 @@ class SharePartition:
                 self._stop_timing(lock)
                 held = lock.held
                 self._release(lock, released, 0)
-                self.expired_records += held - lock.held
-        self.archived_records += released.delivered_too_often
+                self.counts.expired += held - lock.held
+        self.counts.archived += released.delivered_too_often
         for batch, (_, _, state, _) in released.ranges:
             if state == _AVAILABLE:
                 self._list_available(batch)

@@ -44,6 +44,7 @@ from ottla.node.share.share_partition import (
     AcquiredRange,
     ShareGroupSettings,
     SharePartition,
+    ShareRecordCounts,
     StateTransition,
 )
 from ottla.node.share.share_session import (
@@ -97,6 +98,8 @@ _ATTEMPTS_PER_TURN: Final = 32
 # Loads at a time, and how long one that takes longer holds up others.
 _LOADS_AT_A_TIME: Final = 32
 _LOAD_PATIENCE_S: Final = 1.0
+# Partitions that a request acknowledges at once; more are in turns.
+MANY_ACKNOWLEDGED: Final = 50
 # Partitions of a session or a group that are let go of at once; more are in turns.
 _AT_ONCE: Final = 500
 # The size of records for the first read of a share partition; then what was read says it.
@@ -461,29 +464,39 @@ def _overlap(some: Sequence[PersisterStateBatch], others: Sequence[PersisterStat
 class PendingAcknowledgements:
     """Acknowledgements of a member that are being persisted."""
 
-    __slots__ = ("_acknowledged", "_manager", "errors", "writes")
+    __slots__ = ("_begun", "_key", "_manager")
 
-    def __init__(
-        self,
-        manager: SharePartitionManager,
-        acknowledged: Mapping[TopicIdPartition, Sequence[AcknowledgedOffsets]],
-    ) -> None:
+    def __init__(self, manager: SharePartitionManager, key: ShareSessionKey) -> None:
         self._manager = manager
-        self._acknowledged = acknowledged
-        # The error of those that were refused at once.
-        self.errors: dict[TopicIdPartition, KafkaError] = {}
-        # The writes of the others; None where there is nothing to persist.
-        self.writes: dict[TopicIdPartition, asyncio.Future[KafkaError | None] | None] = {}
+        self._key = key
+        # What is acknowledged, and its write; the error where that was refused at once, and None where there
+        # is nothing to persist.
+        self._begun: dict[
+            TopicIdPartition,
+            tuple[Sequence[AcknowledgedOffsets], asyncio.Future[KafkaError | None] | KafkaError | None],
+        ] = {}
+
+    def __len__(self) -> int:
+        return len(self._begun)
+
+    def begin(self, partition: TopicIdPartition, batches: Sequence[AcknowledgedOffsets]) -> None:
+        """Begin to acknowledge what the member holds of a partition."""
+        try:
+            self._begun[partition] = batches, self._manager.acknowledge(self._key, partition, batches)
+        except KafkaError as error:
+            self._begun[partition] = batches, error
 
     async def results(self) -> dict[TopicIdPartition, KafkaError | None]:
         """The error of each partition, once all that can be is persisted."""
         results: dict[TopicIdPartition, KafkaError | None] = {}
-        for partition, batches in self._acknowledged.items():
-            write = self.writes.get(partition)
-            error = self.errors.get(partition) if write is None else await asyncio.shield(write)
+        turns = Turns(self._manager.clock, check_every=8) if len(self) > MANY_ACKNOWLEDGED else None
+        for partition, (batches, write) in self._begun.items():
+            error = await asyncio.shield(write) if isinstance(write, asyncio.Future) else write
             results[partition] = error
             if error is None:
                 self._manager.count_acknowledged(batches)
+            if turns is not None and turns.is_due():
+                await turns.pause()
         return results
 
 
@@ -515,13 +528,12 @@ class SharePartitionManager:
         self._loads_in_progress = 0
         self._has_loaded: Final = asyncio.Event()
         self._closed = False
-        # Since the start: records acquired, those acknowledged by type, and what those dropped have counted.
+        # Since the start: records acquired, those acknowledged by type, and what all share partitions count.
         self.acquired = 0
         self.acknowledged: Final[dict[AcknowledgeType, int]] = dict.fromkeys(AcknowledgeType, 0)
         self.loads = 0
         self.load_ns = 0
-        self._expired_of_dropped = 0
-        self._archived_of_dropped = 0
+        self.counts: Final = ShareRecordCounts()
         # None but in the simulator.
         self.listener: SharePartitionListener | None = None
 
@@ -530,20 +542,6 @@ class SharePartitionManager:
 
     def __iter__(self) -> Iterator[SharePartitionLeader]:
         return iter(list(self._leaders.values()))
-
-    @property
-    def expired_records(self) -> int:
-        """Records whose locks have expired since the start."""
-        return self._expired_of_dropped + sum(
-            leader.share.expired_records for leader in self._leaders.values() if leader.share is not None
-        )
-
-    @property
-    def archived_records(self) -> int:
-        """Records that were archived since the start as their deliveries had reached the limit."""
-        return self._archived_of_dropped + sum(
-            leader.share.archived_records for leader in self._leaders.values() if leader.share is not None
-        )
 
     def now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
@@ -621,12 +619,9 @@ class SharePartitionManager:
             _discard(self._of_partition, leader.partition.topic_partition, leader.key)
             if leader.key.group_id not in self._of_group:
                 self._settings.pop(leader.key.group_id, None)
-            if leader.share is not None:
-                self._expired_of_dropped += leader.share.expired_records
-                self._archived_of_dropped += leader.share.archived_records
-                if leader.task is not None:
-                    self._last_writes[leader.key] = leader.task
-                    leader.task.add_done_callback(partial(self._on_last_write, leader.key))
+            if leader.share is not None and leader.task is not None:
+                self._last_writes[leader.key] = leader.task
+                leader.task.add_done_callback(partial(self._on_last_write, leader.key))
         if not leader.is_dropped:
             leader.close()
 
@@ -681,7 +676,9 @@ class SharePartitionManager:
                 raise _member_error(state.error, state.error_message)
             settings = self.settings(key.group_id)
             start_offset = await self._start_offset(leader, state, settings)
-            leader.share = SharePartition(start_offset, state.state_epoch, settings, state.batches)
+            leader.share = SharePartition(
+                start_offset, state.state_epoch, settings, state.batches, counts=self.counts
+            )
             if self.listener is not None:
                 self.listener.on_loaded(leader)
         except KafkaError as error:
@@ -760,20 +757,11 @@ class SharePartitionManager:
     # What members do
 
     def acknowledge(
-        self, key: ShareSessionKey, acknowledged: Mapping[TopicIdPartition, Sequence[AcknowledgedOffsets]]
-    ) -> PendingAcknowledgements:
-        """Begin to acknowledge what a member holds."""
-        pending = PendingAcknowledgements(self, acknowledged)
-        for partition, batches in acknowledged.items():
-            try:
-                pending.writes[partition] = self._acknowledge(key, partition, batches)
-            except KafkaError as error:
-                pending.errors[partition] = error
-        return pending
-
-    def _acknowledge(
         self, key: ShareSessionKey, partition: TopicIdPartition, batches: Sequence[AcknowledgedOffsets]
     ) -> asyncio.Future[KafkaError | None] | None:
+        """Begin to acknowledge what a member holds of a partition: the future gets the error, or None. None
+        where there is nothing to persist. KafkaError if it is refused.
+        """
         leader = self.find(key.group_id, partition)
         if leader is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

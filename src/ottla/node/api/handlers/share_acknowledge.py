@@ -28,7 +28,7 @@ async def handle(context: RequestContext, request: ShareAcknowledgeRequest) -> S
     key = session_key(context, request.group_id, request.member_id)
     manager = context.broker.share_partitions
     manager.sessions.acknowledge_session_update(key, request.share_session_epoch)
-    acknowledgements = Acknowledgements(
+    acknowledgements = await Acknowledgements.begin(
         context, manager, key, request.topics, ReadableTopics(context), is_renew_ack=request.is_renew_ack
     )
     results = await acknowledgements.results()

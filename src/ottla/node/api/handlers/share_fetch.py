@@ -96,7 +96,7 @@ async def handle(context: RequestContext, request: ShareFetchRequest) -> ShareFe
     readable = ReadableTopics(context)
     acknowledgements = None
     if acknowledges:
-        acknowledgements = Acknowledgements(
+        acknowledgements = await Acknowledgements.begin(
             context, manager, key, request.topics, readable, is_renew_ack=request.is_renew_ack
         )
     fetch = _fetch_of(context, request, mode, session.session, readable)

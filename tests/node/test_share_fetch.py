@@ -185,6 +185,24 @@ async def test_the_end_of_a_session_releases_also_what_it_has_forgotten(broker: 
     assert await other.take(max_wait_ms=LONG_MS) == [(0, 2, 2)]
 
 
+async def test_the_last_session_of_a_group_leaves_no_state_behind_that_may_be_altered(
+    broker: ShareHarness,
+) -> None:
+    broker.produce(0, 3)
+    member = await begun(broker)
+    assert await member.take() == [(0, 2, 1)]
+    member.epoch = -1
+    assert await member.acknowledge(0, 2, ACCEPT) is ErrorCode.NONE
+    await settle()
+    assert len(broker.share_partitions) == 0
+    assert not member.connection.kept_share_sessions.groups
+    # As `ottla share-groups reset-offsets` does, while the member is still connected.
+    broker.persister.states.clear()
+    broker.persister.starts[PARTITION] = 0
+    member.epoch = 0
+    assert await member.take(0, max_wait_ms=LONG_MS) == [(0, 2, 1)]
+
+
 async def test_a_session_that_began_again_elsewhere_outlives_its_first_connection(
     broker: ShareHarness,
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
+from typing import Any
 
 import pytest
 from tests.node.fetch_harness import TOPIC_ID, settle
@@ -14,9 +15,11 @@ from tests.node.share_harness import ACCEPT, GROUP, REJECT, RELEASE, Member, Sha
 from tests.replication.partition_harness import batch
 
 from ottla.node.share import share_fetch
+from ottla.node.share.share_partition import SharePartition
 from ottla.node.share.share_partition_manager import SharePartitionLeader
 from ottla.node.share.share_session import CachedSharePartition
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.share_fetch import PartitionData
 from ottla.protocol.names import TopicIdPartition
 from ottla.runtime.disk import NotInMemory
 from ottla.sim.clock import LoopClock
@@ -543,3 +546,97 @@ def test_no_fetch_waits_for_what_is_there(monkeypatch: pytest.MonkeyPatch, seed:
         await asyncio.wait(lives.values())
 
     run(monkeypatch, scenario, partitions=partitions, seed=seed)
+
+
+async def _most_in_one_turn(
+    monkeypatch: pytest.MonkeyPatch, name: str, work: Callable[[], Awaitable[object]]
+) -> tuple[int, int]:
+    """How often a method of share partitions is called during some work, and at most in one turn."""
+    calls = most = in_this_turn = 0
+    method = getattr(SharePartition, name)
+
+    def counted(*args: Any) -> Any:
+        nonlocal calls, in_this_turn
+        calls, in_this_turn = calls + 1, in_this_turn + 1
+        return method(*args)
+
+    monkeypatch.setattr(SharePartition, name, counted)
+    task = asyncio.ensure_future(work())
+    while not task.done() or in_this_turn:
+        most, in_this_turn = max(most, in_this_turn), 0
+        await asyncio.sleep(0)
+    await task
+    return calls, most
+
+
+async def _holding_one_of_each(broker: ShareHarness) -> Member:
+    member = await begun(broker)
+    for index in range(MANY):
+        broker.produce(index)
+    held = 0
+    while held < MANY:
+        held += len(await member.fetch(max_records=MANY))
+    return member
+
+
+def test_others_have_their_turns_while_very_many_partitions_are_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(broker: ShareHarness) -> None:
+        member = await _holding_one_of_each(broker)
+        accepted = {index: [(0, 0, ACCEPT)] for index in range(MANY)}
+        results: dict[int, PartitionData] = {}
+
+        async def work() -> None:
+            results.update(await member.fetch(acknowledge=accepted))
+
+        calls, most = await _most_in_one_turn(monkeypatch, "acknowledge", work)
+        assert (calls, len(results)) == (MANY, MANY)
+        assert not any(each.acknowledge_error_code for each in results.values())
+        assert most <= MANY // 4
+
+    run(monkeypatch, scenario)
+
+
+def test_others_have_their_turns_while_a_member_that_left_gives_back_very_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(broker: ShareHarness) -> None:
+        member = await _holding_one_of_each(broker)
+
+        async def work() -> None:
+            member.disconnect()
+            while len(broker.share_partitions):
+                await settle()
+
+        calls, most = await _most_in_one_turn(monkeypatch, "release_acquired_records", work)
+        assert calls == MANY
+        assert most <= MANY // 4
+        # All were persisted before the share partitions were dropped: available, and delivered once.
+        states = broker.persister.states
+        assert [states[TopicIdPartition(TOPIC_ID, index)] for index in range(MANY)] == [{0: (0, 1)}] * MANY
+
+    run(monkeypatch, scenario)
+
+
+def test_a_member_that_comes_back_while_it_is_released_holds_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(broker: ShareHarness) -> None:
+        member = await _holding_one_of_each(broker)
+        again = broker.member()
+        member.disconnect()
+        for _ in range(2):
+            await asyncio.sleep(0)
+        await again.fetch(*range(MANY), max_records=0)
+        await settle()
+        kept = [index for index in range(MANY) if leader_of(broker, index).has_locks_of("member")]
+        assert 0 < len(kept) < MANY
+        assert await again.acknowledge(0, 0, ACCEPT, index=kept[0]) is ErrorCode.NONE
+        again.disconnect()
+        while len(broker.share_partitions):
+            await settle()
+        states = broker.persister.states
+        assert {states[TopicIdPartition(TOPIC_ID, index)][0][0] for index in kept[1:]} == {0}
+
+    run(monkeypatch, scenario)

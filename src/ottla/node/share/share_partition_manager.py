@@ -3,7 +3,7 @@
 A share partition is loaded when a member first fetches from it: its state is read by the persister, as the
 leader of the partition's epoch. It is dropped when the broker leads the partition no longer, when the
 persister says that another leader or another state has taken its place, and when the last session of the
-group ends with its connection. The next fetch then finds the new leader, or loads the state again.
+group ends. The next fetch then finds the new leader, or loads the state again.
 
 Transitions are persisted in order, one write of a share partition at a time; what comes meanwhile goes
 together into the next. The outcome of a write is that of all transitions in it. Locks that have expired are
@@ -52,6 +52,7 @@ from ottla.node.share.share_session import (
     ShareSession,
     ShareSessionCache,
     ShareSessionKey,
+    ShareSource,
 )
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import SharePartitionKey, TopicIdPartition, TopicPartition
@@ -100,6 +101,8 @@ _LOADS_AT_A_TIME: Final = 32
 _LOAD_PATIENCE_S: Final = 1.0
 # Partitions that a request acknowledges at once; more are in turns.
 MANY_ACKNOWLEDGED: Final = 50
+# Share partitions of which a member's records are released at once; more are in turns.
+_RELEASED_AT_ONCE: Final = 50
 # Partitions of a session or a group that are let go of at once; more are in turns.
 _AT_ONCE: Final = 500
 # The size of records for the first read of a share partition; then what was read says it.
@@ -523,6 +526,8 @@ class SharePartitionManager:
         # The writes in progress of share partitions that were dropped.
         self._last_writes: Final[dict[SharePartitionKey, asyncio.Task[None]]] = {}
         self._tasks: Final[dict[asyncio.Task[None], None]] = {}
+        # By group: how many members have left whose records are being released in turns.
+        self._releasing: Final[dict[str, int]] = {}
         # Share partitions whose load is to begin when others have ended.
         self._to_load: Final[dict[SharePartitionLeader, None]] = {}
         self._loads_in_progress = 0
@@ -788,20 +793,57 @@ class SharePartitionManager:
                     counts[AcknowledgeType(type)] += 1
 
     def release_session(self, key: ShareSessionKey) -> None:
-        """End the session of a member, and begin to release what it holds."""
-        session = self.sessions.remove(key)
+        """End the session of a member, and begin to release what it holds.
+
+        Without members nothing keeps the state of a group current, as its offsets can be altered meanwhile:
+        the next session loads it.
+        """
+        session = self.sessions.end(key)
         if session is not None:
             self._on_member_leave(session)
+            if not self.sessions.has_members(key.group_id):
+                self._on_group_empty(key.group_id)
 
     def _on_member_leave(self, session: ShareSession) -> None:
         if self._closed:
             return
-        group_id, member_id = session.key
-        for leader in session.sources_held:
-            assert isinstance(leader, SharePartitionLeader), leader
-            if not leader.is_dropped and leader.share is not None and self.still_leads(leader):
-                leader.share.settings = self.settings(group_id)
-                leader.begin_transition(leader.share.release_acquired_records(member_id))
+        held = session.sources_held
+        if len(held) <= _RELEASED_AT_ONCE:
+            for source in held:
+                self._release(source, session.key)
+        else:
+            group_id = session.key.group_id
+            self._releasing[group_id] = self._releasing.get(group_id, 0) + 1
+            self.start_task(self._release_in_turns(session.key, held), partial(self._on_released, group_id))
+
+    def _release(self, source: ShareSource, key: ShareSessionKey) -> None:
+        assert isinstance(source, SharePartitionLeader), source
+        if not source.is_dropped and source.share is not None and self.still_leads(source):
+            source.share.settings = self.settings(key.group_id)
+            source.begin_transition(source.share.release_acquired_records(key.member_id))
+
+    async def _release_in_turns(self, key: ShareSessionKey, held: list[ShareSource]) -> None:
+        turns = Turns(self._clock)
+        for at, source in enumerate(held):
+            again = self.sessions.get(key)
+            if again is not None:
+                # The member has come back, and goes on to hold the rest: it may have acquired more by now.
+                for rest in held[at:]:
+                    again.note_acquired(rest)
+                return
+            self._release(source, key)
+            if turns.is_due():
+                await turns.pause()
+
+    def _on_released(self, group_id: str, task: asyncio.Task[None]) -> None:
+        _log_failure(task)
+        left = self._releasing[group_id] - 1
+        if left:
+            self._releasing[group_id] = left
+            return
+        del self._releasing[group_id]
+        if not self.sessions.has_members(group_id):
+            self._on_group_empty(group_id)
 
     def _on_session_end(self, session: ShareSession) -> None:
         if len(session.partitions) <= _AT_ONCE or self._closed:
@@ -818,6 +860,8 @@ class SharePartitionManager:
         session.close()
 
     def _on_group_empty(self, group_id: str) -> None:
+        if group_id in self._releasing and not self._closed:
+            return  # what its last members held is persisted first
         if len(self._of_group.get(group_id, ())) <= _AT_ONCE or self._closed:
             for key in list(self._of_group.get(group_id, ())):
                 self._drop_when_unused(self._leaders[key])

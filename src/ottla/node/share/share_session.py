@@ -265,7 +265,7 @@ class ConnectionSessions:
     def __init__(self, cache: ShareSessionCache) -> None:
         self._cache = cache
         self.sessions: dict[ShareSessionKey, ShareSession] = {}
-        # Of all sessions that it has begun.
+        # Of all sessions that it has begun, without those whose last member has left.
         self.groups: dict[str, None] = {}
 
     def close(self) -> None:
@@ -441,8 +441,18 @@ class ShareSessionCache:
             else:
                 self._memory.release_session(-more)
 
+    def end(self, key: ShareSessionKey) -> ShareSession | None:
+        """End a session as its member asks; None if there is none."""
+        known = self._sessions.get(key)
+        connection = None if known is None else known.connection
+        session = self.remove(key)
+        if connection is not None and key.group_id not in self._members:
+            # A connection may go on for long, with one group after the other.
+            connection.groups.pop(key.group_id, None)
+        return session
+
     def remove(self, key: ShareSessionKey) -> ShareSession | None:
-        """End a session; None if there is none."""
+        """Take a session out; None if there is none."""
         session = self._sessions.pop(key, None)
         if session is None:
             return None

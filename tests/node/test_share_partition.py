@@ -352,6 +352,20 @@ def test_what_was_not_sent_is_not_taken_from_who_has_it_since_the_lock_expired(h
     assert shared.share.acquired_records == 5
 
 
+def test_what_was_not_sent_is_not_available_again_below_the_start_of_the_log() -> None:
+    shared = Shared(log_of(5, 5, 5))
+    acquired = shared.fetch(A, most=5)
+    shared.share.update_log_start_offset(8)
+    shared.log = shared.log[1:]
+    assert shared.fetch(B, most=2) == [(8, 9, 1)]
+    shared.share.release_undelivered(A, acquired)
+    shared.share.check_invariants()
+    # A fetch from an offset that the log has no longer would fail each time.
+    assert shared.share.next_fetch_offset() == 10
+    shared.acknowledge(B, 8, 9, ACCEPT)
+    assert shared.share.start_offset == 10
+
+
 def test_the_log_start_archives_what_is_available_and_leaves_what_is_held() -> None:
     shared = Shared(log_of(5, 5, 5, 5))
     shared.fetch(A, most=5)

@@ -723,8 +723,10 @@ class SharePartition:
 
     def release_undelivered(self, member_id: str, acquired: Iterable[AcquiredRange]) -> None:
         """Take back an acquisition whose records are not sent to the member after all. Records whose lock has
-        expired since may be another member's by now: they stay as they are.
+        expired since may be another member's by now: they stay as they are. Those that the start of the log
+        has passed meanwhile are archived.
         """
+        start = self.start_offset
         for first, last, count in acquired:
             for batch in self._overlapping(first, last):
                 states = batch.split()
@@ -737,11 +739,12 @@ class SharePartition:
                         and lock is not None
                         and lock.member_id == member_id
                     ):
-                        states[at] = _AVAILABLE
+                        states[at] = _AVAILABLE if offset >= start else _ARCHIVED
                         batch.counts[at] -= 1
                         batch.locks[at] = None
                         self._unlock(lock, 1)
                 self._list_available(batch)
+        self._advance_start()
 
     def _overlapping(self, first: int, last: int) -> Iterator[InFlightBatch]:
         """The batches with offsets among these."""

@@ -419,6 +419,47 @@ async def test_unsubscribing_leaves_the_group_and_its_records(
 # Workers
 
 
+async def test_polls_at_the_same_time_are_one_member_and_none_is_forgotten(
+    servers: str, topic: str, group: str, admin: Admin
+) -> None:
+    consumer = ShareConsumer[bytes, bytes](servers, group_id=group, share_acknowledgement_mode="explicit")
+    async with asyncio.timeout(DEADLINE_S), consumer:
+        consumer.subscribe(topic)
+        unlimited = asyncio.create_task(consumer.poll(timeout_ms=None))
+        await asyncio.gather(*(consumer.poll(timeout_ms=10) for _ in range(3)))
+        while not (members := (await admin.groups.describe(group)).members):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert len(members) == 1
+        await consumer.poll(timeout_ms=10)
+        # The polls that have ended do not end the requests of the one that goes on.
+        await produce(servers, topic, [b"a"])
+        assert values(await unlimited) == [b"a"]
+    assert not (await admin.groups.describe(group)).members
+
+
+async def test_a_poll_that_waits_ends_with_its_consumer(servers: str, topic: str, group: str) -> None:
+    async def iterate(consumer: ShareConsumer[bytes, bytes]) -> None:
+        async for _ in consumer:
+            pass
+
+    consumer = ShareConsumer[bytes, bytes](servers, group_id=group)
+    async with asyncio.timeout(DEADLINE_S):
+        await consumer.start()
+        consumer.subscribe(topic)
+        waits = asyncio.create_task(consumer.poll(timeout_ms=None))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="one share consumer for each thread"):
+            await consumer.poll()
+        await consumer.unsubscribe()
+        with pytest.raises(RuntimeError, match="not subscribed"):
+            await waits
+        consumer.subscribe(topic)
+        iterates = asyncio.create_task(iterate(consumer))
+        await asyncio.sleep(0)
+        await consumer.close()
+        await iterates
+
+
 async def test_workers_accept_retry_and_reject(servers: str, topic: str, group: str) -> None:
     await produce(servers, topic, [b"good", b"flaky", b"bad", b"poison"] + [b"good"] * 20)
     calls: list[tuple[bytes | None, int]] = []

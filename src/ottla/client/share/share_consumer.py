@@ -70,6 +70,10 @@ _GRACE_S = 5.0
 _NEEDS_EXPLICIT = (
     "records are acknowledged implicitly, by the next poll: set share.acknowledgement.mode to explicit"
 )
+_ONE_POLL = (
+    "another poll of this share consumer is under way: each accepts what the others have returned. Use one "
+    "share consumer for each thread or task, or set share.acknowledgement.mode to explicit"
+)
 _Key: TypeAlias = tuple[int, TopicIdPartition]
 
 
@@ -125,6 +129,8 @@ class ShareConsumer(Generic[K, V]):
             self._cluster, self.config, self._metadata_updater, self._sensors, self._on_result
         )
         self._membership: ShareMembershipManager | None = None
+        # Held while the consumer joins or leaves its group.
+        self._joining = asyncio.Lock()
         self._topics: tuple[str, ...] = ()
         # Records that the user has and that are not acknowledged: by partition and offset.
         self._held: dict[TopicPartition, dict[int, _Lock]] = {}
@@ -139,6 +145,8 @@ class ShareConsumer(Generic[K, V]):
         self._leftover: deque[ShareRecord[K, V]] = deque()
         # What polls are to raise: about records that could not be decoded.
         self._errors: deque[KafkaError] = deque()
+        # Polls that are under way.
+        self._polls = 0
         self._workers: WorkerPool[K, V] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -182,12 +190,13 @@ class ShareConsumer(Generic[K, V]):
             workers.stop()
             await workers.ended.wait()
         self._closed = True
+        # A poll that waits raises: there is nothing to wait for any longer.
+        self._requests.arrived.set()
         try:
             if self._tasks:
                 self._submit()
                 await self._requests.end_sessions(self.config.request_timeout_ms / 1000)
-            if self._membership is not None:
-                await self._membership.leave()
+            await self._leave()
         finally:
             await self._release()
 
@@ -225,9 +234,8 @@ class ShareConsumer(Generic[K, V]):
         await self._requests.end_sessions(self.config.request_timeout_ms / 1000)
         self._forget_delivered()
         self._held.clear()
-        if self._membership is not None:
-            membership, self._membership = self._membership, None
-            await membership.leave()
+        self._requests.arrived.set()
+        await self._leave()
 
     def subscription(self) -> list[str]:
         """The topics that the consumer has subscribed to."""
@@ -257,6 +265,7 @@ class ShareConsumer(Generic[K, V]):
         with `share_acquire_mode="record_limit"` there are not. Raises an error that stops a partition or is
         about a record, once; the next poll goes on.
         """
+        self._check_alone()
         self._accept_delivered()
         if self._leftover:
             # `async for` has not yielded them.
@@ -279,6 +288,7 @@ class ShareConsumer(Generic[K, V]):
         `hold_failed` also one that cannot be deserialized.
         """
         deadline = self._deadline(timeout_ms)
+        self._polls += 1
         self._sensors.on_poll()
         taken: list[ShareRecord[K, V]] = []
         try:
@@ -291,8 +301,15 @@ class ShareConsumer(Generic[K, V]):
                 if not await self._wait(most, mode, deadline):
                     return []
         finally:
-            self._requests.stop_requesting()
-            self._sensors.on_poll_done(len(taken))
+            self._end_poll(len(taken))
+
+    def _end_poll(self, records: int) -> None:
+        self._polls -= 1
+        self._requests.stop_requesting()
+        self._sensors.on_poll_done(records)
+        if self._polls:
+            # The others have nothing requested now: they look, and request what they want.
+            self._requests.arrived.set()
 
     def _take(self, most: int, mode: ShareAcquireMode, *, hold: bool) -> list[ShareRecord[K, V]]:
         """Take the records of completed fetches: whole ones, unless no more than `most` may be returned."""
@@ -338,11 +355,13 @@ class ShareConsumer(Generic[K, V]):
 
         from ottla.client.share.arrow import arrow_schema
 
+        self._check_alone()
         self._accept_delivered()
         self._release_leftover()
         schema = arrow_schema(tuple(columns))
         deadline = self._deadline(timeout_ms)
         most = self.config.max_poll_records
+        self._polls += 1
         self._sensors.on_poll()
         rows = 0
         try:
@@ -356,8 +375,7 @@ class ShareConsumer(Generic[K, V]):
                 if not await self._wait(most, self.config.acquire_mode, deadline):
                     return schema.empty_table()
         finally:
-            self._requests.stop_requesting()
-            self._sensors.on_poll_done(rows)
+            self._end_poll(rows)
 
     def _take_arrow(self, most: int, columns: Sequence[str]) -> list[pa.RecordBatch]:
         from ottla.client.share.arrow import decode_fetch
@@ -392,13 +410,19 @@ class ShareConsumer(Generic[K, V]):
 
     async def __anext__(self) -> ShareRecord[K, V]:
         """Return the next record. In the implicit mode this accepts the one before."""
+        self._check_alone()
         self._accept_delivered()
         if not self._leftover:
             config = self.config
             while True:
                 if self._closed:
                     raise StopAsyncIteration
-                found = await self._poll(config.max_poll_records, None, config.acquire_mode, hold=True)
+                try:
+                    found = await self._poll(config.max_poll_records, None, config.acquire_mode, hold=True)
+                except RuntimeError:
+                    if self._closed:
+                        continue  # meanwhile
+                    raise
                 if found:
                     break
             self._leftover.extend(found)
@@ -409,19 +433,15 @@ class ShareConsumer(Generic[K, V]):
 
     async def _turn(self) -> None:
         """Begin a poll: send what is acknowledged, and let the membership work."""
-        self._check_open()
-        if not self._topics:
-            raise RuntimeError("the share consumer has not subscribed to any topic")
+        self._check_subscribed()
         # A loop that only polls must not keep the event loop from receiving data and from its other tasks.
         await asyncio.sleep(0)
         self._requests.arrived.clear()
         self._submit()
         self._purge()
-        if self._membership is None:
-            await self._join()
-        assert self._membership is not None
-        self._membership.on_poll()
-        await self._membership.poll()
+        membership = self._membership or await self._join()
+        membership.on_poll()
+        await membership.poll()
 
     async def _wait(self, most: int, mode: ShareAcquireMode, deadline: float | None) -> bool:
         """Fetch, and wait for records or an error; False at the deadline."""
@@ -590,26 +610,41 @@ class ShareConsumer(Generic[K, V]):
 
     # Internals.
 
-    async def _join(self) -> None:
-        thread = HeartbeatThread(
-            self._runtime,
-            connection_config(self.config),
-            self.config.group_id,
-            timeout_ms=self.config.default_api_timeout_ms,
-            threaded=self._own_runtime,
-        )
-        membership = ShareMembershipManager(
-            self._cluster,
-            self.config,
-            thread,
-            self._on_assignment,
-            self._requests.arrived.set,
-            self._on_stalled,
-        )
-        await membership.start()
-        self._membership = membership
-        self._requests.member_id = membership.member_id
-        membership.subscribe(self._topics)
+    async def _join(self) -> ShareMembershipManager:
+        async with self._joining:
+            # Another poll may have joined the group meanwhile, or another task has left it.
+            self._check_subscribed()
+            if self._membership is not None:
+                return self._membership
+            thread = HeartbeatThread(
+                self._runtime,
+                connection_config(self.config),
+                self.config.group_id,
+                timeout_ms=self.config.default_api_timeout_ms,
+                threaded=self._own_runtime,
+            )
+            membership = ShareMembershipManager(
+                self._cluster,
+                self.config,
+                thread,
+                self._on_assignment,
+                self._requests.arrived.set,
+                self._on_stalled,
+            )
+            await membership.start()
+            self._membership = membership
+            self._requests.member_id = membership.member_id
+            membership.subscribe(self._topics)
+            return membership
+
+    async def _leave(self) -> None:
+        async with self._joining:
+            membership = self._membership
+            if membership is None:
+                return
+            if not self._closed:
+                self._membership = None  # the last report of a closed one still names its member
+            await membership.leave()
 
     def _on_assignment(self, assignment: ShareAssignment) -> None:
         log.info("group %r: %d partitions", self.config.group_id, len(assignment))
@@ -754,6 +789,15 @@ class ShareConsumer(Generic[K, V]):
             raise RuntimeError("the share consumer is closed")
         if not self._tasks:
             raise RuntimeError("the share consumer has not been started: use `async with`, or await start()")
+
+    def _check_subscribed(self) -> None:
+        self._check_open()
+        if not self._topics:
+            raise RuntimeError("the share consumer has not subscribed to any topic")
+
+    def _check_alone(self) -> None:
+        if self._polls and not self.config.is_explicit:
+            raise RuntimeError(_ONE_POLL)
 
     def _check_explicit(self) -> None:
         self._check_open()

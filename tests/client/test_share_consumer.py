@@ -427,9 +427,8 @@ async def test_polls_at_the_same_time_are_one_member_and_none_is_forgotten(
         consumer.subscribe(topic)
         unlimited = asyncio.create_task(consumer.poll(timeout_ms=None))
         await asyncio.gather(*(consumer.poll(timeout_ms=10) for _ in range(3)))
-        while not (members := (await admin.groups.describe(group)).members):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        assert len(members) == 1
+        await until(lambda: bool(consumer.assignment()))
+        assert len((await admin.groups.describe(group)).members) == 1
         await consumer.poll(timeout_ms=10)
         # The polls that have ended do not end the requests of the one that goes on.
         await produce(servers, topic, [b"a"])

@@ -40,6 +40,9 @@ GROUP_STATES: Final = {
 """The states that groups of each type can have."""
 
 Group = Annotated[str, Argument(metavar="GROUP")]
+States = Annotated[
+    list[str] | None, Option("--state", metavar="STATE", help="Only groups in this state, such as Stable.")
+]
 # The options of the three `reset-offsets`.
 ResetTo = Annotated[
     str | None,
@@ -118,10 +121,7 @@ async def offset_reset_of(admin: Admin, name: str) -> str | None:
 
 @command(app, "list")
 def list_groups(
-    states: Annotated[
-        list[str] | None,
-        Option("--state", metavar="STATE", help="Only groups in this state, such as Stable."),
-    ] = None,
+    states: States = None,
     types: Annotated[
         list[str] | None, Option("--type", metavar="TYPE", help="Only groups of this type, such as consumer.")
     ] = None,
@@ -130,17 +130,20 @@ def list_groups(
     as_json: Json = False,
 ) -> None:
     """List groups."""
-    wanted_types = known_values("--type", types, GROUP_STATES)
-    possible = [state for type in wanted_types or GROUP_STATES for state in GROUP_STATES[type]]
-    wanted_states = known_values("--state", states, possible)
+    show_groups(bootstrap, timeout, known_values("--type", types, GROUP_STATES), states, as_json=as_json)
+
+
+def show_groups(
+    bootstrap: str, timeout: float, types: Sequence[str], states: list[str] | None, *, as_json: bool
+) -> None:
+    """Print the groups of these types, or of all, in these states, or in any."""
+    possible = [state for type in types or GROUP_STATES for state in GROUP_STATES[type]]
+    wanted = known_values("--state", states, possible)
 
     async def work(admin: Admin) -> list[ListedGroupInfo]:
-        return await admin.groups.list(states=wanted_states, types=wanted_types)
+        return await admin.groups.list(states=wanted, types=types)
 
-    show_listed(with_admin(bootstrap, timeout, work), as_json=as_json)
-
-
-def show_listed(found: Sequence[ListedGroupInfo], *, as_json: bool) -> None:
+    found = with_admin(bootstrap, timeout, work)
     if as_json:
         print_json([each._asdict() for each in found])
     else:
@@ -519,7 +522,7 @@ def parse_target(to: str | None, shift: int | None, file: str | None, *, has_sco
     if sum((to is not None, shift is not None, file is not None)) != 1:
         raise WrongUsage("no target: give one of --to, --shift-by and --from-file")
     if file is None and not has_scope:
-        raise WrongUsage("nothing to reset: give --topic or --all-topics")
+        raise WrongUsage("no topics to reset: give either --topic or --all-topics")
     from ottla.runtime.clock import SystemClock
 
     return ResetTarget(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError
 from ottla.cli.groups import (
-    GROUP_STATES,
     Execute,
     Group,
     ResetFile,
@@ -16,6 +15,7 @@ from ottla.cli.groups import (
     ResetTo,
     ResetTopics,
     ShareLag,
+    States,
     delete_groups,
     group_json,
     group_or_fail,
@@ -27,7 +27,7 @@ from ottla.cli.groups import (
     refuse_if_active,
     share_lag,
     show_deleted,
-    show_listed,
+    show_groups,
     show_reset,
 )
 from ottla.cli.node_http import Http, ask, checked_url
@@ -38,14 +38,13 @@ from ottla.cli.options import (
     Json,
     Timeout,
     Yes,
-    known_values,
 )
 from ottla.cli.output import note, print_json, print_pairs, print_table
 from ottla.cli.session import confirm, with_admin
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
-    from ottla.client.admin.groups import DeliveredRange, GroupInfo, ListedGroupInfo
+    from ottla.client.admin.groups import DeliveredRange, GroupInfo
     from ottla.protocol.errors import KafkaError
     from ottla.protocol.names import TopicPartition
 
@@ -57,20 +56,13 @@ app = group("share-groups", HELP)
 
 @command(app, "list")
 def list_groups(
-    states: Annotated[
-        list[str] | None, Option("--state", metavar="STATE", help="Only groups in this state: Stable, Empty.")
-    ] = None,
+    states: States = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
     """List share groups."""
-    wanted = known_values("--state", states, GROUP_STATES[SHARE])
-
-    async def work(admin: Admin) -> list[ListedGroupInfo]:
-        return await admin.groups.list(states=wanted, types=(SHARE,))
-
-    show_listed(with_admin(bootstrap, timeout, work), as_json=as_json)
+    show_groups(bootstrap, timeout, (SHARE,), states, as_json=as_json)
 
 
 @command(app, "describe")

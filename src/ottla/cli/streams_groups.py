@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError
 from ottla.cli.groups import (
-    GROUP_STATES,
     Execute,
     Group,
     ResetFile,
     ResetOutcome,
     ResetTo,
     ResetTopics,
+    States,
     committed_lag,
     delete_groups,
     group_json,
@@ -24,8 +24,8 @@ from ottla.cli.groups import (
     plan_reset,
     refuse_if_active,
     show_deleted,
+    show_groups,
     show_lag,
-    show_listed,
     show_reset,
 )
 from ottla.cli.options import (
@@ -35,14 +35,13 @@ from ottla.cli.options import (
     Json,
     Timeout,
     Yes,
-    known_values,
 )
 from ottla.cli.output import print_json, print_pairs, print_table
 from ottla.cli.session import confirm, with_admin
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
-    from ottla.client.admin.groups import GroupInfo, ListedGroupInfo
+    from ottla.client.admin.groups import GroupInfo
     from ottla.protocol.errors import KafkaError
     from ottla.protocol.names import TopicPartition
 
@@ -53,21 +52,13 @@ app = group("streams-groups", HELP)
 
 @command(app, "list")
 def list_groups(
-    states: Annotated[
-        list[str] | None,
-        Option("--state", metavar="STATE", help="Only groups in this state, such as Stable."),
-    ] = None,
+    states: States = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
     """List streams groups."""
-    wanted = known_values("--state", states, GROUP_STATES[STREAMS])
-
-    async def work(admin: Admin) -> list[ListedGroupInfo]:
-        return await admin.groups.list(states=wanted, types=(STREAMS,))
-
-    show_listed(with_admin(bootstrap, timeout, work), as_json=as_json)
+    show_groups(bootstrap, timeout, (STREAMS,), states, as_json=as_json)
 
 
 @command(app, "describe")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ottla.client.share import ShareConsumer, ShareRecord
+from ottla.client.share.share_membership_manager import ShareHeartbeatRequestManager
 from ottla.protocol.api import API, ListenerType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages import share_acknowledge, share_fetch
@@ -422,6 +423,26 @@ async def test_a_fenced_member_joins_again_and_keeps_its_records(
                 await consumer.poll(timeout_ms=20)
         consumer.accept(record)
         assert await consumer.commit() == {PART: None}
+
+
+async def test_heartbeats_that_end_by_a_bug_are_the_error_of_a_poll(
+    cluster: FakeCluster, brokers: ShareBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers.ready[0] = [(0, 0)]
+    send = ShareHeartbeatRequestManager.send_heartbeat
+    bugs = iter([ZeroDivisionError("a bug")])
+
+    async def broken(sender: ShareHeartbeatRequestManager) -> bool:
+        for bug in bugs:
+            raise bug
+        return await send(sender)
+
+    monkeypatch.setattr(ShareHeartbeatRequestManager, "send_heartbeat", broken)
+    async with explicit(cluster) as consumer:
+        consumer.subscribe(TOPIC)
+        with pytest.raises(KafkaError, match=r"heartbeats have failed: ZeroDivisionError"):
+            await take(consumer, 1)
+        assert len(await take(consumer, 1)) == 1
 
 
 @pytest.mark.parametrize("error", [ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])

@@ -16,10 +16,15 @@ from ottla.client.consumer.group_membership import (
     MembershipOwner,
     OnStalled,
     RebalanceListener,
-    Stalled,
     Subscription,
     notify_listener,
-    report_stall,
+)
+from ottla.client.consumer.heartbeat_loop import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    HeartbeatLoop,
+    assigned_partitions,
+    new_member_id,
 )
 from ottla.client.consumer.heartbeat_thread import HeartbeatThread
 from ottla.client.group_offsets import GroupMemberIdentity
@@ -69,7 +74,7 @@ class ConsumerMembershipManager:
             thread,
             config,
             self._group_id,
-            member_id=_member_id(cluster.runtime.random.uuid()),
+            member_id=new_member_id(cluster.runtime.random.uuid()),
             explain=cluster.explain,
             on_target=self._on_target,
             on_lost=self._on_lost,
@@ -89,7 +94,7 @@ class ConsumerMembershipManager:
         return self._heartbeats.epoch > 0 and self._target is None and self._owned_once
 
     async def start(self) -> None:
-        await self._thread.start(self._heartbeats.run)
+        await self._thread.start(self._heartbeats.loop.run)
 
     def subscribe(self, subscription: Subscription, listener: RebalanceListener | None) -> None:
         self._listener = listener
@@ -97,7 +102,7 @@ class ConsumerMembershipManager:
         self._thread.post(self._heartbeats.subscribe, subscription)
 
     def on_poll(self) -> None:
-        self._thread.post(self._heartbeats.note_poll)
+        self._thread.post(self._heartbeats.loop.note_poll)
 
     def on_metadata_update(self) -> None:
         if self._target is not None:
@@ -108,7 +113,7 @@ class ConsumerMembershipManager:
         new one.
         """
         self._epoch_changed.clear()
-        self._thread.post(self._heartbeats.wake)
+        self._thread.post(self._heartbeats.loop.wake)
         try:
             async with asyncio.timeout(EPOCH_WAIT_S):
                 await self._epoch_changed.wait()
@@ -185,26 +190,14 @@ class ConsumerMembershipManager:
         return names
 
     async def leave(self) -> None:
-        self._thread.post(self._heartbeats.leave)
-        await self._heartbeats.wait_until_left(self._config.request_timeout_ms)
+        self._thread.post(self._heartbeats.loop.leave)
+        await self._heartbeats.loop.wait_until_left(self._config.request_timeout_ms)
         await self._thread.stop()
-
-
-def _member_id(uuid: bytes) -> str:
-    text = uuid.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 Target = dict[bytes, tuple[int, ...]]
 """Partitions by topic id."""
-JOIN_EPOCH = 0
-LEAVE_EPOCH = -1
 LEAVE_FOR_A_WHILE_EPOCH = -2
-FIRST_INTERVAL_MS = 3_000
-LEAVE_TIMEOUT_MS = 3_000
-_MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
-_LATER = frozenset({*_MOVED, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.UNRELEASED_INSTANCE_ID})
-_LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
 
 
 class ConsumerHeartbeatRequestManager:
@@ -236,171 +229,76 @@ class ConsumerHeartbeatRequestManager:
         self._on_lost = on_lost
         self._on_failure = on_failure
         self._on_epoch = on_epoch
-        self._on_stalled = on_stalled
         self._subscription: Subscription | None = None
         self._owned: Target = {}
         # Which fields the next heartbeat has to send; any of them makes it due at once.
         self._send_all = True
         self._send_subscription = False
         self._send_owned = False
-        self._interval_s = FIRST_INTERVAL_MS / 1000
-        self._wake: asyncio.Event | None = None
-        self._active = False
-        self._leaving = False
-        self._gone = asyncio.Event()
-        self._last_poll = 0.0
-        self._last_answer = 0.0
+        self.loop = HeartbeatLoop(
+            thread,
+            self,
+            group_id,
+            max_poll_interval_ms=config.max_poll_interval_ms,
+            retry_backoff_ms=config.retry_backoff_ms,
+            on_stalled=on_stalled,
+        )
 
     # Posted from the user's loop.
 
     def subscribe(self, subscription: Subscription) -> None:
         self._subscription = subscription
         self._send_subscription = True
-        self._active = True
-        self.note_poll()
-        self.wake()
+        self.loop.activate()
 
     def own(self, owned: Target) -> None:
         self._owned = owned
         self._send_owned = True
-        self.wake()
+        self.loop.wake()
 
     def rejoin(self) -> None:
         """Join as a new member, after all partitions were given up."""
         self.epoch = JOIN_EPOCH
         self._owned = {}
         self._send_all = True
-        self._active = True
-        self.note_poll()
-        self.wake()
+        self.loop.activate()
 
-    def note_poll(self) -> None:
-        self._last_poll = asyncio.get_running_loop().time()
-
-    def wake(self) -> None:
-        if self._wake is not None:
-            self._wake.set()
-
-    def leave(self) -> None:
-        self._leaving = True
-        self.wake()
-
-    async def wait_until_left(self, timeout_ms: int) -> None:
-        """On the user's loop: wait until the leave request was sent, or could not be."""
-        try:
-            async with asyncio.timeout(min(timeout_ms, LEAVE_TIMEOUT_MS) / 1000):
-                await self._gone.wait()
-        except TimeoutError:
-            pass
-
-    # In the heartbeat thread.
-
-    async def run(self) -> None:
-        self._wake = asyncio.Event()
-        backoff_s = 0.0
-        try:
-            while not self._leaving:
-                wait = backoff_s if self._active else None
-                if self._active and not backoff_s:
-                    wait = 0.0 if self._has_changes else self._until_next_beat()
-                await self._pause(wait)
-                if self._leaving or not self._active:
-                    continue
-                if self._is_stalled():
-                    await self._leave_stalled_group()
-                    continue
-                backoff_s = 0.0 if await self._heartbeat() else self._config.retry_backoff_ms / 1000
-            await self._send_leave()
-        finally:
-            self._thread.call_back(self._gone.set)
-
-    def _until_next_beat(self) -> float:
-        """The heartbeat interval, or less if `max.poll.interval.ms` ends before."""
-        stalls_at = self._last_poll + self._config.max_poll_interval_ms / 1000
-        return max(min(self._interval_s, stalls_at - asyncio.get_running_loop().time() + 0.001), 0.001)
+    # `HeartbeatSender` of the loop.
 
     @property
-    def _has_changes(self) -> bool:
+    def is_member(self) -> bool:
+        return self.epoch > 0
+
+    @property
+    def has_changes(self) -> bool:
         return self._send_all or self._send_subscription or self._send_owned
 
-    async def _pause(self, seconds: float | None) -> None:
-        assert self._wake is not None
-        if seconds == 0.0:
-            await asyncio.sleep(0)
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-        self._wake.clear()
-
-    def _is_stalled(self) -> bool:
-        return self.epoch > 0 and self._silent_ms() > self._config.max_poll_interval_ms
-
-    def _silent_ms(self) -> int:
-        return int((asyncio.get_running_loop().time() - self._last_poll) * 1000)
-
-    async def _leave_stalled_group(self) -> None:
-        stalled = Stalled(self._group_id, self.member_id, self._silent_ms())
-        report_stall(stalled, self._config.max_poll_interval_ms, self._on_stalled)
-        await self._send_leave()
-        self._lose()
-
-    def _lose(self) -> None:
-        """Stop heartbeats until the user's loop has given up all partitions."""
-        self.epoch = JOIN_EPOCH
-        self._active = False
-        self._thread.call_back(self._on_lost)
-
-    async def _heartbeat(self) -> bool:
-        """Send one heartbeat; False if it should be repeated after a backoff."""
+    async def send_heartbeat(self) -> bool:
         request = self._request()
         sent_owned = self._owned if request.topic_partitions is not None else None
         sent_subscription = self._subscription if request.subscribed_topic_names is not None else None
-        try:
-            answer = await self._thread.coordinator.once(request, ConsumerGroupHeartbeatResponse)
-        except KafkaError as error:
-            if not error.retriable:
-                self._fail(error)
-                return True
-            log.debug("group %r: heartbeat: %s", self._group_id, error)
-            self._send_all = True  # the coordinator may not have received it, or its response is lost
-            return False
-        code = ErrorCode.of(answer.error_code)
-        if code in _MOVED:
-            self._thread.coordinator.forget()
-        if code in _LATER:
-            # The next coordinator may know of an assignment that this one wrote before it moved; it returns
-            # that only to a member that sends all.
+        answer, is_over = await self.loop.exchange(request, ConsumerGroupHeartbeatResponse)
+        if not is_over:
             self._send_all = True
-            return False
-        if code in _LOST:
-            log.info("group %r: out of it: %s", self._group_id, code.name)
-            self._lose()
-            return True
-        if code:
-            self._fail(
-                KafkaError(code, f"group {self._group_id!r}: {self._text(code, answer.error_message)}")
-            )
-            return True
-        self._send_all = False
-        if sent_owned is self._owned:
-            self._send_owned = False
-        if sent_subscription is self._subscription:
-            self._send_subscription = False
-        self._take(answer)
-        return True
+        elif answer is not None and answer.error_code:
+            code = ErrorCode.of(answer.error_code)
+            text = f"group {self._group_id!r}: {self._text(code, answer.error_message)}"
+            self.loop.fail(KafkaError(code, text))
+        elif answer is not None:
+            self._send_all = False
+            if sent_owned is self._owned:
+                self._send_owned = False
+            if sent_subscription is self._subscription:
+                self._send_subscription = False
+            self._take(answer)
+        return is_over
 
     def _take(self, answer: ConsumerGroupHeartbeatResponse) -> None:
-        if answer.member_id:
-            self.member_id = answer.member_id
-        if answer.heartbeat_interval_ms > 0:
-            self._interval_s = answer.heartbeat_interval_ms / 1000
+        self.member_id = answer.member_id or self.member_id
         self.epoch = answer.member_epoch
         self._thread.call_back(self._on_epoch)
-        if answer.assignment is not None:
-            target = {t.topic_id: tuple(sorted(t.partitions)) for t in answer.assignment.topic_partitions}
+        target = assigned_partitions(answer)
+        if target is not None:
             self._thread.call_back(self._on_target, target)
 
     def _request(self) -> ConsumerGroupHeartbeatRequest:
@@ -433,24 +331,21 @@ class ConsumerHeartbeatRequestManager:
             return self._explain(code, AclOperation.DESCRIBE, ", ".join(topics), message)
         return self._explain(code, AclOperation.READ, self._group_id, message)
 
-    def _fail(self, error: KafkaError) -> None:
-        self._active = False
+    def on_lost(self) -> None:
+        self.epoch = JOIN_EPOCH
+        self._thread.call_back(self._on_lost)
+
+    def on_failure(self, error: KafkaError) -> None:
         self._thread.call_back(self._on_failure, error)
 
-    async def _send_leave(self) -> None:
-        if self.epoch <= 0:
+    async def send_leave(self) -> None:
+        if not self.is_member:
             return
         static = self._config.group_instance_id is not None
-        try:
-            await self._thread.coordinator.once(
-                ConsumerGroupHeartbeatRequest(
-                    group_id=self._group_id,
-                    member_id=self.member_id,
-                    instance_id=self._config.group_instance_id,
-                    member_epoch=LEAVE_FOR_A_WHILE_EPOCH if static and self._leaving else LEAVE_EPOCH,
-                ),
-                ConsumerGroupHeartbeatResponse,
-                timeout_ms=LEAVE_TIMEOUT_MS,
-            )
-        except KafkaError as error:
-            log.debug("group %r: left without a word: %s", self._group_id, error)
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=self._group_id,
+            member_id=self.member_id,
+            instance_id=self._config.group_instance_id,
+            member_epoch=LEAVE_FOR_A_WHILE_EPOCH if static and self.loop.is_leaving else LEAVE_EPOCH,
+        )
+        await self.loop.exchange_leave(request, ConsumerGroupHeartbeatResponse)

@@ -13,7 +13,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ottla.client.consumer.group_membership import OnStalled, Stalled, report_stall
+from ottla.client.consumer.group_membership import OnStalled
+from ottla.client.consumer.heartbeat_loop import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    HeartbeatLoop,
+    assigned_partitions,
+    new_member_id,
+)
 from ottla.client.consumer.heartbeat_thread import HeartbeatThread
 from ottla.client.network_client import NetworkClient
 from ottla.client.share.config import ShareConsumerConfig
@@ -33,13 +40,6 @@ ShareAssignment: TypeAlias = dict[TopicIdPartition, str]
 """The topic of each partition."""
 _Target: TypeAlias = dict[bytes, tuple[int, ...]]
 
-JOIN_EPOCH = 0
-LEAVE_EPOCH = -1
-FIRST_INTERVAL_MS = 3_000
-LEAVE_TIMEOUT_MS = 3_000
-_MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
-_LATER = frozenset({*_MOVED, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
-_LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
 NO_SHARE_GROUPS = (
     "the cluster has no share groups: they need Kafka 4.1 or newer and its feature share.version at 1"
 )
@@ -70,7 +70,7 @@ class ShareMembershipManager:
         self._heartbeats = ShareHeartbeatRequestManager(
             thread,
             config,
-            member_id=_member_id(cluster.runtime.random.uuid()),
+            member_id=new_member_id(cluster.runtime.random.uuid()),
             explain=cluster.explain,
             on_target=self._on_target,
             on_lost=self._on_lost,
@@ -83,7 +83,7 @@ class ShareMembershipManager:
         return self._heartbeats.member_id
 
     async def start(self) -> None:
-        await self._thread.start(self._heartbeats.run)
+        await self._thread.start(self._heartbeats.loop.run)
 
     def subscribe(self, topics: Sequence[str]) -> None:
         self._topics = tuple(topics)
@@ -91,7 +91,7 @@ class ShareMembershipManager:
 
     def on_poll(self) -> None:
         """Note that the user has polled."""
-        self._thread.post(self._heartbeats.note_poll)
+        self._thread.post(self._heartbeats.loop.note_poll)
 
     def on_metadata_update(self) -> None:
         if self._target is not None:
@@ -150,15 +150,9 @@ class ShareMembershipManager:
         return {topic: known[topic] for topic in target}
 
     async def leave(self) -> None:
-        self._thread.post(self._heartbeats.leave)
-        await self._heartbeats.wait_until_left(self._config.request_timeout_ms)
+        self._thread.post(self._heartbeats.loop.leave)
+        await self._heartbeats.loop.wait_until_left(self._config.request_timeout_ms)
         await self._thread.stop()
-
-
-def _member_id(uuid: bytes) -> str:
-    """A member id as Kafka's clients make it; brokers take no longer one."""
-    text = uuid.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 class ShareHeartbeatRequestManager:
@@ -186,113 +180,42 @@ class ShareHeartbeatRequestManager:
         self._on_target = on_target
         self._on_lost = on_lost
         self._on_failure = on_failure
-        self._on_stalled = on_stalled
         self._topics: tuple[str, ...] = ()
         self._send_all = True
         self._send_topics = False
-        self._interval_s = FIRST_INTERVAL_MS / 1000
-        self._wake: asyncio.Event | None = None
-        self._active = False
-        self._leaving = False
-        self._gone = asyncio.Event()
-        self._last_poll = 0.0
+        self.loop = HeartbeatLoop(
+            thread,
+            self,
+            config.group_id,
+            max_poll_interval_ms=config.max_poll_interval_ms,
+            retry_backoff_ms=config.retry_backoff_ms,
+            on_stalled=on_stalled,
+        )
 
     # Posted from the user's loop.
 
     def subscribe(self, topics: tuple[str, ...]) -> None:
         self._topics = topics
         self._send_topics = True
-        self._active = True
-        self.note_poll()
-        self._wake_up()
+        self.loop.activate()
 
     def rejoin(self) -> None:
         self._epoch = JOIN_EPOCH
         self._send_all = True
-        self._active = True
-        self.note_poll()
-        self._wake_up()
+        self.loop.activate()
 
-    def note_poll(self) -> None:
-        self._last_poll = asyncio.get_running_loop().time()
+    # `HeartbeatSender` of the loop.
 
-    def leave(self) -> None:
-        self._leaving = True
-        self._wake_up()
+    @property
+    def is_member(self) -> bool:
+        return self._epoch > 0
 
-    def _wake_up(self) -> None:
-        if self._wake is not None:
-            self._wake.set()
+    @property
+    def has_changes(self) -> bool:
+        return self._send_all or self._send_topics
 
-    async def wait_until_left(self, timeout_ms: int) -> None:
-        """On the user's loop: wait until the leave request was sent, or could not be."""
-        try:
-            async with asyncio.timeout(min(timeout_ms, LEAVE_TIMEOUT_MS) / 1000):
-                await self._gone.wait()
-        except TimeoutError:
-            pass
-
-    # In the heartbeat thread.
-
-    async def run(self) -> None:
-        self._wake = asyncio.Event()
-        backoff_s = 0.0
-        try:
-            while not self._leaving:
-                await self._pause(self._wait_s(backoff_s))
-                if self._leaving or not self._active:
-                    continue
-                if self._is_stalled():
-                    await self._leave_stalled_group()
-                    continue
-                backoff_s = 0.0 if await self._heartbeat() else self._config.retry_backoff_ms / 1000
-            await self._send_leave()
-        finally:
-            self._thread.call_back(self._gone.set)
-
-    def _wait_s(self, backoff_s: float) -> float | None:
-        if not self._active:
-            return None
-        if backoff_s:
-            return backoff_s
-        if self._send_all or self._send_topics:
-            return 0.0
-        stalls_at = self._last_poll + self._config.max_poll_interval_ms / 1000
-        return max(min(self._interval_s, stalls_at - asyncio.get_running_loop().time() + 0.001), 0.001)
-
-    async def _pause(self, seconds: float | None) -> None:
-        assert self._wake is not None
-        if seconds == 0.0:
-            await asyncio.sleep(0)
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-        self._wake.clear()
-
-    def _silent_ms(self) -> int:
-        return int((asyncio.get_running_loop().time() - self._last_poll) * 1000)
-
-    def _is_stalled(self) -> bool:
-        return self._epoch > 0 and self._silent_ms() > self._config.max_poll_interval_ms
-
-    async def _leave_stalled_group(self) -> None:
-        stalled = Stalled(self._config.group_id, self.member_id, self._silent_ms())
-        report_stall(stalled, self._config.max_poll_interval_ms, self._on_stalled)
-        await self._send_leave()
-        self._lose()
-
-    def _lose(self) -> None:
-        """Stop heartbeats until the user polls again."""
-        self._epoch = JOIN_EPOCH
-        self._active = False
-        self._thread.call_back(self._on_lost)
-
-    async def _heartbeat(self) -> bool:
-        """Send one heartbeat; False if it should be repeated after a backoff."""
-        topics = self._topics if self._send_all or self._send_topics else None
+    async def send_heartbeat(self) -> bool:
+        topics = self._topics if self.has_changes else None
         request = ShareGroupHeartbeatRequest(
             group_id=self._config.group_id,
             member_id=self.member_id,
@@ -300,43 +223,24 @@ class ShareHeartbeatRequestManager:
             rack_id=(self._config.client_rack or None) if self._send_all else None,
             subscribed_topic_names=None if topics is None else sorted(topics),
         )
-        try:
-            answer = await self._thread.coordinator.once(request, ShareGroupHeartbeatResponse)
-        except KafkaError as error:
-            if not error.retriable:
-                self._fail(error)
-                return True
-            log.debug("group %r: heartbeat: %s", self._config.group_id, error)
-            self._send_all = True  # the coordinator may not have received it, or its response is lost
-            return False
-        code = ErrorCode.of(answer.error_code)
-        if code in _MOVED:
-            self._thread.coordinator.forget()
-        if code in _LATER:
-            # The next coordinator may know of an assignment that this one wrote before it moved; it returns
-            # that only to a member that sends all.
+        answer, is_over = await self.loop.exchange(request, ShareGroupHeartbeatResponse)
+        if not is_over:
             self._send_all = True
-            return False
-        if code in _LOST:
-            log.info("group %r: out of it: %s", self._config.group_id, code.name)
-            self._lose()
-        elif code:
-            self._fail(KafkaError(code, self._text(code, answer.error_message)))
-        else:
+        elif answer is not None and answer.error_code:
+            code = ErrorCode.of(answer.error_code)
+            self.loop.fail(KafkaError(code, self._text(code, answer.error_message)))
+        elif answer is not None:
             self._send_all = False
             if topics is self._topics:
                 self._send_topics = False
             self._take(answer)
-        return True
+        return is_over
 
     def _take(self, answer: ShareGroupHeartbeatResponse) -> None:
-        if answer.member_id:
-            self.member_id = answer.member_id
-        if answer.heartbeat_interval_ms > 0:
-            self._interval_s = answer.heartbeat_interval_ms / 1000
+        self.member_id = answer.member_id or self.member_id
         self._epoch = answer.member_epoch
-        if answer.assignment is not None:
-            target = {t.topic_id: tuple(sorted(t.partitions)) for t in answer.assignment.topic_partitions}
+        target = assigned_partitions(answer)
+        if target is not None:
             self._thread.call_back(self._on_target, target)
 
     def _text(self, code: ErrorCode, message: str | None) -> str:
@@ -346,21 +250,18 @@ class ShareHeartbeatRequestManager:
             text = self._explain(code, AclOperation.READ, self._config.group_id, message)
         return f"group {self._config.group_id!r}: {text}"
 
-    def _fail(self, error: KafkaError) -> None:
-        self._active = False
+    def on_lost(self) -> None:
+        self._epoch = JOIN_EPOCH
+        self._thread.call_back(self._on_lost)
+
+    def on_failure(self, error: KafkaError) -> None:
         if error.code is ErrorCode.UNSUPPORTED_VERSION:
             error = KafkaError(error.code, f"group {self._config.group_id!r}: {NO_SHARE_GROUPS}")
         self._thread.call_back(self._on_failure, error)
 
-    async def _send_leave(self) -> None:
-        if self._epoch <= 0:
-            return
-        request = ShareGroupHeartbeatRequest(
-            group_id=self._config.group_id, member_id=self.member_id, member_epoch=LEAVE_EPOCH
-        )
-        try:
-            await self._thread.coordinator.once(
-                request, ShareGroupHeartbeatResponse, timeout_ms=LEAVE_TIMEOUT_MS
+    async def send_leave(self) -> None:
+        if self.is_member:
+            request = ShareGroupHeartbeatRequest(
+                group_id=self._config.group_id, member_id=self.member_id, member_epoch=LEAVE_EPOCH
             )
-        except KafkaError as error:
-            log.debug("group %r: left without a word: %s", self._config.group_id, error)
+            await self.loop.exchange_leave(request, ShareGroupHeartbeatResponse)

@@ -352,6 +352,29 @@ async def test_a_renewal_is_said_to_be_one(cluster: FakeCluster, brokers: ShareB
         assert brokers.acknowledged[-1] == (1, [(0, 0, 1)])
 
 
+async def test_a_renewal_that_is_refused_does_not_undo_what_is_done(
+    cluster: FakeCluster, brokers: ShareBrokers
+) -> None:
+    brokers.ready[0] = [(0, 1)]
+    brokers.refuse_acks = lambda _, request: (
+        ErrorCode.INVALID_RECORD_STATE if getattr(request, "is_renew_ack", False) else ErrorCode.NONE
+    )
+    results: list[tuple[list[int], bool]] = []
+    async with explicit(
+        cluster,
+        acknowledgement_commit_callback=lambda _, offsets, error: results.append((offsets, error is None)),
+    ) as consumer:
+        consumer.subscribe(TOPIC)
+        one, two = await take(consumer, 2)
+        consumer.renew(one)
+        consumer.accept(two)
+        error = (await consumer.commit())[PART]
+        assert error is not None
+        assert error.code is ErrorCode.INVALID_RECORD_STATE
+        assert brokers.acknowledged == [(1, [(1, 1, 1)])]
+        assert results == [([0], False), ([1], True)]
+
+
 async def test_an_older_broker_cannot_renew(cluster: FakeCluster, brokers: ShareBrokers) -> None:
     cluster.versions = {
         api.key: api.announced_versions(ListenerType.BROKER)

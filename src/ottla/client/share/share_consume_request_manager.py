@@ -83,7 +83,7 @@ OnResult: TypeAlias = Callable[[AcknowledgementResult], object]
 class SubmittedAcknowledgements:
     """Acknowledgements of one partition that are not sent yet, or that wait for the response."""
 
-    __slots__ = ("attempts", "deadline", "done", "partition", "ranges", "renewed")
+    __slots__ = ("attempts", "deadline", "done", "partition", "ranges", "refused", "renewed")
 
     def __init__(self, partition: TopicPartition, done: asyncio.Future[KafkaError | None], deadline: float):
         self.partition = partition
@@ -93,6 +93,8 @@ class SubmittedAcknowledgements:
         self.ranges: list[AcknowledgedRange] = []
         # Offsets whose locks are renewed; one that is acknowledged for good needs no renewal.
         self.renewed: dict[int, None] = {}
+        # Why renewals were refused that were sent with it before.
+        self.refused: KafkaError | None = None
 
     def add(self, ranges: Iterable[AcknowledgedRange]) -> None:
         for each in ranges:
@@ -454,13 +456,20 @@ class ShareConsumeRequestManager:
         )
         for key, each in list(broker.pending.items()):
             if each.renewed:
-                renewals = SubmittedAcknowledgements(each.partition, each.done, each.deadline)
-                renewals.renewed, each.renewed = each.renewed, {}
+                self._give_up_renewals(broker, key, each, error)
                 if not each.ranges:
                     del broker.pending[key]
-                self._report(broker, key, renewals, error)
-                if not each.ranges and not each.done.done():
-                    each.done.set_result(error)
+                    if not each.done.done():
+                        each.done.set_result(error)
+
+    def _give_up_renewals(
+        self, broker: _ShareBroker, key: TopicIdPartition, each: SubmittedAcknowledgements, error: KafkaError
+    ) -> None:
+        """Report renewals as failed, and keep what is acknowledged for good."""
+        renewals = SubmittedAcknowledgements(each.partition, each.done, each.deadline)
+        renewals.renewed, each.renewed = each.renewed, {}
+        each.refused = error
+        self._report(broker, key, renewals, error)
 
     # Responses.
 
@@ -602,7 +611,14 @@ class ShareConsumeRequestManager:
             if code in _STALE_METADATA:
                 self._metadata_updater.request_update([each.partition.topic])
             text = self._cluster.explain(code, AclOperation.READ, each.partition.topic, message)
-            self._finish(broker, key, each, KafkaError(code, f"{each.partition}: {text}{_advice(code)}"))
+            error = KafkaError(code, f"{each.partition}: {text}{_advice(code)}")
+            if code is ErrorCode.INVALID_RECORD_STATE and each.ranges and each.renewed and not self._closing:
+                # A broker takes all for a partition or nothing, and the group may forbid renewals: what is
+                # done must not be done again for that.
+                self._give_up_renewals(broker, key, each, error)
+                self._requeue(broker, {key: each})
+                continue
+            self._finish(broker, key, each, error)
 
     def _requeue(self, broker: _ShareBroker, again: _Pending) -> None:
         for key, each in again.items():
@@ -628,7 +644,7 @@ class ShareConsumeRequestManager:
     ) -> None:
         self._report(broker, key, each, error)
         if not each.done.done():
-            each.done.set_result(error)
+            each.done.set_result(error or each.refused)
 
     def _report(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,6 +20,7 @@ from ottla.client.share.worker_pool import WorkerPool
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from tests.support.fake_brokers import until
+from tests.support.waiting import wait_until
 
 DEADLINE_S = 60.0
 _groups = itertools.count()
@@ -642,6 +644,37 @@ async def test_plain_functions_work_in_threads_of_a_blocking_consumer(
     await asyncio.to_thread(run)
     assert len(set(done)) == 20
     assert len(threads) == 2
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_that_exits_fails_and_the_others_go_on(servers: str, is_async: bool) -> None:
+    topic = group = f"exits-{is_async}"
+    done: list[bytes | None] = []
+    settings: dict[str, Any] = {"group_id": group, "share_acknowledgement_mode": "explicit"}
+
+    def handle(record: Shared) -> None:
+        if record.value == b"exit" and record.delivery_count == 1:
+            sys.exit(3)
+        done.append(record.value)
+
+    async def handle_on_the_loop(record: Shared) -> None:
+        handle(record)
+
+    with blocking.Admin(servers) as admin, blocking.Producer(servers) as producer:
+        admin.topics.create(topic, partitions=1)
+        admin.configs.alter(ResourceType.GROUP, group, set={"share.auto.offset.reset": "earliest"})
+        for value in (b"exit", b"a", b"b"):
+            producer.send(topic, value)
+        with blocking.ShareConsumer[bytes, bytes](servers, **settings) as consumer:
+            consumer.subscribe(topic)
+            handler = handle_on_the_loop if is_async else handle
+            workers = threading.Thread(target=consumer.run_workers, args=(handler,), daemon=True)
+            workers.start()
+            wait_until(lambda: len(done) == 3, "not all records are done")
+            consumer.stop_workers()
+            workers.join(DEADLINE_S)
+            assert not workers.is_alive()
+    assert sorted(map(bytes, filter(None, done))) == [b"a", b"b", b"exit"]
 
 
 def test_a_blocking_share_consumer_polls_and_commits(servers: str) -> None:

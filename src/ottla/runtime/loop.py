@@ -56,10 +56,22 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         self._loop.call_soon(ready.set)
         try:
-            self._loop.run_forever()
+            while not self._runs_until_stopped():
+                pass
         finally:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
+
+    def _runs_until_stopped(self) -> bool:
+        """Run the loop; False if a task has called `sys.exit`, which is the outcome of that task: callers of
+        all others would wait without end for a loop that has ended.
+        """
+        assert self._loop is not None
+        try:
+            self._loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            return False
+        return True
 
     @property
     def is_running(self) -> bool:

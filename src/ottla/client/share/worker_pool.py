@@ -198,7 +198,8 @@ class WorkerPool(Generic[K, V]):
             # Perhaps before it began.
             self._acknowledge(record, AcknowledgeType.RELEASE)
         elif (error := task.exception()) is not None:
-            log.error("a worker failed", exc_info=error)
+            log.error("a worker failed; its record is released", exc_info=error)
+            self._acknowledge(record, AcknowledgeType.RELEASE)
 
     async def _work(self, record: ShareRecord[K, V]) -> None:
         try:
@@ -212,7 +213,7 @@ class WorkerPool(Generic[K, V]):
         if is_async or self._pool is None:
             outcome = function(*args)
         else:
-            call = asyncio.ensure_future(self._pool.run(function, *args))
+            call = asyncio.ensure_future(self._pool.run(_call_plain, function, *args))
             self._calls[call] = None
             call.add_done_callback(self._on_call_done)
             outcome = await asyncio.shield(call)
@@ -326,6 +327,18 @@ class WorkerPool(Generic[K, V]):
             await self._source.commit(timeout_ms=_FINISH_S * 1000)
         except KafkaError as error:
             log.warning("acknowledgements of the last records are not confirmed: %s", error)
+
+
+def _call_plain(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a plain function, in which `sys.exit` is a failure as any other: in a task it would end the event
+    loop, with all workers and without a word to its caller.
+    """
+    try:
+        return function(*args)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"the function has raised {error!r}; `stop_workers` ends workers") from error
 
 
 def _is_coroutine_function(function: Callable[..., Any]) -> bool:

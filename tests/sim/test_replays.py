@@ -69,12 +69,18 @@ def lived(kind: str, hash_seed: str, allocator: str, garbage: int) -> subprocess
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # three processes, each with whole runs: much for a machine that is busy
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_seed_is_the_same_run_in_any_process(kind: str) -> None:
     outputs = []
     for layout in LAYOUTS:
         with lived(kind, *layout) as process:
-            out, err = process.communicate(timeout=400)
+            try:
+                out, err = process.communicate(timeout=280)
+            finally:
+                # Leaving `with` waits for the process, also for one that is too slow: the whole run of tests
+                # would be ended for it, with nothing said.
+                process.kill()
             assert process.returncode == 0, err
             outputs.append(out.splitlines())
     assert len(outputs[0]) == len(SEEDS[kind])

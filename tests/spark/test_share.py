@@ -9,9 +9,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from ottla.client import blocking
 from ottla.client.admin.configs import ResourceType
 from ottla.client.blocking import Admin, Producer
-from ottla.spark.share import foreach_shared
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.spark.share import _work, foreach_shared
 from tests.spark.conftest import SparkNode
 
 COUNT = 200
@@ -81,3 +83,34 @@ def test_a_function_that_fails_gets_its_records_again(
     )
     assert accepted == [COUNT]
     assert lag(admin, topic) == 0
+
+
+class _ExpiredConsumer:
+    """A consumer whose locks have expired by the time at which a function ends."""
+
+    def __class_getitem__(cls, _: object) -> type[_ExpiredConsumer]:
+        return cls
+
+    def __init__(self, _: object) -> None: ...
+
+    def __enter__(self) -> _ExpiredConsumer:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def subscribe(self, _: object) -> None: ...
+
+    def poll_arrow(self, **_: object) -> pa.Table:
+        return pa.table({"value": [b"a"]})
+
+    def acknowledge_arrow(self, *_: object) -> None:
+        raise KafkaError(ErrorCode.INVALID_RECORD_STATE, "the lock has expired")
+
+
+def test_a_function_that_fails_late_is_the_error_of_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: pa.Table) -> None:
+        raise LookupError("no such customer")
+
+    monkeypatch.setattr(blocking, "ShareConsumer", _ExpiredConsumer)
+    with pytest.raises(LookupError, match="no such customer"):
+        _work({}, "letters", fail, 1_000, None)

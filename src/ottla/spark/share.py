@@ -8,6 +8,7 @@ at any time: what an attempt has acknowledged is done, and all else is delivered
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,6 +64,7 @@ def _work(
 ) -> int:
     """Be a member of the group until there is nothing to do; return how many records were accepted."""
     from ottla.client.blocking import ShareConsumer
+    from ottla.protocol.errors import KafkaError
     from ottla.protocol.share import AcknowledgeType
     from ottla.runtime.clock import SystemClock
 
@@ -80,8 +82,10 @@ def _work(
             try:
                 function(table)
             except BaseException:
-                consumer.acknowledge_arrow(table, AcknowledgeType.RELEASE)
-                consumer.commit()
+                # The function's error is the one to raise, also where the locks have expired meanwhile.
+                with contextlib.suppress(KafkaError):
+                    consumer.acknowledge_arrow(table, AcknowledgeType.RELEASE)
+                    consumer.commit()
                 raise
             consumer.acknowledge_arrow(table)
             failed = [error for error in consumer.commit().values() if error is not None]

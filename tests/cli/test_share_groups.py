@@ -170,6 +170,7 @@ def test_groups_of_another_type_are_refused(ottla: CommandLine, topic: str, grou
         (["--partitions", "0"], "--partitions does not go with --share"),
         (["--exit"], "--until does not go with --share"),
         (["--grep", "x"], "--grep does not go with --share"),
+        (["--share", ""], "the group has no name"),
     ],
 )
 def test_what_contradicts_a_share_group_is_refused(

@@ -494,6 +494,8 @@ async def _consume_in_group(
 
 def _check_share_usage(group: str, *, start: str | None, others: Mapping[str, object]) -> None:
     """Refuse options that contradict a share group, whose members get the records that are next."""
+    if not group:
+        raise WrongUsage("--share: the group has no name; is a variable of the shell empty?")
     if start is not None:
         reset = {"beginning": "earliest", "end": "latest"}.get(start, start)
         raise WrongUsage(

@@ -483,6 +483,26 @@ async def test_an_assignment_that_a_coordinator_wrote_before_it_moved_is_not_mis
         assert len(await read(c, 5)) == 5
 
 
+async def test_a_member_whose_group_is_gone_joins_again(cluster: FakeCluster) -> None:
+    """The others' sessions were over, as was its own: the group was deleted, or became a classic one."""
+    epochs: list[int] = []
+
+    def heartbeat(_: int, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse:
+        epochs.append(request.member_epoch)
+        if request.member_epoch > 0 and epochs.count(0) == 1:
+            return ConsumerGroupHeartbeatResponse(error_code=int(ErrorCode.GROUP_ID_NOT_FOUND))
+        return ConsumerGroupHeartbeatResponse(
+            member_id=request.member_id, member_epoch=1, heartbeat_interval_ms=20
+        )
+
+    cluster.on(ConsumerGroupHeartbeatRequest, heartbeat)
+    async with Consumer(cluster.servers, group_id="g", group_protocol="consumer", **QUICK) as consumer:
+        consumer.subscribe([TOPIC])
+        async with asyncio.timeout(60):
+            while epochs.count(0) < 2:
+                await consumer.poll(timeout_ms=20)
+
+
 async def test_a_bug_of_the_client_is_raised_by_poll(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

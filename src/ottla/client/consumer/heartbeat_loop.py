@@ -231,7 +231,8 @@ class HeartbeatLoop:
             self._thread.coordinator.forget()
         if code in _LATER:
             return None, False
-        if code in _LOST:
+        # A group that has lost all its members may be deleted, or be one of the classic protocol by now.
+        if code in _LOST or (code == ErrorCode.GROUP_ID_NOT_FOUND and self._sender.is_member):
             log.info("group %r: out of it: %s", self._group_id, code.name)
             self._lose()
             return None, True

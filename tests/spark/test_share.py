@@ -13,6 +13,7 @@ from ottla.client import blocking
 from ottla.client.admin.configs import ResourceType
 from ottla.client.blocking import Admin, Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.spark.share import _work, foreach_shared
 from tests.spark.conftest import SparkNode
 
@@ -100,6 +101,9 @@ class _ExpiredConsumer:
 
     def subscribe(self, _: object) -> None: ...
 
+    def assignment(self) -> list[TopicPartition]:
+        return []
+
     def poll_arrow(self, **_: object) -> pa.Table:
         return pa.table({"value": [b"a"]})
 
@@ -113,4 +117,45 @@ def test_a_function_that_fails_late_is_the_error_of_its_task(monkeypatch: pytest
 
     monkeypatch.setattr(blocking, "ShareConsumer", _ExpiredConsumer)
     with pytest.raises(LookupError, match="no such customer"):
-        _work({}, "letters", fail, 1_000, None)
+        _work({}, ["letters"], fail, 1_000, None)
+
+
+def test_a_topic_that_does_not_exist_is_an_error_and_is_not_created(
+    spark: SparkSession, node: SparkNode, admin: Admin
+) -> None:
+    with pytest.raises(KafkaError, match="Topic 'nosuch-letters' does not exist") as failure:
+        foreach_shared(
+            spark,
+            print,
+            topic="nosuch-letters",
+            group="mailers",
+            options={"bootstrap.servers": node.bootstrap_servers},
+        )
+    assert failure.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert "nosuch-letters" not in [each.name for each in admin.topics.list()]
+
+
+def test_a_new_group_that_got_nothing_logs_where_it_begins(
+    spark: SparkSession,
+    node: SparkNode,
+    admin: Admin,
+    topic: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def read(group: str) -> list[int]:
+        return foreach_shared(
+            spark,
+            print,
+            topic=topic,
+            group=group,
+            idle_ms=1_000,
+            options={"bootstrap.servers": node.bootstrap_servers, "max.poll.records": 10},
+        )
+
+    late = f"{topic}-late"
+    assert read(late) == [0]
+    assert f"--group {late} --set share.auto.offset.reset=earliest" in caplog.text
+    caplog.clear()
+    admin.groups.alter_share_offsets(late, {TopicPartition(topic, 0): COUNT})
+    assert read(late) == [0]
+    assert "share.auto.offset.reset" not in caplog.text

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _SCHEMA: Final = "accepted long"
 _POLL_MS: Final = 500.0
+_ASSIGNMENT_MS: Final = 60_000.0
 
 
 def foreach_shared(
@@ -63,7 +64,9 @@ def foreach_shared(
         import pyarrow as pa
 
         for batch in batches:
-            accepted = [_work(settings, topics, function, idle_ms, max_records) for _ in range(batch.num_rows)]
+            accepted = [
+                _work(settings, topics, function, idle_ms, max_records) for _ in range(batch.num_rows)
+            ]
             yield pa.RecordBatch.from_pydict({"accepted": accepted})
 
     found = spark.range(0, tasks, 1, tasks).mapInArrow(work, _SCHEMA).collect()
@@ -152,11 +155,15 @@ def _work(
     accepted = 0
     with ShareConsumer[bytes, bytes](dict(settings)) as consumer:
         consumer.subscribe(topics)
-        heard_ns = clock.monotonic_ns()
+        heard_ns, assigned = clock.monotonic_ns(), consumer.assignment()
         while max_records is None or accepted < max_records:
             table = consumer.poll_arrow(timeout_ms=min(_POLL_MS, idle_ms))
             if not table.num_rows:
-                if clock.monotonic_ns() - heard_ns >= idle_ms * 1e6:
+                if consumer.assignment() != assigned:
+                    heard_ns, assigned = clock.monotonic_ns(), consumer.assignment()
+                # Without a partition yet, a member waits for its assignment.
+                limit_ms = idle_ms if assigned else max(idle_ms, _ASSIGNMENT_MS)
+                if clock.monotonic_ns() - heard_ns >= limit_ms * 1e6:
                     break
                 continue
             try:

@@ -119,6 +119,39 @@ def test_a_group_is_described_with_its_topology_and_tasks(ottla: CommandLine, to
     assert "a-stream" in refused.err
 
 
+def test_a_group_that_is_not_ready_names_the_topics_that_are_missing(ottla: CommandLine) -> None:
+    name, missing = "streams-not-ready", "streams-nosuch"
+
+    async def join_once() -> None:
+        runtime = Runtime.real(pool_workers=1)
+        cluster = NetworkClient(runtime, ConnectionConfig(ottla.bootstrap_servers))
+        coordinator = CoordinatorClient(cluster, CoordinatorType.GROUP, name, timeout_ms=60_000)
+        try:
+            await beat(
+                coordinator,
+                group_id=name,
+                member_id="member-1",
+                member_epoch=0,
+                rebalance_timeout_ms=30_000,
+                process_id="process-1",
+                active_tasks=[],
+                standby_tasks=[],
+                warmup_tasks=[],
+                topology=Topology(
+                    epoch=1, subtopologies=[Subtopology(subtopology_id="0", source_topics=[missing])]
+                ),
+            )
+        finally:
+            await cluster.close()
+            runtime.close()
+
+    asyncio.run(join_once())
+    shown = ottla.ok("streams-groups", "describe", name)
+    assert f"source topics are missing, or hidden from this user: {missing};" in shown.err
+    document = ottla.ok("streams-groups", "describe", name, "--json").json
+    assert (document["state"], document["missing_topics"]) == ("NotReady", [missing])
+
+
 def test_a_group_is_listed_and_its_lag_is_shown(ottla: CommandLine, topic: str, group: str) -> None:
     assert group in ottla.ok("streams-groups", "list").out
     lag = ottla.ok("streams-groups", "lag", group, "--json").json

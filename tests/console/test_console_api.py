@@ -476,6 +476,22 @@ class TestGroups:
                 found = api.get("/api/group", id="sharers")
         (partition,) = found["partitions"]
         assert (found["lag"], partition["committed"], partition["end"]) == (6, 0, 10)
+        assert (partition["done"], partition["memberId"]) == (4, None)
+        plan = api.post("/api/group/reset", {"to": "offset", "offset": 7}, id="sharers")
+        assert [(each["before"], each["lagBefore"], each["lagAfter"]) for each in plan["items"]] == [
+            (0, 6, 3)
+        ]
+        done = api.post("/api/group/reset", {"to": "offset", "offset": 7, "dryRun": False}, id="sharers")
+        assert (done["applied"], done["items"][0]["error"]) == (True, None)
+        (partition,) = api.get("/api/group", id="sharers")["partitions"]
+        assert (partition["committed"], partition["done"], partition["lag"]) == (7, 0, 3)
+        refused = api.send(
+            "POST", "/api/group/delete-offsets", {"topic": topic, "partitions": [0]}, id="sharers"
+        )
+        assert refused.error == "BAD_REQUEST"
+        gone = api.post("/api/group/delete-offsets", {"topic": topic, "partitions": None}, id="sharers")
+        assert gone == {"problems": []}
+        assert api.get("/api/group", id="sharers")["partitions"] == []
 
     @pytest.mark.parametrize("protocol", ["classic", "consumer"])
     def test_a_group_with_members_is_shown_and_not_reset(
@@ -499,7 +515,7 @@ class TestGroups:
             assert [each["partition"] for each in member["partitions"]] == [0, 1]
             assert {each["memberId"] for each in found["partitions"]} == {member["id"]}
             plan = api.post("/api/group/reset", {"to": "beginning"}, id=f"group-{protocol}")
-            assert "1 members (app at 127.0.0.1); stop them first" in plan["refused"]
+            assert "1 member (app at 127.0.0.1); stop it first" in plan["refused"]
             answer = api.send(
                 "POST", "/api/group/reset", {"to": "beginning", "dryRun": False}, id=f"group-{protocol}"
             )

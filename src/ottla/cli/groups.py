@@ -360,8 +360,8 @@ def reset_offsets(
         committed = {p: c.offset for p, c in (await admin.groups.offsets(name)).items()}
         plan = await plan_reset(admin, name, target, scope, committed)
         results: dict[TopicPartition, KafkaError | None] = {}
+        refuse_if_active(info, dry_run=not execute)
         if execute:
-            refuse_if_active(info)
             results = await admin.groups.alter_offsets(name, {row["at"]: row["new"] for row in plan})
         return plan, results
 
@@ -421,12 +421,16 @@ async def known_group(admin: Admin, name: str) -> GroupInfo | None:
         raise
 
 
-def refuse_if_active(info: GroupInfo | None) -> None:
-    """Refuse groups with members, and name them: the broker refuses without their names."""
-    if info is not None and info.members:
-        who = ", ".join(f"{m.client_id} at {m.host.lstrip('/')}" for m in info.members[:5])
-        count = f"{len(info.members)} members" if len(info.members) > 1 else "1 member"
-        raise CliError(f"group {info.group_id} is {info.state} with {count} ({who}); stop them first")
+def refuse_if_active(info: GroupInfo | None, *, dry_run: bool = False) -> None:
+    """Refuse groups with members, and name them; for a plan only say it."""
+    from ottla.client.admin.groups import active_group_message
+
+    message = None if info is None else active_group_message(info)
+    if message is None:
+        return
+    if not dry_run:
+        raise CliError(message)
+    note(message)
 
 
 @command(app, "delete-offsets")

@@ -151,7 +151,6 @@ def describe(
             ],
         )
     if deliveries:
-        print()
         _print_deliveries(ranges)
     for row in rows:
         if row.error is not None:
@@ -185,15 +184,17 @@ async def _held(urls: list[str], group: str) -> dict[TopicPartition, int]:
 def _print_deliveries(
     ranges: dict[TopicPartition, tuple[DeliveredRange, ...] | KafkaError],
 ) -> None:
-    print_table(
-        ["topic", "partition", "first", "last", "state", "deliveries"],
-        [
-            (p.topic, p.partition, each.first_offset, each.last_offset, each.state, each.delivery_count)
-            for p, found in sorted(ranges.items())
-            if isinstance(found, tuple)
-            for each in found
-        ],
-    )
+    rows = [
+        (p.topic, p.partition, each.first_offset, each.last_offset, each.state, each.delivery_count)
+        for p, found in sorted(ranges.items())
+        if isinstance(found, tuple)
+        for each in found
+    ]
+    if rows:
+        print()
+        print_table(["topic", "partition", "first", "last", "state", "deliveries"], rows)
+    else:
+        note("no record waits for another delivery, or is done before others")
     for partition, found in sorted(ranges.items()):
         if not isinstance(found, tuple):
             note(f"{partition}: {found.message}")
@@ -257,8 +258,8 @@ def reset_offsets(
             starts = {row.partition: row.start for row in rows if row.start is not None}
         plan = await plan_reset(admin, name, target, scope, starts)
         results: dict[TopicPartition, KafkaError | None] = {}
+        refuse_if_active(info, dry_run=not execute)
         if execute:
-            refuse_if_active(info)
             results = await admin.groups.alter_share_offsets(name, {row["at"]: row["new"] for row in plan})
         return plan, results
 

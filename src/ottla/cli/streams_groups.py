@@ -36,7 +36,7 @@ from ottla.cli.options import (
     Timeout,
     Yes,
 )
-from ottla.cli.output import print_json, print_pairs, print_table
+from ottla.cli.output import note, print_json, print_pairs, print_table
 from ottla.cli.session import confirm, with_admin
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 HELP: Final = "See streams groups, their topologies, tasks and lag; move or delete their offsets."
 STREAMS: Final = "streams"
+_NOT_READY: Final = "NotReady"
 app = group("streams-groups", HELP)
 
 
@@ -70,15 +71,17 @@ def describe(
 ) -> None:
     """Show a streams group: its state, topology, members and their tasks.
 
-    A task is SUBTOPOLOGY_PARTITION. Those in brackets are assigned and not taken over yet.
+    A task is SUBTOPOLOGY_PARTITION. Those in brackets are assigned and not taken over yet. Of a group that is
+    NotReady, it says which topics are missing.
     """
 
-    async def work(admin: Admin) -> GroupInfo:
-        return await group_or_fail(admin, name, STREAMS)
+    async def work(admin: Admin) -> tuple[GroupInfo, list[str]]:
+        info = await group_or_fail(admin, name, STREAMS)
+        return info, await _missing_topics(admin, info) if info.state == _NOT_READY else []
 
-    info = with_admin(bootstrap, timeout, work)
+    info, missing = with_admin(bootstrap, timeout, work)
     if as_json:
-        print_json(_json(info))
+        print_json({**_json(info), **({"missing_topics": missing} if info.state == _NOT_READY else {})})
         return
     print_pairs(
         [
@@ -120,6 +123,47 @@ def describe(
                 )
                 for m in info.members
             ],
+        )
+    if info.state == _NOT_READY:
+        _note_missing(info, missing)
+
+
+async def _missing_topics(admin: Admin, info: GroupInfo) -> list[str]:
+    """The topics of the group's topology that do not exist."""
+    known = {topic.name for topic in await admin.topics.list(include_internal=True)}
+    wanted = {
+        topic
+        for each in info.subtopologies
+        for topic in (
+            *each.source_topics,
+            *each.repartition_source_topics,
+            *each.repartition_sink_topics,
+            *each.state_changelog_topics,
+        )
+    }
+    return sorted(wanted - known)
+
+
+def _note_missing(info: GroupInfo, missing: list[str]) -> None:
+    """Say what a group that is not ready waits for. Source topics come first: the coordinator creates the
+    internal ones when these are there.
+    """
+    sources = {topic for each in info.subtopologies for topic in each.source_topics}
+    first = [topic for topic in missing if topic in sources]
+    if first:
+        note(
+            f"not ready: source topics are missing, or hidden from this user: {', '.join(first)}; "
+            "`ottla topics create` creates them"
+        )
+    elif missing:
+        note(
+            f"not ready: internal topics are missing: {', '.join(missing)}; the coordinator creates them if "
+            "the user of the application may create topics"
+        )
+    else:
+        note(
+            "not ready: all its topics exist; topics that are joined need the same number of partitions, see "
+            "`ottla topics list`"
         )
 
 
@@ -195,8 +239,8 @@ def reset_offsets(
         committed = {p: c.offset for p, c in (await admin.groups.offsets(name)).items()}
         plan = await plan_reset(admin, name, target, scope, committed)
         results: dict[TopicPartition, KafkaError | None] = {}
+        refuse_if_active(info, dry_run=not execute)
         if execute:
-            refuse_if_active(info)
             results = await admin.groups.alter_offsets(name, {row["at"]: row["new"] for row in plan})
         return plan, results
 

@@ -49,6 +49,13 @@ class PartitionLag:
             return None
         return max(self.end - self.committed, 0)
 
+    @property
+    def done(self) -> int | None:
+        """How many records from the start offset of a share group on are done."""
+        if self.committed is None or self.end is None or self.lag is None:
+            return None
+        return max(self.end - self.committed - self.lag, 0)
+
 
 async def committed_offsets(admin: Admin, group_id: str, type: str) -> dict[TopicPartition, GroupOffset]:
     """The committed offsets of a group with their metadata; of a share group, where its partitions begin."""

@@ -62,6 +62,7 @@ __all__ = [
     "MemberDescription",
     "SharePartitionOffsetInfo",
     "StreamsSubtopology",
+    "active_group_message",
 ]
 
 CONSUMER = "consumer"
@@ -600,6 +601,21 @@ class GroupsAdmin:
             )
             results[group_id] = _error(answer.results[0].error_code, f"group {group_id!r}")
         return results
+
+
+def active_group_message(info: GroupInfo) -> str | None:
+    """Why a change that only a group without members allows is refused; None if it has none. The broker
+    refuses without their names.
+    """
+    if not info.members:
+        return None
+    shown = ", ".join(f"{member.client_id} at {member.host.lstrip('/')}" for member in info.members[:5])
+    more = ", …" if len(info.members) > 5 else ""
+    count, them = (f"{len(info.members)} members", "them") if len(info.members) > 1 else ("1 member", "it")
+    return (
+        f"group {info.group_id} is {info.state} with {count} ({shown}{more}); stop {them} first. A member "
+        "that was killed is gone when its session times out, after 45 s by default."
+    )
 
 
 def _task_names(tasks: Iterable[streams_groups.TaskIds]) -> tuple[str, ...]:

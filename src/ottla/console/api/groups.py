@@ -6,7 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from ottla.client.admin.groups import GroupInfo, ListedGroupInfo, MemberDescription
+from ottla.client.admin.groups import (
+    GroupInfo,
+    ListedGroupInfo,
+    MemberDescription,
+    active_group_message,
+)
 from ottla.client.admin.offsets import OffsetSpec
 from ottla.console.api.streams import event_stream
 from ottla.console.api.topics import offsets_by_partition
@@ -126,8 +131,9 @@ async def describe_group(context: ApiContext, request: ApiRequest) -> dict[str, 
     lags: list[PartitionLag] = []
     try:
         committed = await committed_offsets(admin, group_id, info.type)
-        owners = {each: member.member_id for member in info.members for each in member.assignment}
-        lags = await group_lags(context.access, committed, owners)
+        assigned = {each: member.member_id for member in info.members for each in member.assignment}
+        lags = await group_lags(context.access, committed, assigned)
+        owners = {} if info.type == "share" else assigned  # there, a partition has many
     except KafkaError as error:
         problems.append(error.message)
         owners = {}
@@ -153,6 +159,7 @@ async def describe_group(context: ApiContext, request: ApiRequest) -> dict[str, 
                 "end": each.end,
                 "lag": each.lag,
                 "memberId": owners.get(each.partition),
+                **({"done": each.done} if info.type == "share" else {}),
             }
             for each in shown
         ],
@@ -263,8 +270,11 @@ async def reset_offsets(context: ApiContext, request: ApiRequest) -> dict[str, A
     body = request.body()
     dry_run = body.raw("dryRun") is not False
     admin = await context.access.admin()
-    refused = await _refusal(context, group_id)
-    committed = {each: at.offset for each, at in (await committed_offsets(admin, group_id, "")).items()}
+    info = await _known_group(context, group_id)
+    refused = None if info is None else active_group_message(info)
+    is_share = info is not None and info.type == "share"
+    found = await committed_offsets(admin, group_id, "share" if is_share else "")
+    committed = {each: at.offset for each, at in found.items()}
     wanted = await _targets(context, body, committed)
     if not wanted:
         raise bad_request("there is nothing to reset: the group has no offsets of these partitions")
@@ -277,6 +287,7 @@ async def reset_offsets(context: ApiContext, request: ApiRequest) -> dict[str, A
         start, end = starts.get(each), ends.get(each)
         known = start is not None and end is not None
         before = committed.get(each)
+        lag_before = PartitionLag(each, found.get(each), end).lag
         after = min(max(target, start), end) if start is not None and end is not None else None
         items.append(
             {
@@ -286,7 +297,7 @@ async def reset_offsets(context: ApiContext, request: ApiRequest) -> dict[str, A
                 "after": after,
                 "start": start,
                 "end": end,
-                "lagBefore": max(end - before, 0) if end is not None and before is not None else None,
+                "lagBefore": lag_before,
                 "lagAfter": end - after if end is not None and after is not None else None,
                 "error": None if known else "its offsets cannot be read",
             }
@@ -300,7 +311,8 @@ async def reset_offsets(context: ApiContext, request: ApiRequest) -> dict[str, A
             for each in items
             if each["after"] is not None
         }
-        results = await admin.groups.alter_offsets(group_id, changes)
+        alter = admin.groups.alter_share_offsets if is_share else admin.groups.alter_offsets
+        results = await alter(group_id, changes)
         for item in items:
             error = results.get(TopicPartition(item["topic"], item["partition"]))
             item["error"] = item["error"] if error is None else error.message
@@ -320,21 +332,14 @@ def _sum(items: list[dict[str, Any]], name: str) -> int | None:
     return sum(known) if known else None
 
 
-async def _refusal(context: ApiContext, group_id: str) -> str | None:
-    """Why the offsets of a group cannot be changed now."""
+async def _known_group(context: ApiContext, group_id: str) -> GroupInfo | None:
     admin = await context.access.admin()
     try:
-        info = await admin.groups.describe(group_id)
+        return await admin.groups.describe(group_id)
     except KafkaError as error:
         if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
             return None
         raise
-    if info.type == "share":
-        return f"group {group_id} is a share group: its offsets are not those of a consumer group"
-    if not info.members:
-        return None
-    names = ", ".join(f"{m.client_id} at {m.host.lstrip('/')}" for m in info.members[:5])
-    return f"group {group_id} is {info.state} with {len(info.members)} members ({names}); stop them first"
 
 
 async def _targets(
@@ -394,6 +399,14 @@ async def delete_offsets(context: ApiContext, request: ApiRequest) -> dict[str, 
     group_id, body = request.required("id"), request.body()
     topic, numbers = body.text("topic"), body.raw("partitions")
     admin = await context.access.admin()
+    info = await _known_group(context, group_id)
+    if info is not None and info.type == "share":
+        if numbers is not None:
+            raise bad_request("the offsets of a share group are deleted by topic: partitions has to be null")
+        if (refused := active_group_message(info)) is not None:
+            raise ConsoleError(409, ErrorCode.NON_EMPTY_GROUP.name, refused)
+        deleted = await admin.groups.delete_share_offsets(group_id, [topic])
+        return {"problems": [error.message for error in deleted.values() if error is not None]}
     committed = await admin.groups.offsets(group_id)
     chosen = [
         each for each in committed if each.topic == topic and (numbers is None or each.partition in numbers)

@@ -58,13 +58,14 @@ export async function page(view) {
 async function groupTab(view, id, tab, content, marks) {
   const tiles = h("div.tiles");
   const partial = h("div");
-  const table = tab === "members" ? memberTable(id) : offsetTable();
+  const rowsPanel = h("div");
+  let table = null;
   const chart = new LineChart({ label: "Lag", format: compact, windowMs: WINDOW_MS });
   show(
     content,
     tiles,
     tab === "members" ? null : panel("Lag over time", null, body(chart.element)),
-    panel(tab === "members" ? "Members" : "Offsets", null, table.element),
+    rowsPanel,
     partial,
   );
   if (tab !== "members") {
@@ -79,6 +80,11 @@ async function groupTab(view, id, tab, content, marks) {
     const group = await get(["group"], { id }, view.signal);
     show(marks, stateBadge(group.state), badge(group.type));
     show(tiles, groupTiles(group));
+    if (table === null) {
+      const isShare = group.type === "share";
+      table = tab === "members" ? memberTable(id, isShare) : offsetTable(isShare);
+      show(rowsPanel, panel(tab === "members" ? "Members" : "Offsets", null, table.element));
+    }
     const rows = tab === "members" ? group.members : group.partitions;
     table.update(rows);
     show(
@@ -107,11 +113,13 @@ function groupTiles(group) {
   ];
 }
 
-function offsetTable() {
+/** Of a share group: all records before START are done, and DONE counts those from there on that are. */
+function offsetTable(isShare) {
+  const at = (title) => ({ title, number: true, value: (p) => p.committed, cell: (p) => count(p.committed) });
   return new Table({
     label: "Offsets",
     key: (p) => `${p.topic}-${p.partition}`,
-    empty: "The group has no committed offsets.",
+    empty: isShare ? "The group has no offsets." : "The group has no committed offsets.",
     columns: [
       {
         title: "Partition",
@@ -119,27 +127,33 @@ function offsetTable() {
         value: (p) => `${p.topic}-${p.partition}`,
         cell: (p) => partitionLink(p.topic, p.partition),
       },
-      { title: "Committed", number: true, value: (p) => p.committed, cell: (p) => count(p.committed) },
+      ...(isShare
+        ? [at("Start"), { title: "Done", number: true, value: (p) => p.done, cell: (p) => count(p.done) }]
+        : [at("Committed")]),
       { title: "End", number: true, value: (p) => p.end, cell: (p) => count(p.end) },
       { title: "Lag", number: true, value: (p) => p.lag, cell: (p) => count(p.lag) },
       { title: "Read", value: readShare, cell: (p) => (readShare(p) === null ? "" : meter(readShare(p))) },
-      {
-        title: "Member",
-        name: true,
-        value: (p) => p.memberId,
-        cell: (p) => h("span.mono.small", {}, p.memberId ?? "–"),
-      },
-      { title: "Metadata", name: true, value: (p) => p.metadata, cell: (p) => p.metadata ?? "" },
+      ...(isShare
+        ? []
+        : [
+            {
+              title: "Member",
+              name: true,
+              value: (p) => p.memberId,
+              cell: (p) => h("span.mono.small", {}, p.memberId ?? "–"),
+            },
+            { title: "Metadata", name: true, value: (p) => p.metadata, cell: (p) => p.metadata ?? "" },
+          ]),
     ],
   });
 }
 
-function readShare({ committed, start, end }) {
+function readShare({ committed, done, start, end }) {
   if (committed === null || start === null || end === null || end <= start) return null;
-  return Math.max(0, committed - start) / (end - start);
+  return Math.max(0, committed + (done ?? 0) - start) / (end - start);
 }
 
-function memberTable(id) {
+function memberTable(id, isShare) {
   return new Table({
     label: "Members",
     key: (member) => member.id,
@@ -162,7 +176,7 @@ function memberTable(id) {
       {
         title: "",
         tight: true,
-        cell: (m) => (canChange() ? button("Remove", () => removeMember(id, m), "plain") : ""),
+        cell: (m) => (canChange() && !isShare ? button("Remove", () => removeMember(id, m), "plain") : ""),
       },
     ],
   });
@@ -215,7 +229,12 @@ function groupActions(id) {
         action: "Delete offsets",
         danger: true,
         content: [
-          h("p", {}, "The group then begins at its auto.offset.reset in this topic."),
+          h(
+            "p",
+            {},
+            "The group then begins in this topic as auto.offset.reset says; of a share group, its setting " +
+              "share.auto.offset.reset.",
+          ),
           field("Topic", h("input", { name: "topic", required: true, autocomplete: "off" })),
         ],
         run: async (form) => {
@@ -237,7 +256,7 @@ function groupActions(id) {
           action: "Delete group",
           danger: true,
           confirm: id,
-          content: h("p", {}, "Its committed offsets are deleted too. This cannot be undone."),
+          content: h("p", {}, "Its offsets are deleted too. This cannot be undone."),
           run: async () => {
             await remove(["group"], { id });
             remark("The group was deleted.");

@@ -11,6 +11,7 @@ import pytest
 
 from ottla import LocalNode, blocking
 from ottla.cli.options import BOOTSTRAP_VARIABLE
+from ottla.security.authorizer.standard_authorizer import CLASS_NAME
 from tests.support.command_line import CommandLine
 
 IDLE = ("--idle", "2", "--timeout", "60")
@@ -75,7 +76,11 @@ def test_a_member_and_the_deliveries_of_its_records_are_shown(
             ("delete-offsets", group, "--topic", topic, "--yes"),
             ("delete", group, "--yes"),
         ):
-            assert "is Stable with 1 member (a-worker at" in ottla.fails("share-groups", *refused).err
+            said = ottla.fails("share-groups", *refused).err
+            assert "is Stable with 1 member (a-worker at" in said
+            assert "stop it first. A member that was killed is gone when its session times out" in said
+        plan = ottla.ok("share-groups", "reset-offsets", group, "--to", "beginning", "--all-topics")
+        assert "stop it first. A member that was killed is gone when its session times out" in plan.err
 
 
 def test_a_reset_is_shown_and_then_done(ottla: CommandLine, topic: str, group: str) -> None:
@@ -85,6 +90,9 @@ def test_a_reset_is_shown_and_then_done(ottla: CommandLine, topic: str, group: s
     assert lag(ottla, group)[0] == 2
     (row,) = ottla.ok(*plan, "--execute", "--json").json
     assert (row["new"], row["executed"]) == (0, True)
+    described = ottla.ok("share-groups", "describe", group, "--deliveries")
+    assert "DELIVERIES" not in described.out
+    assert "no record waits for another delivery" in described.err
     again = ottla.ok("consume", topic, "--share", group, "--count", "5", *IDLE).out.split()
     assert again == list("abcde")
 
@@ -123,6 +131,21 @@ def test_a_new_group_says_that_it_begins_at_the_end(ottla: CommandLine, topic: s
     ottla.ok("configs", "alter", "--group", name, *setting)
     assert ottla.ok(*read, "--count", "5").err == ""
     assert ottla.ok(*read).err == ""
+
+
+def test_a_user_who_may_not_see_the_setting_gets_the_hint_too() -> None:
+    settings = {
+        "authorizer.class.name": CLASS_NAME,
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    with LocalNode(settings) as node:
+        command = CommandLine(node.bootstrap_servers)
+        command.ok("topics", "create", "letters")
+        user = ("--principal", "ANONYMOUS", "--group", "mailers")
+        command.ok("acls", "add", *user, "--operation", "read", "--operation", "describe")
+        said = command.ok("consume", "letters", "--share", "mailers", *IDLE).err
+    assert "begins at the end, unless its setting share.auto.offset.reset says otherwise;" in said
+    assert "--group mailers --set share.auto.offset.reset=earliest" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

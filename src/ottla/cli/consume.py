@@ -565,20 +565,25 @@ async def _note_beginning(admin: Admin, group: str, partitions: Sequence[TopicPa
     group has no members and has accepted nothing yet.
     """
     from ottla.cli.groups import offset_reset_of
-    from ottla.protocol.errors import KafkaError
+    from ottla.protocol.errors import ErrorCode, KafkaError
 
-    if await offset_reset_of(admin, group) != "latest":
+    reset = await offset_reset_of(admin, group)
+    if reset not in ("latest", None):
         return
     try:
         found = await admin.groups.share_offsets(group, partitions)
-    except KafkaError:
+    except KafkaError as error:
+        if error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
+            return  # it may have begun
         found = {}  # a new group
     begun = {p for p, at in found.items() if isinstance(at, KafkaError) or at.start_offset is not None}
     fresh = sorted({partition.topic for partition in partitions if partition not in begun})
     if fresh:
         note(
-            f"group {group} has no offsets of {', '.join(fresh)} yet and begins at the end; to begin with "
-            f"the first record: `ottla configs alter --group {group} --set share.auto.offset.reset=earliest`"
+            f"group {group} has no offsets of {', '.join(fresh)} yet and begins at the end"
+            + (", unless its setting share.auto.offset.reset says otherwise" if reset is None else "")
+            + "; to begin with the first record: "
+            f"`ottla configs alter --group {group} --set share.auto.offset.reset=earliest`"
         )
 
 

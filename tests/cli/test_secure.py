@@ -142,9 +142,12 @@ def test_a_renewed_certificate_keeps_the_hosts_of_the_old_one(offline: CommandLi
     after = offline.ok("secure", "show", file, "--json").json[0]
     assert set(after["hosts"].split(", ")) == set(before["hosts"].split(", ")) > {"broker1.example"}
     assert after["days_left"] < before["days_left"]
+    assert {"localhost", "127.0.0.1", "::1"} < set(after["hosts"].split(", "))
     # A certificate of another name is none that is renewed.
-    offline.ok("secure", "issue", "bob", "--out", file, "--replace", *place)
-    assert offline.ok("secure", "show", file, "--json").json[0]["hosts"] == ""
+    refused = offline("secure", "issue", "bob", "--out", file, "--replace", *place)
+    assert refused.status == 1
+    assert "has a certificate of CN=broker1.example,O=Ottla, not of CN=bob,O=Ottla" in refused.err
+    assert offline.ok("secure", "show", file, "--json").json[0] == after
 
 
 def test_an_init_that_is_refused_leaves_nothing(offline: CommandLine, tmp_path: Path) -> None:

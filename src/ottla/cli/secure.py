@@ -104,9 +104,17 @@ def init(
     if secrets:
         _format(data, secrets)
     if as_json:
-        print_json({"directory": str(path), "files": sorted(files), "admin": f"User:{principal}"})
+        print_json(
+            {
+                "directory": str(path),
+                "files": sorted(files),
+                "data_directory": str(data),
+                "admin": f"User:{principal}",
+            }
+        )
         return
     print(f"certificates and settings are in {path}; keep ca.key where it is safe")
+    print(f"the node's data directory is {data}")
     print(f"ottla start {path / 'server.properties'}")
     print(f"ottla topics list -b {names[0]}:{port} --command-config {path / 'client.properties'}")
 
@@ -179,7 +187,8 @@ def issue(
         bool,
         Option(
             "--replace",
-            help="Replace the file, and keep its hosts: a running node takes the new one by itself.",
+            help="Renew the certificate in the file, and keep its hosts: a running node takes the new one by "
+            "itself.",
         ),
     ] = False,
     days: Days = 825,
@@ -206,7 +215,7 @@ def issue(
     if file.exists() and not replace:
         raise CliError(f"{file} exists already; --replace renews it")
     # A node refuses a new certificate that lacks a host of the one in use.
-    hosts = list(dict.fromkeys((*(hosts or ()), *_hosts_of(file, subject))))
+    hosts = list(dict.fromkeys((*(hosts or ()), *_hosts_to_keep(file, subject))))
     try:
         issued = authority.issue(subject, int(time.time() * 1000), hosts=hosts, days=days)
     except ValueError as error:
@@ -250,8 +259,10 @@ def _client_settings(path: Path, certificate: Path) -> Path | None:
     return file
 
 
-def _hosts_of(file: Path, subject: str) -> tuple[str, ...]:
-    """The hosts of the certificate of this subject in a file that is replaced."""
+def _hosts_to_keep(file: Path, subject: str) -> tuple[str, ...]:
+    """The hosts of the certificate in a file that is replaced. Raises CliError if it is that of another
+    subject: the node or user whose file it is would be someone else.
+    """
     from ottla.runtime.disk import RealDisk
     from ottla.security.tls.errors import TlsError
     from ottla.security.tls.expiry import describe
@@ -264,7 +275,17 @@ def _hosts_of(file: Path, subject: str) -> tuple[str, ...]:
         found = load_trusted(RealDisk(), StoreSettings("truststore", location=str(file))) or []
     except TlsError:
         return ()  # nothing that a node could be using
-    return next((facts.hosts for facts in map(describe, found) if facts.subject == subject), ())
+    there = [describe(certificate) for certificate in found]
+    for facts in there:
+        if facts.subject == subject:
+            return facts.hosts
+    if there:
+        raise CliError(
+            f"{file} has a certificate of {there[0].subject}, not of {subject}; "
+            f"`ottla secure issue {quote(there[0].subject)} --replace` renews that. For {subject} choose "
+            "another file with --out, or delete this one first"
+        )
+    return ()
 
 
 def _principal(path: Path, subject: str) -> str:

@@ -127,7 +127,10 @@ def test_a_new_project_goes_on_where_the_last_run_ended(
     brokers = ("-b", pipeline.bootstrap)
     said = pipeline.ok("run", *brokers)  # nothing is there yet
     assert "topic first.orders: created with 2 partitions" in said
+    places = [said.index(text) for text in ("starting Spark on ", " is ready, ", "reading the definitions")]
+    assert places == sorted(places)
     assert "first: run complete, 3 flows, 0 rows read" in said
+    assert " s with the start of Spark" in said
 
     for value in (order(1, 100), order(2, 5_000), b"rubbish", order(3, -1), order(4, 9_999)):
         producer.send("first.orders", value)

@@ -545,6 +545,16 @@ class TestTables:
         monkeypatch.setattr(table_files, "_data_files", moved)
         assert table_files.read_rows(base, "stream", 10).rows == [{"a": 1}]
 
+    def test_rows_without_pyarrow_say_what_to_install(
+        self, project: Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base = project.directory / "spark-warehouse"
+        (base / "stream").mkdir(parents=True)
+        (base / "stream" / "part-0.json").write_text('{"a": 1}\n')
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        with pytest.raises(ProjectError, match=r"pip install 'ottla\[spark\]'"):
+            table_files.read_rows(base, "stream", 10)
+
     def test_names_with_capitals_are_those_of_the_tables(self, project: Project) -> None:
         """Spark's catalog has them in small letters, its checkpoints as the definitions do."""
         self.remember(project, ("raworders", True))

@@ -40,6 +40,8 @@ def test_cases_pass_fail_and_survive_a_kill(tmp_path: Path) -> None:
     }, ended.stdout
     assert "table turnover: 1 missing, 1 unexpected, of 1 rows that are there" in ended.stdout
     assert "first: 2 passed, 1 failed" in ended.stderr
+    for text in ("starting Spark on ", "playing large_orders\n", "playing large_orders, killed at"):
+        assert text in ended.stderr
     assert not (pipeline.directory / "spark-warehouse").exists()
     assert not (pipeline.directory / "pipeline-storage").exists()
 

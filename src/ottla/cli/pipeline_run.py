@@ -93,13 +93,14 @@ def _run_all(request: PipelineRequest, log: IO[str] | None) -> None:
     once = request.runs == 1
     os.environ.setdefault(CODE_VERSION, code_version(project))  # the sink keeps it with each batch
     locks = [] if request.lock is None else request.lock.files
+    note(f"starting Spark on {request.master}")
     with connect_session(
         request.master, name=project.name, conf=settings, log=log, short=once, keep_open=locks
     ) as (spark, context):
         note(f"Spark {context.version} on {request.master} is ready, {monotonic() - began:.1f} s")
         if request.lock is not None:
             request.lock.check()
-        session = _Session(spark, context, request, log)
+        session = _Session(spark, context, request, log, began)
         if not request.dry and not has_own_catalog(project, {**request.conf, **request.configuration}):
             session.tables = PipelineTables(project, warehouse, request.state)
             unfinished = session.tables.unfinished_refresh
@@ -123,7 +124,10 @@ def _run_all(request: PipelineRequest, log: IO[str] | None) -> None:
 class _Session:
     """A session of Spark that runs one project. `tables` is None where another catalog keeps them."""
 
-    def __init__(self, spark: Any, context: Any, request: PipelineRequest, log: IO[str] | None) -> None:
+    def __init__(
+        self, spark: Any, context: Any, request: PipelineRequest, log: IO[str] | None, began: float
+    ) -> None:
+        self._began = began  # before Spark was started
         self._spark = spark
         self._context = context
         self._request = request
@@ -135,6 +139,8 @@ class _Session:
     def run(self, selection: Selection, *, number: int) -> None:
         """Run once, and say how it went."""
         began = monotonic()
+        if number == 1:
+            note("reading the definitions")
         request, tables = self._request, self.tables
         self._flows = None
         progress = self._progress = PipelineProgress()
@@ -298,6 +304,8 @@ class _Session:
 
     def _report(self, progress: PipelineProgress, number: int, seconds: float) -> None:
         took = f"{seconds:.1f} s"
+        if number == 1:
+            took += f"; {monotonic() - self._began:.1f} s with the start of Spark"
         name = self._request.project.name
         if self._request.dry:
             note(f"{name}: the definitions are valid, {took}")

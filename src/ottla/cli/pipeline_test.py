@@ -140,13 +140,16 @@ def _play(
     from ottla.spark.session import connect_session
 
     began = monotonic()
+    note(f"starting Spark on {master}")
     with TemporaryDirectory(prefix="ottla-warehouse-") as warehouse:
         settings = {_WAREHOUSE: warehouse, **conf}
         with connect_session(master, name=project.name, conf=settings, log=log, short=True) as started:
             spark, context = started
             note(f"Spark {context.version} on {master} is ready, {monotonic() - began:.1f} s")
             session = WarmSession(spark, context, log)
-            runner = CaseRunner(project, session, new_node, master, settings, log)
+            runner = CaseRunner(
+                project, session, new_node, master, settings, log, lambda title: note(f"playing {title}")
+            )
             for case in cases:
                 yield from runner.play(case, points)
 

@@ -67,8 +67,12 @@ def _read_directory(directory: Path, table: str, limit: int) -> TableRows:
     kind = _FORMATS.get(files[0].suffix)
     if kind is None:
         raise ProjectError(f"files as {files[0].name} are read by Spark: ottla pipeline sql 'TABLE {table}'")
-    from pyarrow import dataset
-
+    try:
+        from pyarrow import dataset
+    except ImportError:
+        raise ProjectError(
+            "PyArrow, which reads the files of tables, is not installed; `pip install 'ottla[spark]'`"
+        ) from None
     data = dataset.dataset(
         [str(file) for file in files],
         format=kind,

@@ -17,7 +17,7 @@ from ottla.spark.pipelines.runner import RunFailed
 from ottla.spark.pipelines.testing.cases import PipelineCase
 from ottla.spark.pipelines.testing.killed_run import Kill, flows_into_sinks, run_and_kill
 from ottla.spark.pipelines.testing.pipeline_under_test import PipelineUnderTest, UnexpectedRows
-from ottla.spark.pipelines.testing.report import CaseOutcome, CaseResult
+from ottla.spark.pipelines.testing.report import CaseOutcome, CaseResult, case_title
 from ottla.spark.pipelines.testing.warm_run import CaseDirectories, WarmSession
 from ottla.spark.sink.stop_points import StopPoint
 
@@ -29,7 +29,7 @@ _NOT_REACHED: Final = "no run of this case reaches this point"
 @dataclass(frozen=True, slots=True)
 class CaseRunner:
     """Plays cases. `new_node` starts an empty node and yields its bootstrap servers; `conf` and `master` are
-    for the Spark of runs that are killed.
+    for the Spark of runs that are killed. `on_started` hears of each case before it is played.
     """
 
     project: Project
@@ -38,6 +38,7 @@ class CaseRunner:
     master: str
     conf: Mapping[str, str]
     log: IO[str] | None
+    on_started: Callable[[str], None] = lambda _: None
 
     def play(self, case: PipelineCase, points: Sequence[StopPoint] = ()) -> Iterator[CaseResult]:
         """Play a case and, if it passed, again for each of these points, killed there in each flow."""
@@ -54,6 +55,7 @@ class CaseRunner:
 
     def _play(self, case: PipelineCase, kill: Kill | None) -> tuple[CaseResult, list[str]]:
         began = time.monotonic()
+        self.on_started(case_title(case.name, str(kill or "")))
         outcome, text = CaseOutcome.PASSED, ""
         with tempfile.TemporaryDirectory(prefix="ottla-case-") as root, self.new_node() as bootstrap:
             directories = CaseDirectories(Path(root))

@@ -36,7 +36,11 @@ class CaseResult:
 
     @property
     def title(self) -> str:
-        return f"{self.name}, {self.variant}" if self.variant else self.name
+        return case_title(self.name, self.variant)
+
+
+def case_title(name: str, variant: str) -> str:
+    return f"{name}, {variant}" if variant else name
 
 
 def summary(results: Sequence[CaseResult]) -> str:

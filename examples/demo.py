@@ -48,6 +48,7 @@ class NodeProcess:
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
+        self.log = data_dir.with_name("node.log")
         self._process: subprocess.Popen[str] | None = None
         self.bootstrap_servers = "127.0.0.1:0"
 
@@ -55,11 +56,15 @@ class NodeProcess:
         """Start the node; returns the line that it prints when it is ready."""
         command = [sys.executable, "-m", "ottla", "start", "--data-dir", str(self._data_dir)]
         command += ["--listen", self.bootstrap_servers]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         if "ready" not in line:
-            raise SystemExit(f"the node did not start: {line or 'see above'}")
+            self._process.wait()
+            raise SystemExit(
+                f"the node did not start: {line or self.log.read_text(errors='replace')[-4000:]}"
+            )
         words = line.replace(",", " ").split()
         self.bootstrap_servers = next(word for word in words if word.startswith("127.0.0.1:"))
         return line
@@ -328,6 +333,7 @@ async def main(work: Path) -> int:
         async with ottla.Admin(node.bootstrap_servers) as admin:
             for topic in (*TOPICS, *CLEAN, DEAD_LETTERS, REVENUE):
                 await admin.topics.create(topic, partitions=PARTITIONS)
+        say("starting Spark and its three queries, which takes a minute on a slow machine")
         spark = SparkProcess(node, work)
         background = [
             asyncio.create_task(each)

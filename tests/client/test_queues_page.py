@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
+import signal
 import sys
 from pathlib import Path
 
+from ottla.client.admin import Admin
 from ottla.client.consumer import Consumer
 from ottla.client.producer import Producer
 from ottla.testing.local_node import LocalNode
@@ -44,8 +46,13 @@ async def test_tasks_are_done_or_end_in_the_dead_letter_topic(ottla_for_clients:
                     errors[letter.value] = dict(letter.headers)["error"]
                     if len(errors) == 2:
                         break
+            worker.send_signal(signal.SIGINT)  # as Ctrl-C does
+            assert await worker.wait() == 0
     finally:
-        worker.kill()
-        await worker.wait()
+        if worker.returncode is None:
+            worker.kill()
+            await worker.wait()
+    async with Admin(servers) as admin:
+        assert (await admin.groups.describe("workers")).members == ()
     assert errors.pop(b'"bad"') == b"ValueError('bad')"
     assert b"JSONDecodeError" in (errors.pop(b"not JSON") or b"")

@@ -15,6 +15,7 @@ import pytest
 
 from ottla import blocking
 from ottla.client.admin.acls import AclBinding, AclOperation, AclResourceType, PatternType
+from ottla.protocol.names import TopicPartition
 from ottla.spark.pipelines.template import write_project
 from ottla.testing.cluster_plan import free_ports
 from tests.support.browser import BROWSER_SKIP, SCREENSHOTS_VARIABLE, Visitor, chromium, missing_requirement
@@ -375,6 +376,28 @@ def test_offsets_are_reset_after_a_dry_run(page: Page, desk: Visitor) -> None:
     dialog.get_by_role("button", name="Reset offsets").click()
     dialog.wait_for(state="detached")
     page.locator("td", has_text=re.compile("^123$")).first.wait_for()
+
+
+def test_a_share_group_shows_its_start_and_is_reset(page: Page, desk: Visitor, live: Live) -> None:
+    with blocking.Admin(live.bootstrap) as admin:
+        admin.groups.alter_share_offsets("sharers", {TopicPartition("orders", 0): 100})
+    desk.open("group?id=sharers", "sharers")
+    table = page.locator("table[aria-label=Offsets]")
+    table.locator("th", has_text="Done").wait_for()
+    assert table.locator("tbody tr").first.locator("td").all_inner_texts()[:5] == [
+        "orders-0",
+        "100",
+        "0",
+        "1,000",
+        "900",
+    ]
+    page.get_by_role("button", name="Reset offsets").click()
+    page.get_by_role("button", name="Show what would change").click()
+    dialog = page.locator("dialog")
+    dialog.get_by_text("Nothing has changed yet.").wait_for()
+    dialog.get_by_role("button", name="Reset offsets").click()
+    dialog.wait_for(state="detached")
+    table.locator("td", has_text=re.compile("^1,000$")).nth(1).wait_for()
 
 
 def test_an_open_transaction_is_seen_and_aborted(page: Page, desk: Visitor, live: Live) -> None:

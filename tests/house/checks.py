@@ -23,6 +23,7 @@ FLOORS = (
     "log",
     "raft",
     "metadata",
+    "zookeeper",
     "replication",
     "coordinator",
     "security",

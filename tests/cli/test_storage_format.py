@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,3 +158,27 @@ def test_first_users_log_in_and_commands_take_their_settings_from_a_file(
                 assert ended.json == [{"user": "admin", "mechanisms": {"SCRAM-SHA-512": 4096}}]
     refused = offline("storage", "format", str(tmp_path / "b"), "-S", "SCRAM-SHA-1=[name=a,password=pw]")
     assert "SCRAM-SHA-1 is not supported" in refused.err
+
+
+def test_the_directory_of_a_broker_on_zookeeper_is_not_formatted(
+    offline: CommandLine, tmp_path: Path
+) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=NjX7PqHSRUmpKQSZEDlZuw\n")
+    for options in ((), ("--ignore-formatted",)):
+        refused = offline("storage", "format", str(tmp_path / "new"), str(old), *options)
+        assert refused.status == 1
+        assert "has version=0: the directory is of broker 1 of a Kafka that ran on ZooKeeper" in refused.err
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_node_does_not_start_with_the_file_of_a_broker_on_zookeeper(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text(f"broker.id=1\nzookeeper.connect=zk1:2181\nlog.dirs={tmp_path / 'data'}\n")
+    command = [sys.executable, "-m", "ottla", "start", str(file)]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert refused.returncode == 1
+    assert "zookeeper.connect is set" in refused.stderr
+    assert "`ottla zookeeper import`" in refused.stderr
+    assert not (tmp_path / "data").exists()

@@ -214,3 +214,10 @@ def test_only_dynamic_settings_say_so() -> None:
 )  # fmt: skip
 def test_doubles_are_written_as_java_writes_them(value: float, text: str) -> None:
     assert java_double(value) == text
+
+
+def test_the_settings_of_a_broker_on_zookeeper_are_refused() -> None:
+    of_zookeeper = {"broker.id": "1", "zookeeper.connect": "zk1:2181/kafka", "log.dirs": "/data"}
+    with pytest.raises(ConfigError, match=r"zookeeper.connect is set.*`ottla zookeeper import`"):
+        NodeConfig(of_zookeeper)
+    assert NodeConfig(of_zookeeper | {"process.roles": "broker,controller"}).node_id == 1

@@ -133,3 +133,29 @@ def test_a_path_that_cannot_hold_a_directory_is_one_line(runtime: Runtime, tmp_p
         open_storage(runtime, config(tmp_path / "file" / "data"))
     with pytest.raises(NodeFailed, match=r"^cannot use .*a file, not a directory$"):
         open_storage(runtime, config(tmp_path / "file"))
+
+
+def test_the_directories_of_a_broker_on_zookeeper_are_refused_and_not_touched(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    log = old / "orders-0" / "00000000000000000000.log"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"")
+    properties = old / "meta.properties"
+    properties.write_text("#\nversion=0\nbroker.id=3\ncluster.id=NjX7PqHSRUmpKQSZEDlZuw\n")
+    for dirs in ((old,), (new, old), (old, new)):
+        with pytest.raises(NodeFailed) as refused:
+            open_storage(runtime, config(*dirs, node_id="3"))
+        assert str(refused.value).startswith(f"{properties} has version=0: the directory is of broker 3")
+        assert "`ottla zookeeper import`" in str(refused.value)
+        assert not new.exists()
+        assert sorted(path.name for path in old.iterdir()) == ["meta.properties", "orders-0"]
+
+
+def test_the_directories_of_a_migrated_broker_are_its_own(runtime: Runtime, tmp_path: Path) -> None:
+    (tmp_path / "__cluster_metadata-0").mkdir()
+    (tmp_path / "meta.properties").write_text("version=0\nbroker.id=3\ncluster.id=NjX7PqHSRUmpKQSZEDlZuw\n")
+    storage = open_storage(runtime, config(tmp_path, node_id="3"))
+    storage.release()
+    assert (storage.node_id, storage.cluster_id) == (3, "NjX7PqHSRUmpKQSZEDlZuw")

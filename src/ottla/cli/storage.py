@@ -300,7 +300,7 @@ def format_directories(
     controller.quorum.voters or, in a dynamic quorum, those in the metadata log, which begins with the voters
     that are given here.
     """
-    from ottla.log.directory.meta_properties import StorageError, load_directories
+    from ottla.log.directory.meta_properties import StorageError, check_not_of_zookeeper, load_directories
     from ottla.metadata.log.bootstrap_metadata import format_directory
     from ottla.protocol.names import parse_uuid, uuid_text
     from ottla.runtime.clock import SystemClock
@@ -325,6 +325,7 @@ def format_directories(
     try:
         chosen = cluster_id if cluster_id is not None else uuid_text(random.uuid())
         records = _bootstrap(release, add_scram or [], random)
+        check_not_of_zookeeper(disk, plan.paths)
         found = load_directories(disk, plan.paths, node_id=plan.node_id, cluster_id=cluster_id)
         taken = [path for path, properties in found.items() if properties is not None]
         if taken and not ignore_formatted:

@@ -22,6 +22,7 @@ from ottla.log.directory.meta_properties import (
     MetaProperties,
     StorageError,
     assign_directory_id,
+    check_not_of_zookeeper,
     load_directories,
     read_meta_properties,
 )
@@ -66,6 +67,7 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
     failed: dict[str, str] = {}
     ids: dict[str, bytes] = {}
     try:
+        check_not_of_zookeeper(runtime.disk, dirs)
         for path in dirs:
             try:
                 locks.append(_lock(runtime, path))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from ottla.protocol.names import parse_uuid, uuid_text
+from ottla.protocol.names import METADATA_PARTITION_DIR, parse_uuid, uuid_text
 from ottla.runtime.disk import Disk, read_file, write_file
 from ottla.runtime.random import Random
 
@@ -35,6 +35,7 @@ class MetaProperties:
     cluster_id: str
     node_id: int
     directory_id: bytes | None = None  # None in directories formatted before Kafka 3.7
+    version: int = 1  # 0 in directories that a broker on ZooKeeper has written
 
     def encode(self) -> bytes:
         lines = [
@@ -66,7 +67,7 @@ class MetaProperties:
                 raise StorageError(f"{path}: directory.id: {error}") from None
             if is_reserved_directory(directory_id):
                 raise StorageError(f"{path}: directory.id {properties['directory.id']} is reserved")
-        return cls(cluster_id, int(node_id), directory_id)
+        return cls(cluster_id, int(node_id), directory_id, int(version))
 
 
 def _escape(value: str) -> str:
@@ -95,6 +96,33 @@ def read_meta_properties(disk: Disk, dir: str) -> MetaProperties | None:
     if not disk.exists(path):
         return None
     return MetaProperties.decode(read_file(disk, path), path)
+
+
+def check_not_of_zookeeper(disk: Disk, dirs: Iterable[str]) -> None:
+    """Raise StorageError if a directory is of a broker that ran on ZooKeeper: its topics are in ZooKeeper, so
+    a node that starts there knows none of them, and puts their logs aside as strays.
+
+    A broker that Apache Kafka has migrated keeps `version=0`, but it has a metadata log.
+    """
+    paths = list(dirs)
+    old = []
+    for dir in paths:
+        try:
+            properties = read_meta_properties(disk, dir)
+        except OSError:
+            continue  # the directory cannot be used, as its load will find
+        if properties is not None and properties.version == 0:
+            old.append((dir, properties))
+        if disk.is_dir(posixpath.join(dir, METADATA_PARTITION_DIR)):
+            return
+    if old:
+        dir, properties = old[0]
+        raise StorageError(
+            f"{posixpath.join(dir, META_PROPERTIES)} has version=0: the directory is of broker "
+            f"{properties.node_id} of a Kafka that ran on ZooKeeper, where its topics are. Nothing was "
+            "changed. Bring the cluster over with `ottla zookeeper import`, or choose an empty directory for "
+            "a new one"
+        )
 
 
 def load_directories(

@@ -52,6 +52,7 @@ _REPLICA_SELECTORS: Final = ("LeaderSelector", "RackAwareReplicaSelector")
 
 def check_rules(config: NodeConfig) -> None:
     """Raise ConfigError for the first settings that contradict each other."""
+    _check_not_of_zookeeper(config)
     for small, large in _NOT_ABOVE:
         if config.number(small) > config.number(large):
             raise ConfigError(
@@ -70,6 +71,19 @@ def check_rules(config: NodeConfig) -> None:
     _check_sasl(config)
     _check_authorizer(config)
     _check_telemetry(config)
+
+
+def _check_not_of_zookeeper(config: NodeConfig) -> None:
+    """Refuse the file of a broker that ran on ZooKeeper. Where process.roles is set, zookeeper.connect is
+    left over from a migration, and means nothing.
+    """
+    _require(
+        "zookeeper.connect" not in config.given or "process.roles" in config.given,
+        "Missing required configuration `process.roles` which has no default value: zookeeper.connect is "
+        "set, so these are the settings of a Kafka that ran on ZooKeeper, where its topics are. Bring the "
+        "cluster over with `ottla zookeeper import`; for a new one, remove zookeeper.connect and choose "
+        "empty log.dirs",
+    )
 
 
 def _require(condition: bool, problem: str) -> None:

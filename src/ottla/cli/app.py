@@ -52,6 +52,7 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "quorum": CommandEntry("quorum", "Describe the quorum of controllers, and change its voters."),
     "log": CommandEntry("log_files", "Read the files of partitions; needs no node."),
     "storage": CommandEntry("storage", "Show and format data directories; needs no node."),
+    "zookeeper": CommandEntry("zookeeper", "Bring a cluster from ZooKeeper to a quorum; needs no node."),
     "pipeline": CommandEntry("pipeline", "Create, run and watch Spark pipelines over topics."),
     "trace": CommandEntry("trace", "Show the batch of Spark that wrote a record, and its inputs."),
     "sim": CommandEntry("sim", "Run a simulated cluster under faults."),

@@ -307,7 +307,9 @@ class BrokerIdZNode:
         value = decode_json(path, data)
         if _int(path, value, "version") == 1:
             host, port = _member(path, value, "host", str), _int(path, value, "port")
-            endpoints = (BrokerZNodeEndpoint("PLAINTEXT", host, port, "PLAINTEXT"),)
+            endpoints: tuple[BrokerZNodeEndpoint, ...] = (
+                BrokerZNodeEndpoint("PLAINTEXT", host, port, "PLAINTEXT"),
+            )
         else:
             protocols = value.get("listener_security_protocol_map") or {}
             endpoints = tuple(

@@ -1,0 +1,542 @@
+"""`ottla zookeeper`: bring a cluster that ran on ZooKeeper to a quorum of controllers. Needs no node."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from ottla.cli.commands import Argument, Option, command, group
+from ottla.cli.errors import UNREACHABLE, CliError, WrongUsage
+from ottla.cli.options import Json
+from ottla.cli.output import print_json
+
+if TYPE_CHECKING:
+    from ottla.metadata.features import MetadataVersion
+    from ottla.runtime.zookeeper import ZooKeeperSettings
+    from ottla.zookeeper.migration.cluster_reader import ZooKeeperCluster
+    from ottla.zookeeper.migration.importer import ImportNode, ImportPlan
+    from ottla.zookeeper.migration.kraft_properties import ControllerVoter, KraftProperties
+    from ottla.zookeeper.migration.metadata_records import ImportedMetadata
+
+HELP: Final = "Bring a cluster from ZooKeeper to a quorum of controllers; needs no node."
+app = group("zookeeper", HELP)
+
+_DEFAULT_CONTROLLER_PORT: Final = 9093
+_POLL_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Broker:
+    """A broker whose directories are on this machine."""
+
+    id: int
+    paths: list[str]
+    file: str | None
+    settings: dict[str, str]
+
+
+@command(app, "import")
+def import_(
+    files: Annotated[
+        list[str] | None,
+        Argument(metavar="FILE...", help="The server.properties of the brokers on this machine."),
+    ] = None,
+    zookeeper: Annotated[
+        str | None,
+        Option("--zookeeper", metavar="HOST:PORT/CHROOT", help="Instead of zookeeper.connect of the files."),
+    ] = None,
+    zookeeper_config: Annotated[
+        str | None,
+        Option(
+            "--zookeeper-config",
+            metavar="FILE",
+            help="Properties for ZooKeeper: zookeeper.ssl.*, zookeeper.login.scheme, .user and .password.",
+        ),
+    ] = None,
+    log_dirs: Annotated[
+        list[str] | None,
+        Option(
+            "--log-dirs",
+            metavar="ID=DIR,...",
+            help="The data directories of a broker without a file; repeatable.",
+        ),
+    ] = None,
+    controllers: Annotated[
+        str | None,
+        Option(
+            "--controllers",
+            metavar="ID@HOST:PORT,...",
+            help="The controllers of the new cluster, also brokers. Needed unless there is one broker.",
+        ),
+    ] = None,
+    controller_dir: Annotated[
+        list[str] | None,
+        Option(
+            "--controller-dir",
+            metavar="ID=DIR",
+            help="The empty directory of a controller that is no broker; repeatable.",
+        ),
+    ] = None,
+    release: Annotated[
+        str | None,
+        Option("--release-version", metavar="VERSION", help="The metadata version, as 4.0 or 4.3-IV0."),
+    ] = None,
+    output: Annotated[
+        str | None,
+        Option("--output", metavar="DIR", help="Where the new settings are written; else beside the files."),
+    ] = None,
+    wait: Annotated[
+        float,
+        Option(
+            "--wait", metavar="SECONDS", min=0, help="How long to wait for killed brokers' sessions to end."
+        ),
+    ] = 30.0,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Say what would come over, what cannot and what looks wrong.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Bring a stopped cluster of Kafka 2.8 to 3.9 from ZooKeeper to a quorum of controllers.
+
+    Reads ZooKeeper and the data directories, and writes the metadata log of the controllers, meta.properties
+    and the new settings of each node. Neither ZooKeeper nor a log of a partition is changed. Run it for the
+    directories of every node, on each machine with the same --controllers. Then start the nodes with the new
+    settings, as Ottla or as Apache Kafka 4.
+    """
+    import asyncio
+
+    from ottla.log.directory.meta_properties import StorageError
+    from ottla.runtime.disk import RealDisk
+    from ottla.runtime.zookeeper import ZooKeeperError
+    from ottla.zookeeper.migration.importer import locked_directories, plan_import, write_import
+    from ottla.zookeeper.migration.metadata_records import import_metadata
+
+    disk = RealDisk()
+    version = _version(release)
+    brokers = [*(_read_file(file) for file in files or []), *(_given_dirs(each) for each in log_dirs or [])]
+    _check_once(brokers)
+    settings = _zookeeper_settings(zookeeper, zookeeper_config, brokers)
+    try:
+        cluster = asyncio.run(_read(settings, wait))
+    except (ConnectionError, ZooKeeperError) as error:
+        raise CliError(str(error), status=UNREACHABLE) from None
+    imported = import_metadata(cluster, version, _password_decoder(brokers))
+    voters = _voters(controllers, brokers, imported)
+    nodes = _nodes(brokers, voters, controller_dir or [])
+    paths = [path for node in nodes for path in node.paths]
+    unlocked = [path for path in paths if not os.path.exists(os.path.join(path, ".lock"))]
+    try:
+        with locked_directories(disk, paths, create=False):
+            plan = plan_import(disk, cluster, imported, version, nodes)
+            new_settings = _new_settings(brokers, voters, nodes, output)
+            for properties in new_settings.values():
+                plan.findings.warnings += properties.warnings
+            _check_controllers(voters, nodes, plan)
+            can_write = not plan.findings.problems and not dry_run
+            if can_write:
+                with locked_directories(disk, unlocked, create=True):
+                    write_import(disk, plan)
+                    _write_settings(new_settings, plan)
+    except StorageError as error:
+        raise CliError(str(error)) from None
+    except OSError as error:
+        raise CliError(f"cannot write {error.filename}: {error.strerror}; run the import again") from None
+    if as_json:
+        print_json(_document(imported, plan, voters, new_settings, written=can_write))
+    else:
+        _print_report(imported, plan, voters, new_settings, dry_run=dry_run)
+    if plan.findings.problems:
+        count = len(plan.findings.problems)
+        raise CliError(
+            f"{count} {'problem keeps' if count == 1 else 'problems keep'} the cluster from being imported; "
+            "nothing was written"
+        )
+
+
+# What is given
+
+
+def _version(release: str | None) -> MetadataVersion:
+    from ottla.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSIONS
+
+    if release is None:
+        return LATEST_METADATA_VERSION
+    versions = list(METADATA_VERSIONS.values())
+    fitting = [v for v in versions if v.release == release or v.release.startswith(f"{release}-")]
+    if not fitting:
+        releases = list(dict.fromkeys(v.release.partition("-")[0] for v in versions))
+        raise WrongUsage(f"--release-version {release}: known are {', '.join(releases)}")
+    return fitting[-1]
+
+
+def _read_properties(file: str) -> dict[str, str]:
+    from ottla.runtime.properties import parse_properties
+
+    try:
+        with open(file, "rb") as handle:
+            data = handle.read()
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            text = data.decode("latin-1")
+        return parse_properties(text)
+    except OSError as error:
+        raise CliError(f"cannot read {file}: {error.strerror}") from None
+    except ValueError as error:
+        raise CliError(f"{file}, {error}") from None
+
+
+def _read_file(file: str) -> _Broker:
+    settings = _read_properties(file)
+    if "process.roles" in settings:
+        raise CliError(f"{file} has process.roles: it is for a node with a quorum, not for one on ZooKeeper")
+    text = settings.get("log.dirs") or settings.get("log.dir") or "/tmp/kafka-logs"
+    paths = [os.path.abspath(path.strip()) for path in text.split(",") if path.strip()]
+    id = settings.get("broker.id", "-1").strip()
+    if not id.lstrip("-").isdecimal():
+        raise CliError(f"{file} has broker.id={id}, which is no number")
+    return _Broker(int(id) if int(id) >= 0 else _stored_id(file, paths), paths, file, settings)
+
+
+def _stored_id(file: str, paths: list[str]) -> int:
+    """The id that ZooKeeper has generated for a broker, from its directories."""
+    from ottla.log.directory.meta_properties import StorageError, read_meta_properties
+    from ottla.runtime.disk import RealDisk
+
+    try:
+        found = [read_meta_properties(RealDisk(), path) for path in paths]
+    except StorageError as error:
+        raise CliError(str(error)) from None
+    ids = {properties.node_id for properties in found if properties is not None}
+    if len(ids) != 1:
+        raise CliError(f"{file} has no broker.id, and its directories do not tell one: {sorted(ids)}")
+    return ids.pop()
+
+
+def _given_dirs(text: str) -> _Broker:
+    id, equals, dirs = text.partition("=")
+    paths = [os.path.abspath(path.strip()) for path in dirs.split(",") if path.strip()]
+    if not equals or not id.strip().isdecimal() or not paths:
+        raise WrongUsage(f"--log-dirs {text}: expected ID=DIR,DIR")
+    return _Broker(int(id), paths, None, {})
+
+
+def _check_once(brokers: list[_Broker]) -> None:
+    ids = [broker.id for broker in brokers]
+    for id in ids:
+        if ids.count(id) > 1:
+            raise WrongUsage(f"broker {id} is given twice")
+    paths = [path for broker in brokers for path in broker.paths]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise WrongUsage(f"the directory {path} is given twice")
+
+
+def _zookeeper_settings(connect: str | None, file: str | None, brokers: list[_Broker]) -> ZooKeeperSettings:
+    from ottla.runtime.zookeeper import ZooKeeperLogin, ZooKeeperSettings
+
+    given: dict[str, str] = {}
+    for broker in brokers:
+        other = broker.settings.get("zookeeper.connect")
+        if other is not None and given.setdefault("zookeeper.connect", other) != other and connect is None:
+            raise WrongUsage(
+                f"the files name different ZooKeepers, {given['zookeeper.connect']} and {other}: are they of "
+                "one cluster? --zookeeper chooses"
+            )
+        for name, value in broker.settings.items():
+            if name.startswith("zookeeper."):
+                given.setdefault(name, value)
+    if file is not None:
+        given |= _read_properties(file)
+    if connect is not None:
+        given["zookeeper.connect"] = connect
+    if "zookeeper.connect" not in given:
+        raise WrongUsage("no ZooKeeper is named: give a server.properties, or --zookeeper HOST:PORT/CHROOT")
+    login = None
+    if "zookeeper.login.scheme" in given:
+        scheme = given["zookeeper.login.scheme"]
+        if scheme not in ("digest", "sasl-digest", "kerberos"):
+            raise WrongUsage(f"zookeeper.login.scheme {scheme}: allowed are digest, sasl-digest and kerberos")
+        login = ZooKeeperLogin(
+            scheme, given.get("zookeeper.login.user", ""), given.get("zookeeper.login.password", "")
+        )
+    tls = given.get("zookeeper.ssl.client.enable", "false").lower() == "true"
+    hostname = given.get("zookeeper.ssl.endpoint.identification.algorithm", "HTTPS")
+    return ZooKeeperSettings(
+        given["zookeeper.connect"],
+        login=login,
+        tls=tls,
+        ca_file=_pem(given, "truststore") if tls else None,
+        certificate_file=_pem(given, "keystore") if tls else None,
+        key_file=_pem(given, "keystore") if tls else None,
+        key_password=given.get("zookeeper.ssl.keystore.password") if tls else None,
+        verify_hostname=hostname.strip() != "",
+    )
+
+
+def _pem(given: dict[str, str], store: str) -> str | None:
+    path = given.get(f"zookeeper.ssl.{store}.location")
+    if path is None:
+        return None
+    kind = given.get(f"zookeeper.ssl.{store}.type", "")
+    if kind.upper() != "PEM" and not path.endswith(".pem"):
+        raise CliError(
+            f"zookeeper.ssl.{store}.location {path} is not in PEM: convert it, and name the new file by "
+            "--zookeeper-config"
+        )
+    return path
+
+
+def _password_decoder(brokers: list[_Broker]) -> Any:
+    from ottla.zookeeper.migration.password_encoder import decode_password
+
+    secrets = [
+        broker.settings[name]
+        for broker in brokers
+        for name in ("password.encoder.secret", "password.encoder.old.secret")
+        if name in broker.settings
+    ]
+    if not secrets:
+        return None
+
+    def decode(value: str) -> str:
+        for secret in secrets[:-1]:
+            try:
+                return decode_password(value, secret)
+            except ValueError:
+                continue
+        return decode_password(value, secrets[-1])
+
+    return decode
+
+
+# ZooKeeper
+
+
+async def _read(settings: ZooKeeperSettings, wait_s: float) -> ZooKeeperCluster:
+    """Read the cluster; if brokers are registered, wait until the sessions of killed ones have ended."""
+    import asyncio
+
+    from ottla.cli.output import note
+    from ottla.runtime.clock import SystemClock
+    from ottla.runtime.zookeeper import KazooSession
+    from ottla.zookeeper.migration.cluster_reader import read_cluster
+    from ottla.zookeeper.migration.importer import check_cluster
+
+    session = await KazooSession.connect(settings)
+    try:
+        clock = SystemClock()
+        deadline_ms = clock.monotonic_ns() // 1_000_000 + int(wait_s * 1000)
+        waiting = False
+        while True:
+            cluster = await read_cluster(session)
+            problems = check_cluster(cluster)
+            late = clock.monotonic_ns() // 1_000_000 >= deadline_ms
+            if not problems:
+                return cluster
+            if late or not (cluster.brokers or cluster.controller) or cluster.migration is not None:
+                raise CliError(f"ZooKeeper at {settings.connect}: {'; '.join(problems)}")
+            if not waiting:
+                note(f"{problems[0]}; waiting up to {wait_s:g} s for that")
+                waiting = True
+            await asyncio.sleep(_POLL_S)
+    finally:
+        await session.close()
+
+
+# The new cluster
+
+
+def _voters(text: str | None, brokers: list[_Broker], imported: ImportedMetadata) -> list[ControllerVoter]:
+    from ottla.zookeeper.migration.kraft_properties import ControllerVoter
+
+    if text is None:
+        replicas = {
+            id for _, _, registration in imported.image.topics.partitions() for id in registration.replicas
+        }
+        if len(brokers) != 1 or not replicas <= {brokers[0].id}:
+            known = sorted(replicas | {broker.id for broker in brokers})
+            raise WrongUsage(
+                f"the cluster has the brokers {known}: choose its controllers, the same on each machine, as "
+                "--controllers 1@HOST:9093,2@HOST:9093,3@HOST:9093"
+            )
+        return [ControllerVoter(brokers[0].id, "localhost", _DEFAULT_CONTROLLER_PORT)]
+    voters: list[ControllerVoter] = []
+    for item in (part.strip() for part in text.split(",")):
+        id, at, address = item.partition("@")
+        host, colon, port = address.rpartition(":")
+        if not (at and colon and host and id.isdecimal() and port.isdecimal()):
+            raise WrongUsage(f"--controllers: {item!r} is not of the form ID@HOST:PORT")
+        if any(voter.id == int(id) for voter in voters):
+            raise WrongUsage(f"--controllers: {id} is named twice")
+        voters.append(ControllerVoter(int(id), host.strip("[]"), int(port)))
+    return sorted(voters)
+
+
+def _nodes(
+    brokers: list[_Broker], voters: list[ControllerVoter], controller_dirs: list[str]
+) -> list[ImportNode]:
+    from ottla.zookeeper.migration.importer import ImportNode
+
+    ids = {voter.id for voter in voters}
+    nodes = [ImportNode(broker.id, tuple(broker.paths), is_controller=broker.id in ids) for broker in brokers]
+    for text in controller_dirs:
+        id, equals, path = text.partition("=")
+        if not equals or not id.isdecimal() or not path:
+            raise WrongUsage(f"--controller-dir {text}: expected ID=DIR")
+        if int(id) not in ids:
+            raise WrongUsage(f"--controller-dir {text}: {id} is not among --controllers")
+        if any(node.id == int(id) for node in nodes):
+            raise WrongUsage(f"--controller-dir {text}: {id} has directories already")
+        nodes.append(ImportNode(int(id), (os.path.abspath(path),), is_broker=False, is_controller=True))
+    if not nodes:
+        raise WrongUsage("no directory is given: name the server.properties of the brokers on this machine")
+    return nodes
+
+
+def _check_controllers(voters: list[ControllerVoter], nodes: list[ImportNode], plan: ImportPlan) -> None:
+    here = {node.id for node in nodes if node.is_controller}
+    others = [str(voter) for voter in voters if voter.id not in here]
+    if others:
+        plan.findings.notes.append(
+            f"the controllers {', '.join(others)} are not imported by this run: run it with their "
+            "directories, before any node starts"
+        )
+    if len(voters) % 2 == 0:
+        plan.findings.warnings.append(
+            f"{len(voters)} controllers are not safer than {len(voters) - 1}: an odd number is usual"
+        )
+
+
+def _new_settings(
+    brokers: list[_Broker], voters: list[ControllerVoter], nodes: list[ImportNode], output: str | None
+) -> dict[str, KraftProperties]:
+    """The new settings of each node, by the file that they are written to."""
+    from ottla.zookeeper.migration.kraft_properties import controller_properties, kraft_properties
+
+    found: dict[str, KraftProperties] = {}
+    for broker in brokers:
+        settings = broker.settings or {"log.dirs": ",".join(broker.paths)}
+        if broker.file is not None:
+            stem, suffix = os.path.splitext(os.path.basename(broker.file))
+            directory = output or os.path.dirname(os.path.abspath(broker.file))
+            path = os.path.join(directory, f"{stem}-kraft{suffix}")
+        else:
+            path = os.path.join(output or ".", f"broker-{broker.id}-kraft.properties")
+        found[os.path.abspath(path)] = kraft_properties(settings, broker.id, voters)
+    for node in nodes:
+        if not node.is_broker:
+            voter = next(voter for voter in voters if voter.id == node.id)
+            path = os.path.join(output or ".", f"controller-{node.id}.properties")
+            found[os.path.abspath(path)] = controller_properties(voter, voters, node.metadata_dir)
+    return found
+
+
+def _write_settings(new_settings: dict[str, KraftProperties], plan: ImportPlan) -> None:
+    for path, properties in new_settings.items():
+        text = properties.text()
+        try:
+            with open(path, encoding="utf-8") as file:
+                current = file.read()
+        except FileNotFoundError:
+            current = ""
+        if current and current != text:
+            plan.findings.notes.append(f"{path} was there already, with other settings, and is not changed")
+        elif not current:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+
+
+# The report
+
+
+def _counts(imported: ImportedMetadata) -> dict[str, int]:
+    image = imported.image
+    partitions = list(image.topics.partitions())
+    return {
+        "topics": len(image.topics.by_id),
+        "partitions": len(partitions),
+        "reassignments": sum(1 for _, _, each in partitions if each.is_reassigning),
+        "configs": sum(len(values) for values in image.configs.values()),
+        "quotas": sum(len(values) for values in image.client_quotas.values()),
+        "scram_credentials": len(image.scram),
+        "acls": len(image.acls),
+        "delegation_tokens": len(image.delegation_tokens),
+    }
+
+
+def _document(
+    imported: ImportedMetadata,
+    plan: ImportPlan,
+    voters: list[ControllerVoter],
+    new_settings: dict[str, KraftProperties],
+    *,
+    written: bool,
+) -> dict[str, Any]:
+    return {
+        "cluster_id": plan.cluster_id,
+        "metadata_version": str(plan.version),
+        "controllers": [str(voter) for voter in voters],
+        "next_producer_id": imported.image.next_producer_id,
+        "counts": _counts(imported),
+        "nodes": [
+            {
+                "id": node.id,
+                "roles": [
+                    *(["broker"] if node.is_broker else []),
+                    *(["controller"] if node.is_controller else []),
+                ],
+                "directories": list(node.paths),
+            }
+            for node in plan.nodes
+        ],
+        "settings": list(new_settings),
+        "left_behind": plan.findings.left_behind,
+        "warnings": plan.findings.warnings,
+        "problems": plan.findings.problems,
+        "notes": plan.findings.notes,
+        "pending": plan.pending,
+        "written": written,
+    }
+
+
+def _print_report(
+    imported: ImportedMetadata,
+    plan: ImportPlan,
+    voters: list[ControllerVoter],
+    new_settings: dict[str, KraftProperties],
+    *,
+    dry_run: bool,
+) -> None:
+    print(f"cluster {plan.cluster_id}, metadata version {plan.version}")
+    counts = _counts(imported)
+    print("comes over: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
+    findings = plan.findings
+    for heading, lines in (
+        ("does not come over", findings.left_behind),
+        ("looks wrong", findings.warnings),
+        ("has to be solved first", findings.problems),
+        ("to know", findings.notes),
+    ):
+        if lines:
+            print(f"{heading}:")
+            for line in lines:
+                print(f"  {line}")
+    if findings.problems:
+        return
+    if not plan.pending:
+        print("everything was imported before; nothing was changed")
+    else:
+        print("would be written:" if dry_run else "written:")
+        for path in plan.pending:
+            print(f"  {path}")
+    print(f"settings {'to be written' if dry_run else 'of the nodes'}, to be checked before a start:")
+    for path in new_settings:
+        print(f"  {path}")
+    print(
+        f"controllers: {','.join(map(str, voters))}. Start the nodes with `ottla start FILE`, or with Apache "
+        "Kafka's kafka-server-start.sh, and do not start the brokers on ZooKeeper again"
+    )

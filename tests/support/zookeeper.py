@@ -1,0 +1,203 @@
+"""ZooKeeper, and Apache Kafka 3.9 on it, as processes in a folder on loopback: the oracle of znodes.
+
+Sessions are short, so that a killed broker is forgotten after two seconds. Leaving a context ends the process
+that was started; a failed start shows the end of its log.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ottla.testing.cluster_plan import free_ports
+from tests.support import java, kafka_libs
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+POLL_INTERVAL_S = 0.05
+TICK_MS = 500
+SESSION_TIMEOUT_MS = 2_000
+
+ONE_BROKER = {
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "offsets.topic.num.partitions": "2",
+    "transaction.state.log.num.partitions": "2",
+    "group.initial.rebalance.delay.ms": "0",
+    "log.initial.task.delay.ms": "3600000",
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+    "zookeeper.session.timeout.ms": str(SESSION_TIMEOUT_MS),
+}
+
+
+class JavaProcess:
+    """A Java program that runs until it is stopped or killed."""
+
+    def __init__(self, log_file: Path) -> None:
+        self._log_file = log_file
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def launch(self, main: str, arguments: Sequence[str], bundle: kafka_libs.Bundle) -> None:
+        with self._log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                java.command(main, arguments, bundle=bundle),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=java.die_with_parent(),
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def await_port(self, port: int) -> None:
+        """Wait until something listens at the port."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            assert self.running, f"it ended while starting:\n{self.log_tail()}"
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=5):
+                    return
+            except OSError:
+                time.sleep(POLL_INTERVAL_S)
+        raise AssertionError(f"not ready after {START_TIMEOUT_S} s:\n{self.log_tail()}")
+
+    def stop(self) -> None:
+        """End it as an operator does."""
+        if self._process is not None:
+            java.end_process(self._process, timeout_s=STOP_TIMEOUT_S)
+            self._process = None
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        if self._process is not None:
+            java.kill_process(self._process)
+            self._process = None
+
+    def log_tail(self, size: int = 6000) -> str:
+        return self._log_file.read_text(errors="replace")[-size:] if self._log_file.exists() else "(no log)"
+
+
+class ApacheZooKeeper:
+    """One ZooKeeper server; `connect` is its address."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.port = 0
+        self._java = JavaProcess(directory / "zookeeper.log")
+
+    @property
+    def connect(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._java.pid
+
+    def start(self) -> Self:
+        """Start it, on the same port and data as before."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if self.port == 0:
+            (self.port,) = free_ports(1)
+        file = self._directory / "zookeeper.cfg"
+        file.write_text(
+            f"dataDir={self._directory / 'zookeeper-data'}\nclientPort={self.port}\n"
+            f"clientPortAddress=127.0.0.1\nadmin.enableServer=false\ntickTime={TICK_MS}\n"
+            "maxClientCnxns=0\n4lw.commands.whitelist=*\n"
+        )
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        self._java.launch(main, [str(file)], kafka_libs.ZOOKEEPER_KAFKA)
+        self._java.await_port(self.port)
+        return self
+
+    def stop(self) -> None:
+        self._java.stop()
+
+    def kill(self) -> None:
+        self._java.kill()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._java.kill()
+
+
+class ZooKeeperKafka:
+    """A broker of Apache Kafka 3.9 on ZooKeeper. It is ready when its last listener accepts connections."""
+
+    def __init__(
+        self,
+        directory: Path,
+        zookeeper: str,
+        *,
+        broker_id: int = 1,
+        log_dirs: Sequence[str] = ("data",),
+        port: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.broker_id = broker_id
+        self.port = port if port is not None else free_ports(1)[0]
+        self.log_dirs = [directory / name for name in log_dirs]
+        self.file = directory / "server.properties"
+        self._java = JavaProcess(directory / "server.log")
+        self.settings = {
+            "broker.id": str(broker_id),
+            "zookeeper.connect": zookeeper,
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "log.dirs": ",".join(map(str, self.log_dirs)),
+            **ONE_BROKER,
+            **(properties or {}),
+        }
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def launch(self) -> None:
+        """Begin to start it."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.file.write_text("".join(f"{name}={value}\n" for name, value in self.settings.items()))
+        self._java.launch("kafka.Kafka", [str(self.file)], kafka_libs.ZOOKEEPER_KAFKA)
+
+    def await_ready(self) -> None:
+        self._java.await_port(self.port)
+
+    def start(self) -> Self:
+        self.launch()
+        self.await_ready()
+        return self
+
+    def stop(self) -> None:
+        self._java.stop()
+
+    def kill(self) -> None:
+        self._java.kill()
+
+    def log_tail(self) -> str:
+        return self._java.log_tail()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._java.kill()

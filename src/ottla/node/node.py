@@ -149,6 +149,7 @@ class Node:
             self._decide_locally,
             self.security,
             self.network_statistics,
+            self.tasks,
         )
         self.server: Final = SocketServer(
             runtime.network,
@@ -449,6 +450,7 @@ class Node:
         await self.endpoints.open_unknown(self.server)
         self._on_stop(self.server.stop)
         usable = [path for path in config.log_dirs if path not in storage.failed]
+        endpoints = self.endpoints.reachable(config.advertised_listeners)
         self.lifecycle = BrokerLifecycleManager(
             self.tasks,
             self.quorum.controller_channel("ottla-broker-lifecycle"),
@@ -457,9 +459,10 @@ class Node:
             cluster_id=self.cluster_id,
             incarnation_id=self._incarnation_id,
             directories={path: storage.directories[path] for path in usable},
-            endpoints=self.endpoints.reachable(config.advertised_listeners),
+            endpoints=endpoints,
             previous_epoch=await self.runtime.pool.run(clean_shutdown_epoch, self.runtime.disk, usable),
             on_fatal=self.fail,
+            announce=self.quorum.announcer(self._incarnation_id, endpoints),
         )
         self._on_stop(self.lifecycle.close)
         self._waits_for = self.lifecycle.waits_for
@@ -577,7 +580,7 @@ class Node:
         self._on_stop(self._leave)
         self.endpoints.warn_of_open_listeners(is_authorized=self.authorizer is not None)
         for text in start_warnings(
-            self.config, self.image, self.endpoints.for_clients(), sole_voter=self._is_sole_voter
+            self.config, self.image, self.endpoints.for_clients(), sole_voter=self.quorum.is_sole_voter
         ):
             log.warning("%s", text)
         # From then on it may lead; what is damaged must not.
@@ -757,7 +760,7 @@ class Node:
 
     async def _leave(self) -> None:
         """Hand over what this broker leads, then turn clients away."""
-        alone = self._is_sole_voter
+        alone = self.quorum.is_sole_voter
         if alone and not self._has_peers():
             # No other broker can take over. Clients would only hear that none is left, and some give up then.
             await self.server.stop()
@@ -766,10 +769,6 @@ class Node:
         if not (hand_over and await self.lifecycle.controlled_shutdown(seconds)):
             log.info("leaving without having handed over all leaderships")
         await self.server.stop()
-
-    @property
-    def _is_sole_voter(self) -> bool:
-        return self.quorum.metadata.voters.ids == (self.config.node_id,)
 
     def _has_peers(self) -> bool:
         brokers = self.image.cluster.brokers.values()

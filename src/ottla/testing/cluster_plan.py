@@ -107,6 +107,8 @@ class ClusterPlan:
     """Whether the voters are kept in the metadata log, so that controllers can be added and removed."""
     security: LocalSecurity | None = None
     """What protects all listeners; None is plain text. Its files are in `security_directory`."""
+    zookeeper: str | None = None
+    """Legacy: where the metadata are, as `zookeeper.connect` has it; None is a quorum of the controllers."""
 
     @classmethod
     def make(
@@ -119,6 +121,7 @@ class ClusterPlan:
         first_port: int | None = None,
         dynamic_quorum: bool = False,
         security: LocalSecurity | None = None,
+        zookeeper: str | None = None,
     ) -> Self:
         """Make a new plan.
 
@@ -127,6 +130,8 @@ class ClusterPlan:
         """
         if not 1 <= brokers <= MAX_NODES or not 0 <= controllers <= MAX_NODES:
             raise PlanError(f"a cluster has 1 to {MAX_NODES} brokers and at most {MAX_NODES} controllers")
+        if zookeeper is not None and dynamic_quorum:
+            raise PlanError("a cluster whose metadata are in ZooKeeper has no quorum")
         path = Path(directory).absolute()
         combined = controllers == 0
         count = brokers + (brokers if combined else controllers)
@@ -142,7 +147,7 @@ class ClusterPlan:
                 for n, port in enumerate(of_controllers, brokers + 1)
             ]
         cluster_id = uuid_text(SystemRandom().uuid())
-        return cls(path, cluster_id, tuple(nodes), dict(settings or {}), dynamic_quorum, security)
+        return cls(path, cluster_id, tuple(nodes), dict(settings or {}), dynamic_quorum, security, zookeeper)
 
     @property
     def security_directory(self) -> Path:
@@ -245,6 +250,7 @@ class ClusterPlan:
                 document["settings"],
                 document["dynamic_quorum"],
                 _read_security(path, document.get("security")),
+                document.get("zookeeper"),
             )
         except FileNotFoundError:
             raise PlanError(
@@ -263,6 +269,7 @@ class ClusterPlan:
             "dynamic_quorum": self.dynamic_quorum,
             "settings": dict(self.settings),
             "security": None if self.security is None else self.security.protocol.name,
+            **({} if self.zookeeper is None else {"zookeeper": self.zookeeper}),
             "nodes": [
                 {"id": node.id, "port": node.port, "controller_port": node.controller_port}
                 for node in self.nodes
@@ -296,7 +303,9 @@ class ClusterPlan:
         if node.controller_port is not None:
             listeners.append(f"{_CONTROLLER_LISTENER}://{HOST}:{node.controller_port}")
         addresses = [(each.id, f"{HOST}:{each.controller_port}") for each in self.voters]
-        if self.dynamic_quorum:
+        if self.zookeeper is not None:
+            quorum = {"metadata.store": "zookeeper", "zookeeper.connect": self.zookeeper}
+        elif self.dynamic_quorum:
             quorum = {"controller.quorum.bootstrap.servers": ",".join(at for _, at in addresses)}
         else:
             quorum = {"controller.quorum.voters": ",".join(f"{n}@{at}" for n, at in addresses)}

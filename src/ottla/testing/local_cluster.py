@@ -163,12 +163,15 @@ class LocalCluster:
         data_dir: str | None = None,
         log_level: str = "warning",
         security: str | LocalSecurity | None = None,
+        zookeeper: str | None = None,
     ) -> None:
+        """`zookeeper` is for the legacy mode: the servers that keep the metadata, `host:port/chroot`."""
         self._security = LocalSecurity(security) if isinstance(security, str) else security
         self._size = nodes
         self._settings = {**FOR_TESTS, **settings_text(settings or {})}
         self._controllers = controllers
         self._dynamic_quorum = dynamic_quorum
+        self._zookeeper = zookeeper
         self._given_dir = data_dir
         self._log_level = log_level
         self._plan: ClusterPlan | None = None
@@ -261,6 +264,7 @@ class LocalCluster:
             settings=self._settings,
             dynamic_quorum=self._dynamic_quorum,
             security=self._security,
+            zookeeper=self._zookeeper,
         )
         plan.write()
         return plan

@@ -275,9 +275,14 @@ def acknowledge_heartbeat(
     return _heartbeat_reply(request, registration_offset, target)
 
 
-def handle_broker_fenced(state: ControllerState, broker: int) -> Steps[list[MetadataRecord]]:
+def leave_partitions(state: ControllerState, broker: int) -> Steps[list[MetadataRecord]]:
+    """The changes of the partitions in whose ISR a broker is that does not serve."""
     in_isr = state.index.in_isr(state.image, broker)
-    records = yield from generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker)
+    return (yield from generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker))
+
+
+def handle_broker_fenced(state: ControllerState, broker: int) -> Steps[list[MetadataRecord]]:
+    records = yield from leave_partitions(state, broker)
     epoch = state.image.cluster.brokers[broker].epoch
     records.append(BrokerRegistrationChangeRecord(broker_id=broker, broker_epoch=epoch, fenced=_FENCE))
     return records

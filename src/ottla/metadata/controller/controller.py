@@ -458,6 +458,12 @@ class Controller:
         records = yield from control_brokers.handle_broker_fenced(self._state, broker)
         return Result(records, True, atomic=False)
 
+    def fence_unregistered_broker(self, broker: int) -> Decision[None]:
+        """Take a broker that is not registered out of leaderships and in-sync sets."""
+        if broker in self.image.cluster.brokers:
+            return Result([], None)
+        return Result((yield from control_brokers.leave_partitions(self._state, broker)), None, atomic=False)
+
     def silent_brokers(self, now_ns: int, for_ns: int) -> list[tuple[int, int]]:
         """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat for `for_ns`."""
         return self._unfenced(self._heartbeats.sessions_silent_since(now_ns - for_ns))

@@ -17,9 +17,10 @@ from ottla.metadata.image.delta import MetadataDelta, ReplayError
 from ottla.metadata.image.difference import records_between
 from ottla.metadata.image.image import MetadataImage, Provenance
 from ottla.metadata.log.batch_loader import MetadataBatchLoader
+from ottla.metadata.log.log_driver import MetadataRecordStore
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.metadata_records import decode_metadata_record
-from ottla.raft.driver.kafka_raft_log import KafkaRaftLog, LoadedSnapshot
+from ottla.raft.driver.kafka_raft_log import LoadedSnapshot
 from ottla.records.batch import iter_batches, read_records
 from ottla.runtime.steps import Steps, run_at_once
 
@@ -31,7 +32,7 @@ class MetadataLoader:
     StorageError; the log must not be used any more then.
     """
 
-    def __init__(self, log: KafkaRaftLog, snapshot: LoadedSnapshot | None) -> None:
+    def __init__(self, log: MetadataRecordStore, snapshot: LoadedSnapshot | None) -> None:
         self._log: Final = log
         # Called with each image and its delta.
         self.on_image: Subscriber | None = None

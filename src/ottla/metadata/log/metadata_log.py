@@ -29,6 +29,7 @@ from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage, Provenance
 from ottla.metadata.log.batch_loader import MetadataBatchLoader
 from ottla.metadata.log.loader import MetadataLoader, Subscriber
+from ottla.metadata.log.log_driver import MetadataLogDriver, MetadataRecordStore, MetadataSnapshots
 from ottla.metadata.log.snapshot_generator import SnapshotGenerator
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.config import QuorumConfig
@@ -41,7 +42,6 @@ from ottla.raft.driver.kafka_raft_log import (
     LogGap,
 )
 from ottla.raft.driver.quorum_state_store import BadQuorumState, read_election_state
-from ottla.raft.driver.snapshots import SnapshotStore
 from ottla.raft.snapshot import SnapshotContent, SnapshotId
 from ottla.raft.states import ElectionState
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet, VoterSetHistory
@@ -88,15 +88,27 @@ DEFAULT_CONFIG: Final = MetadataLogConfig()
 
 
 @dataclass(slots=True)
-class _LoadedFiles:
-    """The content of the log's files that is certain: the newest snapshot, the voters and the vote given. The
-    quorum decides what is committed beyond the snapshot.
+class LoadedMetadata:
+    """What is certain before the driver starts: the newest snapshot and the voters. The driver decides what
+    is committed beyond the snapshot.
     """
+
+    log: MetadataRecordStore
+    voter_history: VoterSetHistory
+    loader: MetadataLoader
+
+
+@dataclass(slots=True)
+class _LoadedFiles:
+    """The content of the files of a quorum's log."""
 
     log: KafkaRaftLog
     voter_history: VoterSetHistory
     loader: MetadataLoader
     election: ElectionState | None
+
+    def metadata(self) -> LoadedMetadata:
+        return LoadedMetadata(self.log, self.voter_history, self.loader)
 
 
 def _load_files(
@@ -174,18 +186,18 @@ class _DelayedCommits:
 
 
 class MetadataLog:
-    """Create it by `open`."""
+    """Create it by `open`. Otherwise `client` has to be set before `start`."""
 
-    def __init__(self, runtime: Runtime, files: _LoadedFiles, config: MetadataLogConfig) -> None:
+    def __init__(self, runtime: Runtime, loaded: LoadedMetadata, config: MetadataLogConfig) -> None:
         self._runtime: Final = runtime
-        self._log: Final = files.log
-        self._voter_history: Final = files.voter_history
-        self._loader: Final = files.loader
-        self.image = files.loader.image  # the newest committed image
-        files.loader.on_image = self._on_image
+        self._log: Final = loaded.log
+        self._voter_history: Final = loaded.voter_history
+        self._loader: Final = loaded.loader
+        self.image = loaded.loader.image  # the newest committed image
+        loaded.loader.on_image = self._on_image
         self._subscribers: list[Subscriber] = []
         self.config: Final = config
-        self.client: KafkaRaftClient
+        self.client: MetadataLogDriver
         self._delayed_commits: Final = _DelayedCommits()
         # How long decisions of this node's active controller waited for their commit, in nanoseconds.
         self.commit_times: Final = Histogram(_COMMIT_BOUNDS_NS, scale=1e-9)
@@ -202,14 +214,14 @@ class MetadataLog:
         self._snapshot_to_load: SnapshotId | None = None  # the log has started over after it
         self._publishing: Final = WorkQueue(runtime.clock, "publication of metadata")
         self._publisher: Publisher | None = None
-        self._image_end = files.loader.next_offset  # the offset after the last one that the image has
+        self._image_end = loaded.loader.next_offset  # the offset after the last one that the image has
         # The last offset of the metadata that this node has applied; -1 before the first.
         self.published_offset = self.image.provenance.last_contained_offset
         self._snapshot_generator: Final = SnapshotGenerator(
             runtime,
-            files.log,
-            files.voter_history,
-            files.loader,
+            loaded.log,
+            loaded.voter_history,
+            loaded.loader,
             max_record_bytes=config.max_record_bytes_between_snapshots,
             max_interval_ms=config.max_snapshot_interval_ms,
         )
@@ -242,13 +254,13 @@ class MetadataLog:
         if alone:
             static_voters = VoterSet.of(Voter(ReplicaKey(node_id), local.endpoints))
         files = await runtime.pool.run(_load_files, runtime, dir, config, static_voters)
-        self = cls(runtime, files, config)
+        self = cls(runtime, files.metadata(), config)
         try:
             if alone:
                 self._check_alone(local.key)
             self.client = KafkaRaftClient(
                 runtime,
-                self._log,
+                files.log,
                 self._voter_history,
                 local,
                 self,
@@ -523,7 +535,7 @@ class MetadataLog:
         return self._voter_history.kraft_version
 
     @property
-    def snapshots(self) -> SnapshotStore:
+    def snapshots(self) -> MetadataSnapshots:
         return self._log.snapshots
 
     @property

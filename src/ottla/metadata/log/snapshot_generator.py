@@ -10,8 +10,8 @@ from typing import Final
 
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.loader import MetadataLoader
+from ottla.metadata.log.log_driver import MetadataRecordStore
 from ottla.metadata.records import encode_record
-from ottla.raft.driver.kafka_raft_log import KafkaRaftLog
 from ottla.raft.snapshot import SnapshotId, encode_snapshot
 from ottla.raft.voters import VoterSetHistory
 from ottla.runtime.runtime import Runtime
@@ -22,7 +22,7 @@ class SnapshotGenerator:
     def __init__(
         self,
         runtime: Runtime,
-        log: KafkaRaftLog,
+        log: MetadataRecordStore,
         voter_history: VoterSetHistory,
         loader: MetadataLoader,
         *,

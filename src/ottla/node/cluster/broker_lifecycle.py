@@ -69,10 +69,14 @@ class BrokerLifecycleManager:
         endpoints: Iterable[Endpoint],
         previous_epoch: int,
         on_fatal: Callable[[str], None],
+        announce: Callable[[int], None] | None = None,
     ) -> None:
         """`directories` are the ids of the data directories by path, `previous_epoch` is the broker epoch of
         the last run if that ended cleanly, and `on_fatal` is called if it cannot be registered again.
+        `announce` gets the epoch with which this broker is ready to serve, before each heartbeat that says
+        so.
         """
+        self._announce: Final = announce
         self._tasks: Final = tasks
         self._channel: Final = channel
         self._metadata: Final = metadata
@@ -260,6 +264,8 @@ class BrokerLifecycleManager:
         if timeout_ms is None:
             timeout_ms = config.number("broker.session.timeout.ms")
         offline = sorted(self._offline)
+        if self._announce is not None and self._ready_to_unfence and not self._shutting_down:
+            self._announce(self.epoch)
         sent_at = asyncio.get_running_loop().time()
         response = await self._channel.request(
             BrokerHeartbeatRequest(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from ottla.metadata.controller.state import Decision, Result
     from ottla.metadata.log.loader import Subscriber
     from ottla.metadata.records import MetadataRecord
+    from ottla.node.cluster.zookeeper_member import ZooKeeperMember
     from ottla.node.network.login import SaslListener
+    from ottla.runtime.tasks import TaskSupervisor
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +79,12 @@ class QuorumMember:
         local_controller: LocalController,
         security: NodeSecurity,
         statistics: NetworkStatistics | None = None,
+        tasks: TaskSupervisor | None = None,
     ) -> None:
         self._runtime: Final = runtime
+        self._tasks: Final = tasks
+        # The legacy mode, in which there is no quorum.
+        self._zookeeper: ZooKeeperMember | None = None
         self._config: Final = config
         self._local_controller: Final = local_controller
         self._security: Final = security
@@ -118,31 +124,34 @@ class QuorumMember:
         metadata_dir = config.metadata_log_dir
         bootstrap = await runtime.pool.run(read_bootstrap, runtime.disk, metadata_dir)
         self.formatted_records = bootstrap
-        self.metadata = metadata = await MetadataLog.open(
-            runtime,
-            metadata_dir,
-            node_id=config.node_id,
-            directory_id=directory_id,
-            cluster_id=cluster_id,
-            static_voters=static_voters(config),
-            endpoints={each.name: Address(each.host, each.port) for each in endpoints},
-            bootstrap=bootstrap_servers(config),
-            listener=config.controller_listener_names[0],
-            config=metadata_log_config(config),
-            quorum=quorum_config(config),
-            security=self._security.controller,
-        )
+        addresses = {each.name: Address(each.host, each.port) for each in endpoints}
+        if config.uses_zookeeper:
+            metadata = await self._open_zookeeper(cluster_id, directory_id, addresses)
+        else:
+            metadata = await MetadataLog.open(
+                runtime,
+                metadata_dir,
+                node_id=config.node_id,
+                directory_id=directory_id,
+                cluster_id=cluster_id,
+                static_voters=static_voters(config),
+                endpoints=addresses,
+                bootstrap=bootstrap_servers(config),
+                listener=config.controller_listener_names[0],
+                config=metadata_log_config(config),
+                quorum=quorum_config(config),
+                security=self._security.controller,
+            )
+        self.metadata = metadata
         loop = asyncio.get_running_loop()
 
         def activate() -> QuorumController:
             loop.call_soon(self.liveness.on_controller_active)
-            return QuorumController.activate(
-                runtime,
-                metadata,
-                controller_settings(self._config.current, cluster_id),
-                TableSchema(lambda: self._config.current),
-                bootstrap,
-            )
+            settings = controller_settings(self._config.current, cluster_id)
+            schema = TableSchema(lambda: self._config.current)
+            if self._zookeeper is not None:
+                return self._zookeeper.activate(settings, schema, bootstrap)
+            return QuorumController.activate(runtime, metadata, settings, schema, bootstrap)
 
         self.active_controller = ActiveController(metadata, activate)
         self.liveness = BrokerLivenessProbe(
@@ -153,6 +162,31 @@ class QuorumMember:
         self.forwards = self.controller_channel("ottla-forwarding", is_patient=True)
         metadata.start()
         self.opened.set()
+
+    async def _open_zookeeper(
+        self, cluster_id: str, directory_id: bytes, endpoints: Mapping[str, Address]
+    ) -> MetadataLog:
+        assert self._tasks is not None
+        config = self._config.current
+        member_class = await self._runtime.pool.run(_import_zookeeper_member)
+        self._zookeeper = member = await member_class.connect(self._runtime, self._tasks, config)
+        try:
+            return await member.open(config, cluster_id, directory_id, endpoints, self._security.controller)
+        except BaseException:
+            await member.close()
+            raise
+
+    @property
+    def is_sole_voter(self) -> bool:
+        """Whether no other node could be the controller."""
+        return self._zookeeper is None and self.metadata.voters.ids == (self._config.current.node_id,)
+
+    def announcer(self, incarnation_id: bytes, endpoints: Sequence[Endpoint]) -> Callable[[int], None] | None:
+        """What has to learn the epoch with which the broker of this node serves; None with a quorum."""
+        if self._zookeeper is None:
+            return None
+        config = self._config.current
+        return self._zookeeper.announcer(config.node_id, incarnation_id, endpoints, config.rack)
 
     def control(
         self, decide: Callable[[Controller], Result[T] | Decision[T]], *, for_client: bool = True
@@ -184,6 +218,9 @@ class QuorumMember:
                     await metadata.until(lambda: metadata.is_caught_up and not metadata.image.is_empty)
                     return
             if metadata.leader_id is None:
+                if self._zookeeper is not None:
+                    log.warning("ZooKeeper has no /controller yet, or it cannot be reached")
+                    continue
                 log.warning(
                     "the quorum has no leader yet: most of its voters (%s) must run and reach each other",
                     metadata.known_voters,
@@ -240,3 +277,10 @@ class QuorumMember:
 def _on_registration_refused(code: ErrorCode, response: Response) -> None:
     assert isinstance(response, ControllerRegistrationResponse)
     log.warning("the controller did not register this one: %s %s", code.name, response.error_message)
+
+
+def _import_zookeeper_member() -> type[ZooKeeperMember]:
+    """Import the legacy mode, which would hold the event loop for too long."""
+    from ottla.node.cluster.zookeeper_member import ZooKeeperMember
+
+    return ZooKeeperMember

@@ -22,6 +22,7 @@ from ottla.node.config.tables.remote import REMOTE
 from ottla.node.config.tables.replication import REPLICATION
 from ottla.node.config.tables.security import SECURITY
 from ottla.node.config.tables.topic import TOPIC
+from ottla.node.config.tables.zookeeper import METADATA_STORE, ZOOKEEPER, ZOOKEEPER_STORE
 from ottla.protocol.security_protocol import SecurityProtocol
 
 BROKER: Final[Mapping[str, ConfigKey]] = {
@@ -32,6 +33,7 @@ BROKER: Final[Mapping[str, ConfigKey]] = {
     **COORDINATORS,
     **SECURITY,
     **REMOTE,
+    **ZOOKEEPER,
 }
 
 # A quorum of one has no second node to replicate to. Kafka's own sample configuration sets the same.
@@ -260,9 +262,16 @@ class NodeConfig:
     @property
     def alone(self) -> bool:
         """Whether no quorum is configured, so that the node is a quorum by itself."""
-        return not self.names("controller.quorum.voters") and not self.names(
-            "controller.quorum.bootstrap.servers"
+        return not (
+            self.names("controller.quorum.voters")
+            or self.names("controller.quorum.bootstrap.servers")
+            or self.uses_zookeeper
         )
+
+    @property
+    def uses_zookeeper(self) -> bool:
+        """Whether metadata are in ZooKeeper, the legacy mode, and not in a quorum."""
+        return self.text(METADATA_STORE) == ZOOKEEPER_STORE
 
     @property
     def log_dirs(self) -> tuple[str, ...]:
@@ -302,6 +311,8 @@ def _complete(given: Mapping[str, str]) -> dict[str, str]:
         if one in settings:
             settings.setdefault(other, settings[one])
     if "controller.quorum.voters" in settings or "controller.quorum.bootstrap.servers" in settings:
+        return settings
+    if settings.get(METADATA_STORE) == ZOOKEEPER_STORE:
         return settings
     return {**_ALONE, **settings}
 
@@ -354,17 +365,25 @@ _OF_PLUGINS: Final = frozenset(("super.users", "allow.everyone.if.no.acl.found")
 
 
 def unknown_names(given: Iterable[str]) -> list[str]:
-    """Return a line for each unknown name, with the nearest known one."""
+    """Return a line for each unknown name, with the nearest known one. Those of ZooKeeper are known where
+    metadata.store is set.
+    """
     lines: list[str] = []
-    for name in given:
-        if name in BROKER or name in _OF_PLUGINS or name.startswith(_PREFIXES):
+    names = list(given)
+    known = (
+        BROKER
+        if METADATA_STORE in names
+        else {name: BROKER[name] for name in BROKER if name not in ZOOKEEPER}
+    )
+    for name in names:
+        if name in known or name in _OF_PLUGINS or name.startswith(_PREFIXES):
             continue
         if name.startswith(_REMOVED):
             lines.append(f"unknown setting {name}: Apache Kafka dropped it in 4.0; it is ignored")
             continue
         from difflib import get_close_matches
 
-        near = get_close_matches(name, BROKER, n=1)
+        near = get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else "it is ignored"
         lines.append(f"unknown setting {name}; {hint}")
     return lines

@@ -64,6 +64,8 @@ def check_rules(config: NodeConfig) -> None:
             raise ConfigError(
                 f"{large} must be greater than {small}: they are {config[large]} and {config[small]}"
             )
+    if config.uses_zookeeper:
+        _check_zookeeper(config)
     _check_log(config)
     _check_limits(config)
     _check_identity(config)
@@ -78,11 +80,29 @@ def _check_not_of_zookeeper(config: NodeConfig) -> None:
     left over from a migration, and means nothing.
     """
     _require(
-        "zookeeper.connect" not in config.given or "process.roles" in config.given,
+        "zookeeper.connect" not in config.given or "process.roles" in config.given or config.uses_zookeeper,
         "Missing required configuration `process.roles` which has no default value: zookeeper.connect is "
         "set, so these are the settings of a Kafka that ran on ZooKeeper, where its topics are. Bring the "
         "cluster over with `ottla zookeeper import`; for a new one, remove zookeeper.connect and choose "
         "empty log.dirs",
+    )
+
+
+def _check_zookeeper(config: NodeConfig) -> None:
+    """What the legacy mode needs, and what it cannot do."""
+    _require(
+        bool(config.text("zookeeper.connect")),
+        "metadata.store=zookeeper needs zookeeper.connect: the servers, as host:port,host:port/chroot",
+    )
+    for name in ("controller.quorum.voters", "controller.quorum.bootstrap.servers"):
+        _require(
+            not config.names(name),
+            f"metadata.store=zookeeper has no quorum, but {name} is set: remove one of the two",
+        )
+    _require(
+        len(config.log_dirs) == 1,
+        "metadata.store=zookeeper is for one directory in log.dirs: Kafka's znodes have no place for the "
+        f"directories of replicas, and there are {len(config.log_dirs)}",
     )
 
 

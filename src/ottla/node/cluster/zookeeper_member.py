@@ -1,0 +1,159 @@
+"""The legacy place of a node in its cluster: metadata in ZooKeeper instead of in a quorum.
+
+`QuorumMember` imports this only where `metadata.store=zookeeper` asks for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from ottla.metadata.controller.state import ControllerSettings
+from ottla.metadata.log.loader import MetadataLoader
+from ottla.metadata.log.metadata_log import LoadedMetadata, MetadataLog
+from ottla.metadata.records import MetadataRecord
+from ottla.node.config.component_settings import metadata_log_config, quorum_config
+from ottla.node.config.errors import NodeFailed
+from ottla.node.config.listeners import Endpoint
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.config.schema import TableSchema
+from ottla.raft.voters import ReplicaKey, Voter, VoterSet, VoterSetHistory
+from ottla.rpc.channel import InterNodeClient
+from ottla.rpc.connection import ConnectionSecurity
+from ottla.runtime.address import Address
+from ottla.runtime.runtime import Runtime
+from ottla.runtime.tasks import TaskSupervisor
+from ottla.runtime.zookeeper import KazooSession, ZooKeeperSession, ZooKeeperSettings
+from ottla.zookeeper.driver.broker_znode import BrokerZNode
+from ottla.zookeeper.driver.cluster_znodes import create_with_parents, prepare_cluster, stored_bootstrap
+from ottla.zookeeper.driver.metadata_stream import MetadataStream
+from ottla.zookeeper.driver.zookeeper_controller import ControllerWatches, ZooKeeperController
+from ottla.zookeeper.driver.zookeeper_log_driver import ZooKeeperLogDriver
+from ottla.zookeeper.znodes import BrokerZNodeEndpoint
+
+_log = logging.getLogger(__name__)
+
+
+def zookeeper_settings(config: NodeConfig) -> ZooKeeperSettings:
+    """The settings whose names begin with `zookeeper`."""
+    session_ms = config.number("zookeeper.session.timeout.ms")
+    connection_ms = config["zookeeper.connection.timeout.ms"]
+    keystore = config["zookeeper.ssl.keystore.location"]
+    return ZooKeeperSettings(
+        config.text("zookeeper.connect"),
+        session_timeout_ms=session_ms,
+        connection_timeout_ms=connection_ms if isinstance(connection_ms, int) else session_ms,
+        tls=config.flag("zookeeper.ssl.client.enable"),
+        ca_file=_text(config["zookeeper.ssl.truststore.location"]),
+        certificate_file=_text(keystore),
+        key_file=_text(keystore),
+        key_password=_text(config["zookeeper.ssl.keystore.password"]),
+    )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+async def _open_session(settings: ZooKeeperSettings) -> ZooKeeperSession:
+    """Open a session, below the chroot, which is created. NodeFailed if no server answers."""
+    try:
+        if settings.chroot:
+            above = await KazooSession.connect(replace(settings, connect=settings.hosts))
+            try:
+                await create_with_parents(above, settings.chroot)
+            finally:
+                await above.close()
+        return await KazooSession.connect(settings)
+    except ConnectionError as error:
+        raise NodeFailed(str(error)) from error
+
+
+class ZooKeeperMember:
+    """What `QuorumMember` needs instead of a quorum. Make it by `connect`; `open` makes `metadata`."""
+
+    def __init__(self, runtime: Runtime, tasks: TaskSupervisor, session: ZooKeeperSession) -> None:
+        self._runtime: Final = runtime
+        self._tasks: Final = tasks
+        self._session: Final = session
+        self._driver: ZooKeeperLogDriver
+        self.metadata: MetadataLog
+        self._watches: ControllerWatches | None = None
+
+    @classmethod
+    async def connect(cls, runtime: Runtime, tasks: TaskSupervisor, config: NodeConfig) -> ZooKeeperMember:
+        """Open a session with ZooKeeper. NodeFailed if no server answers."""
+        return cls(runtime, tasks, await _open_session(zookeeper_settings(config)))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def open(
+        self,
+        config: NodeConfig,
+        cluster_id: str,
+        directory_id: bytes,
+        endpoints: Mapping[str, Address],
+        security: ConnectionSecurity,
+    ) -> MetadataLog:
+        _log.warning(
+            "metadata.store=zookeeper: this node keeps the metadata of the cluster in ZooKeeper at %s. This "
+            "is a legacy mode, to learn from and for the way to a quorum; Apache Kafka has removed it in 4.0",
+            config.text("zookeeper.connect"),
+        )
+        await prepare_cluster(self._session, cluster_id)
+        stream = MetadataStream()
+        local = Voter(ReplicaKey(config.node_id, directory_id), endpoints)
+        loaded = LoadedMetadata(stream, VoterSetHistory(VoterSet.of(local)), MetadataLoader(stream, None))
+        self.metadata = metadata = MetadataLog(self._runtime, loaded, metadata_log_config(config))
+        metadata.client = self._driver = ZooKeeperLogDriver(
+            self._runtime,
+            self._tasks,
+            self._session,
+            stream,
+            local,
+            metadata,
+            cluster_id=cluster_id,
+            config=quorum_config(config),
+            listener_name=config.controller_listener_names[0],
+            session_timeout_ms=config.number("zookeeper.session.timeout.ms"),
+            channel=InterNodeClient(self._runtime.network, security=security),
+            can_lead=config.is_controller,
+        )
+        metadata.watch_leader(self._on_leader_change)
+        return metadata
+
+    def activate(
+        self, settings: ControllerSettings, schema: TableSchema, bootstrap: Sequence[MetadataRecord]
+    ) -> ZooKeeperController:
+        """Make the active controller, and watch what it has to know of."""
+        led = self._driver.led
+        assert led is not None, "an active controller leads an epoch"
+        controller = ZooKeeperController.activate(
+            self._runtime, self.metadata, settings, schema, stored_bootstrap(list(bootstrap))
+        )
+        assert isinstance(controller, ZooKeeperController)
+        self._watches = ControllerWatches(self._runtime.clock, self._session, controller, led)
+        self._tasks.start(f"znodes that controller epoch {led.epoch} watches", self._watches.run)
+        return controller
+
+    def _on_leader_change(self) -> None:
+        if self._watches is not None:
+            self._watches.on_leader_change()
+
+    def announcer(
+        self, id: int, incarnation_id: bytes, endpoints: Sequence[Endpoint], rack: str | None
+    ) -> Callable[[int], None]:
+        """What makes the znode of this broker, and takes the epoch with which it serves."""
+        znode = BrokerZNode(
+            self._session,
+            self._runtime.clock,
+            id,
+            incarnation_id,
+            [BrokerZNodeEndpoint(each.name, each.host, each.port, each.protocol.name) for each in endpoints],
+            rack,
+        )
+        self._tasks.start("znode of this broker", znode.run)
+        return znode.announce

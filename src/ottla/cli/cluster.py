@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ottla.client.admin.cluster import ClusterInfo, Feature
     from ottla.testing.cluster_plan import ClusterPlan
     from ottla.testing.cluster_process import NodeProcess
+    from ottla.testing.zookeeper_server import ZooKeeperServer
 
 HELP: Final = "Run a cluster on this machine; describe any cluster's brokers, features and APIs."
 # How long to wait for a quorum that may have no leader.
@@ -221,6 +222,16 @@ def up(
             "sasl they log in by a password instead, and ACLs say what they may do.",
         ),
     ] = None,
+    zookeeper: Annotated[
+        str | None,
+        Option(
+            "--zookeeper",
+            metavar="[HOST:PORT]",
+            implied="own",
+            help="Legacy: keep the metadata in ZooKeeper, as Kafka did before 4.0, instead of in a quorum. "
+            "Starts one, which needs Java, or uses that at HOST:PORT[/PATH].",
+        ),
+    ] = None,
     detach: Annotated[
         bool, Option("--detach", help="Return when the cluster is ready, and let it run.")
     ] = False,
@@ -234,7 +245,7 @@ def up(
     from ottla.testing.cluster_process import ProcessState
 
     given = named_values("--set", settings or ())
-    plan = _load_or_create(data_dir, nodes, controllers, port, given, secure=secure)
+    plan = _load_or_create(data_dir, nodes, controllers, port, given, secure=secure, zookeeper=zookeeper)
     processes = _processes(plan)
     running = [process for process in processes if process.state() is not ProcessState.DOWN]
     if running:
@@ -244,14 +255,17 @@ def up(
         )
     started: list[NodeProcess] = []
     try:
+        _start_zookeeper(plan)
         _start(processes, started, log_level=log_level)
         if not detach:
             run(_watch(plan, processes, as_json))
     except BaseException:
         _stop(started)
+        _stop_zookeeper(plan)
         raise
     if not detach:
         stopped = _stop(processes)
+        _stop_zookeeper(plan)
         if stopped and not as_json:
             _report(stopped, "stopped", as_json)
     elif as_json:
@@ -262,10 +276,13 @@ def up(
                 "bootstrap_servers": plan.bootstrap_servers,
                 "nodes": [process.plan.id for process in processes],
                 "command_config": plan.command_config,
+                **({} if plan.zookeeper is None else {"zookeeper": plan.zookeeper}),
             }
         )
     else:
         print(f"cluster {plan.cluster_id} serves at {plan.bootstrap_servers}, data in {plan.directory}")
+        if plan.zookeeper is not None:
+            print(f"its metadata are in ZooKeeper at {plan.zookeeper} (legacy)")
         if plan.security is not None:
             print(f"clients need --command-config {plan.command_config}")
             if plan.security.protocol.sasl:
@@ -281,13 +298,19 @@ def down(
     as_json: Json = False,
 ) -> None:
     """Stop the cluster, or some of its nodes, cleanly. The data stays."""
-    _report(_stop(_choose_processes(_load(data_dir), nodes)), "stopped", as_json)
+    plan = _load(data_dir)
+    stopped = _stop(_choose_processes(plan, nodes))
+    if not nodes:
+        _stop_zookeeper(plan)
+    _report(stopped, "stopped", as_json)
 
 
 @command(app, "start")
 def start(nodes: Nodes, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = False) -> None:
     """Start nodes that are down, with their data."""
-    chosen = _choose_processes(_load(data_dir), nodes)
+    plan = _load(data_dir)
+    chosen = _choose_processes(plan, nodes)
+    _start_zookeeper(plan)
     _start(chosen, [])
     _report(chosen, "started", as_json)
 
@@ -358,6 +381,7 @@ def _load_or_create(
     settings: dict[str, str],
     *,
     secure: str | None,
+    zookeeper: str | None,
 ) -> ClusterPlan:
     """The cluster in the directory, or a new one."""
     from ottla.testing.cluster_plan import ClusterPlan, PlanError
@@ -372,6 +396,7 @@ def _load_or_create(
                 settings=settings,
                 first_port=port or DEFAULT_PORT,
                 security=None if secure is None else LocalSecurity(_PROTOCOLS[secure]),
+                zookeeper=zookeeper,
             )
             plan.write()
             return plan
@@ -384,6 +409,8 @@ def _load_or_create(
     wanted["--secure"] = secure is not None and (
         plan.security is None or plan.security.protocol.name != _PROTOCOLS[secure]
     )
+    known = plan.zookeeper if plan.zookeeper_port is None else "own"
+    wanted["--zookeeper"] = zookeeper not in (None, known, plan.zookeeper)
     wanted["--set"] = bool(settings) and settings.items() != dict(plan.settings).items()
     for option, differs in wanted.items():
         if differs:
@@ -392,6 +419,37 @@ def _load_or_create(
                 "option, or choose another --data-dir"
             )
     return plan
+
+
+def _zookeeper_server(plan: ClusterPlan) -> ZooKeeperServer | None:
+    if plan.zookeeper_port is None:
+        return None
+    from ottla.testing.zookeeper_server import ZooKeeperServer
+
+    return ZooKeeperServer(plan.directory / "zookeeper", plan.zookeeper_port)
+
+
+def _start_zookeeper(plan: ClusterPlan) -> None:
+    """Start the ZooKeeper of the cluster, if it has one of its own that does not run."""
+    server = _zookeeper_server(plan)
+    if server is not None:
+        from ottla.testing.cluster_process import ClusterError
+
+        try:
+            server.start()
+        except ClusterError as error:
+            raise CliError(str(error)) from None
+
+
+def _stop_zookeeper(plan: ClusterPlan) -> None:
+    server = _zookeeper_server(plan)
+    if server is not None:
+        from ottla.testing.cluster_process import ClusterError
+
+        try:
+            server.stop()
+        except ClusterError as error:
+            raise CliError(str(error)) from None
 
 
 def _load(data_dir: str) -> ClusterPlan:

@@ -6,6 +6,7 @@
     DIR/node-1/data/                formatted for this node of this cluster
     DIR/node-1/node.log             the output of its process
     DIR/node-1/process.json         its process, see `cluster_process`
+    DIR/zookeeper/                  in the legacy mode, the ZooKeeper of this cluster, see `zookeeper_server`
 
 The plan is written once and never changed: a node that was killed starts with the same identity, and any
 process that knows the directory can control the cluster.
@@ -40,9 +41,10 @@ HOST: Final = "127.0.0.1"
 PLAN_FILE: Final = "cluster.json"
 _LOCK_FILE: Final = "cluster.lock"
 _UNFINISHED_FILE: Final = f"{PLAN_FILE}.tmp"
-_DIRECTORY: Final = re.compile(r"security|node-\d+")
+_DIRECTORY: Final = re.compile(r"security|zookeeper|node-\d+")
 _LOCK_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.02
+OWN_ZOOKEEPER: Final = "own"
 BROKER: Final = "broker"
 CONTROLLER: Final = "controller"
 MAX_NODES: Final = 100
@@ -109,6 +111,8 @@ class ClusterPlan:
     """What protects all listeners; None is plain text. Its files are in `security_directory`."""
     zookeeper: str | None = None
     """Legacy: where the metadata are, as `zookeeper.connect` has it; None is a quorum of the controllers."""
+    zookeeper_port: int | None = None
+    """The port of a ZooKeeper that belongs to the cluster; None if it has none, or uses another."""
 
     @classmethod
     def make(
@@ -126,7 +130,7 @@ class ClusterPlan:
         """Make a new plan.
 
         Without `controllers` every broker is a controller as well. Ports count up from `first_port`; without
-        it, free ports are chosen.
+        it, free ports are chosen. `zookeeper` is an address or, for a ZooKeeper of its own, `OWN_ZOOKEEPER`.
         """
         if not 1 <= brokers <= MAX_NODES or not 0 <= controllers <= MAX_NODES:
             raise PlanError(f"a cluster has 1 to {MAX_NODES} brokers and at most {MAX_NODES} controllers")
@@ -135,7 +139,12 @@ class ClusterPlan:
         path = Path(directory).absolute()
         combined = controllers == 0
         count = brokers + (brokers if combined else controllers)
+        is_own = zookeeper == OWN_ZOOKEEPER
+        count += is_own
         ports = free_ports(count) if first_port is None else counted_ports(first_port, count)
+        zookeeper_port = ports.pop() if is_own else None
+        if zookeeper_port is not None:
+            zookeeper = f"{HOST}:{zookeeper_port}"
         of_clients, of_controllers = ports[:brokers], ports[brokers:]
         nodes = [
             NodePlan(n, path / f"node-{n}", port, of_controllers[n - 1] if combined else None)
@@ -147,7 +156,16 @@ class ClusterPlan:
                 for n, port in enumerate(of_controllers, brokers + 1)
             ]
         cluster_id = uuid_text(SystemRandom().uuid())
-        return cls(path, cluster_id, tuple(nodes), dict(settings or {}), dynamic_quorum, security, zookeeper)
+        return cls(
+            path,
+            cluster_id,
+            tuple(nodes),
+            dict(settings or {}),
+            dynamic_quorum,
+            security,
+            zookeeper,
+            zookeeper_port,
+        )
 
     @property
     def security_directory(self) -> Path:
@@ -251,6 +269,7 @@ class ClusterPlan:
                 document["dynamic_quorum"],
                 _read_security(path, document.get("security")),
                 document.get("zookeeper"),
+                document.get("zookeeper_port"),
             )
         except FileNotFoundError:
             raise PlanError(
@@ -269,7 +288,8 @@ class ClusterPlan:
             "dynamic_quorum": self.dynamic_quorum,
             "settings": dict(self.settings),
             "security": None if self.security is None else self.security.protocol.name,
-            **({} if self.zookeeper is None else {"zookeeper": self.zookeeper}),
+            "zookeeper": self.zookeeper,
+            "zookeeper_port": self.zookeeper_port,
             "nodes": [
                 {"id": node.id, "port": node.port, "controller_port": node.controller_port}
                 for node in self.nodes

@@ -204,7 +204,7 @@ class NodeProcess:
 
     def _look(self, pid: int) -> ProcessState:
         child = _children.get(pid)
-        found = _process(pid)
+        found = inspect_process(pid)
         if child is not None:
             # A child keeps its pid until it is waited for, so it cannot be another process.
             if child.poll() is not None:
@@ -235,22 +235,22 @@ def stop_all(processes: Iterable[NodeProcess]) -> list[NodeProcess]:
     return running
 
 
-class _Process(NamedTuple):
+class RunningProcess(NamedTuple):
     status: str
     """The state letter of the system: T is stopped by a signal, Z has ended and was not waited for."""
     command: str
 
 
-def _process(pid: int) -> _Process | None:
+def inspect_process(pid: int) -> RunningProcess | None:
     if sys.platform == "linux":
         try:
             status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except (OSError, IndexError):
             return None
-        return _Process(status, command)
+        return RunningProcess(status, command)
     output = subprocess.run(
         ["ps", "-ww", "-o", "stat=,command=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
     status, _, command = output.stdout.strip().partition(" ")
-    return _Process(status, command) if status else None
+    return RunningProcess(status, command) if status else None

@@ -314,7 +314,7 @@ class ApacheKafka:
                 if "Address already in use" in log:
                     raise _PortTaken
                 raise ApacheKafkaError(f"Apache Kafka ended while starting:\n{log}")
-            if self.node_id in _listed_brokers(self.port):
+            if self.node_id in listed_brokers(self.port):
                 return
             time.sleep(POLL_INTERVAL_S)
         raise ApacheKafkaError(f"Apache Kafka was not ready after {timeout_s} s:\n{self.log_tail()}")
@@ -331,7 +331,7 @@ def _new_uuid() -> str:
             return text
 
 
-def _listed_brokers(port: int) -> list[int]:
+def listed_brokers(port: int) -> list[int]:
     """The broker ids that the node at `port` lists, none if it does not answer yet.
 
     Metadata version 0 for a topic that does not exist, written by hand: readiness must not depend on the code

@@ -1,6 +1,6 @@
 """ZooKeeper, and Apache Kafka 3.9 on it, as processes in a folder on loopback: the oracle of znodes.
 
-Sessions are short, so that a killed broker is forgotten after two seconds. Leaving a context ends the process
+Sessions are short, so that a killed broker is forgotten after seconds. Leaving a context ends the process
 that was started; a failed start shows the end of its log.
 """
 
@@ -16,12 +16,15 @@ from typing import Self
 
 from ottla.testing.cluster_plan import free_ports
 from tests.support import java, kafka_libs
+from tests.support.apache_kafka import listed_brokers
+from tests.support.waiting import wait_until
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.05
 TICK_MS = 500
-SESSION_TIMEOUT_MS = 2_000
+# Long enough for a busy machine, short enough to wait for.
+SESSION_TIMEOUT_MS = 5_000
 
 ONE_BROKER = {
     "offsets.topic.replication.factor": "1",
@@ -140,7 +143,7 @@ class ApacheZooKeeper:
 
 
 class ZooKeeperKafka:
-    """A broker of Apache Kafka 3.9 on ZooKeeper. It is ready when its last listener accepts connections."""
+    """A broker of Apache Kafka 3.9 on ZooKeeper. It is ready when it lists itself."""
 
     def __init__(
         self,
@@ -179,6 +182,11 @@ class ZooKeeperKafka:
 
     def await_ready(self) -> None:
         self._java.await_port(self.port)
+        wait_until(
+            lambda: self.broker_id in listed_brokers(self.port),
+            "the broker does not list itself",
+            START_TIMEOUT_S,
+        )
 
     def start(self) -> Self:
         self.launch()

@@ -1,0 +1,312 @@
+"""metadata.store=zookeeper, the legacy mode: what an operator of that time sees in ZooKeeper, and does there.
+
+Three brokers on one real ZooKeeper. The tests write znodes by hand as tools did, take away sessions by pausing
+processes, and stop ZooKeeper itself under writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from ottla import blocking
+from ottla.client.admin.configs import ConfigSource, ResourceType
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.testing.local_cluster import LocalCluster, ProcessState
+from tests.cluster.conftest import SETTINGS
+from tests.support.acknowledged_workload import Load
+from tests.support.waiting import wait_until
+from tests.support.zookeeper import ApacheZooKeeper
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+class Shell:
+    """What `zookeeper-shell` does."""
+
+    def __init__(self, connect: str) -> None:
+        self.client = KazooClient(connect)
+        self.client.start()
+
+    def get(self, path: str) -> Any:
+        data = self.text(path)
+        return None if data is None else json.loads(data)
+
+    def text(self, path: str) -> str | None:
+        try:
+            data, _ = self.client.get(path)
+        except NoNodeError:
+            return None
+        return data.decode()
+
+    def version(self, path: str) -> int:
+        version: int = self.client.get(path)[1].version
+        return version
+
+    def exists(self, path: str) -> bool:
+        return self.client.exists(path) is not None
+
+    def ls(self, path: str) -> list[str]:
+        return sorted(self.client.get_children(path))
+
+    def create(self, path: str, value: object, *, sequence: bool = False) -> None:
+        data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
+        self.client.create(path, data, sequence=sequence)
+
+    def controller(self) -> int | None:
+        found = self.get("/controller")
+        return None if found is None else int(found["brokerid"])
+
+    def epoch(self) -> int:
+        return int(self.text("/controller_epoch") or 0)
+
+    def close(self) -> None:
+        self.client.stop()
+        self.client.close()
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheZooKeeper]:
+    with ApacheZooKeeper(tmp_path_factory.mktemp("zookeeper")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def brokers(zookeeper: ApacheZooKeeper) -> Iterator[LocalCluster]:
+    settings = {**SETTINGS, "zookeeper.session.timeout.ms": 2_000}
+    with LocalCluster(nodes=3, settings=settings, zookeeper=f"{zookeeper.connect}/legacy") as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(brokers: LocalCluster) -> Iterator[LocalCluster]:
+    yield brokers
+    for node in brokers.nodes:
+        if node.state is ProcessState.PAUSED:
+            brokers.resume(node)
+        elif node.state is ProcessState.DOWN:
+            brokers.start(node)
+    brokers.wait_ready()
+    brokers.wait_in_sync()
+
+
+@pytest.fixture
+def shell(cluster: LocalCluster) -> Iterator[Shell]:
+    assert cluster.plan.zookeeper is not None
+    opened = Shell(cluster.plan.zookeeper)
+    yield opened
+    opened.close()
+
+
+def new_topic(cluster: LocalCluster, partitions: int = 1, **configs: str) -> str:
+    name = f"t-{uuid4().hex[:12]}"
+    with blocking.Admin(cluster.bootstrap_servers) as admin:
+        admin.topics.create(name, partitions=partitions, replication_factor=3, configs=configs)
+    for partition in range(partitions):
+        cluster.partition(name, partition)
+    return name
+
+
+def test_brokers_topics_and_the_controller_are_seen_in_zookeeper(cluster: LocalCluster, shell: Shell) -> None:
+    topic = new_topic(cluster, 2)
+    assert shell.ls("/brokers/ids") == ["1", "2", "3"]
+    for node in cluster.nodes:
+        found = shell.get(f"/brokers/ids/{node.id}")
+        assert (found["host"], found["port"], found["version"]) == ("127.0.0.1", node.port, 5)
+        assert found["endpoints"] == [f"PLAINTEXT://127.0.0.1:{node.port}"]
+    assert shell.controller() == cluster.controller()
+    assert shell.get("/cluster/id")["id"] == cluster.cluster_id
+    assert sorted(shell.get(f"/brokers/topics/{topic}")["partitions"]) == ["0", "1"]
+    state = shell.get(f"/brokers/topics/{topic}/partitions/0/state")
+    described = cluster.partition(topic)
+    assert state["leader"] == described.leader_id
+    assert state["isr"] == described.isr_nodes
+    assert state["leader_epoch"] == described.leader_epoch == 0
+    assert state["controller_epoch"] == shell.epoch()
+
+
+def test_deleting_the_znode_of_the_controller_by_hand_causes_an_election(
+    cluster: LocalCluster, shell: Shell
+) -> None:
+    epoch = shell.epoch()
+    shell.client.delete("/controller")
+    wait_until(lambda: shell.epoch() > epoch and shell.controller() is not None, "no election")
+    topic = new_topic(cluster)
+    assert shell.get(f"/brokers/topics/{topic}/partitions/0/state")["controller_epoch"] == shell.epoch()
+    wait_until(lambda: cluster.controller() == shell.controller(), "the brokers name another controller")
+
+
+def test_every_change_of_a_partition_is_one_version_of_its_znode(cluster: LocalCluster, shell: Shell) -> None:
+    topic = new_topic(cluster)
+    path = f"/brokers/topics/{topic}/partitions/0/state"
+    leader = cluster.leader(topic)
+    cluster.kill(leader)
+    wait_until(lambda: shell.get(path)["leader"] not in (leader, -1), "no other leader in ZooKeeper")
+    state = shell.get(path)
+    assert leader not in state["isr"]
+    assert state["leader_epoch"] == 1
+    assert shell.version(path) >= 1
+    wait_until(lambda: str(leader) not in shell.ls("/brokers/ids"), "its session does not expire")
+    cluster.start(leader)
+    wait_until(lambda: sorted(shell.get(path)["isr"]) == [1, 2, 3], "it is not in sync again")
+    assert shell.ls("/brokers/ids") == ["1", "2", "3"]
+
+
+def test_a_controller_that_was_paused_beyond_its_session_writes_nothing_any_more(
+    cluster: LocalCluster, shell: Shell
+) -> None:
+    """It still believes in itself when it goes on: the check of the epoch refuses its writes."""
+    topic = new_topic(cluster, 3)
+    paused, epoch = shell.controller(), shell.epoch()
+    assert paused is not None
+    with Load(cluster.bootstrap_servers, topic, 3, per_second=500) as load:
+        load.wait_for_more(200)
+        cluster.pause(paused)
+        wait_until(lambda: shell.controller() not in (None, paused), "no other controller")
+        load.wait_for_more(200)
+        assert shell.epoch() > epoch
+        meanwhile = new_topic_on(cluster, [node.id for node in cluster.nodes if node.id != paused])
+        cluster.resume(paused)
+        wait_until(lambda: str(paused) in shell.ls("/brokers/ids"), "it does not register again")
+        cluster.wait_ready()
+        cluster.wait_in_sync()
+        load.wait_for_more(200)
+        load.finish()
+    load.check(cluster.bootstrap_servers)
+    for name in (topic, meanwhile):
+        for partition in shell.ls(f"/brokers/topics/{name}/partitions"):
+            state = shell.get(f"/brokers/topics/{name}/partitions/{partition}/state")
+            assert state["controller_epoch"] <= shell.epoch()
+            assert state["leader"] in state["isr"]
+    assert shell.get(f"/brokers/topics/{meanwhile}/partitions/0/state")["controller_epoch"] > epoch
+
+
+def new_topic_on(cluster: LocalCluster, brokers: list[int]) -> str:
+    name = f"t-{uuid4().hex[:12]}"
+    servers = ",".join(cluster.node(id).bootstrap_servers for id in brokers)
+    with blocking.Admin(servers) as admin:
+        admin.topics.create(name, partitions=1, replication_factor=len(brokers))
+    return name
+
+
+@pytest.mark.parametrize("how", ["killed", "paused"])
+def test_nothing_is_lost_while_zookeeper_is_away(
+    cluster: LocalCluster, shell: Shell, zookeeper: ApacheZooKeeper, how: str
+) -> None:
+    """Leaders go on without it; changes wait. Afterwards the brokers register again."""
+    topic = new_topic(cluster, 3)
+    with Load(cluster.bootstrap_servers, topic, 3, per_second=500) as load:
+        load.wait_for_more(200)
+        if how == "killed":
+            zookeeper.kill()
+        else:
+            os.kill(zookeeper.pid, signal.SIGSTOP)
+        load.wait_for_more(1_500)  # longer than a session
+        if how == "killed":
+            zookeeper.start()
+        else:
+            os.kill(zookeeper.pid, signal.SIGCONT)
+        wait_until(lambda: shell.ls("/brokers/ids") == ["1", "2", "3"], "the brokers do not register again")
+        wait_until(lambda: shell.controller() is not None, "there is no controller")
+        cluster.wait_ready()
+        load.wait_for_more(200)
+        load.finish()
+    load.check(cluster.bootstrap_servers)
+    new_topic(cluster)
+
+
+def test_a_topic_that_an_operator_lists_for_deletion_is_deleted(cluster: LocalCluster, shell: Shell) -> None:
+    topic = new_topic(cluster)
+    shell.create(f"/admin/delete_topics/{topic}", "")
+    shell.create("/admin/delete_topics/there-is-no-such-topic", "")
+    wait_until(lambda: not shell.exists(f"/brokers/topics/{topic}"), "the topic is still there")
+    wait_until(lambda: shell.ls("/admin/delete_topics") == [], "the list is not cleared")
+    assert not shell.exists(f"/config/topics/{topic}")
+    with blocking.Admin(cluster.bootstrap_servers) as admin:
+        wait_until(lambda: topic not in {each.name for each in admin.topics.list()}, "brokers know it")
+
+
+def test_a_reassignment_that_an_operator_writes_is_done_and_removed(
+    cluster: LocalCluster, shell: Shell
+) -> None:
+    topic = new_topic_on(cluster, [1, 2, 3])
+    wanted = [3, 1]
+    plan = {"version": 1, "partitions": [{"topic": topic, "partition": 0, "replicas": wanted}]}
+    shell.create("/admin/reassign_partitions", plan)
+    wait_until(lambda: not shell.exists("/admin/reassign_partitions"), "the reassignment does not end")
+    found = shell.get(f"/brokers/topics/{topic}")
+    assert found["partitions"]["0"] == wanted
+    assert found["adding_replicas"] == found["removing_replicas"] == {}
+    wait_until(lambda: cluster.partition(topic).replica_nodes == wanted, "clients see other replicas")
+    cluster.wait_in_sync()
+    asked = {"version": 1, "partitions": [{"topic": topic, "partition": 0}]}
+    shell.create("/admin/preferred_replica_election", asked)
+    wait_until(lambda: not shell.exists("/admin/preferred_replica_election"), "the election does not end")
+    assert shell.get(f"/brokers/topics/{topic}/partitions/0/state")["leader"] == 3
+    wait_until(lambda: cluster.leader(topic) == 3, "the preferred replica does not lead")
+
+
+def test_configurations_are_written_with_a_notification_and_read_by_one(
+    cluster: LocalCluster, shell: Shell
+) -> None:
+    topic = new_topic(cluster, **{"retention.ms": "86400000"})
+    path = f"/config/topics/{topic}"
+    assert shell.get(path) == {"version": 1, "config": {"retention.ms": "86400000"}}
+    with blocking.Admin(cluster.bootstrap_servers) as admin:
+        admin.configs.alter(ResourceType.TOPIC, topic, set={"segment.bytes": "2000000"})
+        assert shell.get(path)["config"] == {"retention.ms": "86400000", "segment.bytes": "2000000"}
+        named = [shell.get(f"/config/changes/{each}") for each in shell.ls("/config/changes")]
+        assert {"version": 2, "entity_path": f"topics/{topic}"} in named
+        shell.client.set(path, json.dumps({"version": 1, "config": {"retention.ms": "3600000"}}).encode())
+        shell.create(
+            "/config/changes/config_change_", {"version": 2, "entity_path": f"topics/{topic}"}, sequence=True
+        )
+
+        def values() -> dict[str, str | None]:
+            described = admin.configs.describe(ResourceType.TOPIC, topic)
+            return {
+                name: each.value
+                for name, each in described.items()
+                if each.source is ConfigSource.DYNAMIC_TOPIC
+            }
+
+        wait_until(lambda: values().get("retention.ms") == "3600000", "the change is not seen")
+        assert "segment.bytes" not in values()
+
+
+def test_what_has_no_znode_is_refused_plainly(cluster: LocalCluster) -> None:
+    with blocking.Admin(cluster.bootstrap_servers) as admin:
+        levels = {name: each.finalized for name, each in admin.cluster.features().items() if each.finalized}
+        assert levels == {"metadata.version": 14, "group.version": 1, "transaction.version": 2}
+        with pytest.raises(KafkaError, match=r"metadata.store=zookeeper") as refused:
+            admin.cluster.update_features({"share.version": 1})
+        assert refused.value.code is ErrorCode.INVALID_UPDATE_VERSION
+
+
+def test_a_node_of_another_cluster_does_not_start_on_the_same_path(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    started = subprocess.run(
+        [
+            *(sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path / "data"), "--port", "0"),
+            *("--set", "cluster.id=AAAAAAAAAAAAAAAAAAAAAA", "--set", "metadata.store=zookeeper"),
+            *("--set", f"zookeeper.connect={cluster.plan.zookeeper}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert started.returncode == 1
+    assert "doesn't match stored clusterId AAAAAAAAAAAAAAAAAAAAAA" in started.stderr

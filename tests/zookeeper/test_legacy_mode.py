@@ -1,7 +1,7 @@
 """metadata.store=zookeeper, the legacy mode: what an operator of that time sees in ZooKeeper, and does there.
 
-Three brokers on one real ZooKeeper. The tests write znodes by hand as tools did, take away sessions by pausing
-processes, and stop ZooKeeper itself under writes.
+Three brokers on one real ZooKeeper. The tests write znodes by hand as tools did, take away sessions by
+pausing processes, and stop ZooKeeper itself under writes.
 """
 
 from __future__ import annotations
@@ -275,11 +275,7 @@ def test_configurations_are_written_with_a_notification_and_read_by_one(
 
         def values() -> dict[str, str | None]:
             described = admin.configs.describe(ResourceType.TOPIC, topic)
-            return {
-                name: each.value
-                for name, each in described.items()
-                if each.source is ConfigSource.DYNAMIC_TOPIC
-            }
+            return {name: each.value for name, each in described.items() if each.source is ConfigSource.TOPIC}
 
         wait_until(lambda: values().get("retention.ms") == "3600000", "the change is not seen")
         assert "segment.bytes" not in values()
@@ -299,7 +295,8 @@ def test_a_node_of_another_cluster_does_not_start_on_the_same_path(
 ) -> None:
     started = subprocess.run(
         [
-            *(sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path / "data"), "--port", "0"),
+            *(sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path / "data")),
+            *("--set", "listeners=PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:0"),
             *("--set", "cluster.id=AAAAAAAAAAAAAAAAAAAAAA", "--set", "metadata.store=zookeeper"),
             *("--set", f"zookeeper.connect={cluster.plan.zookeeper}"),
         ],

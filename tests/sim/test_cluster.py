@@ -87,6 +87,22 @@ def test_seeds_with_logins_and_changing_acls_keep_every_guarantee() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(0 if ASKED else 300)
+def test_seeds_with_the_metadata_in_zookeeper_keep_every_guarantee() -> None:
+    coverage: Counter[str] = Counter()
+    began, runs = time.monotonic(), 0
+    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
+        outcome = ClusterRun(seed, seconds=SECONDS, scenario=ClusterScenario(zookeeper=True)).run()
+        runs += 1
+        coverage.update(outcome.coverage)
+        assert not outcome.violations, f"{explain(outcome)} --zookeeper"
+        if not ASKED and time.monotonic() - began > BUDGET_S:
+            break
+    assert coverage["cut off from ZooKeeper"] + coverage["expire a session"] > 0
+    print(f"{runs} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0 if ASKED else 300)
 def test_seeds_with_share_groups_keep_every_guarantee() -> None:
     coverage: Counter[str] = Counter()
     began, runs = time.monotonic(), 0

@@ -27,6 +27,9 @@ Minutes = Annotated[float, Option("--minutes", min=0.01, help="The time with fau
 Traced = Annotated[bool, Option("--trace", help="Print every event.")]
 Secured = Annotated[bool, Option("--secured", help="Ask all clients for a login, and change ACLs meanwhile.")]
 ShareGroups = Annotated[bool, Option("--share-groups", help="Have a share group whose members lose locks.")]
+OnZooKeeper = Annotated[
+    bool, Option("--zookeeper", help="Legacy: keep the metadata in ZooKeeper, and inject its faults.")
+]
 Plant = Annotated[
     str | None, Option("--plant", metavar="BUG", help="Insert a known bug, to check that it is found.")
 ]
@@ -41,6 +44,7 @@ def app(
     trace: Traced = False,
     secured: Secured = False,
     share_groups: ShareGroups = False,
+    zookeeper: OnZooKeeper = False,
     plant: Plant = None,
     as_json: Json = False,
 ) -> None:
@@ -59,7 +63,9 @@ def app(
     outcomes = []
     with plant_cluster_bug(plant):
         for number in range(seed, seed + seeds):
-            scenario = ClusterScenario(nodes=nodes, secured=secured, share_groups=share_groups)
+            scenario = ClusterScenario(
+                nodes=nodes, secured=secured, share_groups=share_groups, zookeeper=zookeeper
+            )
             outcome = _run(number, scenario, minutes, trace=trace and not as_json)
             outcomes.append(outcome)
             coverage.update(outcome.coverage)
@@ -78,6 +84,7 @@ def app(
             print("\n".join(("", *last.tail)))
         replay = f"ottla sim --seed {last.seed} --nodes {nodes} --minutes {minutes:g} --trace"
         more = (" --secured" if secured else "") + (" --share-groups" if share_groups else "")
+        more += " --zookeeper" if zookeeper else ""
         more += "" if plant is None else f" --plant {plant}"
         raise CliError(f"a guarantee was broken: {last.violations[0]}\nreplay it: {replay}{more}")
 

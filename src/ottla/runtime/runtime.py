@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ottla.runtime.clock import Clock, SystemClock
 from ottla.runtime.disk import Disk, RealDisk
 from ottla.runtime.network import Network, RealNetwork
 from ottla.runtime.pool import Pool, ThreadPool
 from ottla.runtime.random import Random, SystemRandom
+
+if TYPE_CHECKING:
+    from ottla.runtime.zookeeper import ZooKeeperSession, ZooKeeperSettings
 
 __all__ = ["Runtime"]
 
@@ -20,6 +25,8 @@ class Runtime:
     disk: Disk
     pool: Pool
     network: Network
+    # Opens a session with ZooKeeper, for the legacy mode; None for a real one.
+    zookeeper: Callable[[ZooKeeperSettings], Awaitable[ZooKeeperSession]] | None = None
 
     @classmethod
     def real(cls, *, pool_workers: int = 4, guest: bool = False) -> Runtime:

@@ -85,12 +85,14 @@ class SimMachine:
         world.loop.add(process)
         world.fabric.bring_up(world.fabric.host(self.name), process)
         self.pool = SimPool(seed)
+        network = SimNetwork(world.fabric, self.name, process)
         runtime = Runtime(
             self.clock,
             SeededRandom(seed),
             self.disk,
             self.pool,
-            SimNetwork(world.fabric, self.name, process),
+            network,
+            None if world.zookeeper is None else world.zookeeper(network),
         )
         world.trace.add(self.name, f"boots, number {self.boots}")
         world.loop.spawn(process, self._run(runtime), f"main of {self.name}")
@@ -150,6 +152,8 @@ class World:
         self.random = random.Random(f"{seed}/world")
         self.trace = Trace(self.loop.time)
         self.machines: dict[str, SimMachine] = {}
+        # Gives a machine what it opens sessions with ZooKeeper with; None where there is none.
+        self.zookeeper: Callable[[SimNetwork], Any] | None = None
         # How often each kind of fault was injected.
         self.coverage: Counter[str] = Counter()
         self.log_handler = TraceHandler(self.trace)

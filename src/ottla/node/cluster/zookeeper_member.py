@@ -57,8 +57,10 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-async def _open_session(settings: ZooKeeperSettings) -> ZooKeeperSession:
+async def _open_session(runtime: Runtime, settings: ZooKeeperSettings) -> ZooKeeperSession:
     """Open a session, below the chroot, which is created. NodeFailed if no server answers."""
+    if runtime.zookeeper is not None:
+        return await runtime.zookeeper(settings)
     try:
         if settings.chroot:
             above = await KazooSession.connect(replace(settings, connect=settings.hosts))
@@ -85,7 +87,7 @@ class ZooKeeperMember:
     @classmethod
     async def connect(cls, runtime: Runtime, tasks: TaskSupervisor, config: NodeConfig) -> ZooKeeperMember:
         """Open a session with ZooKeeper. NodeFailed if no server answers."""
-        return cls(runtime, tasks, await _open_session(zookeeper_settings(config)))
+        return cls(runtime, tasks, await _open_session(runtime, zookeeper_settings(config)))
 
     async def close(self) -> None:
         await self._session.close()
@@ -135,6 +137,8 @@ class ZooKeeperMember:
             self._runtime, self.metadata, settings, schema, stored_bootstrap(list(bootstrap))
         )
         assert isinstance(controller, ZooKeeperController)
+        driver = self._driver
+        controller.is_confirmed = lambda: driver.is_confirmed
         self._watches = ControllerWatches(self._runtime.clock, self._session, controller, led)
         self._tasks.start(f"znodes that controller epoch {led.epoch} watches", self._watches.run)
         return controller

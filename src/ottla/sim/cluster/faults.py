@@ -18,6 +18,7 @@ from ottla.sim.cluster.members import ClusterMember
 from ottla.sim.disk import READ_ONLY, Op
 from ottla.sim.nemesis import Nemesis, NemesisConfig
 from ottla.sim.world import SimMachine, World
+from ottla.sim.zookeeper import SimZooKeeper
 
 __all__ = ["ClusterFaultInjector", "DiskFaultInjector"]
 
@@ -44,8 +45,10 @@ class ClusterFaultInjector:
         *,
         synced: bool,
         directories: Sequence[str],
+        zookeeper: SimZooKeeper | None = None,
     ) -> None:
         self._world = world
+        self._zookeeper = zookeeper
         self._members = {member.machine.name: member for member in members}
         self._checker = checker
         self._synced = synced
@@ -58,6 +61,11 @@ class ClusterFaultInjector:
             "kill a client": lambda _: self._kill_client(),
             "pause a client": lambda _: self._pause_client(),
             **self._disks.faults,
+            "kill ZooKeeper": lambda _: self._kill_zookeeper(),
+            "pause ZooKeeper": lambda _: self._pause_zookeeper(),
+            "cut off from ZooKeeper": self._cut_off_from_zookeeper,
+            "expire a session": lambda _: self._expire_session(),
+            "delete /controller": lambda _: self._delete_controller(),
         }
         self.nemesis = Nemesis(
             world,
@@ -142,6 +150,52 @@ class ClusterFaultInjector:
                 if member.machine.boots > boots and member.is_ready:
                     break
         self._rolling = False
+
+    def _kill_zookeeper(self) -> None:
+        assert self._zookeeper is not None
+        machine = self._zookeeper.machine
+        if machine.is_up:
+            self.nemesis.count("kill ZooKeeper")
+            machine.kill(power_loss=False)
+            self.nemesis.undo_later(lambda: None if machine.is_up else machine.boot())
+
+    def _pause_zookeeper(self) -> None:
+        assert self._zookeeper is not None
+        machine = self._zookeeper.machine
+        if machine.is_up:
+            self.nemesis.count("pause ZooKeeper")
+            machine.pause()
+            self.nemesis.undo_later(machine.resume)
+
+    def _cut_off_from_zookeeper(self, machine: SimMachine) -> None:
+        assert self._zookeeper is not None
+        fabric, there = self._world.fabric, self._zookeeper.machine.name
+        links = [(machine.name, there), (there, machine.name)]
+        if self._world.random.random() < 0.3:
+            links = links[:1] if self._world.random.random() < 0.5 else links[1:]
+        self.nemesis.count("cut off from ZooKeeper", machine.name)
+        for link in links:
+            fabric.cut(*link)
+
+        def mend() -> None:
+            for link in links:
+                fabric.mend(*link)
+
+        self.nemesis.undo_later(mend)
+
+    def _expire_session(self) -> None:
+        assert self._zookeeper is not None
+        if self._zookeeper.sessions:
+            id = self._world.random.choice(self._zookeeper.sessions)
+            self.nemesis.count("expire a session", str(id))
+            self._zookeeper.expire(id)
+
+    def _delete_controller(self) -> None:
+        """As operators do by hand: the controller may learn of it late, and still believes in itself."""
+        assert self._zookeeper is not None
+        if self._zookeeper.data("/controller") is not None:
+            self.nemesis.count("delete /controller")
+            self._zookeeper.delete("/controller")
 
     def _kill_client(self) -> None:
         up = [machine for machine in self.clients if machine.is_up]

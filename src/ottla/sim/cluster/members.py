@@ -20,6 +20,8 @@ from ottla.sim.cluster.security import first_users, server_settings
 from ottla.sim.cluster.share_checker import ShareWatcher
 from ottla.sim.loop import Process
 from ottla.sim.world import World
+from ottla.sim.zookeeper import HOST as ZOOKEEPER_HOST
+from ottla.sim.zookeeper import PORT as ZOOKEEPER_PORT
 
 __all__ = ["BROKER_PORT", "CLUSTER_ID", "CONTROLLER_PORT", "DIRECTORIES", "ClusterMember", "make_members"]
 
@@ -238,7 +240,8 @@ def make_members(
             settings |= terms.node_settings()
         member = ClusterMember(world, checker, id, settings)
         in_set = scenario.dynamic and id in controllers
-        directories = {path: _directory(id, number) for number, path in enumerate(DIRECTORIES)}
+        paths = DIRECTORIES[:1] if scenario.zookeeper else DIRECTORIES
+        directories = {path: _directory(id, number) for number, path in enumerate(paths)}
         member.format(directories, voters if in_set else None)
         members.append(member)
     return members
@@ -263,7 +266,13 @@ def _settings(
         "broker": f"{'SASL_PLAINTEXT' if scenario.secured else 'PLAINTEXT'}://node{id}:{BROKER_PORT}",
         "controller": f"{LISTENER}://node{id}:{CONTROLLER_PORT}",
     }
-    if scenario.dynamic:
+    if scenario.zookeeper:
+        quorum = {
+            "metadata.store": "zookeeper",
+            "zookeeper.connect": f"{ZOOKEEPER_HOST}:{ZOOKEEPER_PORT}",
+            "zookeeper.session.timeout.ms": str(int(9_000 * timeout_scale)),
+        }
+    elif scenario.dynamic:
         quorum = {
             "controller.quorum.bootstrap.servers": ",".join(f"node{c}:{CONTROLLER_PORT}" for c in controllers)
         }
@@ -276,7 +285,7 @@ def _settings(
         "controller.listener.names": LISTENER,
         "listener.security.protocol.map": f"{LISTENER}:PLAINTEXT,PLAINTEXT:PLAINTEXT",
         **quorum,
-        "log.dirs": ",".join(DIRECTORIES),
+        "log.dirs": ",".join(DIRECTORIES[:1] if scenario.zookeeper else DIRECTORIES),
         "auto.create.topics.enable": "false",
         "default.replication.factor": factor,
         "min.insync.replicas": str(scenario.min_insync),

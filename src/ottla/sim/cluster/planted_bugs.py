@@ -42,10 +42,14 @@ from ottla.protocol.metadata_records import ConfigRecord
 from ottla.protocol.share import AcknowledgeType
 from ottla.records.validation import AppendOrigin
 from ottla.replication.partition import FetchIsolation, Partition
+from ottla.runtime.zookeeper import SetZNode
 from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.loop import current_process
 from ottla.sim.nemesis import NemesisConfig
+from ottla.zookeeper.driver.zookeeper_controller import ControllerWatches
+from ottla.zookeeper.driver.zookeeper_log_driver import LedEpoch, ZooKeeperLogDriver
+from ottla.zookeeper.znodes import BROKER_IDS
 
 __all__ = ["CLUSTER_BUGS", "cluster_bug_scenario", "plant_cluster_bug"]
 
@@ -313,6 +317,30 @@ def _snapshot_without_states() -> list[Patch]:
     return [(ShareGroupOffset, "snapshot_record", record)]
 
 
+def _controller_not_checked_by_writes() -> list[Patch]:
+    """Without the conditions: of the epoch of the controller, and of the version of what is replaced."""
+
+    async def commit(self: ZooKeeperLogDriver, led: LedEpoch, part: list[Any]) -> None:
+        unconditional = [each._replace(version=-1) if isinstance(each, SetZNode) else each for each in part]
+        await self.session.multi(unconditional or [SetZNode("/brokers", b"")])
+        led.confirmed_ns = self._runtime.clock.monotonic_ns()
+
+    return [(ZooKeeperLogDriver, "_commit", commit)]
+
+
+def _elections_missed() -> list[Patch]:
+    return [(ZooKeeperLogDriver, "_on_watch", lambda self, event: None)]
+
+
+def _brokers_not_watched() -> list[Patch]:
+    original = ControllerWatches._watch
+
+    def watch(self: ControllerWatches, name: str) -> Any:
+        return (lambda _: None) if name == BROKER_IDS else original(self, name)
+
+    return [(ControllerWatches, "_watch", watch)]
+
+
 CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "sync-skipped": _sync_skipped,
     "acknowledged-before-replicas-have-it": _acknowledged_before_replicas_have_it,
@@ -346,6 +374,9 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "new-leader-without-states": _new_leader_without_states,
     "share-leaders-not-fenced": _share_leaders_not_fenced,
     "snapshot-without-states": _snapshot_without_states,
+    "controller-not-checked-by-writes": _controller_not_checked_by_writes,
+    "elections-missed": _elections_missed,
+    "brokers-not-watched": _brokers_not_watched,
 }
 
 _KILLS = {"kill a process": 3, "kill it after some steps": 2, "power loss": 2, "isolate a machine": 3}
@@ -386,6 +417,10 @@ _SHARE_LEADERS = replace(
     separate=True,
     share_groups=True,
 )
+_ON_ZOOKEEPER = replace(
+    _scenario("idempotent", "topics", "settings", kill_a_process=1, isolate_a_machine=1, slow_link=1),
+    zookeeper=True,
+)
 SCENARIOS: Mapping[str, ClusterScenario] = {
     "sync-skipped": _scenario("idempotent", synced=True, power_loss=3, kill_all=2),
     "divergence-not-noticed": _scenario("acks-1", "idempotent", longest_s=4.0, split_the_network=1),
@@ -423,6 +458,9 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "new-leader-without-states": _SHARES,
     "share-leaders-not-fenced": _SHARE_LEADERS,
     "snapshot-without-states": _SHARES,
+    "controller-not-checked-by-writes": _ON_ZOOKEEPER,
+    "elections-missed": _ON_ZOOKEEPER,
+    "brokers-not-watched": _ON_ZOOKEEPER,
 }
 
 

@@ -30,6 +30,7 @@ from ottla.sim.cluster.share_checker import SHARE_GROUP, ShareGroupTerms
 from ottla.sim.cluster.share_workers import ShareWorker, share_partitions
 from ottla.sim.cluster.verdict import verdict
 from ottla.sim.world import World
+from ottla.sim.zookeeper import SimZooKeeper, connector
 
 __all__ = ["ClusterRun", "ClusterOutcome"]
 
@@ -105,6 +106,9 @@ class ClusterRun:
             brokers,
             topics,
         )
+        self.zookeeper = SimZooKeeper(self.world) if scenario.zookeeper else None
+        if scenario.zookeeper:
+            self.world.zookeeper = connector
         self.members = make_members(self.world, self.checker, scenario, brokers)
         self._faults = ClusterFaultInjector(
             self.world,
@@ -113,6 +117,7 @@ class ClusterRun:
             self.checker,
             synced=bool(scenario.synced),
             directories=DIRECTORIES,
+            zookeeper=self.zookeeper,
         )
         self._clients = make_clients(self.environment, scenario, servers, AccessView(self.members))
         self._created = False
@@ -152,6 +157,8 @@ class ClusterRun:
 
     async def _scenario(self) -> None:
         world, environment = self.world, self.environment
+        if self.zookeeper is not None:
+            self.zookeeper.boot()
         for member in self.members:
             member.machine.boot()
         checking = asyncio.ensure_future(self._check_all_the_time())

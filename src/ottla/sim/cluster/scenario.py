@@ -8,7 +8,7 @@ from random import Random
 
 from ottla.sim.nemesis import FAULTS, NemesisConfig
 
-__all__ = ["CLIENTS", "CLUSTER_FAULTS", "MANY_PARTITIONS", "ClusterScenario"]
+__all__ = ["CLIENTS", "CLUSTER_FAULTS", "MANY_PARTITIONS", "ZOOKEEPER_FAULTS", "ClusterScenario"]
 
 # The kinds of clients, by the name under which a scenario lists them.
 CLIENTS = (
@@ -28,6 +28,13 @@ CLIENTS = (
     "settings",
     "moves",
 )
+ZOOKEEPER_FAULTS: Mapping[str, int] = {
+    "kill ZooKeeper": 2,
+    "pause ZooKeeper": 2,
+    "cut off from ZooKeeper": 5,
+    "expire a session": 5,
+    "delete /controller": 4,
+}
 
 CLUSTER_FAULTS: Mapping[str, int] = {
     **FAULTS,
@@ -84,12 +91,22 @@ class ClusterScenario:
     secured: bool = False
     # Whether there is a share group, with members that lose locks; it is not drawn.
     share_groups: bool = False
+    # Whether the metadata are in ZooKeeper, the legacy mode, and not in a quorum; it is not drawn.
+    zookeeper: bool = False
 
     def draw(self, random: Random) -> ClusterScenario:
         """A copy with all fields set. Takes the same draws for every scenario, so runs can be compared."""
         drawn = _draw(random, self.nodes)
         given = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
-        return replace(drawn, **given)
+        drawn = replace(drawn, **given)
+        if not drawn.zookeeper:
+            return drawn
+        # Kafka's znodes have no place for eligible leader replicas, without which a disk that loses data may
+        # lose records, nor for several directories.
+        assert drawn.nemesis is not None
+        weights = {**drawn.nemesis.weights, **ZOOKEEPER_FAULTS}
+        weights.update(dict.fromkeys(DISK_FAULTS, 0))
+        return replace(drawn, dynamic=False, synced=True, nemesis=replace(drawn.nemesis, weights=weights))
 
     @property
     def controllers(self) -> int:

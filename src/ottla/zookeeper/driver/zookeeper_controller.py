@@ -66,12 +66,17 @@ _PREFERRED: Final = 0
 
 
 class ZooKeeperController(QuorumController):
-    """`live` are the epochs of the brokers whose znodes are there."""
+    """`live` are the epochs of the brokers whose znodes are there; `is_confirmed` says whether ZooKeeper has
+    said a moment ago that no other controller is elected.
+    """
 
     live: Mapping[int, int] = {}
+    is_confirmed: Callable[[], bool] = staticmethod(lambda: True)
 
     async def process_broker_heartbeat(self, request: BrokerHeartbeatRequest) -> HeartbeatReply:
-        """The same, but a broker without a znode stays fenced."""
+        """The same, but a broker without a znode stays fenced, and a controller that is cut off is silent."""
+        if not self.is_confirmed():
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "the controller has no word of ZooKeeper")
         serves = not request.want_fence and not request.want_shut_down
         if serves and self.live.get(request.broker_id) != request.broker_epoch:
             request = BrokerHeartbeatRequest(

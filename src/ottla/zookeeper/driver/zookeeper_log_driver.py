@@ -74,6 +74,9 @@ _EPOCH: Final = "ottla_epoch"
 _ENDPOINTS: Final = "ottla_endpoints"
 _RETRY_SECONDS: Final = 0.1
 _FETCH_RETRY_SECONDS: Final = 0.05
+# Of a session: how often a controller asks whether it still is the newest, and how long the answer counts.
+_CONFIRM_PART: Final = 1 / 9
+_CONFIRMED_PART: Final = 3 / 9
 # The most batches whose writes are not done yet; what comes beyond that waits for the controller's next turn.
 _MAX_QUEUED_BATCHES: Final = 10_000
 # Batches are written together until there are this many writes.
@@ -127,6 +130,8 @@ class LedEpoch:
     is_writing: bool = False
     # Counts what was appended, without records that change nothing.
     changes: int = 0
+    # When the last request was sent by whose success this controller knows that no other is elected.
+    confirmed_ns: int = 0
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     # The last fetch of each follower: its end, and when, of the monotonic clock.
     followers: dict[int, tuple[ReplicaKey, int, int]] = field(default_factory=dict)
@@ -235,8 +240,16 @@ class ZooKeeperLogDriver:
         return QuorumDescription(self.local.key.id, led.epoch, self._stream.high_watermark, [own], observers)
 
     def is_followed_since(self, since_ns: int) -> bool:
-        """Whether this node leads and is connected: a controller that is cut off cannot commit anything."""
-        return self._led is not None and self._connected
+        """Whether this node leads, and ZooKeeper has said so since: one that is cut off cannot commit."""
+        return self._led is not None and self._led.confirmed_ns >= since_ns
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether this node leads and ZooKeeper has said so a moment ago. A controller that is cut off may
+        not tell brokers, such as that of its own node, that they are still counted on.
+        """
+        limit_ns = int(self._session_timeout_ms * _CONFIRMED_PART * 1_000_000)
+        return self.is_followed_since(self._runtime.clock.monotonic_ns() - limit_ns)
 
     def check_usable(self) -> None:
         if self.failure is not None:
@@ -427,7 +440,7 @@ class ZooKeeperLogDriver:
             return
         await self._stop_tasks_of_epoch()
         writer = ZNodeWriter(image, found.paths, epoch, secure=self._secure)
-        self._led = led = LedEpoch(epoch, version, writer, found.brokers)
+        self._led = led = LedEpoch(epoch, version, writer, found.brokers, confirmed_ns=began_ns)
         self._followed = None
         self._epoch = epoch
         self._stream.start_after(id, data)
@@ -440,6 +453,9 @@ class ZooKeeperLogDriver:
         )
         self._of_epoch.append(
             self._tasks.start(f"writes of controller epoch {epoch}", lambda: self._write_queued(led))
+        )
+        self._of_epoch.append(
+            self._tasks.start(f"confirmation of controller epoch {epoch}", lambda: self._confirm(led))
         )
         self._listener.on_load_snapshot(id)
         self._listener.on_leader_change(self.local.key.id, epoch)
@@ -535,7 +551,19 @@ class ZooKeeperLogDriver:
         return end
 
     async def _commit(self, led: LedEpoch, part: list[ZooKeeperOperation]) -> None:
+        sent_ns = self._runtime.clock.monotonic_ns()
         await self.session.multi([CheckZNode(znodes.CONTROLLER_EPOCH, led.version), *part])
+        led.confirmed_ns = sent_ns
+
+    async def _confirm(self, led: LedEpoch) -> None:
+        """Ask ZooKeeper again and again whether this is still the newest controller."""
+        while self._led is led:
+            await asyncio.sleep(self._session_timeout_ms * _CONFIRM_PART / 1000)
+            try:
+                await self._commit(led, [])
+            except ZooKeeperError as error:
+                if error.code is ZooKeeperErrorCode.BAD_VERSION and self._led is led:
+                    self._stop_leading("another controller is elected")
 
     async def _notify_committed(self) -> None:
         async with self._committed:

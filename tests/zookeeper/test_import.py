@@ -357,10 +357,14 @@ async def test_a_directory_in_which_a_node_has_started_is_not_changed(tree: Znod
 
 async def test_a_crash_at_any_operation_is_harmless(tree: Znodes) -> None:
     """A node refuses the directories until the metadata is complete, and a second run ends the same."""
-    _, imported = await imported_from(tree)
+    cluster, imported = await imported_from(tree)
+
+    def plan_for(disk: SimDisk) -> ImportPlan:
+        return plan_import(disk, cluster, imported, LATEST_METADATA_VERSION, [NODE])
+
     for operation in itertools.count():
         disk = broker_disk(seed=operation)
-        plan = await planned(disk, tree)
+        plan = plan_for(disk)
         disk.crash_after(operation)
         try:
             write_import(disk, plan)
@@ -374,9 +378,9 @@ async def test_a_crash_at_any_operation_is_harmless(tree: Znodes) -> None:
             pass
         else:
             assert image_of(disk) == imported.image
-        write_import(disk, await planned(disk, tree))
+        write_import(disk, plan_for(disk))
         assert image_of(disk) == imported.image
-        assert (await planned(disk, tree)).pending == []
+        assert plan_for(disk).pending == []
         assert sorted(disk.list_dir("/a")) == [
             *("__cluster_metadata-0", "bootstrap.checkpoint", "meta.properties"),
             *("meta.properties.zookeeper", "orders-0"),

@@ -25,6 +25,7 @@ from ottla.metadata.image.entities import (
 )
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.records import MetadataRecord
+from ottla.protocol.acl import PatternType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.metadata_records import (
     BeginTransactionRecord,
@@ -99,7 +100,7 @@ class ZNodeWriter:
         image = delta.apply(self.image.provenance)
         operations: list[ZooKeeperOperation] = []
         for topic in delta.topics.values():
-            yield from self._write_topic(topic, operations)
+            yield from self._write_topic(topic, image, operations)
         operations += states
         for deleted in delta.deleted_topics.values():
             yield from self._delete_topic(deleted, operations)
@@ -133,16 +134,19 @@ class ZNodeWriter:
     def _state(self, partition: PartitionRegistration) -> bytes:
         return encode_state(partition, self._epoch)
 
-    def _write_topic(self, topic: TopicDelta, operations: list[ZooKeeperOperation]) -> Steps[None]:
+    def _write_topic(
+        self, topic: TopicDelta, image: MetadataImage, operations: list[ZooKeeperOperation]
+    ) -> Steps[None]:
         before = {} if topic.before is None else topic.before.partitions
-        image = topic.image()
         name = topic.name
+        described = image.topics.by_name[name]
         if topic.before is None:
-            self._create_config("topics", name, operations)
-            operations.append(CreateZNode(znodes.topic_path(name), _topic_data(image)))
+            configs = image.config(ConfigResource(ConfigResourceType.TOPIC, name))
+            self._put(znodes.config_path("topics", name), znodes.encode_config(configs), operations)
+            operations.append(CreateZNode(znodes.topic_path(name), _topic_data(described)))
             operations.append(CreateZNode(znodes.partitions_path(name)))
         elif any(_assignment(before.get(index)) != _assignment(now) for index, now in topic.changes.items()):
-            operations.append(SetZNode(znodes.topic_path(name), _topic_data(image)))
+            operations.append(SetZNode(znodes.topic_path(name), _topic_data(described)))
         for index, partition in topic.changes.items():
             yield
             if index not in before:
@@ -177,9 +181,12 @@ class ZNodeWriter:
         self, delta: MetadataDelta, image: MetadataImage, operations: list[ZooKeeperOperation]
     ) -> None:
         entities: dict[str, dict[str, str]] = {}
+        created = {topic.name for topic in delta.created_topics()}
         for resource in sorted(delta.changed_configs):
-            if resource.type == ConfigResourceType.TOPIC and resource.name not in image.topics.by_name:
-                continue  # gone with its topic
+            if resource.type == ConfigResourceType.TOPIC and (
+                resource.name in created or resource.name not in image.topics.by_name
+            ):
+                continue  # it was written with its topic, or is gone with it
             entities[_config_entity(resource)] = dict(image.config(resource))
         for quota in sorted(delta.changed_quotas, key=str):
             entities[quota_entity_path(quota)] = _user_configs(image, quota)
@@ -196,9 +203,6 @@ class ZNodeWriter:
                 )
             )
 
-    def _create_config(self, entity_type: str, name: str, operations: list[ZooKeeperOperation]) -> None:
-        self._put(znodes.config_path(entity_type, name), znodes.encode_config({}), operations)
-
     # ACLs and delegation tokens
 
     def _write_acls(
@@ -211,6 +215,11 @@ class ZNodeWriter:
                 changed[acl.pattern_type, acl.resource_type, acl.resource_name] = None
         if not changed:
             return
+        for pattern_type in (PatternType.LITERAL, PatternType.PREFIXED):
+            for name in znodes.RESOURCE_TYPES_BY_NAME:
+                self._ensure(f"{znodes.acl_root(pattern_type)}/{name}", operations)
+        self._ensure(znodes.ACL_CHANGES, operations)
+        self._ensure(znodes.EXTENDED_ACL_CHANGES, operations)
         entries: dict[tuple[int, int, str], list[znodes.AclZNodeEntry]] = {each: [] for each in changed}
         for acl in image.acls.values():
             found = entries.get((acl.pattern_type, acl.resource_type, acl.resource_name))
@@ -225,7 +234,6 @@ class ZNodeWriter:
             else:
                 self._delete(path, operations)
             changes = znodes.ACL_CHANGES if path.startswith(f"{znodes.ACL}/") else znodes.EXTENDED_ACL_CHANGES
-            self._ensure(changes, operations)
             operations.append(
                 CreateZNode(
                     f"{changes}/{znodes.ACL_CHANGE_PREFIX}",

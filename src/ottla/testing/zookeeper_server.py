@@ -34,6 +34,7 @@ _COORDINATES: Final = (
     ("io.dropwizard.metrics", "metrics-core", "4.2.25"),
     ("org.xerial.snappy", "snappy-java", "1.1.10.5"),
     ("org.slf4j", "slf4j-simple", "1.7.36"),
+    ("commons-cli", "commons-cli", "1.5.0"),  # for its shell
 )
 _MAIN: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _TICK_MS: Final = 500
@@ -154,7 +155,8 @@ def _cache() -> Path:
 
 
 def _is_fetched(folder: Path) -> bool:
-    return (folder / ".complete").exists()
+    marker = folder / ".complete"
+    return marker.exists() and marker.read_text() == str(_COORDINATES)
 
 
 def _jars() -> Path:
@@ -208,4 +210,4 @@ def _fetch(folder: Path) -> None:
         raise ClusterError(f"Maven could not fetch ZooKeeper ({' '.join(command)}):\n{done.stdout[-2000:]}")
     for logback in folder.glob("logback-*.jar"):
         logback.unlink()  # one logger is enough, and it should write to the standard output
-    (folder / ".complete").touch()
+    (folder / ".complete").write_text(str(_COORDINATES))

@@ -1,0 +1,284 @@
+"""Records to znodes and back: what a controller writes is what the next one reads, also after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ottla.metadata.image.delta import apply_records
+from ottla.metadata.image.entities import (
+    CLUSTER_DEFAULT,
+    AccessControlEntry,
+    ConfigResource,
+    ConfigResourceType,
+    config_record,
+)
+from ottla.metadata.image.image import MetadataImage, quota_record
+from ottla.metadata.records import MetadataRecord
+from ottla.protocol.acl import AclOperation, AclPermissionType, AclResourceType, PatternType
+from ottla.protocol.errors import KafkaError
+from ottla.protocol.metadata_records import (
+    ConfigRecord,
+    DelegationTokenRecord,
+    FeatureLevelRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+    UserScramCredentialRecord,
+)
+from ottla.raft.snapshot import SnapshotId
+from ottla.records.builder import build_batch
+from ottla.runtime.steps import run_at_once
+from ottla.runtime.zookeeper import CreateZNode, ZNode, ZNodeStat, ZooKeeperError, ZooKeeperOperation
+from ottla.sim.world import World
+from ottla.sim.zookeeper import SimZooKeeper
+from ottla.zookeeper import znodes
+from ottla.zookeeper.driver.metadata_stream import MetadataStream, first_offset
+from ottla.zookeeper.driver.znode_reader import STORED_METADATA_VERSION, ReadMetadata, ZNodeReader
+from ottla.zookeeper.driver.znode_writer import (
+    MAX_OPERATIONS,
+    ZNodeWriter,
+    check_storable,
+    transactions,
+)
+
+EPOCH = 7
+TOPIC, OTHER = b"topic-id-0000001", b"topic-id-0000002"
+MEMBERS = [1, 2, 3]
+
+
+class DirectSession:
+    """The model of ZooKeeper without its network."""
+
+    def __init__(self) -> None:
+        self.server = SimZooKeeper(World(1))
+        for path in znodes.PERSISTENT_PATHS:
+            self._create(path)
+        self._create(znodes.CONTROLLER_EPOCH, str(EPOCH).encode())
+
+    def _create(self, path: str, data: bytes = b"") -> None:
+        above = path.rpartition("/")[0]
+        if above and self.server.data(above) is None:
+            self._create(above)
+        self.apply([CreateZNode(path, data)])
+
+    def apply(self, operations: Sequence[ZooKeeperOperation]) -> list[Any]:
+        return self.server._multi(operations, 0)
+
+    async def get(self, path: str, watch: object = None) -> ZNode:
+        node = self.server._find(path)
+        return ZNode(node.data, node.stat())
+
+    async def exists(self, path: str, watch: object = None) -> ZNodeStat | None:
+        try:
+            return self.server._find(path).stat()
+        except ZooKeeperError:
+            return None
+
+    async def children(self, path: str, watch: object = None) -> list[str]:
+        return sorted(self.server._find(path).children)
+
+
+class Store:
+    """A controller's writer on a ZooKeeper."""
+
+    def __init__(self) -> None:
+        self.session = DirectSession()
+        self.writer = ZNodeWriter(MetadataImage.EMPTY, self.read().paths, EPOCH)
+        self.write(
+            [
+                FeatureLevelRecord(name="metadata.version", feature_level=STORED_METADATA_VERSION.level),
+                FeatureLevelRecord(name="group.version", feature_level=1),
+            ]
+        )
+
+    def translate(self, records: Sequence[MetadataRecord]) -> list[ZooKeeperOperation]:
+        return run_at_once(self.writer.translate(records))
+
+    def write(self, records: Sequence[MetadataRecord]) -> None:
+        for part in transactions(self.translate(records)):
+            self.session.apply(part)
+
+    def read(self) -> ReadMetadata:
+        reader = ZNodeReader(self.session, EPOCH, lambda: OTHER)  # type: ignore[arg-type]
+        return asyncio.run(reader.read())
+
+    def read_image(self) -> MetadataImage:
+        return apply_records(MetadataImage.EMPTY, self.read().records)
+
+
+def topic(name: str = "orders", id: bytes = TOPIC, partitions: int = 2) -> list[MetadataRecord]:
+    return [
+        TopicRecord(name=name, topic_id=id),
+        *(
+            PartitionRecord(
+                partition_id=index, topic_id=id, replicas=MEMBERS, isr=MEMBERS, leader=1, leader_epoch=0
+            )
+            for index in range(partitions)
+        ),
+    ]
+
+
+def everything() -> list[MetadataRecord]:
+    resource = ConfigResource(ConfigResourceType.TOPIC, "orders")
+    entry = AccessControlEntry(
+        AclResourceType.TOPIC,
+        "or",
+        PatternType.PREFIXED,
+        "User:alice",
+        "*",
+        AclOperation.READ,
+        AclPermissionType.ALLOW,
+    )
+    return [
+        *topic(),
+        config_record(resource, "retention.ms", "1000"),
+        config_record(ConfigResource(ConfigResourceType.BROKER, "1"), "log.cleaner.threads", "2"),
+        config_record(CLUSTER_DEFAULT, "log.cleaner.threads", "3"),
+        quota_record((("user", "CN=a b"),), "producer_byte_rate", 1024.0),
+        quota_record((("client-id", None), ("user", "CN=a b")), "request_percentage", 12.5),
+        quota_record((("ip", "10.0.0.1"),), "connection_creation_rate", 3.0),
+        UserScramCredentialRecord(
+            name="CN=a b", mechanism=1, salt=b"s", stored_key=b"k", server_key=b"v", iterations=4096
+        ),
+        entry.to_record(b"an-id-of-the-acl"),
+        DelegationTokenRecord(
+            token_id="t1",
+            owner="User:alice",
+            requester="User:bob",
+            renewers=["User:carol"],
+            issue_timestamp=1,
+            max_timestamp=3,
+            expiration_timestamp=2,
+        ),
+        ProducerIdsRecord(broker_id=1, broker_epoch=5, next_producer_id=3000),
+    ]
+
+
+def same(found: MetadataImage, expected: MetadataImage) -> bool:
+    """Whether two images say the same, apart from the ids of ACLs, which ZooKeeper does not have."""
+    return (
+        found.features == expected.features
+        and found.topics == expected.topics
+        and found.configs == expected.configs
+        and found.client_quotas == expected.client_quotas
+        and found.scram == expected.scram
+        and found.delegation_tokens == expected.delegation_tokens
+        and found.next_producer_id == expected.next_producer_id
+        and list(found.acls.values()) == list(expected.acls.values())
+    )
+
+
+def test_the_next_controller_reads_what_this_one_has_written() -> None:
+    store = Store()
+    store.write(everything())
+    assert same(store.read_image(), store.writer.image)
+    changes: list[MetadataRecord] = [
+        PartitionChangeRecord(partition_id=0, topic_id=TOPIC, isr=[1, 2]),
+        PartitionChangeRecord(partition_id=0, topic_id=TOPIC, isr=[2], leader=2),
+        PartitionChangeRecord(partition_id=1, topic_id=TOPIC, replicas=[1, 2], removing_replicas=[2]),
+        ConfigRecord(resource_type=2, resource_name="orders", name="retention.ms", value=None),
+        quota_record((("user", "CN=a b"),), "producer_byte_rate", None),
+        *topic("other", OTHER, 3),
+    ]
+    store.write(changes)
+    read = store.read_image()
+    assert same(read, store.writer.image)
+    partition = read.topics.by_name["orders"].partitions[0]
+    assert (partition.leader, partition.leader_epoch, partition.partition_epoch) == (2, 1, 2)
+    store.write([RemoveTopicRecord(topic_id=TOPIC)])
+    assert same(store.read_image(), store.writer.image)
+    assert store.session.server.data("/config/topics/orders") is None
+
+
+def test_a_state_that_another_has_changed_is_not_replaced() -> None:
+    store = Store()
+    store.write(topic())
+    operations = store.translate([PartitionChangeRecord(partition_id=0, topic_id=TOPIC, isr=[1])])
+    store.session.server._set("/brokers/topics/orders/partitions/0/state", _state())
+    with pytest.raises(ZooKeeperError, match="bad version"):
+        store.session.apply(operations)
+
+
+def _state() -> bytes:
+    return znodes.TopicPartitionStateZNode(3, 9, (3,), EPOCH).encode()
+
+
+def test_a_topic_whose_creation_was_cut_off_is_completed() -> None:
+    store = Store()
+    operations = store.translate(topic(partitions=4))
+    store.session.apply(operations[: len(operations) - 3])
+    found = store.read()
+    store.session.apply(found.writes)
+    read = apply_records(MetadataImage.EMPTY, found.records)
+    partitions = read.topics.by_name["orders"].partitions
+    assert sorted(partitions) == [0, 1, 2, 3]
+    assert partitions[0].leader == 1
+    assert partitions[3].leader == -1, "no broker lives that could lead it"
+    assert same(read, store.read_image())
+
+
+def test_a_large_topic_is_noted_before_its_deletion_begins() -> None:
+    store = Store()
+    store.write(topic(partitions=MAX_OPERATIONS))
+    first, *others = transactions(store.translate([RemoveTopicRecord(topic_id=TOPIC)]))
+    assert others, "it takes several transactions"
+    store.session.apply(first)
+    assert asyncio.run(store.session.children("/admin/delete_topics")) == ["orders"]
+    for part in others:
+        store.session.apply(part)
+    assert asyncio.run(store.session.children("/admin/delete_topics")) == []
+    assert store.read_image().topics.by_name == {}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ConfigRecord(resource_type=32, resource_name="group", name="consumer.session.timeout.ms", value="1"),
+        FeatureLevelRecord(name="share.version", feature_level=1),
+        FeatureLevelRecord(name="metadata.version", feature_level=20),
+    ],
+)
+def test_what_has_no_znode_is_refused(record: MetadataRecord) -> None:
+    with pytest.raises(KafkaError, match=r"metadata.store=zookeeper"):
+        check_storable(record)
+
+
+def batch(offset: int, values: int = 1) -> bytes:
+    return build_batch([(0, None, b"value")] * values, base_offset=offset, leader_epoch=EPOCH)
+
+
+def test_a_stream_starts_after_a_snapshot_and_gives_out_only_what_is_committed() -> None:
+    stream, first = MetadataStream(), first_offset(EPOCH)
+    stream.start_after(SnapshotId(first, EPOCH), b"snapshot")
+    stream.append(batch(first, 2))
+    assert stream.read_committed(first, 1000) == b""
+    stream.update_high_watermark(first + 2)
+    assert stream.read_committed(first, 1000) == batch(first, 2)
+    stream.append(batch(first + 2))
+    stream.truncate_to_high_watermark()
+    assert stream.end == (first + 2, EPOCH)
+    stream.append(batch(first + 2, 3))
+    stream.update_high_watermark(first + 5)
+    assert b"".join(stream.batches(first + 2)) == batch(first + 2, 3)
+    assert stream.read_committed(first, 1) == batch(first, 2), "one batch at least"
+
+
+def test_a_newer_snapshot_replaces_the_records_before_it() -> None:
+    stream, first = MetadataStream(), first_offset(EPOCH)
+    stream.start_after(SnapshotId(first, EPOCH), b"snapshot")
+    for number in range(10):
+        stream.append(batch(first + number))
+    stream.update_high_watermark(first + 10)
+    newer = SnapshotId(first + 6, EPOCH)
+    stream.snapshots.write(newer, [b"newer"])
+    stream.on_snapshot_written(newer)
+    assert stream.start_offset == first + 6
+    assert stream.snapshots.ids == [newer]
+    assert stream.snapshots.data(newer) == b"newer"
+    assert stream.read_committed(first + 6, 100_000) == b"".join(batch(first + each) for each in range(6, 10))

@@ -117,7 +117,13 @@ def topic(name: str = "orders", id: bytes = TOPIC, partitions: int = 2) -> list[
         TopicRecord(name=name, topic_id=id),
         *(
             PartitionRecord(
-                partition_id=index, topic_id=id, replicas=MEMBERS, isr=MEMBERS, leader=1, leader_epoch=0
+                partition_id=index,
+                topic_id=id,
+                replicas=MEMBERS,
+                isr=MEMBERS,
+                leader=1,
+                leader_epoch=0,
+                partition_epoch=0,
             )
             for index in range(partitions)
         ),

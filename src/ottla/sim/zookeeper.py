@@ -273,7 +273,7 @@ class SimZooKeeper:
                 self._check(operation, look, shadow)
             except ZooKeeperError as error:
                 raise ZooKeeperError(error.code, error.path, index=index) from None
-        results = []
+        results: list[str | ZNodeStat | None] = []
         for operation in operations:
             match operation:
                 case CreateZNode(path, data, ephemeral, sequential, _):

@@ -47,10 +47,12 @@ class JavaProcess:
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
 
-    def launch(self, main: str, arguments: Sequence[str], bundle: kafka_libs.Bundle) -> None:
+    def launch(
+        self, main: str, arguments: Sequence[str], bundle: kafka_libs.Bundle, jvm: Sequence[str] = ()
+    ) -> None:
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                java.command(main, arguments, bundle=bundle),
+                java.command(main, arguments, bundle=bundle, jvm=(*java.LIGHT_JVM, *jvm)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -96,16 +98,32 @@ class JavaProcess:
 
 
 class ApacheZooKeeper:
-    """One ZooKeeper server; `connect` is its address."""
+    """One ZooKeeper server; `connect` is its address, `tls_connect` the one for TLS with a `tls_port`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        jvm: Sequence[str] = (),
+        tls_port: int | None = None,
+    ) -> None:
         self._directory = directory
+        self._settings = dict(settings or {})
+        self._jvm = tuple(jvm)
+        self.tls_port = tls_port
+        if tls_port is not None:
+            self._settings["secureClientPort"] = str(tls_port)
         self.port = 0
         self._java = JavaProcess(directory / "zookeeper.log")
 
     @property
     def connect(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def tls_connect(self) -> str:
+        return f"localhost:{self.tls_port}"
 
     @property
     def pid(self) -> int:
@@ -121,10 +139,13 @@ class ApacheZooKeeper:
             f"dataDir={self._directory / 'zookeeper-data'}\nclientPort={self.port}\n"
             f"clientPortAddress=127.0.0.1\nadmin.enableServer=false\ntickTime={TICK_MS}\n"
             "maxClientCnxns=0\n4lw.commands.whitelist=*\n"
+            + "".join(f"{name}={value}\n" for name, value in self._settings.items())
         )
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        self._java.launch(main, [str(file)], kafka_libs.ZOOKEEPER_KAFKA)
+        self._java.launch(main, [str(file)], kafka_libs.ZOOKEEPER_KAFKA, self._jvm)
         self._java.await_port(self.port)
+        if self.tls_port is not None:
+            self._java.await_port(self.tls_port)
         return self
 
     def stop(self) -> None:

@@ -13,7 +13,7 @@ from ottla.cli.output import print_json
 
 if TYPE_CHECKING:
     from ottla.metadata.features import MetadataVersion
-    from ottla.runtime.zookeeper import ZooKeeperSettings
+    from ottla.runtime.zookeeper import ZooKeeperLogin, ZooKeeperSettings
     from ottla.zookeeper.migration.cluster_reader import ZooKeeperCluster
     from ottla.zookeeper.migration.importer import ImportNode, ImportPlan
     from ottla.zookeeper.migration.kraft_properties import ControllerVoter, KraftProperties
@@ -52,6 +52,12 @@ def import_(
             "--zookeeper-config",
             metavar="FILE",
             help="Properties for ZooKeeper: zookeeper.ssl.*, zookeeper.login.scheme, .user and .password.",
+        ),
+    ] = None,
+    jaas: Annotated[
+        str | None,
+        Option(
+            "--jaas", metavar="FILE", help="The JAAS file of the brokers, whose section Client is the login."
         ),
     ] = None,
     log_dirs: Annotated[
@@ -105,6 +111,7 @@ def import_(
     settings, as Ottla or as Apache Kafka 4.
     """
     import asyncio
+    import tempfile
 
     from ottla.log.directory.meta_properties import StorageError
     from ottla.runtime.disk import RealDisk
@@ -116,9 +123,10 @@ def import_(
     version = _version(release)
     brokers = [*(_read_file(file) for file in files or []), *(_given_dirs(each) for each in log_dirs or [])]
     _check_once(brokers)
-    settings = _zookeeper_settings(zookeeper, zookeeper_config, brokers)
     try:
-        cluster = asyncio.run(_read(settings, wait))
+        with tempfile.TemporaryDirectory(prefix="ottla-zookeeper-") as scratch:
+            settings = _zookeeper_settings(zookeeper, zookeeper_config, jaas, brokers, scratch)
+            cluster = asyncio.run(_read(settings, wait))
     except (ConnectionError, ZooKeeperError) as error:
         raise CliError(str(error), status=UNREACHABLE) from None
     imported = import_metadata(cluster, version, _password_decoder(brokers))
@@ -233,8 +241,10 @@ def _check_once(brokers: list[_Broker]) -> None:
             raise WrongUsage(f"the directory {path} is given twice")
 
 
-def _zookeeper_settings(connect: str | None, file: str | None, brokers: list[_Broker]) -> ZooKeeperSettings:
-    from ottla.runtime.zookeeper import ZooKeeperLogin, ZooKeeperSettings
+def _zookeeper_settings(
+    connect: str | None, file: str | None, jaas: str | None, brokers: list[_Broker], scratch: str
+) -> ZooKeeperSettings:
+    from ottla.runtime.zookeeper import ZooKeeperSettings
 
     given: dict[str, str] = {}
     for broker in brokers:
@@ -253,39 +263,99 @@ def _zookeeper_settings(connect: str | None, file: str | None, brokers: list[_Br
         given["zookeeper.connect"] = connect
     if "zookeeper.connect" not in given:
         raise WrongUsage("no ZooKeeper is named: give a server.properties, or --zookeeper HOST:PORT/CHROOT")
-    login = None
-    if "zookeeper.login.scheme" in given:
-        scheme = given["zookeeper.login.scheme"]
-        if scheme not in ("digest", "sasl-digest", "kerberos"):
-            raise WrongUsage(f"zookeeper.login.scheme {scheme}: allowed are digest, sasl-digest and kerberos")
-        login = ZooKeeperLogin(
-            scheme, given.get("zookeeper.login.user", ""), given.get("zookeeper.login.password", "")
-        )
-    tls = given.get("zookeeper.ssl.client.enable", "false").lower() == "true"
+    login = _login(given, jaas)
+    if given.get("zookeeper.ssl.client.enable", "false").strip().lower() != "true":
+        return ZooKeeperSettings(given["zookeeper.connect"], login=login)
     hostname = given.get("zookeeper.ssl.endpoint.identification.algorithm", "HTTPS")
+    ca_file, key_file = _pem_files(given, scratch)
     return ZooKeeperSettings(
         given["zookeeper.connect"],
         login=login,
-        tls=tls,
-        ca_file=_pem(given, "truststore") if tls else None,
-        certificate_file=_pem(given, "keystore") if tls else None,
-        key_file=_pem(given, "keystore") if tls else None,
-        key_password=given.get("zookeeper.ssl.keystore.password") if tls else None,
+        tls=True,
+        ca_file=ca_file,
+        certificate_file=key_file,
+        key_file=key_file,
         verify_hostname=hostname.strip() != "",
     )
 
 
-def _pem(given: dict[str, str], store: str) -> str | None:
-    path = given.get(f"zookeeper.ssl.{store}.location")
-    if path is None:
-        return None
-    kind = given.get(f"zookeeper.ssl.{store}.type", "")
-    if kind.upper() != "PEM" and not path.endswith(".pem"):
-        raise CliError(
-            f"zookeeper.ssl.{store}.location {path} is not in PEM: convert it, and name the new file by "
-            "--zookeeper-config"
+def _login(given: dict[str, str], jaas: str | None) -> ZooKeeperLogin | None:
+    """The login at ZooKeeper: of the properties, or of the section Client of a JAAS file."""
+    from ottla.runtime.zookeeper import ZooKeeperLogin
+
+    scheme = given.get("zookeeper.login.scheme")
+    if scheme is not None:
+        if scheme not in ("digest", "sasl-digest", "kerberos"):
+            raise WrongUsage(f"zookeeper.login.scheme {scheme}: allowed are digest, sasl-digest and kerberos")
+        return ZooKeeperLogin(
+            scheme, given.get("zookeeper.login.user", ""), given.get("zookeeper.login.password", "")
         )
-    return path
+    if jaas is None:
+        return None
+    import re
+
+    from ottla.security.jaas import JaasError, parse_jaas
+
+    section = given.get("zookeeper.sasl.clientconfig", "Client")
+    try:
+        with open(jaas, encoding="utf-8") as file:
+            found = re.search(
+                rf"(?:^|[\s;}}]){re.escape(section)}\s*\{{(.*?)\}}\s*;?", file.read(), re.DOTALL
+            )
+        if found is None:
+            raise CliError(f"{jaas} has no section {section}, which is for ZooKeeper")
+        entry = parse_jaas(found[1])
+    except OSError as error:
+        raise CliError(f"cannot read {jaas}: {error.strerror}") from None
+    except JaasError as error:
+        raise CliError(f"{jaas}: {error}") from None
+    if entry.login_module.endswith("Krb5LoginModule"):
+        return ZooKeeperLogin("kerberos", entry.options.get("principal", ""))
+    return ZooKeeperLogin("sasl-digest", entry.options.get("username", ""), entry.options.get("password", ""))
+
+
+def _pem_files(given: dict[str, str], scratch: str) -> tuple[str | None, str | None]:
+    """Write key and trust stores, of whatever kind they are, as PEM files, and return their paths."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    from ottla.runtime.disk import RealDisk
+    from ottla.security.tls.errors import TlsError
+    from ottla.security.tls.material import load_identity, load_trusted
+    from ottla.security.tls.settings import StoreSettings
+
+    def store(name: str) -> StoreSettings:
+        prefix = f"zookeeper.ssl.{name}"
+        password = given.get(f"{prefix}.password")
+        return StoreSettings(
+            name,
+            given.get(f"{prefix}.type", "").upper(),
+            given.get(f"{prefix}.location"),
+            password,
+            key_password=password if name == "keystore" else None,
+        )
+
+    def write(name: str, data: bytes) -> str:
+        path = os.path.join(scratch, name)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+        return path
+
+    try:
+        trusted, identity = (
+            load_trusted(RealDisk(), store("truststore")),
+            load_identity(RealDisk(), store("keystore")),
+        )
+    except TlsError as error:
+        raise CliError(f"zookeeper.ssl: {error}") from None
+    ca_file = key_file = None
+    if trusted is not None:
+        ca_file = write("ca.pem", b"".join(each.public_bytes(Encoding.PEM) for each in trusted))
+    if identity is not None:
+        key = identity.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        key_file = write(
+            "key.pem", key + b"".join(each.public_bytes(Encoding.PEM) for each in identity.chain)
+        )
+    return ca_file, key_file
 
 
 def _password_decoder(brokers: list[_Broker]) -> Any:

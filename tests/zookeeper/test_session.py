@@ -1,0 +1,229 @@
+"""Sessions with a real ZooKeeper: conditional writes, transactions, watches, logins and TLS."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from ottla.runtime.zookeeper import (
+    CheckZNode,
+    CreateZNode,
+    DeleteZNode,
+    KazooSession,
+    SessionEvent,
+    SetZNode,
+    WatchEvent,
+    WatchKind,
+    ZNodeAccess,
+    ZooKeeperError,
+    ZooKeeperErrorCode,
+    ZooKeeperLogin,
+    ZooKeeperSettings,
+)
+from ottla.testing.cluster_plan import free_ports
+from ottla.zookeeper import znodes
+from tests.support.certificates import client_certificate, server_certificate, write_ca, write_pem
+from tests.support.command_line import CommandLine
+from tests.support.zookeeper import ApacheZooKeeper
+
+pytestmark = pytest.mark.kafka
+
+WAIT_S = 60.0
+PASSWORD = "a password"
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("material")
+    write_pem(directory, "server", server_certificate())
+    write_pem(directory, "client", client_certificate())
+    write_ca(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def zookeeper(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheZooKeeper]:
+    jaas = material / "server.jaas"
+    module = "org.apache.zookeeper.server.auth.DigestLoginModule"
+    jaas.write_text(f'Server {{ {module} required user_kafka="{PASSWORD}"; }};\n')
+    settings = {
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "authProvider.sasl": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+        "ssl.keyStore.location": str(material / "server.pem"),
+        "ssl.trustStore.location": str(material / "ca.pem"),
+        "ssl.clientAuth": "need",
+    }
+    (material / "ca.pem").write_text((material / "ca.crt").read_text())
+    (tls_port,) = free_ports(1)
+    with ApacheZooKeeper(
+        tmp_path_factory.mktemp("zookeeper"),
+        settings=settings,
+        jvm=(f"-Djava.security.auth.login.config={jaas}",),
+        tls_port=tls_port,
+    ) as server:
+        yield server
+
+
+async def session_at(zookeeper: ApacheZooKeeper, login: ZooKeeperLogin | None = None) -> KazooSession:
+    return await KazooSession.connect(ZooKeeperSettings(zookeeper.connect, login=login))
+
+
+async def error_of(awaitable) -> ZooKeeperErrorCode:
+    with pytest.raises(ZooKeeperError) as error:
+        await awaitable
+    return error.value.code
+
+
+async def test_writes_are_conditional_on_the_version(zookeeper: ApacheZooKeeper) -> None:
+    session = await session_at(zookeeper)
+    path = f"/{uuid4().hex}"
+    assert await session.create(path, b"first") == path
+    assert await error_of(session.create(path)) is ZooKeeperErrorCode.NODE_EXISTS
+    assert (await session.get(path)).data == b"first"
+    assert (await session.set(path, b"second", 0)).version == 1
+    assert await error_of(session.set(path, b"third", 0)) is ZooKeeperErrorCode.BAD_VERSION
+    assert await error_of(session.delete(path, 0)) is ZooKeeperErrorCode.BAD_VERSION
+    await session.create(f"{path}/child")
+    assert await session.children(path) == ["child"]
+    assert await error_of(session.delete(path)) is ZooKeeperErrorCode.NOT_EMPTY
+    await session.delete(f"{path}/child")
+    await session.delete(path, 1)
+    assert await session.exists(path) is None
+    assert await error_of(session.get(path)) is ZooKeeperErrorCode.NO_NODE
+    await session.close()
+
+
+async def test_a_transaction_does_all_or_nothing_and_names_what_failed(zookeeper: ApacheZooKeeper) -> None:
+    session = await session_at(zookeeper)
+    path = f"/{uuid4().hex}"
+    await session.create(path, b"1")
+    done = await session.multi(
+        [
+            CheckZNode(path, 0),
+            CreateZNode(f"{path}/a", b"x"),
+            SetZNode(path, b"2", 0),
+            DeleteZNode(f"{path}/a"),
+        ]
+    )
+    assert done[1] == f"{path}/a"
+    assert done[2] is not None
+    assert done[2].version == 1
+    with pytest.raises(ZooKeeperError) as error:
+        await session.multi([CreateZNode(f"{path}/b"), CheckZNode(path, 0), SetZNode(path, b"3")])
+    assert (error.value.code, error.value.index) == (ZooKeeperErrorCode.BAD_VERSION, 1)
+    assert await session.children(path) == []
+    await session.close()
+
+
+async def test_watches_fire_once_and_ephemeral_znodes_end_with_their_session(
+    zookeeper: ApacheZooKeeper,
+) -> None:
+    watcher, owner = await session_at(zookeeper), await session_at(zookeeper)
+    path = f"/{uuid4().hex}"
+    events: asyncio.Queue[WatchEvent] = asyncio.Queue()
+    assert await watcher.exists(path, events.put_nowait) is None
+    await owner.create(path, b"", ephemeral=True)
+    assert await asyncio.wait_for(events.get(), WAIT_S) == WatchEvent(WatchKind.CREATED, path)
+    node = await watcher.get(path, events.put_nowait)
+    assert node.stat.ephemeral_owner == owner.session_id
+    await owner.close()
+    assert await asyncio.wait_for(events.get(), WAIT_S) == WatchEvent(WatchKind.DELETED, path)
+    assert events.empty()
+    await watcher.create(path)
+    await watcher.children(path, events.put_nowait)
+    names = [await watcher.create(f"{path}/n_", sequential=True) for _ in range(2)]
+    assert names == [f"{path}/n_0000000000", f"{path}/n_0000000001"]
+    assert await asyncio.wait_for(events.get(), WAIT_S) == WatchEvent(WatchKind.CHILDREN, path)
+    await watcher.close()
+
+
+async def test_digest_logins_read_what_others_may_not(zookeeper: ApacheZooKeeper) -> None:
+    for scheme, user in (("digest", "digest-user"), ("sasl-digest", "kafka")):
+        owner = await session_at(zookeeper, ZooKeeperLogin(scheme, user, PASSWORD))
+        other = await session_at(zookeeper)
+        path = f"/{uuid4().hex}"
+        await owner.create(path, b"secret", access=ZNodeAccess.SENSITIVE)
+        assert (await owner.get(path)).data == b"secret"
+        assert await error_of(other.get(path)) is ZooKeeperErrorCode.NO_AUTH
+        open_path = f"/{uuid4().hex}"
+        await owner.create(open_path, b"open", access=ZNodeAccess.SECURE)
+        assert (await other.get(open_path)).data == b"open"
+        assert await error_of(other.set(open_path, b"")) is ZooKeeperErrorCode.NO_AUTH
+        await owner.close()
+        await other.close()
+
+
+async def test_a_wrong_password_reads_nothing_that_is_secret(zookeeper: ApacheZooKeeper) -> None:
+    owner = await session_at(zookeeper, ZooKeeperLogin("sasl-digest", "kafka", PASSWORD))
+    path = f"/{uuid4().hex}"
+    await owner.create(path, b"secret", access=ZNodeAccess.SENSITIVE)
+    await owner.close()
+
+    async def read_with_a_wrong_password() -> None:
+        other = await session_at(zookeeper, ZooKeeperLogin("sasl-digest", "kafka", "wrong"))
+        try:
+            await other.get(path)
+        finally:
+            await other.close()
+
+    with pytest.raises((ConnectionError, ZooKeeperError)):
+        await read_with_a_wrong_password()
+
+
+async def test_an_address_without_a_server_is_said() -> None:
+    with pytest.raises(ConnectionError, match=r"did not answer within 1 s\. Check the address"):
+        await KazooSession.connect(ZooKeeperSettings("127.0.0.1:1", connection_timeout_ms=1_000))
+
+
+async def test_a_lost_server_is_an_event(zookeeper: ApacheZooKeeper) -> None:
+    session = await session_at(zookeeper)
+    events: list[SessionEvent] = []
+    session.add_listener(events.append)
+    await session.close()
+    await session.close()
+    assert events == [], "a session that was closed on purpose tells nothing"
+
+
+def test_an_import_logs_in_and_uses_the_stores_of_the_broker(
+    zookeeper: ApacheZooKeeper, material: Path, tmp_path: Path
+) -> None:
+    """By TLS with a client's certificate, and as the user of the brokers' JAAS file."""
+    chroot = f"/{uuid4().hex}"
+
+    async def prepare() -> str:
+        session = await session_at(zookeeper, ZooKeeperLogin("sasl-digest", "kafka", PASSWORD))
+        for path in ("", "/cluster", "/config", "/config/users"):
+            await session.create(chroot + path)
+        await session.create(f"{chroot}/cluster/id", znodes.encode_cluster_id("NjX7PqHSRUmpKQSZEDlZuw"))
+        secret = znodes.encode_config({"producer_byte_rate": "5"})
+        await session.create(f"{chroot}/config/users/alice", secret, access=ZNodeAccess.SENSITIVE)
+        await session.close()
+        return chroot
+
+    asyncio.run(prepare())
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=NjX7PqHSRUmpKQSZEDlZuw\n")
+    file = tmp_path / "server.properties"
+    file.write_text(
+        f"broker.id=1\nlog.dirs={data}\nzookeeper.connect={zookeeper.tls_connect}{chroot}\n"
+        "zookeeper.ssl.client.enable=true\n"
+        f"zookeeper.ssl.keystore.location={material / 'client.pem'}\n"
+        f"zookeeper.ssl.truststore.location={material / 'ca.pem'}\n"
+    )
+    jaas = tmp_path / "jaas.conf"
+    jaas.write_text(
+        "KafkaServer { x.Y required; };\n"
+        "Client {\n  org.apache.zookeeper.server.auth.DigestLoginModule required\n"
+        f'  username="kafka" password="{PASSWORD}";\n}};\n'
+    )
+    ottla = CommandLine("127.0.0.1:1")
+    report = ottla.ok("zookeeper", "import", str(file), "--jaas", str(jaas), "--dry-run", "--json").json
+    assert report["counts"]["quotas"] == 1
+    refused = ottla("zookeeper", "import", str(file), "--dry-run")
+    assert refused.status == 3
+    assert "no auth at /config/users/alice" in refused.err

@@ -488,6 +488,10 @@ def test_the_settings_of_a_broker_are_rewritten() -> None:
         "delegation.token.secret.key": "k",
         "log.dirs": "/a,/b",
     }
+    alone = {"transaction.state.log.replication.factor": "1", "transaction.state.log.min.isr": "1"}
+    settings = kraft_properties(alone, 1, [ControllerVoter(1, "localhost", 9093)]).settings
+    assert settings["listeners"] == "PLAINTEXT://:9092,CONTROLLER://localhost:9093"
+    assert settings["share.coordinator.state.topic.replication.factor"] == "1"
     broker = kraft_properties(given, 4, voters).settings
     assert broker["process.roles"] == "broker"
     assert broker["listeners"] == given["listeners"]

@@ -32,6 +32,12 @@ _ACL_AUTHORIZERS: Final = (
     "kafka.security.authorizer.AclAuthorizer",
     "kafka.security.auth.SimpleAclAuthorizer",
 )
+_LOOPBACK: Final = ("localhost", "127.0.0.1")
+# A topic that brokers on ZooKeeper did not have is made like one that they had.
+_LIKE: Final = {
+    "share.coordinator.state.topic.replication.factor": "transaction.state.log.replication.factor",
+    "share.coordinator.state.topic.min.isr": "transaction.state.log.min.isr",
+}
 _STANDARD_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
@@ -78,6 +84,9 @@ def kraft_properties(
             settings[name] = value
     if "delegation.token.master.key" in given:
         settings.setdefault("delegation.token.secret.key", given["delegation.token.master.key"])
+    for name, model in _LIKE.items():
+        if model in given:
+            settings.setdefault(name, given[model])
     if given.get("authorizer.class.name") in _ACL_AUTHORIZERS:
         settings["authorizer.class.name"] = _STANDARD_AUTHORIZER
     _set_listeners(given, own, result)
@@ -107,7 +116,8 @@ def _set_listeners(given: Mapping[str, str], own: ControllerVoter | None, result
     settings["listener.security.protocol.map"] = f"{protocols},{CONTROLLER_LISTENER}:{protocol}"
     if own is None:
         return
-    settings["listeners"] = f"{listeners},{CONTROLLER_LISTENER}://:{own.port}"
+    host = own.host if own.host in _LOOPBACK else ""
+    settings["listeners"] = f"{listeners},{CONTROLLER_LISTENER}://{host}:{own.port}"
 
 
 def _controller_protocol(given: Mapping[str, str], protocols: str, result: KraftProperties) -> str:

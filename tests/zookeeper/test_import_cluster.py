@@ -1,0 +1,248 @@
+"""Three brokers of Apache Kafka 3.9 on ZooKeeper, imported and opened by Ottla and by Apache Kafka 4.
+
+A reassignment is under way, a topic is in deletion, and the brokers are killed while a producer writes: what
+was acknowledged is there afterwards, the reassignment completes, the deleted topic does not come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from ottla import Admin
+from ottla.protocol import names
+from ottla.runtime.zookeeper import KazooSession, ZooKeeperSettings
+from ottla.testing.cluster_plan import free_ports
+from ottla.zookeeper import znodes
+from tests.support import java, kafka_libs
+from tests.support.command_line import CommandLine
+from tests.support.waiting import wait_until
+from tests.support.zookeeper import ApacheZooKeeper, ZooKeeperKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+PARTITIONS = 6
+THREE = {
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+}
+
+
+@dataclass
+class ImportedCluster:
+    directory: Path
+    bootstrap: str
+    acknowledged: set[bytes]
+    report: list[dict]
+
+
+def settings_files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("broker-*/server-kraft.properties"))
+
+
+async def prepare(bootstrap: str, connect: str) -> None:
+    """Begin a reassignment that cannot complete yet, and ask for a deletion that no controller completes."""
+    async with Admin(bootstrap) as admin:
+        throttle = {
+            "leader.replication.throttled.replicas": "*",
+            "follower.replication.throttled.replicas": "*",
+        }
+        from ottla.client.admin.configs import ResourceType
+
+        await admin.configs.alter(ResourceType.TOPIC, "moving", set=throttle)
+        for broker in ("1", "2", "3"):
+            rates = {
+                "leader.replication.throttled.rate": "1",
+                "follower.replication.throttled.rate": "1",
+            }
+            await admin.configs.alter(ResourceType.BROKER, broker, set=rates)
+        await admin.partitions.reassign({names.TopicPartition("moving", 0): [2, 3]})
+        under_way = await admin.partitions.reassignments()
+        assert [str(each) for each in under_way] == ["moving-0"]
+
+
+async def ask_for_deletion(connect: str) -> None:
+    """As a controller that was killed at once would leave it."""
+    session = await KazooSession.connect(ZooKeeperSettings(connect))
+    await session.create(znodes.delete_topic_path("doomed"))
+    await session.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImportedCluster]:
+    root = tmp_path_factory.mktemp("zookeeper-cluster")
+    ports = free_ports(6)
+    with ApacheZooKeeper(root) as zookeeper, contextlib.ExitStack() as stack:
+        brokers = [
+            ZooKeeperKafka(
+                root / f"broker-{id}", zookeeper.connect, broker_id=id, port=ports[id - 1], properties=THREE
+            )
+            for id in (1, 2, 3)
+        ]
+        for broker in brokers:
+            stack.callback(broker.kill)
+            broker.launch()
+        for broker in brokers:
+            broker.await_ready()
+        bootstrap = ",".join(broker.bootstrap for broker in brokers)
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        wait_until(lambda: len(admin.list_topics(timeout=30).brokers) == 3, "three brokers are not known")
+        new = [
+            NewTopic("orders", PARTITIONS, 3),
+            NewTopic("moving", 1, replica_assignment=[[1, 2]]),
+            NewTopic("doomed", 1, 1),
+        ]
+        for future in admin.create_topics(new).values():
+            future.result()
+        acknowledged: set[bytes] = set()
+
+        def delivered(error: object, message: Any) -> None:
+            if error is None:
+                acknowledged.add(message.value())
+
+        producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5})
+        for number in range(200):
+            producer.produce("moving", b"x" * 1000, b"%d" % number)
+        for number in range(3000):
+            producer.produce("orders", b"%d" % number, on_delivery=delivered)
+        assert producer.flush(120) == 0
+        asyncio.run(prepare(bootstrap, zookeeper.connect))
+        for number in range(3000, 9000):
+            producer.produce("orders", b"%d" % number, on_delivery=delivered)
+            if number % 100 == 0:
+                producer.poll(0)
+        for broker in reversed(brokers):
+            broker.kill()
+        producer.purge()
+        producer.flush(30)
+        asyncio.run(ask_for_deletion(zookeeper.connect))
+        controllers = ",".join(f"{id}@127.0.0.1:{ports[2 + id]}" for id in (1, 2, 3))
+        ottla = CommandLine("127.0.0.1:1")
+        # Each broker as if it were on a machine of its own.
+        report = [
+            ottla.ok("zookeeper", "import", str(broker.file), "--controllers", controllers, "--json").json
+            for broker in brokers
+        ]
+        yield ImportedCluster(root, bootstrap, acknowledged, report)
+
+
+def as_ottla(settings: Path) -> list[str]:
+    return [sys.executable, "-m", "ottla", "start", str(settings), "--set", "http.listener="]
+
+
+def as_apache_kafka(settings: Path) -> list[str]:
+    return java.command("kafka.Kafka", [str(settings)], bundle=kafka_libs.BROKER)
+
+
+@contextlib.contextmanager
+def running(
+    start: Callable[[Path], list[str]], imported: ImportedCluster, directory: Path
+) -> Iterator[AdminClient]:
+    """Run copies of all nodes until the end of the block."""
+    processes = []
+    try:
+        for file in settings_files(imported.directory):
+            own = directory / file.parent.name
+            shutil.copytree(file.parent, own)
+            (own / file.name).write_text(file.read_text().replace(str(file.parent), str(own)))
+            with (directory / f"{own.name}.log").open("wb") as log:
+                processes.append(
+                    subprocess.Popen(
+                        start(own / file.name),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                        preexec_fn=java.die_with_parent(),
+                    )
+                )
+        admin = AdminClient({"bootstrap.servers": imported.bootstrap})
+
+        def ready() -> bool:
+            logs = "\n".join(log.read_text()[-3000:] for log in sorted(directory.glob("*.log")))
+            assert all(process.poll() is None for process in processes), logs
+            try:
+                found = admin.list_topics(timeout=10)
+            except KafkaException:
+                return False
+            partitions = [each for topic in found.topics.values() for each in topic.partitions.values()]
+            return len(found.brokers) == 3 and all(partition.leader >= 0 for partition in partitions)
+
+        wait_until(ready, "the imported cluster is not ready", 240)
+        yield admin
+    finally:
+        for process in processes:
+            java.kill_process(process)
+
+
+@pytest.mark.parametrize("start", [as_ottla, as_apache_kafka], ids=["ottla", "kafka"])
+def test_a_cluster_goes_on_where_it_was_killed(
+    cluster: ImportedCluster, start: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
+    with running(start, cluster, tmp_path) as admin:
+        topics = admin.list_topics(timeout=60).topics
+        assert {name for name in topics if not name.startswith("__")} == {"orders", "moving"}
+        found = read_all(cluster.bootstrap, "orders", PARTITIONS)
+        assert len(cluster.acknowledged) >= 3000
+        assert cluster.acknowledged <= set(found), "an acknowledged record is lost"
+        assert len(found) == len(set(found)), "a record is there twice"
+        assert len(read_all(cluster.bootstrap, "moving", 1)) == 200
+        asyncio.run(let_it_complete(cluster.bootstrap))
+        wait_until(
+            lambda: (
+                sorted(admin.list_topics("moving", timeout=60).topics["moving"].partitions[0].replicas)
+                == [2, 3]
+            ),
+            "the reassignment does not complete",
+        )
+        assert len(read_all(cluster.bootstrap, "moving", 1)) == 200
+
+
+async def let_it_complete(bootstrap: str) -> None:
+    from ottla.client.admin.configs import ResourceType
+
+    async with Admin(bootstrap) as admin:
+        for broker in ("1", "2", "3"):
+            names = ["leader.replication.throttled.rate", "follower.replication.throttled.rate"]
+            await admin.configs.alter(ResourceType.BROKER, broker, delete=names)
+
+
+def read_all(bootstrap: str, topic: str, partitions: int) -> list[bytes]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.partition.eof": True})
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    found, ends = [], set()
+    while len(ends) < partitions:
+        message = consumer.poll(60)
+        assert message is not None, f"{topic} cannot be read"
+        if message.error() is not None:
+            ends.add(message.partition())
+        else:
+            found.append(message.value())
+    consumer.close()
+    return found
+
+
+def test_each_machine_writes_the_same_metadata(cluster: ImportedCluster) -> None:
+    snapshots = {
+        path.read_bytes()
+        for path in cluster.directory.glob("broker-*/data/__cluster_metadata-0/*.checkpoint")
+    }
+    assert len(snapshots) == 1
+    for report in cluster.report:
+        assert report["counts"]["reassignments"] == 1
+        assert report["left_behind"] == ["topics in deletion: doomed; brokers put their logs aside as -stray"]
+        assert len(report["notes"]) == 2, "the other controllers, and a feature"

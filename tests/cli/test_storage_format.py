@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import sys
 from pathlib import Path
@@ -182,3 +183,19 @@ def test_a_node_does_not_start_with_the_file_of_a_broker_on_zookeeper(tmp_path: 
     assert "zookeeper.connect is set" in refused.stderr
     assert "`ottla zookeeper import`" in refused.stderr
     assert not (tmp_path / "data").exists()
+
+
+def test_segments_in_old_formats_are_rewritten(offline: CommandLine, tmp_path: Path) -> None:
+    offline.ok("storage", "format", str(tmp_path))
+    segment = tmp_path / "orders-0" / "00000000000000000000.log"
+    segment.parent.mkdir()
+    # One message of magic 1: offset 0, key "k", value "v0".
+    segment.write_bytes(base64.b64decode("AAAAAAAAAAAAAAAZ9nShxQEAAAABoemqnRoAAAABawAAAAJ2MA=="))
+    before = segment.read_bytes()
+    shown = offline.ok("storage", "upgrade-format", str(tmp_path), "--json").json
+    assert shown == [{"segment": str(segment), "bytes": 37}]
+    assert segment.read_bytes() == before
+    done = offline.ok("storage", "upgrade-format", str(tmp_path), "--apply", "--json").json
+    assert done[0]["records"] == 1
+    assert segment.read_bytes()[16] == 2
+    assert "no segment has an old format" in offline.ok("storage", "upgrade-format", str(tmp_path)).out

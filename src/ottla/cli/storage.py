@@ -158,6 +158,71 @@ def repair_logs(
         note("nothing was changed; --apply ends the logs there, and keeps what it removes")
 
 
+@command(app, "upgrade-format")
+def upgrade_format(
+    directories: Annotated[list[str] | None, Argument(metavar="[DIRECTORY...]")] = None,
+    config: Annotated[
+        str | None,
+        Option("--config", "-c", metavar="FILE", help="server.properties, for its directories."),
+    ] = None,
+    apply: Annotated[
+        bool, Option("--apply", help="Rewrite the segments; without it, nothing changes.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Rewrite segments in the formats from before Kafka 0.11, which Ottla does not read, as record batches.
+
+    For a stopped node whose cluster was imported from ZooKeeper. Offsets, keys, values and timestamps stay as
+    they are. May be interrupted, and run again.
+    """
+    from ottla.log.directory.dir_names import DirKind, parse_dir_name
+    from ottla.log.format_upgrade import old_segments, upgrade_segment
+    from ottla.protocol.errors import KafkaError
+    from ottla.runtime.disk import RealDisk
+
+    paths = [os.path.abspath(path) for path in directories or []]
+    if not paths and config is not None:
+        paths = [os.path.abspath(path) for path in _read_config(config).log_dirs]
+    if not paths:
+        raise WrongUsage("no directory is given: name directories, or a file with --config")
+    disk = RealDisk()
+    found: list[dict[str, Any]] = []
+    for path in paths:
+        if not os.path.isfile(os.path.join(path, "meta.properties")):
+            raise CliError(f"{path} is not the data directory of a node: it has no meta.properties")
+        try:
+            lock = disk.lock(os.path.join(path, ".lock"))
+        except BlockingIOError:
+            raise CliError(f"{path} is in use: stop its node first") from None
+        try:
+            for name in disk.list_dir(path):
+                directory = os.path.join(path, name)
+                try:
+                    if not disk.is_dir(directory) or parse_dir_name(name)[1] is not DirKind.CURRENT:
+                        continue
+                except KafkaError:
+                    continue
+                for segment in old_segments(disk, directory):
+                    facts: dict[str, Any] = {"segment": segment, "bytes": disk.size(segment)}
+                    if apply:
+                        done = upgrade_segment(disk, segment)
+                        facts |= {"records": done.records, "bytes_after": done.size_after}
+                    found.append(facts)
+        except KafkaError as error:
+            raise CliError(f"{error.message}; the segment is as it was") from None
+        finally:
+            lock.release()
+    if as_json:
+        print_json(found)
+        return
+    for facts in found:
+        print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items()))
+    if not found:
+        print("no segment has an old format")
+    elif not apply:
+        note("nothing was changed; --apply rewrites the segments")
+
+
 def _readable(facts: dict[str, Any]) -> dict[str, Any]:
     shown = dict(facts)
     shown["lost_size"] = size_text(shown.pop("lost_bytes"))

@@ -163,5 +163,5 @@ def _check_formats(found: Iterable[DirectoryFacts], broker_id: int, findings: Fi
         findings.warnings.append(
             f"{sum(old.values())} segments on broker {broker_id} have records in a format from before "
             f"Kafka 0.11 (message.format.version): {some_of(sorted(old))}. Apache Kafka 4 serves them as "
-            "they are; Ottla keeps such partitions offline, and their logs as they are"
+            "they are; for Ottla, rewrite them with `ottla storage upgrade-format` after the import"
         )

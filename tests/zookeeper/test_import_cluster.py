@@ -242,6 +242,7 @@ def test_each_machine_writes_the_same_metadata(cluster: ImportedCluster) -> None
         for path in cluster.directory.glob("broker-*/data/__cluster_metadata-0/*.checkpoint")
     }
     assert len(snapshots) == 1
+    assert len({report["metadata_digest"] for report in cluster.report}) == 1
     for report in cluster.report:
         assert report["counts"]["reassignments"] == 1
         assert report["left_behind"] == ["topics in deletion: doomed; brokers put their logs aside as -stray"]

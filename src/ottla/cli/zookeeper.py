@@ -549,6 +549,7 @@ def _document(
     return {
         "cluster_id": plan.cluster_id,
         "metadata_version": str(plan.version),
+        "metadata_digest": plan.digest,
         "controllers": [str(voter) for voter in voters],
         "next_producer_id": imported.image.next_producer_id,
         "counts": _counts(imported),
@@ -582,6 +583,8 @@ def _print_report(
     dry_run: bool,
 ) -> None:
     print(f"cluster {plan.cluster_id}, metadata version {plan.version}")
+    if len(voters) > 1:
+        print(f"metadata {plan.digest}: has to be the same for all controllers, on each machine")
     counts = _counts(imported)
     print("comes over: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
     findings = plan.findings

@@ -188,16 +188,19 @@ class _Reader:
                 if resource_type is None:
                     cluster.damaged.append(f"{root}/{type_name} is a type of resource that is not known")
                     continue
-                for name in await self._children(f"{root}/{type_name}"):
-                    path = f"{root}/{type_name}/{name}"
-                    entries = await self._one(path, partial(znodes.decode_acls, path))
+                paths = [f"{root}/{type_name}/{name}" for name in await self._children(f"{root}/{type_name}")]
+                for path, entries in (await self._each(paths, self._read_acls)).items():
                     if entries:
+                        name = path.rpartition("/")[2]
                         cluster.acls[int(pattern_type), int(resource_type), name] = entries
         for id in await self._children(znodes.DELEGATION_TOKENS):
             path = znodes.delegation_token_path(id)
             token = await self._one(path, partial(DelegationTokenZNode.decode, path))
             if token is not None:
                 cluster.tokens.append(token)
+
+    async def _read_acls(self, path: str) -> list[AclZNodeEntry]:
+        return await self._one(path, partial(znodes.decode_acls, path)) or []
 
     async def _each(self, names: Iterable[K], read: Callable[[K], Awaitable[T]]) -> dict[K, T]:
         """Read many, some at a time; the result is in their order."""

@@ -11,6 +11,7 @@ run does the same again. Once a node has started in a directory, nothing is writ
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,11 @@ class ImportPlan:
     facts: dict[str, DirectoryFacts] = field(default_factory=dict)
     pending: list[str] = field(default_factory=list)
     """The files and directories that are not as they will be."""
+
+    @property
+    def digest(self) -> str:
+        """What has to be the same on each machine: controllers that begin with different metadata diverge."""
+        return hashlib.sha256(self.snapshot).hexdigest()[:16]
 
 
 def check_cluster(cluster: ZooKeeperCluster) -> list[str]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 HELP: Final = "Bring a cluster from ZooKeeper to a quorum of controllers; needs no node."
 app = group("zookeeper", HELP)
 
-_DEFAULT_CONTROLLER_PORT: Final = 9093
+# The first of these that no listener of the broker has is the port of its controller.
+_CONTROLLER_PORTS: Final = (9093, *range(19093, 19193))
 _POLL_S: Final = 1.0
 
 
@@ -387,13 +388,15 @@ def _password_decoder(brokers: list[_Broker]) -> Any:
 async def _read(settings: ZooKeeperSettings, wait_s: float) -> ZooKeeperCluster:
     """Read the cluster; if brokers are registered, wait until the sessions of killed ones have ended."""
     import asyncio
+    import logging
 
     from ottla.cli.output import note
     from ottla.runtime.clock import SystemClock
-    from ottla.runtime.zookeeper import KazooSession
+    from ottla.runtime.zookeeper import KAZOO_LOGGER, KazooSession
     from ottla.zookeeper.migration.cluster_reader import read_cluster
     from ottla.zookeeper.migration.importer import check_cluster
 
+    logging.getLogger(KAZOO_LOGGER).setLevel(logging.CRITICAL)  # what goes wrong is in the error
     session = await KazooSession.connect(settings)
     try:
         clock = SystemClock()
@@ -431,7 +434,9 @@ def _voters(text: str | None, brokers: list[_Broker], imported: ImportedMetadata
                 f"the cluster has the brokers {known}: choose its controllers, the same on each machine, as "
                 "--controllers 1@HOST:9093,2@HOST:9093,3@HOST:9093"
             )
-        return [ControllerVoter(brokers[0].id, "localhost", _DEFAULT_CONTROLLER_PORT)]
+        taken = brokers[0].settings.get("listeners", "")
+        port = next(port for port in _CONTROLLER_PORTS if f":{port}" not in taken)
+        return [ControllerVoter(brokers[0].id, "localhost", port)]
     voters: list[ControllerVoter] = []
     for item in (part.strip() for part in text.split(",")):
         id, at, address = item.partition("@")

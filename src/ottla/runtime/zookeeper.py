@@ -25,6 +25,7 @@ __all__ = [
     "CheckZNode",
     "CreateZNode",
     "DeleteZNode",
+    "KAZOO_LOGGER",
     "KazooSession",
     "SessionEvent",
     "SetZNode",
@@ -45,6 +46,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+# The logger of kazoo's own lines: each lost connection is one.
+KAZOO_LOGGER: Final = "ottla.zookeeper.kazoo"
 # The version of a conditional write that is for any version.
 ANY_VERSION: Final = -1
 
@@ -505,13 +508,12 @@ def _acl(access: ZNodeAccess) -> Any:
 
 
 def _kazoo_options(settings: ZooKeeperSettings) -> dict[str, Any]:
-    quiet = logging.getLogger("ottla.zookeeper.kazoo")
     options: dict[str, Any] = {
         "hosts": settings.hosts + settings.chroot,
         "timeout": settings.session_timeout_ms / 1000,
         # Connecting goes on until the session is closed: servers come back.
         "connection_retry": {"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0},
-        "logger": quiet,
+        "logger": logging.getLogger(KAZOO_LOGGER),
     }
     login = settings.login
     if login is not None and login.scheme == "digest":

@@ -175,7 +175,9 @@ NOT_WRITTEN = ("/migration", "/log_dir_event_notification", "/delegation_token")
 
 
 def compared(path: str) -> bool:
-    return not path.startswith(("/config/changes/", "/kafka-acl-changes/", "/kafka-acl-extended-changes/"))
+    return not path.startswith(
+        ("/ottla", "/config/changes/", "/kafka-acl-changes/", "/kafka-acl-extended-changes/")
+    )
 
 
 def test_the_same_changes_leave_the_same_znodes(trees: tuple[dict[str, Any], dict[str, Any]]) -> None:

@@ -140,7 +140,7 @@ class SimZooKeeper:
         self._zxid = 0
         self._sessions: dict[int, _Session] = {}
         self._last_session = 0
-        # (session, kind of watch, path): they end with a connection, as clients here set them anew.
+        # (session, kind of watch, path): they end with a connection, as clients here set them again.
         self._watches: dict[tuple[str, str], dict[_Frames, None]] = {}
         self._connections: dict[_Frames, None] = {}
         self.machine: SimMachine = world.machine(HOST, self._main)

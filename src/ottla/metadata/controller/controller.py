@@ -458,9 +458,10 @@ class Controller:
         records = yield from control_brokers.handle_broker_fenced(self._state, broker)
         return Result(records, True, atomic=False)
 
-    def fence_unregistered_broker(self, broker: int) -> Decision[None]:
-        """Take a broker that is not registered out of leaderships and in-sync sets."""
-        if broker in self.image.cluster.brokers:
+    def take_leave_of_broker(self, broker: int) -> Decision[None]:
+        """Take a broker that is fenced, or not registered, out of leaderships and in-sync sets."""
+        registration = self.image.cluster.brokers.get(broker)
+        if registration is not None and not registration.fenced:
             return Result([], None)
         return Result((yield from control_brokers.leave_partitions(self._state, broker)), None, atomic=False)
 

@@ -69,12 +69,11 @@ class BrokerLifecycleManager:
         endpoints: Iterable[Endpoint],
         previous_epoch: int,
         on_fatal: Callable[[str], None],
-        announce: Callable[[int], None] | None = None,
+        announce: Callable[[], None] | None = None,
     ) -> None:
         """`directories` are the ids of the data directories by path, `previous_epoch` is the broker epoch of
         the last run if that ended cleanly, and `on_fatal` is called if it cannot be registered again.
-        `announce` gets the epoch with which this broker is ready to serve, before each heartbeat that says
-        so.
+        `announce` is called before each heartbeat that says that this broker is ready to serve.
         """
         self._announce: Final = announce
         self._tasks: Final = tasks
@@ -265,7 +264,7 @@ class BrokerLifecycleManager:
             timeout_ms = config.number("broker.session.timeout.ms")
         offline = sorted(self._offline)
         if self._announce is not None and self._ready_to_unfence and not self._shutting_down:
-            self._announce(self.epoch)
+            self._announce()
         sent_at = asyncio.get_running_loop().time()
         response = await self._channel.request(
             BrokerHeartbeatRequest(

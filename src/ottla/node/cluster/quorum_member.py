@@ -181,8 +181,8 @@ class QuorumMember:
         """Whether no other node could be the controller."""
         return self._zookeeper is None and self.metadata.voters.ids == (self._config.current.node_id,)
 
-    def announcer(self, incarnation_id: bytes, endpoints: Sequence[Endpoint]) -> Callable[[int], None] | None:
-        """What has to learn the epoch with which the broker of this node serves; None with a quorum."""
+    def announcer(self, incarnation_id: bytes, endpoints: Sequence[Endpoint]) -> Callable[[], None] | None:
+        """What has to know that the broker of this node is ready to serve; None with a quorum."""
         if self._zookeeper is None:
             return None
         config = self._config.current

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,13 @@ from ottla.rpc.connection import ConnectionSecurity
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
-from ottla.runtime.zookeeper import KazooSession, ZooKeeperSession, ZooKeeperSettings
+from ottla.runtime.zookeeper import (
+    KazooSession,
+    ZooKeeperError,
+    ZooKeeperErrorCode,
+    ZooKeeperSession,
+    ZooKeeperSettings,
+)
 from ottla.zookeeper.driver.broker_znode import BrokerZNode
 from ottla.zookeeper.driver.cluster_znodes import create_with_parents, prepare_cluster, stored_bootstrap
 from ottla.zookeeper.driver.metadata_stream import MetadataStream
@@ -34,6 +41,8 @@ from ottla.zookeeper.driver.zookeeper_log_driver import ZooKeeperLogDriver
 from ottla.zookeeper.znodes import BrokerZNodeEndpoint
 
 _log = logging.getLogger(__name__)
+
+_RETRY_SECONDS: Final = 0.2
 
 
 def zookeeper_settings(config: NodeConfig) -> ZooKeeperSettings:
@@ -105,7 +114,7 @@ class ZooKeeperMember:
             "is a legacy mode, to learn from and for the way to a quorum; Apache Kafka has removed it in 4.0",
             config.text("zookeeper.connect"),
         )
-        await prepare_cluster(self._session, cluster_id)
+        await self._prepare(cluster_id)
         stream = MetadataStream()
         local = Voter(ReplicaKey(config.node_id, directory_id), endpoints)
         loaded = LoadedMetadata(stream, VoterSetHistory(VoterSet.of(local)), MetadataLoader(stream, None))
@@ -126,6 +135,20 @@ class ZooKeeperMember:
         )
         metadata.watch_leader(self._on_leader_change)
         return metadata
+
+    async def _prepare(self, cluster_id: str) -> None:
+        """Make the cluster known in ZooKeeper, however often the connection is lost meanwhile."""
+        while True:
+            try:
+                return await prepare_cluster(self._session, cluster_id)
+            except ZooKeeperError as error:
+                if error.code not in (
+                    ZooKeeperErrorCode.CONNECTION_LOSS,
+                    ZooKeeperErrorCode.SESSION_EXPIRED,
+                ):
+                    raise NodeFailed(f"{error}; check zookeeper.connect, and who may write there") from error
+                _log.info("%s; it is tried again", error)
+            await asyncio.sleep(_RETRY_SECONDS)
 
     def activate(
         self, settings: ControllerSettings, schema: TableSchema, bootstrap: Sequence[MetadataRecord]
@@ -149,8 +172,8 @@ class ZooKeeperMember:
 
     def announcer(
         self, id: int, incarnation_id: bytes, endpoints: Sequence[Endpoint], rack: str | None
-    ) -> Callable[[int], None]:
-        """What makes the znode of this broker, and takes the epoch with which it serves."""
+    ) -> Callable[[], None]:
+        """What makes the znode of this broker, when it is called."""
         znode = BrokerZNode(
             self._session,
             self._runtime.clock,

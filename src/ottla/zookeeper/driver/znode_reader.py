@@ -2,7 +2,7 @@
 
 The version of a partition's state is its partition epoch. A topic without an id gets one, and a partition
 without a state gets its first one, as its creator may have been stopped in between; the writes for that are
-part of the result. Brokers are registered if their ephemeral znode is there and says with which epoch.
+part of the result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ottla.runtime.zookeeper import (
     ZooKeeperSession,
 )
 from ottla.zookeeper import znodes
-from ottla.zookeeper.driver.broker_znode import RegisteredBroker
+from ottla.zookeeper.driver.broker_znode import REGISTRATIONS, RegisteredBroker, registration_path
 from ottla.zookeeper.driver.znode_writer import (
     SCRAM_MECHANISMS,
     STORED_FEATURES,
@@ -153,13 +153,21 @@ class ZNodeReader:
 
     async def _read_brokers(self) -> None:
         for name in await self._children(znodes.BROKER_IDS):
-            if not name.isdigit():
+            found = await self._read_broker(name, znodes.broker_path)
+            if found is not None:
+                self._read.brokers[found.id] = found
+        await self._children(REGISTRATIONS.rpartition("/")[0])
+        for name in await self._children(REGISTRATIONS):
+            registered = await self._read_broker(name, registration_path)
+            if registered is None:
                 continue
-            node = await self._get(znodes.broker_path(int(name)))
-            broker = None if node is None else RegisteredBroker.decode(int(name), node)
-            if broker is not None:
-                self._read.brokers[broker.id] = broker
-                self._read.records.append(broker.to_record())
+            live = self._read.brokers.get(registered.id)
+            serves = live is not None and live.incarnation_id == registered.incarnation_id
+            self._read.records.append(registered.to_record(fenced=not serves))
+
+    async def _read_broker(self, name: str, path: Callable[[int], str]) -> RegisteredBroker | None:
+        node = await self._get(path(int(name))) if name.isdigit() else None
+        return None if node is None else RegisteredBroker.decode(int(name), node)
 
     async def _read_topics(self, names: Sequence[str]) -> None:
         for name in await self._children(znodes.DELETE_TOPICS):

@@ -35,11 +35,14 @@ from ottla.protocol.metadata_records import (
     NoOpRecord,
     PartitionChangeRecord,
     ProducerIdsRecord,
+    RegisterBrokerRecord,
+    UnregisterBrokerRecord,
 )
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.steps import Steps
 from ottla.runtime.zookeeper import CreateZNode, DeleteZNode, SetZNode, ZNodeAccess, ZooKeeperOperation
 from ottla.zookeeper import znodes
+from ottla.zookeeper.driver.broker_znode import RegisteredBroker, registration_path
 
 # What one transaction may have: ZooKeeper's servers refuse a request of more than a megabyte.
 MAX_OPERATIONS: Final = 1_000
@@ -88,6 +91,7 @@ class ZNodeWriter:
         delta = MetadataDelta(self.image)
         states: list[ZooKeeperOperation] = []
         producer_ids: ProducerIdsRecord | None = None
+        registered: dict[int, None] = {}
         for record in records:
             yield
             if isinstance(record, BeginTransactionRecord | EndTransactionRecord | NoOpRecord):
@@ -97,8 +101,16 @@ class ZNodeWriter:
                 states.append(self._change_of_state(delta, record))
             elif isinstance(record, ProducerIdsRecord):
                 producer_ids = record
+            elif isinstance(record, RegisterBrokerRecord | UnregisterBrokerRecord):
+                registered[record.broker_id] = None
         image = delta.apply(self.image.provenance)
         operations: list[ZooKeeperOperation] = []
+        for id in registered:
+            broker = image.cluster.brokers.get(id)
+            if broker is None:
+                self._delete(registration_path(id), operations)
+            else:
+                self._put(registration_path(id), RegisteredBroker.of(broker).encode(), operations)
         for topic in delta.topics.values():
             yield from self._write_topic(topic, image, operations)
         operations += states

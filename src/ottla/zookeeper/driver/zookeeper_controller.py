@@ -23,6 +23,7 @@ from ottla.metadata.controller.quorum_controller import QuorumController
 from ottla.metadata.controller.state import Result
 from ottla.metadata.image.entities import (
     CLUSTER_DEFAULT,
+    BrokerRegistration,
     ConfigResource,
     ConfigResourceType,
     QuotaEntity,
@@ -66,11 +67,11 @@ _PREFERRED: Final = 0
 
 
 class ZooKeeperController(QuorumController):
-    """`live` are the epochs of the brokers whose znodes are there; `is_confirmed` says whether ZooKeeper has
-    said a moment ago that no other controller is elected.
+    """`live` are the incarnations of the brokers whose znodes are there; `is_confirmed` says whether
+    ZooKeeper has said a moment ago that no other controller is elected.
     """
 
-    live: Mapping[int, int] = {}
+    live: Mapping[int, bytes] = {}
     is_confirmed: Callable[[], bool] = staticmethod(lambda: True)
 
     async def process_broker_heartbeat(self, request: BrokerHeartbeatRequest) -> HeartbeatReply:
@@ -78,7 +79,8 @@ class ZooKeeperController(QuorumController):
         if not self.is_confirmed():
             raise KafkaError(ErrorCode.NOT_CONTROLLER, "the controller has no word of ZooKeeper")
         serves = not request.want_fence and not request.want_shut_down
-        if serves and self.live.get(request.broker_id) != request.broker_epoch:
+        registered = self.decided_image.cluster.brokers.get(request.broker_id)
+        if serves and registered is not None and not self.is_live(registered):
             request = BrokerHeartbeatRequest(
                 broker_id=request.broker_id,
                 broker_epoch=request.broker_epoch,
@@ -87,6 +89,10 @@ class ZooKeeperController(QuorumController):
                 want_shut_down=False,
             )
         return await super().process_broker_heartbeat(request)
+
+    def is_live(self, broker: BrokerRegistration) -> bool:
+        """Whether the znode of a broker is there, and of this incarnation."""
+        return self.live.get(broker.id) == broker.incarnation_id
 
 
 class ControllerWatches:
@@ -99,7 +105,7 @@ class ControllerWatches:
         self._session: Final = session
         self._controller: Final = controller
         self._led: Final = led
-        controller.live = {id: broker.epoch for id, broker in led.brokers.items()}
+        controller.live = {id: broker.incarnation_id for id, broker in led.brokers.items()}
         self._looks: Final[Mapping[str, Callable[[], Awaitable[None]]]] = {
             znodes.BROKER_IDS: self._look_at_brokers,
             znodes.DELETE_TOPICS: self._look_at_deletions,
@@ -167,14 +173,15 @@ class ControllerWatches:
         image = self._controller.decided_image
         turns = Turns(self._clock)
         absent: dict[int, None] = {}
+        serving = {broker.id for broker in image.cluster.brokers.values() if not broker.fenced}
         for _, _, partition in image.topics.partitions():
-            absent.update((id, None) for id in partition.isr if id not in image.cluster.brokers)
+            absent.update((id, None) for id in partition.isr if id not in serving)
             if turns.is_due():
                 await turns.pause()
         for id in absent:
             try:
                 await self._controller.decide(
-                    lambda controller, id=id: controller.fence_unregistered_broker(id),  # type: ignore[misc]
+                    lambda controller, id=id: controller.take_leave_of_broker(id),  # type: ignore[misc]
                     for_client=False,
                 )
             except KafkaError as error:
@@ -184,15 +191,15 @@ class ControllerWatches:
 
     async def _look_at_brokers(self) -> None:
         names = await self._session.children(znodes.BROKER_IDS, self._watch(znodes.BROKER_IDS))
-        live: dict[int, int] = {}
+        live: dict[int, bytes] = {}
         for name in names:
             node = await self._get(f"{znodes.BROKER_IDS}/{name}", znodes.BROKER_IDS)
             broker = RegisteredBroker.decode(int(name), node) if node is not None and name.isdigit() else None
             if broker is not None:
-                live[broker.id] = broker.epoch
+                live[broker.id] = broker.incarnation_id
         self._controller.live = live
         for registered in list(self._controller.decided_image.cluster.brokers.values()):
-            if registered.fenced or live.get(registered.id) == registered.epoch:
+            if registered.fenced or self._controller.is_live(registered):
                 continue
             if await self._controller.fence_gone_broker(registered.id, registered.epoch):
                 path = znodes.broker_path(registered.id)

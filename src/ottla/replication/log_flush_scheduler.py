@@ -42,17 +42,20 @@ class LogFlushScheduler:
     def flush_in_background(self, partition: Partition) -> None:
         """Flush the log of a partition that this broker leads as often as `flush.messages` asks for it."""
         if partition not in self._in_background:
-            task = self._in_background[partition] = self._begin(self._flush_while_due(partition))
-            task.add_done_callback(lambda _: self._in_background.pop(partition, None))
+            self._in_background[partition] = self._begin(self._flush_while_due(partition))
 
     async def _flush_while_due(self, partition: Partition) -> None:
-        # A flush that was planned before an append does not cover it.
-        while partition.is_leader and partition.log.committable_offset < partition.log.log_end_offset:
-            flushed = partition.log.recovery_point
-            await self._flush(partition)
-            if partition.log.recovery_point == flushed:
-                self.retry(partition)  # the log is being truncated
-                return
+        try:
+            # A flush that was planned before an append does not cover it.
+            while partition.is_leader and partition.log.committable_offset < partition.log.log_end_offset:
+                flushed = partition.log.recovery_point
+                await self._flush(partition)
+                if partition.log.recovery_point == flushed:
+                    self.retry(partition)  # the log is being truncated
+                    return
+        finally:
+            # In the same turn as the last look, or the flush of an append right after it would be left out.
+            self._in_background.pop(partition, None)
 
     async def close(self) -> None:
         """Return once the flushes under way have ended."""

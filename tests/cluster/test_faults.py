@@ -7,7 +7,8 @@ record is at the acknowledged offset, every number is in the output once, the ch
 nothing in the whole history, and all replicas have the same bytes. `OTTLA_CLUSTER_FAULT_SECONDS` says how
 long, `OTTLA_CLUSTER_FAULT_SEED` repeats the choice of faults (not the moment: these are real processes).
 `OTTLA_CLUSTER_FAULT_SECURITY=SASL_SSL` has everything on: TLS and logins on all listeners, and clients that
-are a user with just the ACLs needed.
+are a user with just the ACLs needed. `OTTLA_CLUSTER_FAULT_ZOOKEEPER=HOST:PORT/PATH` is for the legacy mode:
+the metadata are there, below a path that is new.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tests.support.users import ScramUser, add_user, admin_of, copying_acls
 SECONDS = float(os.environ.get("OTTLA_CLUSTER_FAULT_SECONDS", "20"))
 SEED = int(os.environ.get("OTTLA_CLUSTER_FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SECURITY = os.environ.get("OTTLA_CLUSTER_FAULT_SECURITY") or None
+ZOOKEEPER = os.environ.get("OTTLA_CLUSTER_FAULT_ZOOKEEPER") or None
 SETTLE_S = 180.0
 PER_SECOND = 300
 SOURCE, TARGET, PARTITIONS = "source", "target", 3
@@ -45,6 +47,7 @@ SETTINGS = {
     "replica.lag.time.max.ms": 3_000,
     "group.min.session.timeout.ms": 1_000,
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
+    **({} if ZOOKEEPER is None else {"zookeeper.session.timeout.ms": 3_000}),
 }
 
 
@@ -80,7 +83,11 @@ def copied(copying: Copying, directory: Path) -> Iterator[list[Worker]]:
 def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
     print(f"repeat with OTTLA_CLUSTER_FAULT_SEED={SEED}")
     with LocalCluster(
-        nodes=3, settings=SETTINGS, data_dir=str(tmp_path / "cluster"), security=SECURITY
+        nodes=3,
+        settings=SETTINGS,
+        data_dir=str(tmp_path / "cluster"),
+        security=SECURITY,
+        zookeeper=ZOOKEEPER,
     ) as cluster:
         bootstrap = cluster.bootstrap_servers
         with admin_of(cluster) as admin:

@@ -328,10 +328,6 @@ def _controller_not_checked_by_writes() -> list[Patch]:
     return [(ZooKeeperLogDriver, "_commit", commit)]
 
 
-def _elections_missed() -> list[Patch]:
-    return [(ZooKeeperLogDriver, "_on_watch", lambda self, event: None)]
-
-
 def _brokers_not_watched() -> list[Patch]:
     original = ControllerWatches._watch
 
@@ -375,7 +371,6 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "share-leaders-not-fenced": _share_leaders_not_fenced,
     "snapshot-without-states": _snapshot_without_states,
     "controller-not-checked-by-writes": _controller_not_checked_by_writes,
-    "elections-missed": _elections_missed,
     "brokers-not-watched": _brokers_not_watched,
 }
 
@@ -459,7 +454,6 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "share-leaders-not-fenced": _SHARE_LEADERS,
     "snapshot-without-states": _SHARES,
     "controller-not-checked-by-writes": _ON_ZOOKEEPER,
-    "elections-missed": _ON_ZOOKEEPER,
     "brokers-not-watched": _ON_ZOOKEEPER,
 }
 

@@ -1,0 +1,70 @@
+"""The settings of the legacy mode: what it needs and refuses. Nothing of it is loaded unless asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ottla.node.config.node_config import NodeConfig, unknown_names
+from ottla.node.config.tables.config_def import ConfigError
+from ottla.testing.cluster_plan import OWN_ZOOKEEPER, ClusterPlan
+
+LEGACY = {
+    "metadata.store": "zookeeper",
+    "zookeeper.connect": "127.0.0.1:2181/kafka",
+    "listeners": "PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093",
+    "log.dirs": "/data",
+}
+
+
+def test_the_metadata_are_in_a_quorum_unless_a_setting_says_zookeeper() -> None:
+    assert not NodeConfig({"log.dirs": "/data"}).uses_zookeeper
+    legacy = NodeConfig(LEGACY)
+    assert legacy.uses_zookeeper
+    assert not legacy.alone, "others may join by ZooKeeper"
+    assert legacy.number("offsets.topic.replication.factor") == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"zookeeper.connect": ""}, r"metadata.store=zookeeper needs zookeeper.connect"),
+        ({"log.dirs": "/a,/b"}, "one directory in log.dirs"),
+        ({"controller.quorum.voters": "1@127.0.0.1:9093"}, "has no quorum, but controller.quorum.voters"),
+        ({"metadata.store": "etcd"}, "String must be one of: quorum, zookeeper"),
+    ],
+)
+def test_settings_that_contradict_the_mode_are_refused(settings: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        NodeConfig({**LEGACY, **settings})
+
+
+def test_settings_of_zookeeper_are_told_of_where_they_mean_nothing() -> None:
+    (line,) = unknown_names(["zookeeper.connect", "node.id"])
+    assert "Apache Kafka dropped it in 4.0" in line
+    assert unknown_names(["metadata.store", "zookeeper.connect", "zookeeper.session.timeout.ms"]) == []
+
+
+def test_a_planned_cluster_may_have_a_zookeeper_of_its_own(tmp_path: Path) -> None:
+    plan = ClusterPlan.make(tmp_path / "cluster", brokers=2, zookeeper=OWN_ZOOKEEPER)
+    plan.write()
+    assert ClusterPlan.read(tmp_path / "cluster") == plan
+    settings = plan.properties(plan.nodes[0])
+    assert settings["zookeeper.connect"] == plan.zookeeper == f"127.0.0.1:{plan.zookeeper_port}"
+    assert settings["metadata.store"] == "zookeeper"
+    assert "controller.quorum.voters" not in settings
+    assert len({plan.zookeeper_port, *(node.port for node in plan.nodes)}) == 3
+
+
+def test_a_node_with_a_quorum_loads_nothing_of_zookeeper() -> None:
+    code = (
+        "import sys; from ottla.testing.local_node import LocalNode\n"
+        "with LocalNode(): pass\n"
+        "print([m for m in sys.modules if 'kazoo' in m or m.startswith('ottla.zookeeper')"
+        " or m in ('ottla.runtime.zookeeper', 'ottla.node.cluster.zookeeper_member')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -17,12 +17,12 @@ from ottla.console.api_request import ApiRequest, ConsoleError
 from ottla.console.config import ConsoleConfig
 from ottla.console.context import ApiContext, ConsoleServices, WorkLimits
 from ottla.console.messages.payload import PayloadDecoder
-from ottla.console.schemas.avro import AvroSchema
-from ottla.console.schemas.protobuf import ProtobufSchema
-from ottla.console.schemas.registry import SchemaRegistry
-from ottla.console.schemas.topic_schemas import TopicSchemas
+from ottla.console.messages.topic_schemas import TopicSchemas
 from ottla.console.sessions import ConsoleSessions
 from ottla.runtime.runtime import Runtime
+from ottla.schemas.avro import AvroSchema
+from ottla.schemas.protobuf import ProtobufSchema
+from ottla.schemas.registry import SchemaRegistry
 from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress
 from ottla.spark.pipelines.run_record import STALE_SECONDS, load_record, record_run
 

@@ -26,7 +26,7 @@ from ottla.console.messages.payload import (
 from ottla.console.messages.scan import MessageScan, ScanBudget, ScanCursor, ScanEnd
 from ottla.console.messages.secrets import hide_secrets
 from ottla.console.messages.source import RecordReader
-from ottla.console.schemas.topic_schemas import TopicSchemas
+from ottla.console.messages.topic_schemas import TopicSchemas
 from ottla.console.sessions import LongCursors
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC
 from ottla.records._kernel import ConsumerRecord

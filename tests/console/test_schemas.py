@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ottla.console.schemas.avro import AvroSchema
-from ottla.console.schemas.errors import SchemaError, WrongData
-from ottla.console.schemas.json_schema import JsonSchema
-from ottla.console.schemas.protobuf import ProtobufSchema
-from ottla.console.schemas.registry import message_indexes, parse_wire_format
-from ottla.console.schemas.topic_schemas import load_topic_schemas
+from ottla.console.messages.topic_schemas import load_topic_schemas
+from ottla.schemas.avro import AvroSchema
+from ottla.schemas.errors import SchemaError, WrongData
+from ottla.schemas.json_schema import JsonSchema
+from ottla.schemas.protobuf import ProtobufSchema
+from ottla.schemas.registry import message_indexes, parse_wire_format
 
 ORDER = json.dumps(
     {

@@ -19,6 +19,8 @@ FLOORS = (
     "runtime",
     "protocol",
     "records",
+    "schemas",
+    "tables",
     "rpc",
     "log",
     "raft",

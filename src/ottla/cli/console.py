@@ -21,7 +21,7 @@ from ottla.cli.session import run
 if TYPE_CHECKING:
     from ottla.console.config import ConsoleConfig
     from ottla.console.files.inspector import NodeInspector
-    from ottla.console.schemas.topic_schemas import TopicSchemas
+    from ottla.console.messages.topic_schemas import TopicSchemas
     from ottla.runtime.runtime import Runtime
 
 DEFAULT_LISTEN: Final = "http://127.0.0.1:9645"
@@ -184,8 +184,8 @@ def _config(
 
 
 def _schemas(path: str | None) -> TopicSchemas:
-    from ottla.console.schemas.errors import SchemaError
-    from ottla.console.schemas.topic_schemas import TopicSchemas, load_topic_schemas
+    from ottla.console.messages.topic_schemas import TopicSchemas, load_topic_schemas
+    from ottla.schemas.errors import SchemaError
 
     try:
         return TopicSchemas() if path is None else load_topic_schemas(Path(path))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from ottla.console.schemas.topic_schemas import TopicSchemas
+from ottla.console.messages.topic_schemas import TopicSchemas
 
 __all__ = ["ConsoleConfig", "LoginMode"]
 

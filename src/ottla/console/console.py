@@ -20,11 +20,11 @@ from ottla.console.context import MAX_BODY_BYTES, ApiContext, ConsoleRoute, Cons
 from ottla.console.files.inspector import NodeInspector
 from ottla.console.guard import CSRF_HEADER, SAFE_METHODS, SECURITY_HEADERS, RequestGuard
 from ottla.console.messages.payload import PayloadDecoder
-from ottla.console.schemas.registry import SchemaRegistry
 from ottla.console.sessions import COOKIE, ConsoleSession, ConsoleSessions
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.http_server import HttpRoute, HttpServerRequest, HttpServerResponse
 from ottla.runtime.runtime import Runtime
+from ottla.schemas.registry import SchemaRegistry
 
 __all__ = ["Console", "console_routes"]
 

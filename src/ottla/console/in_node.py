@@ -40,8 +40,8 @@ async def load_console(node: Node) -> HttpMount:
     from ottla.console.console import Console
     from ottla.console.host import mount_in_thread
     from ottla.console.node_inspector import RunningNodeInspector
-    from ottla.console.schemas.errors import SchemaError
     from ottla.runtime.http_server import HttpProblem
+    from ottla.schemas.errors import SchemaError
 
     if not node.is_serving:
         raise HttpProblem(503, "The node is starting; the console comes with it.")
@@ -71,7 +71,7 @@ def console_config(node: Node) -> ConsoleConfig:
     from pathlib import Path
 
     from ottla.console.config import ConsoleConfig, LoginMode
-    from ottla.console.schemas.topic_schemas import TopicSchemas, load_topic_schemas
+    from ottla.console.messages.topic_schemas import TopicSchemas, load_topic_schemas
     from ottla.runtime.address import Address
     from ottla.runtime.http_server import HttpProblem
 

@@ -26,11 +26,11 @@ from ottla.console.messages.payload import (
 )
 from ottla.console.messages.scan import MessageScan, ScanBudget, ScanCursor
 from ottla.console.messages.source import RecordSource, TopicSource
-from ottla.console.schemas.errors import WrongData
 from ottla.protocol.acl import AclOperation
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition
 from ottla.records._kernel import ConsumerRecord
 from ottla.runtime.http_server import HttpServerResponse
+from ottla.schemas.errors import WrongData
 
 __all__ = ["ROUTES"]
 

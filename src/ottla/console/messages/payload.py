@@ -14,12 +14,12 @@ from enum import Enum
 from typing import Any, Final
 
 from ottla.console.messages.secrets import hide_secrets
-from ottla.console.schemas.errors import WrongData
-from ottla.console.schemas.registry import SchemaRegistry, message_indexes, parse_wire_format
-from ottla.console.schemas.schema import MessageSchema, SchemaFormat
-from ottla.console.schemas.topic_schemas import TopicSchemas
+from ottla.console.messages.topic_schemas import TopicSchemas
 from ottla.log.dump.internal_records import DECODABLE_TOPICS, decode_record
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC
+from ottla.schemas.errors import WrongData
+from ottla.schemas.registry import SchemaRegistry, message_indexes, parse_wire_format
+from ottla.schemas.schema import MessageSchema, SchemaFormat
 
 __all__ = ["FORMATS", "MAX_LIST_TEXT", "MAX_ONE_TEXT", "DecodedPayload", "PayloadDecoder"]
 

@@ -15,6 +15,7 @@ from ottla.node.config.listeners import Endpoint, parse_endpoints, parse_http_li
 from ottla.node.config.rules import check_rules
 from ottla.node.config.tables.config_def import ConfigError, ConfigKey, UpdateMode, Value
 from ottla.node.config.tables.coordinators import COORDINATORS
+from ottla.node.config.tables.iceberg import ICEBERG
 from ottla.node.config.tables.kraft import KRAFT
 from ottla.node.config.tables.log import LOG
 from ottla.node.config.tables.network import NETWORK
@@ -34,6 +35,7 @@ BROKER: Final[Mapping[str, ConfigKey]] = {
     **SECURITY,
     **REMOTE,
     **ZOOKEEPER,
+    **ICEBERG,
 }
 
 # A quorum of one has no second node to replicate to. Kafka's own sample configuration sets the same.
@@ -359,7 +361,7 @@ _REMOVED: Final = (
     "password.encoder.",
     "reserved.broker.max.id",
 )
-_PREFIXES: Final = ("listener.name.", "rsm.config.", "rlmm.config.", "confluent.")
+_PREFIXES: Final = ("listener.name.", "rsm.config.", "rlmm.config.", "confluent.", "table.catalog.")
 # Settings of the authorizer, which the broker's table does not have in Kafka either.
 _OF_PLUGINS: Final = frozenset(("super.users", "allow.everyone.if.no.acl.found"))
 

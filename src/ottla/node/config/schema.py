@@ -18,7 +18,7 @@ from ottla.node.config.describe import ConfigValueSource
 from ottla.node.config.node_config import NodeConfig, broker_key, listener_base_name
 from ottla.node.config.tables.config_def import ConfigError, ConfigKey, ConfigType, UpdateMode, Value
 from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
-from ottla.node.config.tables.topic import TOPIC
+from ottla.node.config.tables.topic import TABLE_SETTINGS, TOPIC
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.types import TimestampType
 
@@ -109,6 +109,10 @@ class TableSchema:
                 "It is invalid to disable remote storage without deleting remote data: set "
                 "remote.log.delete.on.disable=true as well, which deletes it",
             )
+        if effective["table.format"] != "none" or any(name in values for name in TABLE_SETTINGS):
+            from ottla.node.config.topic_table import check_table_settings
+
+            check_table_settings(self._config(), effective)
 
     def _check_group(self, values: Mapping[str, Value]) -> None:
         config = self._config()
@@ -303,6 +307,8 @@ def log_config(config: NodeConfig, overrides: Mapping[str, str]) -> LogConfig:
                 values[name] = key.parse(text)
             except ConfigError:
                 continue
+    for name in TABLE_SETTINGS:
+        del values[name]  # those of its table, which no log has
     internal = values.pop("internal.segment.bytes")
     fields: dict[str, object] = {field_name(name): value for name, value in values.items()}
     if internal is not None:

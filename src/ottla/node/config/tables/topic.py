@@ -124,8 +124,27 @@ TOPIC: Final[dict[str, ConfigKey]] = table(
     key("segment.ms", LONG, 604_800_000, MEDIUM,
         "The age at which a segment is closed even if it is not full, so that retention can delete it.",
         InRange(1), synonyms=("log.roll.ms", "log.roll.hours")),
+    key("table.format", STRING, "none", MEDIUM,
+        "Whether the brokers keep an Iceberg table of the topic's committed records: iceberg, or none.",
+        ValidString(("none", "iceberg")), internal=True),
+    key("table.freshness.ms", LONG, 60_000, MEDIUM,
+        "How often new records are committed to the topic's table.", InRange(100), internal=True),
+    key("table.partition.by", STRING, "none", MEDIUM,
+        "How a new table is partitioned: none, day or hour (of the records' timestamps), or field:NAME, a "
+        "column of table.schema.", Matches(r"none|day|hour|field:\S+", "none, day, hour or field:NAME"),
+        internal=True),
+    key("table.schema", STRING, "", MEDIUM,
+        "The schema of the records' values, as text: a table gets a column for each of its fields.",
+        internal=True),
+    key("table.schema.type", STRING, "none", MEDIUM,
+        "What table.schema is: json (JSON Schema), avro or protobuf; or registry, where records begin with "
+        "the id of their schema in table.schema.registry.url.",
+        ValidString(("none", "json", "avro", "protobuf", "registry")), internal=True),
     key("unclean.leader.election.enable", BOOLEAN, False, MEDIUM,
         "Whether a replica that is not in sync may lead when no other is left; records may be lost.",
         synonyms=("unclean.leader.election.enable",)),
 )
 # fmt: on
+
+# Extensions of Ottla: what a topic's table is like. No log has these.
+TABLE_SETTINGS: Final = tuple(name for name in TOPIC if name.startswith("table."))

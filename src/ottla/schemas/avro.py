@@ -14,7 +14,9 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
 from typing import Any, Final
 
-from ottla.console.schemas.errors import SchemaError, WrongData
+from ottla.schemas.columns import BOOLEAN, DOUBLE, JSON, LONG, TEXT, ColumnType, Fields
+from ottla.schemas.columns import MAX_DEPTH as MAX_COLUMN_DEPTH
+from ottla.schemas.errors import SchemaError, WrongData
 
 __all__ = ["AvroSchema"]
 
@@ -109,6 +111,35 @@ class AvroSchema:
             )
         return record
 
+    def columns(self) -> Fields:
+        """The fields of the record that values are, as columns. SchemaError if they are none."""
+        root = self._named[self._root.name] if isinstance(self._root, _Reference) else self._root
+        if not isinstance(root, _Record):
+            raise SchemaError("only an Avro record has columns")
+        return tuple((name, self._column(kind, 1)) for name, kind, _default in root.fields)
+
+    def _column(self, kind: Any, depth: int) -> ColumnType:
+        if isinstance(kind, _Reference):
+            kind = self._named[kind.name]
+        if isinstance(kind, str):
+            return _COLUMNS.get(kind, JSON)
+        if isinstance(kind, _Union):
+            others = [each for each in kind.branches if each != "null"]
+            return self._column(others[0], depth) if len(others) == 1 else JSON
+        if isinstance(kind, _Enum):
+            return TEXT
+        if isinstance(kind, _Logical):
+            return _logical_column(kind.logical, kind.scale) or _COLUMNS.get(kind.primitive, JSON)
+        if isinstance(kind, _Fixed):
+            return _logical_column(kind.logical or "", kind.scale) or ColumnType("hex")
+        if depth < MAX_COLUMN_DEPTH:
+            if isinstance(kind, _Array):
+                return ColumnType("list", item=self._column(kind.items, depth + 1))
+            if isinstance(kind, _Record) and kind.fields:
+                fields = ((name, self._column(each, depth + 1)) for name, each, _default in kind.fields)
+                return ColumnType("struct", tuple(fields))
+        return JSON
+
     def decode(self, data: bytes) -> Any:
         """Return the value of a datum as what JSON can have. WrongData if it is none of this schema."""
         reader = _Reader(data, self._named)
@@ -127,6 +158,32 @@ class AvroSchema:
         out = bytearray()
         _Writer(out, self._named).write(self._root, value, 0, "the value")
         return bytes(out)
+
+
+_COLUMNS: Final = {
+    "boolean": BOOLEAN,
+    "int": LONG,
+    "long": LONG,
+    "float": DOUBLE,
+    "double": DOUBLE,
+    "bytes": ColumnType("hex"),
+    "string": TEXT,
+}
+
+
+def _logical_column(logical: str, scale: int) -> ColumnType | None:
+    """The column of a logical type; None if that is the one of the type below."""
+    if logical == "decimal":
+        return ColumnType("decimal", scale=scale) if scale <= 38 else TEXT
+    if logical == "date":
+        return ColumnType("date")
+    if logical in ("timestamp-millis", "timestamp-micros"):
+        return ColumnType("timestamp")
+    if logical in ("local-timestamp-millis", "local-timestamp-micros"):
+        return ColumnType("local-timestamp")
+    if logical in ("time-millis", "time-micros", "uuid"):
+        return TEXT
+    return JSON if logical == "duration" else None
 
 
 class _NoDefault:

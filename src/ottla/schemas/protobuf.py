@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from ottla.console.schemas.errors import SchemaError, WrongData
+from ottla.schemas.columns import BOOLEAN, DOUBLE, JSON, LONG, TEXT, ColumnType, Fields
+from ottla.schemas.columns import MAX_DEPTH as MAX_COLUMN_DEPTH
+from ottla.schemas.errors import SchemaError, WrongData
 
 __all__ = ["ProtobufSchema"]
 
@@ -68,6 +70,24 @@ message Value {
 }
 enum NullValue { NULL_VALUE = 0; }
 """
+
+
+# Unsigned numbers of 64 bits may not fit into a column of longs.
+_COLUMNS: Final = {
+    **dict.fromkeys(
+        ("int32", "int64", "uint32", "sint32", "sint64", "fixed32", "sfixed32", "sfixed64"), LONG
+    ),
+    **dict.fromkeys(("uint64", "fixed64"), ColumnType("decimal")),
+    **dict.fromkeys(("float", "double", "google.protobuf.FloatValue", "google.protobuf.DoubleValue"), DOUBLE),
+    **dict.fromkeys(("google.protobuf.Int32Value", "google.protobuf.Int64Value"), LONG),
+    "bool": BOOLEAN,
+    "google.protobuf.BoolValue": BOOLEAN,
+    "string": TEXT,
+    "google.protobuf.StringValue": TEXT,
+    "google.protobuf.Duration": TEXT,
+    "bytes": ColumnType("base64"),
+    "google.protobuf.Timestamp": ColumnType("timestamp"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +175,34 @@ class ProtobufSchema:
             found = names[index]
             names = self._messages[found].children
         return found
+
+    def columns(self) -> Fields:
+        """The fields of the message that values are, as columns. SchemaError if it has none."""
+        fields = self._fields(self._root, 1)
+        if not fields:
+            raise SchemaError(f"the message {self._root!r} has no fields, so it has no columns")
+        return fields
+
+    def _fields(self, message: str, depth: int) -> Fields:
+        return tuple(
+            (each.name, self._column(each, depth)) for each in self._messages[message].by_name.values()
+        )
+
+    def _column(self, known: _Field, depth: int) -> ColumnType:
+        if known.map_value is not None:
+            return JSON
+        found = self._type_column(known.type, depth)
+        return ColumnType("list", item=found) if known.repeated else found
+
+    def _type_column(self, kind: str, depth: int) -> ColumnType:
+        if kind in _COLUMNS:
+            return _COLUMNS[kind]
+        if kind in self._enums:
+            return TEXT
+        if kind.startswith("google.protobuf.") or depth >= MAX_COLUMN_DEPTH:
+            return JSON
+        fields = self._fields(kind, depth + 1)
+        return ColumnType("struct", fields) if fields else JSON
 
     def decode(self, data: bytes, message: str | None = None) -> Any:
         """Return the value of a message as what JSON can have. WrongData if it is none of this schema."""

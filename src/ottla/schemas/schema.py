@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from ottla.console.schemas.avro import AvroSchema
-from ottla.console.schemas.errors import SchemaError, WrongData
-from ottla.console.schemas.json_schema import JsonSchema
-from ottla.console.schemas.protobuf import ProtobufSchema
+from ottla.schemas.avro import AvroSchema
+from ottla.schemas.columns import Fields
+from ottla.schemas.errors import SchemaError, WrongData
+from ottla.schemas.json_schema import JsonSchema
+from ottla.schemas.protobuf import ProtobufSchema
 
 __all__ = ["MessageSchema", "SchemaFormat", "make_schema"]
 
@@ -55,6 +56,10 @@ class MessageSchema:
             raise WrongData(f"no JSON: {error}") from None
         problems = self.schema.problems(value)
         return value, "; ".join(problems) or None
+
+    def columns(self) -> Fields:
+        """The fields of values as the columns of a table. SchemaError if values have no fields."""
+        return self.schema.columns()
 
     def encode(self, value: Any) -> bytes:
         """Return the bytes of a value. WrongData says what does not fit."""

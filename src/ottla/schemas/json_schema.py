@@ -12,7 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ottla.console.schemas.errors import SchemaError
+from ottla.schemas.columns import BOOLEAN, DOUBLE, JSON, LONG, TEXT, ColumnType, Fields
+from ottla.schemas.columns import MAX_DEPTH as MAX_COLUMN_DEPTH
+from ottla.schemas.errors import SchemaError
 
 __all__ = ["JsonSchema"]
 
@@ -50,6 +52,36 @@ class JsonSchema:
             if len(found) == MAX_PROBLEMS:
                 break
         return found
+
+    def columns(self) -> Fields:
+        """The properties of the object that values are, as columns. SchemaError if they are none."""
+        fields = self._fields(self._root, 1)
+        if not fields:
+            raise SchemaError("only a JSON Schema of an object with properties has columns")
+        return fields
+
+    def _fields(self, schema: Any, depth: int) -> Fields:
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        if not isinstance(properties, dict):
+            return ()
+        return tuple((name, self._column(each, depth)) for name, each in properties.items())
+
+    def _column(self, schema: Any, depth: int) -> ColumnType:
+        if not isinstance(schema, dict):
+            return JSON
+        kinds = schema.get("type")
+        kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
+        others = [each for each in kinds if each != "null"]
+        kind = others[0] if len(others) == 1 else None
+        if kind == "object" and depth < MAX_COLUMN_DEPTH:
+            fields = self._fields(schema, depth + 1)
+            return ColumnType("struct", fields) if fields else JSON
+        if kind == "array" and depth < MAX_COLUMN_DEPTH:
+            return ColumnType("list", item=self._column(schema.get("items"), depth + 1))
+        return _COLUMNS.get(str(kind), JSON)
+
+
+_COLUMNS: Final = {"boolean": BOOLEAN, "integer": LONG, "number": DOUBLE, "string": TEXT}
 
 
 class _Check:

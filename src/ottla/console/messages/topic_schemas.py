@@ -19,8 +19,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from ottla.console.schemas.errors import SchemaError
-from ottla.console.schemas.schema import MAX_SCHEMA_BYTES, MessageSchema, make_schema
+from ottla.schemas.errors import SchemaError
+from ottla.schemas.schema import MAX_SCHEMA_BYTES, MessageSchema, make_schema
 
 __all__ = ["TopicSchemas", "load_topic_schemas"]
 

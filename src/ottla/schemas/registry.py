@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from ottla.console.schemas.errors import SchemaError
-from ottla.console.schemas.schema import MessageSchema, make_schema
 from ottla.runtime.clock import Clock
 from ottla.runtime.http import HttpError, HttpRequest, http_fetch
 from ottla.runtime.pool import Pool
+from ottla.schemas.errors import SchemaError
+from ottla.schemas.schema import MessageSchema, make_schema
 
 __all__ = ["SchemaRegistry", "WireFormat", "parse_wire_format"]
 

@@ -1,0 +1,47 @@
+"""The settings of a topic's table: what can be checked when they are set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.config.tables.config_def import Value
+from ottla.protocol.errors import ErrorCode, KafkaError
+
+
+def check_table_settings(config: NodeConfig, values: Mapping[str, Value]) -> None:
+    """Raise INVALID_CONFIG unless a table can be made with these settings of a topic."""
+    kind, text = str(values["table.schema.type"]), str(values["table.schema"])
+    partition_by = str(values["table.partition.by"])
+    if text and kind in ("none", "registry"):
+        raise _invalid("table.schema needs table.schema.type: set it to json, avro or protobuf as well")
+    if kind == "registry" and config["table.schema.registry.url"] is None:
+        raise _invalid(
+            "table.schema.type=registry needs table.schema.registry.url in the settings of brokers"
+        )
+    columns: set[str] = set()
+    if kind in ("json", "avro", "protobuf"):
+        if not text:
+            raise _invalid(f"table.schema.type={kind} needs table.schema: set it to the text of the schema")
+        from ottla.schemas.errors import SchemaError
+        from ottla.schemas.schema import make_schema
+
+        try:
+            columns = {name for name, _ in make_schema("table.schema", kind, text).columns()}
+        except SchemaError as error:
+            raise _invalid(f"invalid table.schema: {error}") from None
+    if partition_by.startswith("field:"):
+        name = partition_by.removeprefix("field:")
+        if kind == "registry":
+            raise _invalid(
+                "table.partition.by=field:NAME needs a table.schema; with a registry use day or hour"
+            )
+        if name not in columns:
+            raise _invalid(f"table.partition.by={partition_by}: table.schema has no field {name!r}")
+    if values["table.format"] == "iceberg" and config.is_broker and find_spec("pyiceberg") is None:
+        raise _invalid("table.format=iceberg needs pyiceberg: pip install 'ottla[tables]' on every broker")
+
+
+def _invalid(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_CONFIG, message)

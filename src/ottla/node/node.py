@@ -24,6 +24,7 @@ from ottla.log.log_manager import LogManager
 from ottla.log.segment import handles
 from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.delta import MetadataDelta
+from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.api.dispatch import Dispatcher, decide_locally
 from ottla.node.api.services import ApiServices
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from ottla.node.network.connection import RequestDispatcher
     from ottla.node.network.login import SaslListener
     from ottla.node.share.share_partition_manager import SharePartitionManager
+    from ottla.node.tables.table_keeper import TableKeeper
     from ottla.node.telemetry.client_telemetry import ClientTelemetry
     from ottla.node.telemetry.tracing import Tracing
     from ottla.runtime.clock import Clock
@@ -181,6 +183,8 @@ class Node:
         self.coordinators: Coordinators
         # None until a member of a share group first fetches.
         self.share_partitions_in_use: SharePartitionManager | None = None
+        # None until a topic first asks for a table.
+        self.table_keeper: TableKeeper | None = None
         self._publisher: BrokerMetadataPublisher | None = None
         self._broker_tasks: BrokerTasks | None = None
         self._incarnation_id: Final = runtime.random.uuid()
@@ -600,6 +604,20 @@ class Node:
         self._broker_tasks = tasks
         tasks.start()
         self._on_stop(tasks.stop)
+        self._update_tables(self.image.configs, self.image)
+
+    def _update_tables(self, changed: Iterable[ConfigResource], image: MetadataImage) -> None:
+        """Have the tables of topics kept, from the first topic on that asks for one."""
+        topics = [each.name for each in changed if each.type == ConfigResourceType.TOPIC]
+        if self.table_keeper is None:
+            if not any(_has_table(topic, image) for topic in topics):
+                return
+            from ottla.node.tables.table_keeper import TableKeeper
+
+            self.table_keeper = TableKeeper(self)
+            self._on_stop(self.table_keeper.close)
+            self._on_stop(self.tasks.start("upkeep of tables", self.table_keeper.run).stop)
+        self.table_keeper.update(topics, image)
 
     async def _retry_offline(self) -> None:
         assert self._publisher is not None
@@ -689,6 +707,8 @@ class Node:
         if self.quorum.active_controller.current is not None:
             # Only here, so that neither other controllers nor a replay after a restart count one again.
             self.unclean_elections += sum(topic.unclean_elections() for topic in delta.topics.values())
+        if self._broker_tasks is not None and delta.changed_configs:
+            self._update_tables(delta.changed_configs, image)
         if self._publisher is not None and self._publisher.is_applying:
             self.damaged_replicas.check()
 
@@ -787,6 +807,11 @@ def configured_authorizer(config: NodeConfig, clock: Clock) -> StandardAuthorize
     from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
 
     return StandardAuthorizer.configured(config.given, AuditLog(lambda: clock.monotonic_ns() / 1e9))
+
+
+def _has_table(topic: str, image: MetadataImage) -> bool:
+    config = image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
+    return config.get("table.format", "none") != "none"
 
 
 async def _cancel_and_wait(task: asyncio.Task[None]) -> None:

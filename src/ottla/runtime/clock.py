@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock"]
+__all__ = ["Clock", "SystemClock", "pause_thread"]
 
 
 class Clock(Protocol):
@@ -32,3 +32,8 @@ class SystemClock:
 
     # Read several times for each request: without a call of its own it costs half.
     monotonic_ns = staticmethod(time.monotonic_ns)
+
+
+def pause_thread(seconds: float) -> None:
+    """Block this thread, in a process that has no event loop."""
+    time.sleep(seconds)

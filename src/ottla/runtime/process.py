@@ -17,6 +17,7 @@ __all__ = [
     "environment",
     "halt",
     "let_threads_switch_quickly",
+    "lower_priority",
     "on_status_request",
     "on_termination",
     "open_file_limit",
@@ -148,6 +149,11 @@ def write_stacks_on_request() -> None:
     """
     if sys.stderr is not None and hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGQUIT, all_threads=True)
+
+
+def lower_priority() -> None:
+    """Let other processes go first, where the machine is busy."""
+    os.nice(5)
 
 
 def halt(status: int) -> None:

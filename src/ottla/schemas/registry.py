@@ -27,7 +27,8 @@ MAX_REFERENCES: Final = 50
 # After a failure, the registry is not asked for that id again for so long.
 _FAILURE_NS: Final = 30 * 1_000_000_000
 _TIMEOUT_SECONDS: Final = 5.0
-_HEAD: Final = 5
+# The zero byte, and the id.
+WIRE_HEAD: Final = 5
 
 
 class WireFormat(NamedTuple):
@@ -42,9 +43,9 @@ def parse_wire_format(data: bytes) -> WireFormat | None:
     >>> parse_wire_format(bytes([0, 0, 0, 0, 7, 42]))
     WireFormat(schema_id=7, start=5)
     """
-    if len(data) < _HEAD or data[0] != 0:
+    if len(data) < WIRE_HEAD or data[0] != 0:
         return None
-    return WireFormat(int.from_bytes(data[1:_HEAD], "big"), _HEAD)
+    return WireFormat(int.from_bytes(data[1:WIRE_HEAD], "big"), WIRE_HEAD)
 
 
 def message_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:

@@ -151,7 +151,8 @@ class LocalNode:
 
     def _clean_up(self) -> None:
         if self._given_dir is None and self._data_dir is not None:
-            shutil.rmtree(self._data_dir, ignore_errors=True)
+            for path in (self._data_dir, f"{self._data_dir}-tables"):
+                shutil.rmtree(path, ignore_errors=True)
             atexit.unregister(self._clean_up)
 
     def _run(self) -> None:

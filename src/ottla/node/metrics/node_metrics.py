@@ -24,6 +24,7 @@ AREAS: Final = {
     "controller": "ControllerCollector",
     "groups": "GroupCollector",
     "share": "ShareCollector",
+    "tables": "TableCollector",
     "process": "ProcessCollector",
 }
 

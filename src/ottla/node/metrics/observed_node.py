@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ottla.node.network.request_statistics import NetworkStatistics
     from ottla.node.network.server import SocketServer
     from ottla.node.share.share_partition_manager import SharePartitionManager
+    from ottla.node.tables.table_keeper import TableKeeper
     from ottla.replication.replica_manager import ReplicaManager
     from ottla.runtime.garbage_collection import GarbageCollection
     from ottla.runtime.loop_watchdog import LoopWatchdog
@@ -109,6 +110,11 @@ class ObservedBroker(Protocol):
     @property
     def share_partitions_in_use(self) -> SharePartitionManager | None:
         """The share partitions that the broker leads, if it ever led one."""
+        ...
+
+    @property
+    def table_keeper(self) -> TableKeeper | None:
+        """What keeps the tables of topics, if a topic has ever had one."""
         ...
 
     @property

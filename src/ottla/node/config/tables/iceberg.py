@@ -41,7 +41,7 @@ ICEBERG: Final[dict[str, ConfigKey]] = table(
     key("table.commit.max.bytes", LONG, 268_435_456, LOW,
         "How many bytes of records one commit to a table takes; what is left follows at once.",
         InRange(1_048_576), internal=True),
-    key("table.file.target.bytes", LONG, 134_217_728, LOW,
+    key("table.file.target.bytes", LONG, 33_554_432, LOW,
         "The size that compaction gives the files of a table; smaller ones are merged.",
         InRange(1_048_576), internal=True),
     key("table.maintenance.interval.ms", LONG, 600_000, LOW,

@@ -1,0 +1,1 @@
+"""The broker's part in topics as tables."""

@@ -1,0 +1,405 @@
+"""Keeps the tables of topics: sends what this broker leads to a worker process, which commits it.
+
+Each broker commits the partitions that it leads, all of one topic in one commit. So records are read from the
+log of this broker and cross no network, the work moves with the leaders, and no election is needed: the table
+itself decides who is right, as `ottla.tables.topic_table` explains. Only committed records below the last
+stable offset are sent.
+
+The keeper waits for the disk in the pool and for the worker in a thread of the worker's own. It holds one
+piece of a log at a time. What fails (a store, a catalog, a worker that was killed) is tried again with a
+back-off, per topic; the lag grows meanwhile, and nothing else of the node notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from ottla.metadata.image.entities import ConfigResource, ConfigResourceType, TopicImage
+from ottla.metadata.image.image import MetadataImage
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.config.tables.topic import TOPIC
+from ottla.node.fetch.cold_reads import Missing, load_and_retry
+from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import TopicPartition, uuid_text
+from ottla.replication.partition import FetchIsolation, LogReadInfo, Partition
+from ottla.replication.replica_manager import ReplicaManager
+from ottla.runtime.child_process import ChildFailed, ChildProcess
+from ottla.runtime.disk import NotInMemory
+from ottla.runtime.runtime import Runtime
+from ottla.runtime.turns import Turns
+from ottla.tables.settings import CatalogSettings, MaintenanceSettings, TableSettings
+
+__all__ = ["TableKeeper", "TableState", "topics_with_tables"]
+
+_log = logging.getLogger(__name__)
+
+_WORKER: Final = "ottla.tables.worker"
+# One request to the worker; merging files takes longest.
+_REQUEST_SECONDS: Final = 600.0
+_READ_BYTES: Final = 1024 * 1024
+_FIRST_BACKOFF_MS: Final = 500
+_MAX_BACKOFF_MS: Final = 60_000
+# Offsets without rows (of aborted transactions, for example) that are committed nevertheless.
+_MANY_OFFSETS: Final = 100_000
+# A worker without a table ends after so long.
+_IDLE_WORKER_MS: Final = 60_000
+
+
+def topics_with_tables(image: MetadataImage, resources: Iterable[ConfigResource]) -> set[str]:
+    """Those of the resources that are topics with a table."""
+    return {
+        resource.name
+        for resource in resources
+        if resource.type == ConfigResourceType.TOPIC
+        and image.config(resource).get("table.format", "none") != "none"
+    }
+
+
+class TableBroker(Protocol):
+    """The parts of a broker that the keeper uses."""
+
+    cluster_id: str
+
+    @property
+    def config(self) -> NodeConfig: ...
+    @property
+    def image(self) -> MetadataImage: ...
+    @property
+    def replicas(self) -> ReplicaManager: ...
+    @property
+    def runtime(self) -> Runtime: ...
+
+
+class Worker(Protocol):
+    async def request(self, head: dict[str, Any], payload: bytes = b"") -> dict[str, Any]: ...
+    async def close(self) -> None: ...
+
+
+class UpkeepFailed(Exception):
+    """The round of a table has failed; the text says why."""
+
+
+@dataclass(slots=True)
+class TableState:
+    """The upkeep of one topic's table by this broker. Times are monotonic milliseconds."""
+
+    topic: str
+    topic_id: bytes
+    due_ms: int
+    complete_ms: int
+    """Everything that was committed before that moment is in the table."""
+    maintenance_ms: int
+    # The offset that follows what has been sent, by partition that this broker leads.
+    positions: dict[int, int] = field(default_factory=dict)
+    backoff_ms: int = 0
+    error: str | None = None
+    rows: int = 0
+    bytes: int = 0
+    commits: int = 0
+    failures: int = 0
+    skipped: int = 0
+    """Offsets that the log had deleted before they were in the table."""
+
+
+class TableKeeper:
+    """One for a broker, made when the first topic asks for a table. `run` is its task."""
+
+    def __init__(self, broker: TableBroker, make_worker: Callable[[], Worker] | None = None) -> None:
+        self._broker: Final = broker
+        self._clock: Final = broker.runtime.clock
+        self._make_worker: Final = make_worker or (
+            lambda: ChildProcess(_WORKER, timeout_seconds=_REQUEST_SECONDS)
+        )
+        self._worker: Worker | None = None
+        self._tables: Final[dict[str, TableState]] = {}
+        self._topics: set[str] = set()
+        self._changed: Final = asyncio.Event()
+
+    def __iter__(self) -> Iterator[TableState]:
+        return iter(list(self._tables.values()))
+
+    def lag_ms(self, state: TableState) -> int:
+        """How old the newest moment is up to which the table is complete."""
+        return max(self._now_ms() - state.complete_ms, 0)
+
+    def lag_records(self, state: TableState) -> int:
+        """Offsets of led partitions that have not been sent yet."""
+        return sum(
+            max(partition.log.last_stable_offset - state.positions.get(index, 0), 0)
+            for index, partition in self._led(state).items()
+        )
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
+
+    def update(self, changed: Iterable[str], image: MetadataImage) -> None:
+        """Take note of topics whose settings have changed."""
+        for topic in changed:
+            resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+            if topics_with_tables(image, (resource,)):
+                self._topics.add(topic)
+                if (state := self._tables.get(topic)) is not None:
+                    state.due_ms, state.backoff_ms = self._now_ms(), 0
+            else:
+                self._topics.discard(topic)
+        self._changed.set()
+
+    # The task
+
+    async def run(self) -> None:
+        while True:
+            self._changed.clear()
+            await self._take_up()
+            now_ms = self._now_ms()
+            due = [state for state in self._tables.values() if state.due_ms <= now_ms]
+            for state in sorted(due, key=lambda each: each.due_ms):
+                if state.topic in self._topics:
+                    await self._keep(state)
+            if not self._tables and self._worker is not None:
+                await self._replace_worker()
+            await self._wait()
+
+    async def close(self) -> None:
+        await self._replace_worker()
+
+    async def _wait(self) -> None:
+        dues = [state.due_ms for state in self._tables.values()]
+        pause_ms = max(min(dues) - self._now_ms(), 0) if dues else _IDLE_WORKER_MS
+        try:
+            async with asyncio.timeout(pause_ms / 1000):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _take_up(self) -> None:
+        """Begin with new topics, and forget those that have no table any more, or another id."""
+        image, now_ms = self._broker.image, self._now_ms()
+        for topic in [each for each in self._tables if each not in self._topics]:
+            del self._tables[topic]
+        for topic in sorted(self._topics):
+            found = image.topics.by_name.get(topic)
+            state = self._tables.get(topic)
+            if state is not None and (found is None or found.id != state.topic_id):
+                del self._tables[topic]
+                state = None
+            if found is not None and state is None:
+                interval_ms = self._broker.config.number("table.maintenance.interval.ms")
+                self._tables[topic] = TableState(topic, found.id, now_ms, now_ms, now_ms + interval_ms)
+
+    async def _keep(self, state: TableState) -> None:
+        """Do one round of a table, and decide when the next one is due."""
+        started_ms = self._now_ms()
+        freshness_ms = self._setting(state.topic, "table.freshness.ms")
+        try:
+            is_complete = await self._round(state)
+            state.error, state.backoff_ms = None, 0
+            if is_complete:
+                state.complete_ms = started_ms
+                state.due_ms = started_ms + freshness_ms
+            else:
+                state.due_ms = started_ms
+        except (UpkeepFailed, ChildFailed, KafkaError, OSError) as error:
+            if isinstance(error, ChildFailed):
+                await self._replace_worker()
+            state.positions.clear()
+            state.failures += 1
+            state.backoff_ms = min(max(2 * state.backoff_ms, _FIRST_BACKOFF_MS), _MAX_BACKOFF_MS)
+            state.due_ms = self._now_ms() + state.backoff_ms
+            text = str(error) or type(error).__name__
+            if text != state.error:
+                _log.warning("the table of %s is not kept, and will be tried again: %s", state.topic, text)
+            state.error = text
+
+    async def _replace_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.close()
+
+    # A round
+
+    async def _round(self, state: TableState) -> bool:
+        """Send what is new to the table. Return whether nothing was left over."""
+        led = self._led(state)
+        for index in [each for each in state.positions if each not in led]:
+            del state.positions[index]
+        turns = Turns(self._clock)
+        ends: dict[int, int] = {}
+        for index, partition in led.items():
+            end = partition.log.last_stable_offset
+            if state.positions.get(index) != end:
+                ends[index] = end
+            await turns.pause_if_due()
+        if not ends and led:
+            return await self._maybe_maintain(state)
+        if not led:
+            return True
+        answer = await self._ask({"op": "open", "topic": state.topic, "table": self._table(state)})
+        offsets = {int(partition): offset for partition, offset in answer.items()}
+        return await self._send(state, led, ends, offsets)
+
+    async def _send(
+        self, state: TableState, led: dict[int, Partition], ends: dict[int, int], offsets: dict[int, int]
+    ) -> bool:
+        left = self._broker.config.number("table.commit.max.bytes")
+        positions: dict[int, int] = {}
+        is_complete = True
+        for index, end in ends.items():
+            partition = led[index]
+            position = offsets.get(index, 0)
+            start = partition.log.log_start_offset
+            if position < start:
+                if index in offsets:
+                    state.skipped += start - position
+                    _log.error(
+                        "%s: the log begins at %d and its table ends at %d: these records are in neither",
+                        partition.topic_partition,
+                        start,
+                        position,
+                    )
+                position = start
+            if position > partition.log.log_end_offset:
+                raise UpkeepFailed(
+                    f"partition {index} ends at {partition.log.log_end_offset} and its table at {position}: "
+                    "the log has lost records (an unclean election?); see docs/tables.md"
+                )
+            while position < end:
+                if left <= 0:
+                    is_complete = False
+                    break
+                read = await self._read(partition, position)
+                if not read.records:
+                    break
+                left -= len(read.records)
+                head = {
+                    "op": "append",
+                    "topic": state.topic,
+                    "partition": index,
+                    "offset": position,
+                    "aborted": [(each.producer_id, each.first_offset) for each in read.aborted or ()],
+                }
+                following = await self._ask(head, read.records)
+                if following <= position:
+                    break
+                position = following
+            positions[index] = position
+        moved = sum(position - offsets.get(index, 0) for index, position in positions.items())
+        always = moved >= _MANY_OFFSETS
+        result = await self._ask({"op": "commit", "topic": state.topic, "always": always})
+        state.positions |= positions
+        if result["rows"] or always:
+            state.commits += 1
+            state.rows += result["rows"]
+            state.bytes += result["bytes"]
+        await self._maybe_maintain(state)
+        return is_complete
+
+    async def _read(self, partition: Partition, offset: int) -> LogReadInfo:
+        now_ms = self._clock.wall_ms()
+
+        def attempt(missing: Missing | None) -> LogReadInfo | None:
+            try:
+                return partition.fetch_records(
+                    offset,
+                    _READ_BYTES,
+                    isolation=FetchIsolation.TXN_COMMITTED,
+                    now_ms=now_ms,
+                    may_wait=missing is None,
+                )
+            except NotInMemory as error:
+                assert missing is not None
+                missing.append(error)
+                return None
+
+        missing: Missing = []
+        found = attempt(missing)
+        if missing:
+            found = await load_and_retry(self._broker.runtime.pool, missing, attempt)
+        assert found is not None
+        return found
+
+    async def _maybe_maintain(self, state: TableState) -> bool:
+        """Let the leader of the first partition keep the table in order, now and then."""
+        config, now_ms = self._broker.config, self._now_ms()
+        if now_ms < state.maintenance_ms:
+            return True
+        state.maintenance_ms = now_ms + config.number("table.maintenance.interval.ms")
+        if 0 not in self._led(state):
+            return True
+        await self._ask({"op": "open", "topic": state.topic, "table": self._table(state)})
+        settings = MaintenanceSettings(
+            target_bytes=config.number("table.file.target.bytes"),
+            min_files=config.number("table.compaction.min.files"),
+            snapshot_retention_ms=config.number("table.snapshot.retention.ms"),
+            snapshot_max_count=config.number("table.snapshot.max.count"),
+            orphan_min_age_ms=config.number("table.orphan.min.age.ms"),
+        )
+        head = {"op": "maintain", "topic": state.topic, "settings": settings.to_json()}
+        await self._ask(head)
+        return True
+
+    async def _ask(self, head: dict[str, Any], payload: bytes = b"") -> Any:
+        """Send a request to the worker. UpkeepFailed if the answer is an error."""
+        if self._worker is None:
+            self._check_catalog()
+            worker = self._make_worker()
+            self._worker = worker
+            await worker.request({"op": "configure", "catalog": self._catalog().to_json()})
+        answer = await self._worker.request(head, payload)
+        if "ok" not in answer:
+            raise UpkeepFailed(answer.get("moved") or answer.get("error") or "the worker does not say why")
+        return answer["ok"]
+
+    def _catalog(self) -> CatalogSettings:
+        config = self._broker.config
+        return CatalogSettings.from_settings(config.given, config.log_dirs[0])
+
+    def _check_catalog(self) -> None:
+        """UpkeepFailed if each broker would have a catalog of its own."""
+        config = self._broker.config
+        if config["table.catalog.uri"] is None and config["table.catalog.warehouse"] is None:
+            brokers = len(self._broker.image.cluster.brokers)
+            if brokers > 1:
+                raise UpkeepFailed(
+                    f"the {brokers} brokers would have {brokers} catalogs: set table.catalog.warehouse to a "
+                    "directory that all of them share, or table.catalog.uri"
+                )
+
+    def _table(self, state: TableState) -> dict[str, Any]:
+        config, image = self._broker.config, self._broker.image
+        overrides = image.config(ConfigResource(ConfigResourceType.TOPIC, state.topic))
+        registry = config["table.schema.registry.url"]
+        return TableSettings(
+            topic=state.topic,
+            topic_id=uuid_text(state.topic_id),
+            cluster_id=self._broker.cluster_id,
+            metadata_offset=image.provenance.last_contained_offset,
+            partition_by=overrides.get("table.partition.by", "none"),
+            schema_type=overrides.get("table.schema.type", "none"),
+            schema=overrides.get("table.schema", ""),
+            registry_url=None if registry is None else str(registry),
+        ).to_json()
+
+    def _setting(self, topic: str, name: str) -> int:
+        overrides = self._broker.image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
+        value = TOPIC[name].parse(overrides[name]) if name in overrides else TOPIC[name].default
+        assert isinstance(value, int)
+        return value
+
+    def _led(self, state: TableState) -> dict[int, Partition]:
+        """The partitions of the topic that this broker leads."""
+        image, replicas = self._broker.image, self._broker.replicas
+        topic: TopicImage | None = image.topics.by_id.get(state.topic_id)
+        if topic is None:
+            return {}
+        node_id = self._broker.config.node_id
+        led: dict[int, Partition] = {}
+        for index, registration in topic.partitions.items():
+            if registration.leader == node_id:
+                partition = replicas.find(TopicPartition(topic.name, index))
+                if partition is not None and partition.is_leader and partition.topic_id == state.topic_id:
+                    led[index] = partition
+        return led

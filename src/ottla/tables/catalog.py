@@ -1,0 +1,50 @@
+"""The Iceberg catalog: an SQL one in a file by default, so that no server is needed, or a REST catalog."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ottla.runtime.disk import RealDisk
+from ottla.tables.errors import TableError
+from ottla.tables.settings import CatalogSettings
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+__all__ = ["catalog_properties", "open_catalog"]
+
+CATALOG_FILE = "catalog.db"
+
+
+def catalog_properties(settings: CatalogSettings) -> dict[str, str]:
+    """The properties for `pyiceberg.catalog.load_catalog`, and so for a client that reads the tables."""
+    properties = {"type": settings.type, **settings.properties}
+    if settings.uri is not None:
+        properties["uri"] = settings.uri
+    elif settings.type == "sql":
+        if not settings.is_local:
+            raise TableError("table.catalog.uri is not set: an SQL catalog needs one for this warehouse")
+        # Another broker may hold the file while it commits; SQLite waits for so many seconds.
+        properties["uri"] = f"sqlite:///{settings.warehouse}/{CATALOG_FILE}?timeout=60"
+    if settings.warehouse is not None:
+        properties["warehouse"] = f"file://{settings.warehouse}" if settings.is_local else settings.warehouse
+    return properties
+
+
+def open_catalog(settings: CatalogSettings, *, create: bool = False) -> Catalog:
+    """Open the catalog. TableError if it cannot be; with `create` a missing directory is made."""
+    try:
+        from pyiceberg.catalog import load_catalog
+    except ModuleNotFoundError as error:
+        raise TableError(f"tables need {error.name}: pip install 'ottla[tables]'") from None
+    if settings.is_local and settings.uri is None:
+        assert settings.warehouse is not None
+        if create:
+            RealDisk().make_dirs(settings.warehouse)
+        elif not RealDisk().exists(f"{settings.warehouse}/{CATALOG_FILE}"):
+            raise TableError(
+                f"there is no catalog in {settings.warehouse}: no topic with table.format=iceberg has been "
+                "kept there"
+            )
+    properties: dict[str, Any] = catalog_properties(settings)
+    return load_catalog(settings.name, **properties)

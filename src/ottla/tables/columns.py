@@ -1,0 +1,143 @@
+"""The columns of a table: those of every record, and one for each field of its value's schema.
+
+A field whose name a column of records has already (engines ignore case) becomes `field_NAME`. A value that
+does not have the schema, or that a column of an older schema cannot take, leaves its typed columns null and
+says why in `_error`; the record itself is there either way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ottla.records.arrow import repeated
+from ottla.schemas.columns import ColumnType, Converter, converter
+from ottla.schemas.errors import WrongData
+from ottla.schemas.json_schema import JsonSchema
+from ottla.schemas.schema import MessageSchema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ERROR", "RECORD_COLUMNS", "TypedColumns", "arrow_type", "record_table", "record_schema"]
+
+ERROR: Final = "_error"
+RECORD_COLUMNS: Final = ("partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers")
+_RESERVED: Final = frozenset((*RECORD_COLUMNS, ERROR))
+# What a column of timestamps, in microseconds, and the engines that read it can have: the years 1 to 9999.
+_FIRST_MS: Final = -62_135_596_800_000
+_LAST_MS: Final = 253_402_300_799_999
+
+
+def record_schema() -> pa.Schema:
+    """The columns of every table."""
+    import pyarrow as pa
+
+    header = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
+    return pa.schema(
+        [
+            pa.field("partition", pa.int32(), nullable=False),
+            pa.field("offset", pa.int64(), nullable=False),
+            pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+            pa.field("timestamp_type", pa.int32(), nullable=False),
+            pa.field("key", pa.binary()),
+            pa.field("value", pa.binary()),
+            pa.field("headers", pa.list_(header)),
+        ]
+    )
+
+
+def record_table(partition: int, batch: pa.RecordBatch) -> pa.Table:
+    """The decoded records of one partition as rows of a table."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    millis = batch.column("timestamp").cast(pa.int64())
+    millis = pc.max_element_wise(pc.min_element_wise(millis, _LAST_MS), _FIRST_MS)
+    columns = [
+        repeated(partition, pa.int32(), batch.num_rows),
+        batch.column("offset"),
+        millis.cast(pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC")),
+        batch.column("timestampType"),
+        batch.column("key"),
+        batch.column("value"),
+        batch.column("headers"),
+    ]
+    return pa.Table.from_arrays(columns, schema=record_schema())
+
+
+def arrow_type(column: ColumnType) -> pa.DataType:
+    import pyarrow as pa
+
+    if column.kind == "struct":
+        return pa.struct([pa.field(name, arrow_type(each)) for name, each in column.fields])
+    if column.kind == "list":
+        assert column.item is not None
+        return pa.list_(arrow_type(column.item))
+    if column.kind == "decimal":
+        return pa.decimal128(38, column.scale)
+    return {
+        "boolean": pa.bool_(),
+        "long": pa.int64(),
+        "double": pa.float64(),
+        "hex": pa.binary(),
+        "base64": pa.binary(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "local-timestamp": pa.timestamp("us"),
+    }.get(column.kind, pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    field: str
+    type: ColumnType
+    convert: Converter
+
+
+class TypedColumns:
+    """The typed columns of the values of one schema."""
+
+    def __init__(self, schema: MessageSchema) -> None:
+        self.schema: Final = schema
+        self.columns: Final[dict[str, _Column]] = {}
+        taken = set(_RESERVED)
+        for field, kind in schema.columns():
+            name = f"field_{field}" if field.lower() in taken else field
+            if name.lower() not in taken:
+                taken.add(name.lower())
+                self.columns[name] = _Column(field, kind, converter(kind, f"field {field!r}"))
+        # Columns that the table has with another type.
+        self.unfit: set[str] = set()
+
+    def arrow_schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        fields = [pa.field(name, arrow_type(each.type)) for name, each in self.columns.items()]
+        return pa.schema([*fields, pa.field(ERROR, pa.string())])
+
+    def decoder(self) -> Callable[[bytes], dict[str, Any]]:
+        """Make the function that decodes a value to its columns; WrongData if it has another form."""
+        columns = [(name, each.field, each.convert) for name, each in self.columns.items()]
+        columns = [each for each in columns if each[0] not in self.unfit]
+        unfit = sorted(self.unfit)
+        schema = self.schema
+
+        def decode(data: bytes) -> dict[str, Any]:
+            if isinstance(schema.schema, JsonSchema):
+                try:
+                    value = json.loads(data)
+                except (ValueError, RecursionError) as error:
+                    raise WrongData(f"no JSON: {error}") from None
+            else:
+                value, _ = schema.decode(data)
+            if not isinstance(value, dict):
+                raise WrongData(f"the value is no object: {str(value)[:60]!r}")
+            row = {name: convert(value.get(field)) for name, field, convert in columns}
+            if unfit:
+                row[ERROR] = f"the table has another type for {', '.join(unfit)}"
+            return row
+
+        return decode

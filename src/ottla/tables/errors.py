@@ -1,0 +1,13 @@
+"""Why a table cannot be kept, and what changed under a commit."""
+
+from __future__ import annotations
+
+__all__ = ["OffsetsMoved", "TableError"]
+
+
+class TableError(Exception):
+    """The table cannot be used as it is; the text says what to do."""
+
+
+class OffsetsMoved(Exception):
+    """Another broker has committed to the table meanwhile: read its offsets again and continue from there."""

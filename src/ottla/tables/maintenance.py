@@ -1,0 +1,203 @@
+"""Keeping a table in order: small files merged, old snapshots expired, files that no snapshot has removed.
+
+A merge replaces files by one with the same rows, sorted by partition and offset. It is committed like an
+append, on top of metadata in which all the replaced files still are, and is tried again on newer ones if
+others have committed meanwhile. A snapshot that expires only leaves the metadata; its files go once no other
+snapshot has them and they are old, like those of a commit that a crash ended: nothing young is ever removed,
+as it may be part of a commit under way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from ottla.runtime.clock import pause_thread
+from ottla.tables.offsets import OFFSETS, committed_offsets, offsets_text
+from ottla.tables.settings import MaintenanceSettings
+from ottla.tables.topic_table import MAX_ATTEMPTS, TOPIC_ID, commit_once
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import FileScanTask, Table
+
+__all__ = ["compact", "expire", "maintain", "remove_orphans", "repair_offsets"]
+
+_log = logging.getLogger(__name__)
+# Merges of one run: the next one continues.
+_MAX_MERGES: Final = 16
+_MAX_MERGED_FILES: Final = 512
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def maintain(table: Table, settings: MaintenanceSettings, now_ms: int) -> dict[str, Any]:
+    """Do all that is due."""
+    merged = compact(table, settings.target_bytes, settings.min_files)
+    expired = expire(table, settings.snapshot_retention_ms, settings.snapshot_max_count, now_ms)
+    removed = remove_orphans(table, settings.orphan_min_age_ms, now_ms)
+    return {"merged": merged, "expired": expired, "removed": removed}
+
+
+def compact(table: Table, target_bytes: int, min_files: int) -> int:
+    """Merge the small files of each partition of the table that has enough of them. Return how many went."""
+    merged = 0
+    for tasks in _groups(table, target_bytes, min_files)[:_MAX_MERGES]:
+        merged += _merge(table, tasks)
+    return merged
+
+
+def _groups(table: Table, target_bytes: int, min_files: int) -> list[list[FileScanTask]]:
+    """Files to merge, by partition of the table, in the order of their names, up to the target."""
+    small: dict[Any, list[FileScanTask]] = defaultdict(list)
+    for task in table.scan().plan_files():
+        file = task.file
+        if (
+            file.spec_id == table.metadata.default_spec_id
+            and not task.delete_files
+            and file.file_size_in_bytes < target_bytes * 3 // 4
+        ):
+            small[repr(file.partition)].append(task)
+    groups: list[list[FileScanTask]] = []
+    for tasks in small.values():
+        if len(tasks) < min_files:
+            continue
+        tasks.sort(key=lambda each: each.file.file_path)
+        group: list[FileScanTask] = []
+        size = 0
+        for task in tasks:
+            size += task.file.file_size_in_bytes
+            if group and (size > target_bytes or len(group) >= _MAX_MERGED_FILES):
+                groups.append(group)
+                group, size = [], task.file.file_size_in_bytes
+            group.append(task)
+        groups.append(group)
+    return [group for group in groups if len(group) > 1]
+
+
+def _merge(table: Table, tasks: list[FileScanTask]) -> int:
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
+
+    rows = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_table(tasks)
+    rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending")])
+    files = list(_dataframe_to_data_files(table_metadata=table.metadata, df=rows, io=table.io))
+    before = sum(each.file.record_count for each in tasks)
+    assert sum(each.record_count for each in files) == rows.num_rows == before, (rows.num_rows, before)
+    replaced = [each.file for each in tasks]
+    for attempt in range(MAX_ATTEMPTS):
+        if attempt:
+            pause_thread(0.05 * 2 ** min(attempt, 5))
+            table.refresh()
+            present = {each.file.file_path for each in table.scan().plan_files()}
+            if not all(each.file_path in present for each in replaced):
+                break  # another program has rewritten them
+        if _replace(table, replaced, files):
+            return len(replaced)
+    for each in files:
+        table.io.delete(each.file_path)
+    return 0
+
+
+def _replace(table: Table, replaced: list[DataFile], files: list[DataFile]) -> bool:
+    text = offsets_text(committed_offsets(table.metadata))
+    transaction = table.transaction()
+    summary = {OFFSETS: text, TOPIC_ID: table.properties.get(TOPIC_ID, "")}
+    with transaction.update_snapshot(snapshot_properties=summary).overwrite() as overwrite:
+        for each in replaced:
+            overwrite.delete_data_file(each)
+        for each in files:
+            overwrite.append_data_file(each)
+    return commit_once(table, transaction, overwrite.snapshot_id)
+
+
+def expire(table: Table, retention_ms: int, max_count: int, now_ms: int) -> int:
+    """Have the snapshots go that are older, or more, than is kept. Return how many went."""
+    from pyiceberg.exceptions import CommitFailedException
+    from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotsUpdate
+
+    snapshots = sorted(table.metadata.snapshots, key=lambda each: each.timestamp_ms)
+    kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    old = [
+        each.snapshot_id
+        for index, each in enumerate(snapshots)
+        if each.snapshot_id not in kept
+        and (each.timestamp_ms < now_ms - retention_ms or index < len(snapshots) - max_count)
+    ]
+    if not old:
+        return 0
+    # The current snapshot may be one of another program, and the offsets in a parent that goes now.
+    offsets = offsets_text(committed_offsets(table.metadata))
+    unchanged = AssertRefSnapshotId.model_validate(
+        {"ref": "main", "snapshot-id": table.metadata.current_snapshot_id}
+    )
+    try:
+        with table.transaction() as transaction:
+            transaction._stage((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old}),), (unchanged,))
+            transaction.set_properties({OFFSETS: offsets})
+    except CommitFailedException:
+        return 0  # the next run
+    return len(old)
+
+
+def remove_orphans(table: Table, min_age_ms: int, now_ms: int, *, dry_run: bool = False) -> int:
+    """Remove old files in the table's place that no snapshot has. Return how many went."""
+    from pyarrow.fs import FileSelector, FileType
+
+    topic_id = table.properties.get(TOPIC_ID, "")
+    location = table.metadata.location
+    if not location.endswith(f"-{topic_id.replace('-', '')[:8]}"):
+        return 0  # the catalog has chosen the place, and others may share it
+    # What is listed before the metadata are read, and is in none of them, was no part of the table since.
+    io: Any = table.io
+    scheme, netloc, path = io.parse_location(location, io.properties)
+    listed = io.fs_by_scheme(scheme, netloc).get_file_info(FileSelector(path, recursive=True))
+    table.refresh()
+    used = {io.parse_location(each, io.properties)[2] for each in _used_files(table)}
+    newest = _EPOCH + timedelta(milliseconds=now_ms - min_age_ms)
+    removed = 0
+    for info in listed:
+        if info.type is not FileType.File or info.mtime is None or info.mtime >= newest:
+            continue
+        if info.path not in used:
+            removed += 1
+            if not dry_run:
+                io.delete(f"{scheme}://{info.path}")
+    return removed
+
+
+def _used_files(table: Table) -> set[str]:
+    metadata = table.metadata
+    used = {table.metadata_location, *(each.metadata_file for each in metadata.metadata_log)}
+    used |= {each.statistics_path for each in metadata.statistics}
+    seen: set[str] = set()
+    for snapshot in metadata.snapshots:
+        used.add(snapshot.manifest_list)
+        for manifest in snapshot.manifests(table.io):
+            if manifest.manifest_path not in seen:
+                seen.add(manifest.manifest_path)
+                entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+                used |= {entry.data_file.file_path for entry in entries}
+    return used | seen
+
+
+def repair_offsets(table: Table) -> dict[int, int]:
+    """Make the offsets of the table from its rows, and note them. Return them."""
+    import pyarrow.compute as pc
+
+    offsets: dict[int, int] = {}
+    for batch in table.scan(selected_fields=("partition", "offset")).to_arrow_batch_reader():
+        for partition in pc.unique(batch.column("partition")).to_pylist():
+            rows = pc.equal(batch.column("partition"), partition)
+            last = pc.max(batch.column("offset").filter(rows)).as_py()
+            offsets[partition] = max(offsets.get(partition, 0), last + 1)
+    text = offsets_text(offsets)
+    transaction = table.transaction()
+    summary = {OFFSETS: text, TOPIC_ID: table.properties.get(TOPIC_ID, "")}
+    with transaction.update_snapshot(snapshot_properties=summary).fast_append() as append:
+        pass
+    transaction.set_properties({OFFSETS: text})
+    if not commit_once(table, transaction, append.snapshot_id):
+        raise RuntimeError("the table was changed meanwhile: try again")
+    return offsets

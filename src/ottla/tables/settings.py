@@ -1,0 +1,110 @@
+"""Which catalog has the tables, and what the table of one topic is like. Plain values, which cross a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+__all__ = [
+    "CATALOG_PREFIX",
+    "CatalogSettings",
+    "MaintenanceSettings",
+    "TableSettings",
+    "default_warehouse",
+    "table_name",
+]
+
+CATALOG_PREFIX: Final = "table.catalog."
+# Those of the settings of this prefix that are not properties of pyiceberg's own.
+_OWN: Final = frozenset(("type", "uri", "warehouse", "name"))
+
+
+def default_warehouse(log_dir: str) -> str:
+    """The directory beside a data directory: Apache Kafka refuses to start with one inside that it does not
+    know.
+    """
+    return f"{log_dir.rstrip('/')}-tables"
+
+
+def table_name(topic: str) -> str:
+    """The name of a topic's table: engines of SQL take neither dots nor dashes without quotes.
+
+    >>> table_name("shop.orders-eu")
+    'shop_orders_eu'
+    """
+    return topic.replace(".", "_").replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogSettings:
+    """`warehouse` is a directory or a location of an object store; `properties` go to pyiceberg."""
+
+    type: str = "sql"
+    uri: str | None = None
+    warehouse: str | None = None
+    name: str = "ottla"
+    namespace: str = "topics"
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_settings(cls, given: Mapping[str, str], log_dir: str | None = None) -> CatalogSettings:
+        """Read the settings of a node, as `server.properties` has them."""
+
+        def text(name: str) -> str | None:
+            return given.get(CATALOG_PREFIX + name) or None
+
+        warehouse = text("warehouse")
+        if warehouse is None and log_dir is not None and text("type") in (None, "sql"):
+            warehouse = default_warehouse(log_dir)
+        return cls(
+            type=text("type") or "sql",
+            uri=text("uri"),
+            warehouse=warehouse,
+            name=text("name") or "ottla",
+            namespace=given.get("table.namespace") or "topics",
+            properties={
+                name.removeprefix(CATALOG_PREFIX): value
+                for name, value in given.items()
+                if name.startswith(CATALOG_PREFIX) and name.removeprefix(CATALOG_PREFIX) not in _OWN
+            },
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the warehouse is a directory of this machine."""
+        return self.warehouse is not None and "://" not in self.warehouse
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceSettings:
+    target_bytes: int = 33_554_432
+    min_files: int = 32
+    snapshot_retention_ms: int = 86_400_000
+    snapshot_max_count: int = 300
+    orphan_min_age_ms: int = 86_400_000
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSettings:
+    """The topic of a table, and its settings. `metadata_offset` is where the metadata log was when the broker
+    read them: of two brokers that disagree about the topic's id, the one with less is behind.
+    """
+
+    topic: str
+    topic_id: str
+    cluster_id: str
+    metadata_offset: int = 0
+    partition_by: str = "none"
+    schema_type: str = "none"
+    schema: str = ""
+    registry_url: str | None = field(default=None, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,431 @@
+"""The table of one topic: rows in, files and exactly one commit for each range of offsets out.
+
+A round is `open`, `append` for what was read of each partition, `commit`. Rows become files as they come, and
+a file counts for nothing until a snapshot has it. Exactly once follows from two rules. The snapshot that adds
+the rows of a partition also has, in its summary, the offset that follows them; and a commit is made on top
+of metadata in which that partition's offset is the one that this round began with, else it is refused
+(`OffsetsMoved`). The catalog lets one of two commits on the same metadata through, so neither a repeated
+round after a crash, nor a leader that has moved, nor two writers at once can add a record twice or leave one
+out.
+
+This module and `maintenance` are the only ones that use what pyiceberg does not document: its transaction
+would repeat a commit that lost against another one by itself, without a look at the offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from ottla.records.arrow import ArrowDecoder
+from ottla.runtime.clock import pause_thread
+from ottla.tables.columns import TypedColumns, record_schema, record_table
+from ottla.tables.errors import OffsetsMoved, TableError
+from ottla.tables.offsets import OFFSETS, committed_offsets, offsets_text
+from ottla.tables.settings import CatalogSettings, TableSettings, table_name
+from ottla.tables.values import ValueColumns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table, Transaction
+
+__all__ = ["CommitResult", "TopicTable", "commit_once", "table_identifier"]
+
+_log = logging.getLogger(__name__)
+
+TOPIC: Final = "ottla.topic"
+TOPIC_ID: Final = "ottla.topic-id"
+CLUSTER_ID: Final = "ottla.cluster-id"
+METADATA_OFFSET: Final = "ottla.metadata-offset"
+# Rows are held in memory up to so many bytes; then they are a file.
+FLUSH_BYTES: Final = 32 * 1024 * 1024
+MAX_ATTEMPTS: Final = 10
+_PROPERTIES: Final = {
+    "format-version": "2",
+    "write.parquet.compression-codec": "zstd",
+    "commit.manifest-merge.enabled": "true",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+def table_identifier(catalog: CatalogSettings, topic: str) -> tuple[str, str]:
+    return catalog.namespace, table_name(topic)
+
+
+@dataclass(slots=True)
+class CommitResult:
+    offsets: dict[int, int]
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    snapshot_id: int | None = None
+    # Whether an earlier attempt had got through without a word of it.
+    is_repeated: bool = False
+
+
+@dataclass(slots=True)
+class _Range:
+    """What this round adds of a partition. `expected` is what the table says; the rows may begin later, where
+    the log does.
+    """
+
+    expected: int | None
+    next_offset: int
+
+
+@dataclass(slots=True)
+class _Round:
+    ranges: dict[int, _Range] = field(default_factory=dict)
+    tables: list[pa.Table] = field(default_factory=list)
+    buffered: int = 0
+    rows: int = 0
+    files: list[DataFile] = field(default_factory=list)
+
+
+class TopicTable:
+    """One round after the other. `on_step` hears of each step of a commit, for tests that stop there."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        catalog_settings: CatalogSettings,
+        settings: TableSettings,
+        on_step: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._catalog: Final = catalog
+        self._catalog_settings: Final = catalog_settings
+        self.settings: Final = settings
+        self._on_step: Final = on_step
+        self._identifier: Final = table_identifier(catalog_settings, settings.topic)
+        self._table: Table | None = None
+        self._values: ValueColumns | None = None
+        self._offsets: dict[int, int] = {}
+        self._round = _Round()
+
+    @property
+    def table(self) -> Table:
+        assert self._table is not None, "the table has not been opened"
+        return self._table
+
+    def open(self) -> dict[int, int]:
+        """Load the table, or make it, and return the offsets that it has. What was appended and not committed
+        is forgotten.
+        """
+        self._round = _Round()
+        self._table = self._load_or_create()
+        if self._values is None:
+            self._values = ValueColumns(self.settings, self._evolve)
+        self._offsets = committed_offsets(self._table.metadata)
+        return dict(self._offsets)
+
+    def append(
+        self,
+        partition: int,
+        start_offset: int,
+        records: Any,
+        aborted: Iterable[tuple[int, int]] = (),
+    ) -> int:
+        """Add what a consumer of committed records sees of the batches. Return the offset that follows."""
+        decoder = ArrowDecoder(
+            start_offset=start_offset, expected_bytes=len(records), check_crc=True, empty_headers=False
+        )
+        decoder.set_aborted(aborted)
+        decoder.feed(records)
+        next_offset = decoder.next_offset
+        if next_offset <= start_offset:
+            return start_offset
+        round = self._round
+        found = round.ranges.get(partition)
+        if found is None:
+            round.ranges[partition] = _Range(self._offsets.get(partition), next_offset)
+        else:
+            found.next_offset = next_offset
+        batch = decoder.finish()
+        if batch.num_rows:
+            rows = record_table(partition, batch)
+            round.tables.append(rows)
+            round.rows += rows.num_rows
+            round.buffered += rows.nbytes
+            if round.buffered >= FLUSH_BYTES:
+                self._write()
+        return next_offset
+
+    def _write(self) -> None:
+        """Write the rows that are in memory to files, which no snapshot has yet."""
+        import pyarrow as pa
+        from pyiceberg.io.pyarrow import _dataframe_to_data_files
+
+        round = self._round
+        if not round.tables:
+            return
+        assert self._values is not None
+        # Adding columns may replace the table's metadata.
+        rows = self._values.append_to(pa.concat_tables(round.tables).combine_chunks())
+        table = self.table
+        round.tables.clear()
+        round.buffered = 0
+        round.files += _dataframe_to_data_files(table_metadata=table.metadata, df=rows, io=table.io)
+
+    @property
+    def has_rows(self) -> bool:
+        return self._round.rows > 0
+
+    def commit(self) -> CommitResult:
+        """Add what was appended as one snapshot. OffsetsMoved if another writer has got further meanwhile."""
+        self._write()
+        self._on_step("data files written")
+        round = self._round
+        if not round.ranges:
+            return CommitResult(dict(self._offsets))
+        table = self.table
+        spec_id = table.metadata.default_spec_id
+        for attempt in range(MAX_ATTEMPTS):
+            if attempt:
+                table = self._load()
+            self._check_owner(table)
+            offsets = committed_offsets(table.metadata)
+            self._check_offsets(offsets)
+            if table.metadata.default_spec_id != spec_id:
+                raise OffsetsMoved("the partitioning of the table has changed")
+            offsets |= {partition: each.next_offset for partition, each in round.ranges.items()}
+            snapshot_id = self._try_commit(table, offsets)
+            if snapshot_id is not None:
+                self._on_step("committed")
+                result = CommitResult(
+                    offsets,
+                    round.rows,
+                    len(round.files),
+                    sum(each.file_size_in_bytes for each in round.files),
+                    snapshot_id,
+                )
+                self._table, self._offsets, self._round = table, offsets, _Round()
+                return result
+            pause_thread(0.05 * 2 ** min(attempt, 5))
+        raise TableError(
+            f"the table of {self.settings.topic} was changed by others {MAX_ATTEMPTS} times in a row"
+        )
+
+    def _check_offsets(self, offsets: dict[int, int]) -> None:
+        for partition, each in self._round.ranges.items():
+            if offsets.get(partition) != each.expected:
+                raise OffsetsMoved(
+                    f"partition {partition} is at {offsets.get(partition)} in the table, and not at "
+                    f"{each.expected} as this broker read it"
+                )
+
+    def _try_commit(self, table: Table, offsets: dict[int, int]) -> int | None:
+        """Commit on top of these metadata. Return the snapshot, or None if others have changed the table."""
+        text = offsets_text(offsets)
+        transaction = table.transaction()
+        summary = {OFFSETS: text, TOPIC_ID: self.settings.topic_id}
+        with transaction.update_snapshot(snapshot_properties=summary).merge_append() as append:
+            for each in self._round.files:
+                append.append_data_file(each)
+        transaction.set_properties({OFFSETS: text})
+        self._on_step("manifests written")
+        return append.snapshot_id if commit_once(table, transaction, append.snapshot_id) else None
+
+    # The table itself
+
+    def _load(self) -> Table:
+        return self._catalog.load_table(self._identifier)
+
+    def _load_or_create(self) -> Table:
+        from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+
+        for _ in range(3):
+            try:
+                table = self._load()
+            except NoSuchTableError:
+                try:
+                    return self._create()
+                except TableAlreadyExistsError:
+                    continue
+            if table.properties.get(TOPIC_ID) == self.settings.topic_id:
+                self._check_owner(table)
+                return table
+            self._set_aside(table)
+        raise TableError(f"the table {self._shown} appears and disappears while it is opened")
+
+    def _check_owner(self, table: Table) -> None:
+        """TableError unless it is the table of this very topic."""
+        properties = table.properties
+        if TOPIC_ID not in properties:
+            raise TableError(
+                f"there is a table {self._shown} that Ottla has not made: rename it, or set table.namespace"
+            )
+        topic, cluster_id = properties.get(TOPIC), properties.get(CLUSTER_ID)
+        if topic != self.settings.topic or cluster_id != self.settings.cluster_id:
+            raise TableError(
+                f"the table {self._shown} is of the topic {topic!r} of the cluster {cluster_id}: set another "
+                "table.namespace for one of them"
+            )
+        if properties[TOPIC_ID] != self.settings.topic_id:
+            raise OffsetsMoved(f"the table {self._shown} is of a topic of this name with another id")
+
+    @property
+    def _shown(self) -> str:
+        return ".".join(self._identifier)
+
+    def _set_aside(self, table: Table) -> None:
+        """Rename the table of a topic of this name that was deleted: its records are not of this one."""
+        properties = table.properties
+        if TOPIC_ID not in properties or properties.get(CLUSTER_ID) != self.settings.cluster_id:
+            self._check_owner(table)
+        if properties.get(TOPIC) != self.settings.topic:
+            self._check_owner(table)
+        if int(properties.get(METADATA_OFFSET, "0")) > self.settings.metadata_offset:
+            raise TableError(
+                f"the table {self._shown} is of a newer topic of this name: the metadata of this broker are "
+                "behind"
+            )
+        from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+
+        namespace, name = self._identifier
+        old = (namespace, f"{name}__{_short(properties[TOPIC_ID])}")
+        try:
+            self._catalog.rename_table(self._identifier, old)
+        except (NoSuchTableError, TableAlreadyExistsError):
+            return  # another broker was faster
+        _log.warning("the table of a deleted topic %s is %s from now on", self.settings.topic, ".".join(old))
+
+    def _create(self) -> Table:
+        settings = self.settings
+        fields = list(record_schema())
+        if settings.schema_type in ("json", "avro", "protobuf"):
+            from ottla.schemas.schema import make_schema
+
+            typed = TypedColumns(make_schema("table.schema", settings.schema_type, settings.schema))
+            fields += list(typed.arrow_schema())
+        schema = _iceberg_schema(fields)
+        self._catalog.create_namespace_if_not_exists(self._identifier[0])
+        table = self._catalog.create_table(
+            self._identifier,
+            schema,
+            location=self._location(),
+            partition_spec=_partition_spec(settings.partition_by, schema),
+            properties={
+                **_PROPERTIES,
+                TOPIC: settings.topic,
+                TOPIC_ID: settings.topic_id,
+                CLUSTER_ID: settings.cluster_id,
+                METADATA_OFFSET: str(settings.metadata_offset),
+            },
+        )
+        _log.info("the topic %s has the table %s", settings.topic, self._shown)
+        self._on_step("table created")
+        return table
+
+    def _location(self) -> str | None:
+        """A place of its own: another topic of this name, later, has another id. A REST catalog whose
+        warehouse is a name chooses one.
+        """
+        catalog = self._catalog_settings
+        if catalog.warehouse is None or (catalog.type == "rest" and "://" not in catalog.warehouse):
+            return None
+        base = f"file://{catalog.warehouse}" if catalog.is_local else catalog.warehouse.rstrip("/")
+        namespace, name = self._identifier
+        return f"{base}/{namespace}/{name}-{_short(self.settings.topic_id)}"
+
+    def _evolve(self, typed: TypedColumns) -> None:
+        """Add the columns of a schema that the table does not have. One that it has with another type stays
+        as it is, and gets no values.
+        """
+        import pyarrow as pa
+        from pyiceberg.exceptions import CommitFailedException, ValidationError
+
+        for _ in range(MAX_ATTEMPTS):
+            table = self.table
+            present = table.schema().as_arrow()
+            try:
+                for wanted in typed.arrow_schema():
+                    index = present.get_field_index(wanted.name)
+                    if index >= 0 and _same_type(present.field(index).type, wanted.type):
+                        continue
+                    try:
+                        with table.update_schema() as update:
+                            update.union_by_name(pa.schema([wanted]))
+                    except (ValidationError, TypeError, ValueError):
+                        _log.warning("the table %s has another type for %s", self._shown, wanted.name)
+                        typed.unfit.add(wanted.name)
+                self._table = table
+                return
+            except CommitFailedException:
+                self._table = self._load()
+        raise TableError(f"the columns of {self._shown} could not be changed: others change it all the time")
+
+
+def commit_once(table: Table, transaction: Transaction, snapshot_id: int) -> bool:
+    """Commit a transaction with one attempt. Return whether it got through: False means that it did not, and
+    other errors that this is not known, which `snapshot_id` decides if the catalog can be asked.
+    """
+    from pyiceberg.exceptions import CommitFailedException
+    from pyiceberg.table.update import AssertTableUUID
+
+    requirements = (*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
+    try:
+        table._do_commit(updates=transaction._updates, requirements=requirements)
+        return True
+    except CommitFailedException:
+        if table.catalog.load_table(table.name()).metadata.snapshot_by_id(snapshot_id) is not None:
+            table.refresh()  # it was this very commit, whose first answer got lost
+            return True
+        for producer in transaction._snapshot_producers:
+            producer._clean_all_uncommitted()
+        return False
+    except Exception:
+        # A lost answer: what was written stays until it is old enough to be an orphan for sure.
+        if table.refresh().metadata.snapshot_by_id(snapshot_id) is not None:
+            return True
+        raise
+
+
+def _short(topic_id: str) -> str:
+    return topic_id.replace("-", "")[:8]
+
+
+def _same_type(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether types are the same but for the width of the lengths in memory."""
+
+    def plain(kind: pa.DataType) -> str:
+        return str(kind).replace("large_", "").replace("element:", "item:").replace("etc/utc", "UTC")
+
+    return plain(one) == plain(other)
+
+
+def _iceberg_schema(fields: list[pa.Field]) -> Schema:
+    import pyarrow as pa
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import assign_fresh_schema_ids
+
+    return assign_fresh_schema_ids(Catalog._convert_schema_if_needed(pa.schema(fields)))
+
+
+def _partition_spec(partition_by: str, schema: Schema) -> PartitionSpec:
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.transforms import DayTransform, HourTransform, IdentityTransform, Transform
+
+    transform: Transform[Any, Any]
+    match partition_by:
+        case "none":
+            return PartitionSpec()
+        case "day":
+            column, transform, name = "timestamp", DayTransform(), "day"
+        case "hour":
+            column, transform, name = "timestamp", HourTransform(), "hour"
+        case _:
+            column = partition_by.removeprefix("field:")
+            if column.lower() in {each.name.lower() for each in record_schema()}:
+                column = f"field_{column}"
+            transform, name = IdentityTransform(), f"by_{column}"
+    source = schema.find_field(column)
+    return PartitionSpec(
+        PartitionField(source_id=source.field_id, field_id=1000, transform=transform, name=name)
+    )

@@ -1,0 +1,103 @@
+"""The process that keeps the tables of a broker: `python -m ottla.tables.worker`, started by the node.
+
+pyiceberg takes a second to import, much memory and the interpreter; a node has none of that to spare. The
+node sends what it read of its partitions, and this process decodes, writes and commits it. It has no state
+that a restart would miss: what counts is in the tables.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, Final
+
+from ottla.runtime import process
+from ottla.runtime.child_process import serve_requests
+from ottla.runtime.clock import SystemClock
+from ottla.tables.catalog import open_catalog
+from ottla.tables.errors import OffsetsMoved, TableError
+from ottla.tables.settings import CatalogSettings, MaintenanceSettings, TableSettings
+from ottla.tables.topic_table import TopicTable
+
+__all__ = ["TableWorker"]
+
+_log = logging.getLogger(__name__)
+# Tables that are kept open; the one that was used longest ago goes.
+_MAX_TABLES: Final = 64
+
+
+class TableWorker:
+    """Answers the requests of a node: configure, open, append, commit, maintain."""
+
+    def __init__(self) -> None:
+        self._catalog_settings = CatalogSettings()
+        self._catalog: Any = None
+        self._tables: dict[str, TopicTable] = {}
+
+    def answer(self, head: dict[str, Any], payload: bytes) -> dict[str, Any]:
+        try:
+            return {"ok": getattr(self, f"_on_{head['op']}")(head, payload)}
+        except OffsetsMoved as error:
+            self._tables.pop(str(head.get("topic")), None)
+            return {"moved": str(error)}
+        except TableError as error:
+            self._tables.pop(str(head.get("topic")), None)
+            return {"error": str(error)}
+        except Exception as error:
+            # The catalog may have gone, or come back as another one.
+            self._tables.pop(str(head.get("topic")), None)
+            self._catalog = None
+            return {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+
+    def _on_configure(self, head: dict[str, Any], _: bytes) -> None:
+        self._catalog_settings = CatalogSettings(**head["catalog"])
+
+    def _on_open(self, head: dict[str, Any], _: bytes) -> dict[str, int]:
+        settings = TableSettings(**head["table"])
+        if self._catalog is None:
+            self._catalog = open_catalog(self._catalog_settings, create=True)
+            self._tables.clear()
+        table = self._tables.pop(settings.topic, None)
+        # Where the metadata log was is of interest for a new table only.
+        if table is None or _without_offset(table.settings) != _without_offset(settings):
+            table = TopicTable(self._catalog, self._catalog_settings, settings)
+        self._tables[settings.topic] = table
+        while len(self._tables) > _MAX_TABLES:
+            del self._tables[next(iter(self._tables))]
+        return {str(partition): offset for partition, offset in table.open().items()}
+
+    def _on_append(self, head: dict[str, Any], payload: bytes) -> int:
+        aborted = [(int(producer), int(first)) for producer, first in head["aborted"]]
+        return self._tables[head["topic"]].append(head["partition"], head["offset"], payload, aborted)
+
+    def _on_commit(self, head: dict[str, Any], _: bytes) -> dict[str, Any]:
+        """Commit; without rows only if `always`: offsets that no row stands behind can wait."""
+        table = self._tables[head["topic"]]
+        if not table.has_rows and not head["always"]:
+            return {"rows": 0, "files": 0, "bytes": 0}
+        result = table.commit()
+        return {"rows": result.rows, "files": result.files, "bytes": result.bytes}
+
+    def _on_maintain(self, head: dict[str, Any], _: bytes) -> dict[str, Any]:
+        from ottla.tables.maintenance import maintain
+
+        table = self._tables[head["topic"]].table
+        return maintain(table.refresh(), MaintenanceSettings(**head["settings"]), SystemClock().wall_ms())
+
+
+def _without_offset(settings: TableSettings) -> dict[str, Any]:
+    values = settings.to_json()
+    del values["metadata_offset"]
+    return values
+
+
+def main() -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s tables: %(message)s"
+    )
+    process.lower_priority()
+    serve_requests(TableWorker().answer)
+
+
+if __name__ == "__main__":
+    main()

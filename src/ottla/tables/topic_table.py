@@ -134,7 +134,7 @@ class TopicTable:
     ) -> int:
         """Add what a consumer of committed records sees of the batches. Return the offset that follows."""
         decoder = ArrowDecoder(
-            start_offset=start_offset, expected_bytes=len(records), check_crc=True, empty_headers=False
+            start_offset=start_offset, expected_bytes=len(records), check_crc=True, empty_headers=True
         )
         decoder.set_aborted(aborted)
         decoder.feed(records)

@@ -342,6 +342,8 @@ class ClusterPlan:
             **quorum,
             "log.dirs": str(node.data_dir),
             "http.listener": "",
+            # One for all brokers.
+            "table.catalog.warehouse": str(self.directory / "tables"),
             "default.replication.factor": str(replicas),
             "min.insync.replicas": str(in_sync),
             "offsets.topic.replication.factor": str(replicas),

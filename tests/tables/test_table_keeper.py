@@ -1,0 +1,242 @@
+"""Brokers keep the tables of topics: real nodes, real clients, and what goes wrong around them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import urllib.request
+from pathlib import Path
+
+import duckdb
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from pyiceberg.exceptions import NoSuchTableError
+
+from ottla.blocking import Consumer
+from ottla.tables.catalog import open_catalog
+from ottla.tables.errors import TableError
+from ottla.tables.settings import CatalogSettings
+from ottla.testing.local_cluster import LocalCluster
+from ottla.testing.local_node import LocalNode
+from tests.support.waiting import wait_until
+
+TABLE = {"table.format": "iceberg", "table.freshness.ms": "200"}
+HTTP = {"http.listener": "http://127.0.0.1:0"}
+
+
+def create(bootstrap: str, topic: str = "orders", partitions: int = 2, replicas: int = 1, **config) -> None:
+    settings = TABLE | {name.replace("_", "."): value for name, value in config.items()}
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    wanted = [NewTopic(topic, partitions, replicas, config=settings)]
+    client.create_topics(wanted, operation_timeout=60)[topic].result(60)
+
+
+def produce(bootstrap: str, values, topic: str = "orders") -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
+    for number, value in enumerate(values):
+        producer.produce(topic, key=str(number), value=value)
+    assert producer.flush(60) == 0
+
+
+def set_config(bootstrap: str, topic: str = "orders", **config: str) -> None:
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    for name, value in config.items():
+        entry = ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        resource.add_incremental_config(entry)
+    client.incremental_alter_configs([resource])[resource].result(60)
+
+
+def rows(warehouse: str, name: str = "orders"):
+    """The rows of a table, for DuckDB."""
+    return open_catalog(CatalogSettings(warehouse=warehouse)).load_table(("topics", name)).scan().to_arrow()
+
+
+def count_rows(warehouse: str, name: str = "orders") -> int:
+    """How many rows the table has by its metadata; none as long as there is no table."""
+    try:
+        table = open_catalog(CatalogSettings(warehouse=warehouse)).load_table(("topics", name))
+    except (NoSuchTableError, TableError, FileNotFoundError):
+        return 0
+    snapshot = table.current_snapshot()
+    return 0 if snapshot is None else int(snapshot.summary["total-records"])
+
+
+def query(sql: str, orders) -> list[tuple]:
+    with duckdb.connect() as connection:
+        connection.register("orders", orders)
+        return connection.sql(sql).fetchall()
+
+
+def records(bootstrap: str, topic: str = "orders") -> list[tuple]:
+    """What a consumer of committed records sees."""
+    found = []
+    with Consumer(bootstrap, isolation_level="read_committed") as consumer:
+        partitions = consumer.partitions_for(topic)
+        ends = consumer.end_offsets(partitions)
+        consumer.assign(partitions)
+        consumer.seek_to_beginning(*partitions)
+        while any(consumer.position(each) < ends[each] for each in partitions):
+            found += [(r.partition, r.offset, r.key, r.value) for r in consumer.poll(timeout_ms=1000)]
+    return sorted(found)
+
+
+def assert_same(bootstrap: str, warehouse: str, count: int, topic: str = "orders") -> None:
+    """Wait until the table has as many rows, and compare them with the topic, record by record."""
+    wait_until(lambda: count_rows(warehouse, topic) >= count, f"the table has not {count} rows", 120)
+    found = query('select partition, "offset", key, value from orders order by 1, 2', rows(warehouse, topic))
+    assert found == records(bootstrap, topic)
+    assert len(found) == count
+
+
+def metric(node: LocalNode, name: str, topic: str = "orders") -> float | None:
+    text = urllib.request.urlopen(f"{node.http_url}/metrics").read().decode()
+    found = re.search(rf'^{name}{{topic="{topic}"}} (\S+)$', text, re.MULTILINE)
+    return None if found is None else float(found[1])
+
+
+def test_a_table_has_what_consumers_of_committed_records_see(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    with LocalNode(HTTP, data_dir=data) as node:
+        create(node.bootstrap_servers, "orders")
+        producer = Producer({"bootstrap.servers": node.bootstrap_servers, "transactional.id": "t"})
+        producer.init_transactions(60)
+        for commits in (True, False, True, False):
+            producer.begin_transaction()
+            for number in range(500):
+                producer.produce("orders", key=str(number), value=str(number if commits else -1))
+            producer.flush(60)
+            producer.commit_transaction(60) if commits else producer.abort_transaction(60)
+        # An open transaction holds back what comes behind it.
+        producer.begin_transaction()
+        producer.produce("orders", key="open", value="1", partition=0)
+        assert producer.flush(60) == 0
+        assert_same(node.bootstrap_servers, f"{data}-tables", 1000)
+        total = "select sum(cast(decode(value) as int)) from orders"
+        assert query(total, rows(f"{data}-tables")) == [(2 * sum(range(500)),)]
+        producer.commit_transaction(60)
+        assert_same(node.bootstrap_servers, f"{data}-tables", 1001)
+        wait_until(lambda: metric(node, "ottla_table_lag_records") == 0, "the table lags")
+        assert metric(node, "ottla_table_rows_total") == 1001
+        assert metric(node, "ottla_table_lag_seconds") < 60
+
+
+def test_a_table_goes_on_after_a_restart_and_while_its_worker_is_killed(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    with LocalNode(data_dir=data) as node:
+        create(node.bootstrap_servers)
+        produce(node.bootstrap_servers, [b"1"] * 300)
+        assert_same(node.bootstrap_servers, f"{data}-tables", 300)
+    with LocalNode(data_dir=data) as node:
+        for round in range(3):
+            produce(node.bootstrap_servers, [b"2"] * 300)
+            wait_until(lambda: bool(workers()), "there is no worker")
+            for pid in workers():
+                os.kill(pid, signal.SIGKILL)
+            if round == 1:
+                assert_same(node.bootstrap_servers, f"{data}-tables", 900)
+        assert_same(node.bootstrap_servers, f"{data}-tables", 1200)
+    assert not workers()
+
+
+def workers() -> list[int]:
+    """The worker processes of nodes in this process."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+        except OSError:
+            continue
+        if int(status[1]) == os.getpid() and status[0] != "Z" and "ottla.tables.worker" in command:
+            found.append(int(pid))
+    return found
+
+
+def test_a_topic_may_stop_and_go_on_with_its_table(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    with LocalNode(HTTP, data_dir=data) as node:
+        create(node.bootstrap_servers)
+        produce(node.bootstrap_servers, [b"1"] * 10)
+        assert_same(node.bootstrap_servers, f"{data}-tables", 10)
+        set_config(node.bootstrap_servers, table_format="none")
+        wait_until(lambda: metric(node, "ottla_table_rows_total") is None, "the table is still kept")
+        produce(node.bootstrap_servers, [b"2"] * 10)
+        wait_until(lambda: not workers(), "the worker has not ended")
+        assert rows(f"{data}-tables").num_rows == 10
+        set_config(node.bootstrap_servers, table_format="iceberg")
+        assert_same(node.bootstrap_servers, f"{data}-tables", 20)
+
+
+def test_a_topic_that_is_made_again_gets_another_table(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    with LocalNode(data_dir=data) as node:
+        create(node.bootstrap_servers)
+        produce(node.bootstrap_servers, [b"old"] * 10)
+        assert_same(node.bootstrap_servers, f"{data}-tables", 10)
+        client = AdminClient({"bootstrap.servers": node.bootstrap_servers})
+        client.delete_topics(["orders"], operation_timeout=60)["orders"].result(60)
+        create(node.bootstrap_servers)
+        produce(node.bootstrap_servers, [b"new"] * 4)
+        wait_until(lambda: count_rows(f"{data}-tables") == 4, "the new topic has no table of its own")
+        assert rows(f"{data}-tables").column("value").to_pylist() == [b"new"] * 4
+        catalog = open_catalog(CatalogSettings(warehouse=f"{data}-tables"))
+        names = sorted(name for _, name in catalog.list_tables("topics"))
+        assert names[0] == "orders"
+        assert names[1].startswith("orders__")
+        assert rows(f"{data}-tables", names[1]).num_rows == 10
+
+
+def test_a_node_serves_while_its_tables_cannot_be_written(tmp_path: Path) -> None:
+    warehouse = tmp_path / "warehouse"
+    warehouse.write_text("a file, not a directory")
+    settings = HTTP | {"table.catalog.warehouse": str(warehouse)}
+    with LocalNode(settings, data_dir=str(tmp_path / "data")) as node:
+        create(node.bootstrap_servers)
+        produce(node.bootstrap_servers, [b"1"] * 10)
+        wait_until(lambda: metric(node, "ottla_table_failing") == 1, "the table does not fail")
+        wait_until(lambda: metric(node, "ottla_table_failures_total") > 1, "it is not tried again")
+        assert len(records(node.bootstrap_servers)) == 10
+        assert metric(node, "ottla_table_lag_records") == 10
+        warehouse.unlink()
+        assert_same(node.bootstrap_servers, str(warehouse), 10)
+        wait_until(lambda: metric(node, "ottla_table_failing") == 0, "the table still fails")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"table.schema": "{}"}, "table.schema needs table.schema.type"),
+        ({"table.schema.type": "json"}, "needs table.schema"),
+        ({"table.schema.type": "avro", "table.schema": "{"}, "invalid table.schema"),
+        ({"table.schema.type": "registry"}, "table.schema.registry.url"),
+        ({"table.partition.by": "field:x"}, "has no field 'x'"),
+        ({"table.partition.by": "week"}, "none, day, hour or field:NAME"),
+        ({"table.format": "delta"}, "none, iceberg"),
+    ],
+)
+def test_settings_that_no_table_can_have_are_refused(settings, problem: str) -> None:
+    with LocalNode() as node:
+        client = AdminClient({"bootstrap.servers": node.bootstrap_servers})
+        futures = client.create_topics([NewTopic("t", 1, 1, config=TABLE | settings)])
+        with pytest.raises(Exception, match=re.escape(problem)):
+            futures["t"].result(60)
+
+
+@pytest.mark.slow
+def test_brokers_commit_what_they_lead_and_take_over_from_each_other(tmp_path: Path) -> None:
+    with LocalCluster(nodes=3, data_dir=str(tmp_path / "cluster")) as cluster:
+        warehouse = str(tmp_path / "cluster" / "tables")
+        create(cluster.bootstrap_servers, partitions=6, replicas=3)
+        produce(cluster.bootstrap_servers, [b"1"] * 600)
+        assert_same(cluster.bootstrap_servers, warehouse, 600)
+        killed = cluster.leader("orders", 0)
+        produce(cluster.bootstrap_servers, [b"2"] * 600)
+        cluster.kill(killed)
+        produce(cluster.bootstrap_servers, [b"3"] * 600)
+        assert_same(cluster.bootstrap_servers, warehouse, 1800)
+        cluster.start(killed)
+        produce(cluster.bootstrap_servers, [b"4"] * 600)
+        assert_same(cluster.bootstrap_servers, warehouse, 2400)

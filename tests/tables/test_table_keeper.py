@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import urllib.request
 from pathlib import Path
 
 import duckdb
@@ -20,6 +19,7 @@ from ottla.tables.errors import TableError
 from ottla.tables.settings import CatalogSettings
 from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import LocalNode
+from tests.support.table_metrics import metric
 from tests.support.waiting import wait_until
 
 TABLE = {"table.format": "iceberg", "table.freshness.ms": "200"}
@@ -61,7 +61,7 @@ def count_rows(warehouse: str, name: str = "orders") -> int:
     except (NoSuchTableError, TableError, FileNotFoundError):
         return 0
     snapshot = table.current_snapshot()
-    return 0 if snapshot is None else int(snapshot.summary["total-records"])
+    return 0 if snapshot is None or snapshot.summary is None else int(snapshot.summary["total-records"])
 
 
 def query(sql: str, orders) -> list[tuple]:
@@ -85,16 +85,10 @@ def records(bootstrap: str, topic: str = "orders") -> list[tuple]:
 
 def assert_same(bootstrap: str, warehouse: str, count: int, topic: str = "orders") -> None:
     """Wait until the table has as many rows, and compare them with the topic, record by record."""
-    wait_until(lambda: count_rows(warehouse, topic) >= count, f"the table has not {count} rows", 120)
+    wait_until(lambda: count_rows(warehouse, topic) >= count, f"the table has not {count} rows", 240)
     found = query('select partition, "offset", key, value from orders order by 1, 2', rows(warehouse, topic))
     assert found == records(bootstrap, topic)
     assert len(found) == count
-
-
-def metric(node: LocalNode, name: str, topic: str = "orders") -> float | None:
-    text = urllib.request.urlopen(f"{node.http_url}/metrics").read().decode()
-    found = re.search(rf'^{name}{{topic="{topic}"}} (\S+)$', text, re.MULTILINE)
-    return None if found is None else float(found[1])
 
 
 def test_a_table_has_what_consumers_of_committed_records_see(tmp_path: Path) -> None:
@@ -118,7 +112,7 @@ def test_a_table_has_what_consumers_of_committed_records_see(tmp_path: Path) -> 
         assert query(total, rows(f"{data}-tables")) == [(2 * sum(range(500)),)]
         producer.commit_transaction(60)
         assert_same(node.bootstrap_servers, f"{data}-tables", 1001)
-        wait_until(lambda: metric(node, "ottla_table_lag_records") == 0, "the table lags")
+        wait_until(lambda: metric(node, "ottla_table_lag_records") == 0, "the table lags", 240)
         assert metric(node, "ottla_table_rows_total") == 1001
         assert metric(node, "ottla_table_lag_seconds") < 60
 
@@ -132,7 +126,7 @@ def test_a_table_goes_on_after_a_restart_and_while_its_worker_is_killed(tmp_path
     with LocalNode(data_dir=data) as node:
         for round in range(3):
             produce(node.bootstrap_servers, [b"2"] * 300)
-            wait_until(lambda: bool(workers()), "there is no worker")
+            wait_until(lambda: bool(workers()), "there is no worker", 240)
             for pid in workers():
                 os.kill(pid, signal.SIGKILL)
             if round == 1:
@@ -162,9 +156,9 @@ def test_a_topic_may_stop_and_go_on_with_its_table(tmp_path: Path) -> None:
         produce(node.bootstrap_servers, [b"1"] * 10)
         assert_same(node.bootstrap_servers, f"{data}-tables", 10)
         set_config(node.bootstrap_servers, table_format="none")
-        wait_until(lambda: metric(node, "ottla_table_rows_total") is None, "the table is still kept")
+        wait_until(lambda: metric(node, "ottla_table_rows_total") is None, "the table is still kept", 240)
         produce(node.bootstrap_servers, [b"2"] * 10)
-        wait_until(lambda: not workers(), "the worker has not ended")
+        wait_until(lambda: not workers(), "the worker has not ended", 240)
         assert rows(f"{data}-tables").num_rows == 10
         set_config(node.bootstrap_servers, table_format="iceberg")
         assert_same(node.bootstrap_servers, f"{data}-tables", 20)
@@ -180,7 +174,7 @@ def test_a_topic_that_is_made_again_gets_another_table(tmp_path: Path) -> None:
         client.delete_topics(["orders"], operation_timeout=60)["orders"].result(60)
         create(node.bootstrap_servers)
         produce(node.bootstrap_servers, [b"new"] * 4)
-        wait_until(lambda: count_rows(f"{data}-tables") == 4, "the new topic has no table of its own")
+        wait_until(lambda: count_rows(f"{data}-tables") == 4, "the new topic has no table of its own", 240)
         assert rows(f"{data}-tables").column("value").to_pylist() == [b"new"] * 4
         catalog = open_catalog(CatalogSettings(warehouse=f"{data}-tables"))
         names = sorted(name for _, name in catalog.list_tables("topics"))
@@ -196,13 +190,13 @@ def test_a_node_serves_while_its_tables_cannot_be_written(tmp_path: Path) -> Non
     with LocalNode(settings, data_dir=str(tmp_path / "data")) as node:
         create(node.bootstrap_servers)
         produce(node.bootstrap_servers, [b"1"] * 10)
-        wait_until(lambda: metric(node, "ottla_table_failing") == 1, "the table does not fail")
-        wait_until(lambda: metric(node, "ottla_table_failures_total") > 1, "it is not tried again")
+        wait_until(lambda: metric(node, "ottla_table_failing") == 1, "the table does not fail", 240)
+        wait_until(lambda: metric(node, "ottla_table_failures_total") > 1, "it is not tried again", 240)
         assert len(records(node.bootstrap_servers)) == 10
         assert metric(node, "ottla_table_lag_records") == 10
         warehouse.unlink()
         assert_same(node.bootstrap_servers, str(warehouse), 10)
-        wait_until(lambda: metric(node, "ottla_table_failing") == 0, "the table still fails")
+        wait_until(lambda: metric(node, "ottla_table_failing") == 0, "the table still fails", 240)
 
 
 @pytest.mark.parametrize(

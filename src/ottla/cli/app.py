@@ -44,6 +44,7 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "offsets": CommandEntry("offsets", "Show offsets of partitions: first, end, or at a time."),
     "delete-records": CommandEntry("delete_records", "Delete the records of partitions up to an offset."),
     "log-dirs": CommandEntry("log_dirs", "Show the data directories of brokers and their replicas."),
+    "tables": CommandEntry("tables", "Show the Iceberg tables of topics, merge and repair."),
     "wait": CommandEntry("wait", "Wait until a node or a cluster is ready."),
     "top": CommandEntry("top", "Show what a cluster does, live."),
     "console": CommandEntry("console", "See and manage a cluster in the browser."),

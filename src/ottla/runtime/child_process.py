@@ -52,14 +52,18 @@ class ChildProcess:
             raise ChildFailed("the child has been closed")
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await self._thread.run(self._exchange, head, payload)
+                answer = await self._thread.run(self._exchange, head, payload)
         except (TimeoutError, asyncio.CancelledError) as error:
             self.kill()
             if isinstance(error, TimeoutError):
                 raise ChildFailed(f"no answer within {self._timeout_seconds:.0f} s") from None
             raise
+        if isinstance(answer, ChildFailed):
+            raise answer
+        return answer
 
-    def _exchange(self, head: dict[str, Any], payload: bytes) -> dict[str, Any]:
+    def _exchange(self, head: dict[str, Any], payload: bytes) -> dict[str, Any] | ChildFailed:
+        """A failure is returned: the caller may be gone, and none would take note of an error."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", self._module],
@@ -74,9 +78,9 @@ class ChildProcess:
             _write(process.stdin, head, payload)
             found = _read(process.stdout)
         except (OSError, ValueError) as error:
-            raise ChildFailed(f"the child has failed: {error}") from None
+            return ChildFailed(f"the child has failed: {error}")
         if found is None:
-            raise ChildFailed(f"the child has ended with the status {process.wait()}")
+            return ChildFailed(f"the child has ended with the status {process.wait()}")
         return found[0]
 
     def kill(self) -> None:

@@ -11,7 +11,7 @@ from ottla.tables.settings import CatalogSettings
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-__all__ = ["catalog_properties", "open_catalog"]
+__all__ = ["catalog_properties", "has_catalog", "open_catalog"]
 
 CATALOG_FILE = "catalog.db"
 
@@ -31,6 +31,13 @@ def catalog_properties(settings: CatalogSettings) -> dict[str, str]:
     return properties
 
 
+def has_catalog(settings: CatalogSettings) -> bool:
+    """Whether the catalog is there, if it is one that would be a file."""
+    if not settings.is_local or settings.uri is not None:
+        return True
+    return RealDisk().exists(f"{settings.warehouse}/{CATALOG_FILE}")
+
+
 def open_catalog(settings: CatalogSettings, *, create: bool = False) -> Catalog:
     """Open the catalog. TableError if it cannot be; with `create` a missing directory is made."""
     try:
@@ -41,7 +48,7 @@ def open_catalog(settings: CatalogSettings, *, create: bool = False) -> Catalog:
         assert settings.warehouse is not None
         if create:
             RealDisk().make_dirs(settings.warehouse)
-        elif not RealDisk().exists(f"{settings.warehouse}/{CATALOG_FILE}"):
+        elif not has_catalog(settings):
             raise TableError(
                 f"there is no catalog in {settings.warehouse}: no topic with table.format=iceberg has been "
                 "kept there"

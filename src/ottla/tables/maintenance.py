@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.runtime.clock import pause_thread
+from ottla.tables.errors import TableError
 from ottla.tables.offsets import OFFSETS, committed_offsets, offsets_text
 from ottla.tables.settings import MaintenanceSettings
 from ottla.tables.topic_table import MAX_ATTEMPTS, TOPIC_ID, commit_once
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import FileScanTask, Table
 
-__all__ = ["compact", "expire", "maintain", "remove_orphans", "repair_offsets"]
+__all__ = ["RowCheck", "check_rows", "compact", "expire", "maintain", "remove_orphans", "repair_offsets"]
 
 _log = logging.getLogger(__name__)
 # Merges of one run: the next one continues.
@@ -182,16 +184,40 @@ def _used_files(table: Table) -> set[str]:
     return used | seen
 
 
+@dataclass(slots=True)
+class RowCheck:
+    """What the rows of a table say. `last` is the greatest offset, by partition."""
+
+    rows: int = 0
+    duplicates: int = 0
+    last: dict[int, int] = field(default_factory=dict)
+    offsets: dict[int, int] = field(default_factory=dict)
+    offsets_are_lost: bool = False
+
+
+def check_rows(table: Table) -> RowCheck:
+    """Look at all rows of a table: whether a record is there twice, and how far each partition is."""
+    found = RowCheck()
+    try:
+        found.offsets = committed_offsets(table.metadata)
+    except TableError:
+        found.offsets_are_lost = True
+    rows = table.scan(selected_fields=("partition", "offset")).to_arrow()
+    found.rows = rows.num_rows
+    counts = [("offset", "max"), ("offset", "count"), ("offset", "count_distinct")]
+    for each in rows.group_by("partition").aggregate(counts).to_pylist():
+        found.last[each["partition"]] = each["offset_max"]
+        found.duplicates += each["offset_count"] - each["offset_count_distinct"]
+    found.offsets_are_lost |= any(partition not in found.offsets for partition in found.last)
+    return found
+
+
 def repair_offsets(table: Table) -> dict[int, int]:
     """Make the offsets of the table from its rows, and note them. Return them."""
-    import pyarrow.compute as pc
-
-    offsets: dict[int, int] = {}
-    for batch in table.scan(selected_fields=("partition", "offset")).to_arrow_batch_reader():
-        for partition in pc.unique(batch.column("partition")).to_pylist():
-            rows = pc.equal(batch.column("partition"), partition)
-            last = pc.max(batch.column("offset").filter(rows)).as_py()
-            offsets[partition] = max(offsets.get(partition, 0), last + 1)
+    found = check_rows(table)
+    offsets = dict(found.offsets)
+    for partition, last in found.last.items():
+        offsets[partition] = max(offsets.get(partition, 0), last + 1)
     text = offsets_text(offsets)
     transaction = table.transaction()
     summary = {OFFSETS: text, TOPIC_ID: table.properties.get(TOPIC_ID, "")}
@@ -199,5 +225,5 @@ def repair_offsets(table: Table) -> dict[int, int]:
         pass
     transaction.set_properties({OFFSETS: text})
     if not commit_once(table, transaction, append.snapshot_id):
-        raise RuntimeError("the table was changed meanwhile: try again")
+        raise TableError("the table was changed meanwhile: try again")
     return offsets

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 __all__ = [
+    "BROKER_SETTINGS",
     "CATALOG_PREFIX",
     "CatalogSettings",
     "MaintenanceSettings",
@@ -17,6 +18,13 @@ __all__ = [
 
 CATALOG_PREFIX: Final = "table.catalog."
 # Those of the settings of this prefix that are not properties of pyiceberg's own.
+# What a broker is asked for.
+BROKER_SETTINGS: Final = (
+    *(f"{CATALOG_PREFIX}{name}" for name in ("type", "uri", "warehouse", "name")),
+    "table.namespace",
+    "log.dirs",
+    "log.dir",
+)
 _OWN: Final = frozenset(("type", "uri", "warehouse", "name"))
 
 
@@ -69,6 +77,16 @@ class CatalogSettings:
                 if name.startswith(CATALOG_PREFIX) and name.removeprefix(CATALOG_PREFIX) not in _OWN
             },
         )
+
+    @classmethod
+    def from_broker(cls, described: Mapping[str, str | None]) -> CatalogSettings:
+        """The catalog of a broker, by the settings that it shows. ValueError if it hides what is needed."""
+        uri = f"{CATALOG_PREFIX}uri"
+        if uri in described:
+            raise ValueError(f"the brokers have {uri} and do not show it")
+        shown = {name: value for name, value in described.items() if value is not None}
+        log_dir = shown.get("log.dirs") or shown.get("log.dir") or ""
+        return cls.from_settings(shown, log_dir.partition(",")[0].strip() or None)
 
     @property
     def is_local(self) -> bool:

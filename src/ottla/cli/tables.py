@@ -1,0 +1,352 @@
+"""`ottla tables`: the Iceberg tables of topics, their state and lag, their files; merging and repairing them.
+
+The catalog is the one of the brokers, whose settings are asked for; where they hide its address, or have it
+on another machine, it is named by options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+from ottla.cli.commands import Argument, Option, command, group
+from ottla.cli.errors import CliError, did_you_mean
+from ottla.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    DryRun,
+    Json,
+    Timeout,
+    named_values,
+)
+from ottla.cli.output import print_json, print_pairs, print_table, size_text, time_text
+from ottla.cli.session import with_admin
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from ottla.client.admin import Admin
+    from ottla.tables.describe import TableInfo
+    from ottla.tables.settings import CatalogSettings
+
+HELP: Final = "Show the Iceberg tables of topics, merge and repair."
+app = group("tables", HELP)
+
+Catalog: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        "--catalog",
+        metavar="NAME=VALUE",
+        help="A setting table.catalog.NAME, such as uri=... or warehouse=...; may be repeated. Without one, "
+        "the catalog is that of the brokers.",
+    ),
+]
+_SHOWN_SNAPSHOTS: Final = 10
+
+
+class _Topic:
+    """What the cluster says of a topic with a table."""
+
+    __slots__ = ("ends", "format", "topic_id")
+
+    def __init__(self, format: str, topic_id: str, ends: Mapping[int, int]) -> None:
+        self.format: Final = format
+        self.topic_id: Final = topic_id
+        self.ends: Final = ends
+
+
+def _ask_cluster(
+    bootstrap: str, timeout: float, catalog: list[str] | None, topic: str | None
+) -> tuple[CatalogSettings, dict[str, _Topic]]:
+    """The catalog, and the topics that have a table, or this one."""
+    from ottla.tables.settings import BROKER_SETTINGS, CATALOG_PREFIX, CatalogSettings
+
+    given = {CATALOG_PREFIX + name: value for name, value in named_values("--catalog", catalog or ()).items()}
+
+    async def work(admin: Admin) -> tuple[CatalogSettings, dict[str, _Topic]]:
+        from ottla.client.admin.configs import ResourceType
+        from ottla.protocol.names import uuid_text
+
+        settings = CatalogSettings.from_settings(given)
+        if not given:
+            broker = min(each.node_id for each in (await admin.cluster.describe()).brokers)
+            shown = await admin.configs.describe(ResourceType.BROKER, str(broker), keys=BROKER_SETTINGS)
+            try:
+                settings = CatalogSettings.from_broker({name: each.value for name, each in shown.items()})
+            except ValueError as error:
+                raise CliError(f"{error}: give it with --catalog uri=... --catalog warehouse=...") from None
+        found: dict[str, _Topic] = {}
+        for info in await admin.topics.list():
+            if topic is not None and info.name != topic:
+                continue
+            configs = await admin.configs.describe(ResourceType.TOPIC, info.name, keys=["table.format"])
+            shown_format = configs["table.format"].value if "table.format" in configs else None
+            if topic is not None or shown_format not in (None, "none"):
+                ends = await admin.offsets.end(info.name, read_committed=True)
+                found[info.name] = _Topic(shown_format or "none", uuid_text(info.topic_id or bytes(16)), ends)
+        return settings, found
+
+    return with_admin(bootstrap, timeout, work)
+
+
+def _load(settings: CatalogSettings, is_needed: bool = True) -> dict[str, Table]:
+    """The tables of topics in the catalog, by the names of topics."""
+    from ottla.tables.catalog import has_catalog, open_catalog
+    from ottla.tables.errors import TableError
+    from ottla.tables.topic_table import TOPIC
+
+    try:
+        if not is_needed and not has_catalog(settings):
+            return {}
+        catalog = open_catalog(settings)
+        if not catalog.namespace_exists(settings.namespace):
+            return {}
+        found: dict[str, Table] = {}
+        for identifier in catalog.list_tables(settings.namespace):
+            table = catalog.load_table(identifier)
+            # Those of deleted topics of the same name have a suffix.
+            name = table.properties.get(TOPIC)
+            if name is not None:
+                found[table.name()[-1] if name in found or "__" in table.name()[-1] else name] = table
+        return found
+    except TableError as error:
+        raise CliError(str(error)) from None
+    except Exception as error:  # of the catalog or its store
+        raise CliError(f"the catalog cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _table(topic: str, settings: CatalogSettings) -> Table:
+    tables = _load(settings)
+    if topic not in tables:
+        hint = did_you_mean(topic, tables) or "; `ottla tables list` shows those that do"
+        raise CliError(f"topic {topic} has no table{hint}")
+    return tables[topic]
+
+
+def _lag(info: TableInfo, topic: _Topic | None) -> int | None:
+    if topic is None or topic.topic_id != info.topic_id:
+        return None
+    return sum(max(end - info.offsets.get(partition, 0), 0) for partition, end in topic.ends.items())
+
+
+def _state(info: TableInfo | None, topic: _Topic | None) -> str:
+    if topic is None:
+        return "topic deleted"
+    if info is None:
+        return "waiting for records" if not any(topic.ends.values()) else "not kept yet"
+    if topic.topic_id != info.topic_id:
+        return "of a deleted topic"
+    if topic.format == "none":
+        return "stopped"
+    return "complete" if _lag(info, topic) == 0 else "behind"
+
+
+@command(app, "list")
+def list_tables(
+    catalog: Catalog = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show the tables of topics: how far they are, their rows, files and sizes."""
+    from ottla.tables.describe import describe_table
+
+    settings, topics = _ask_cluster(bootstrap, timeout, catalog, None)
+    is_needed = bool(catalog)  # without one, that no topic has had a table yet is no failure
+    tables = {name: describe_table(table) for name, table in _load(settings, is_needed).items()}
+    names = sorted({*tables, *topics})
+    known = {name: topics.get(name) for name in names}
+    if missing := [name for name in tables if known[name] is None]:
+        # A topic whose table.format is none again is not among those that have one.
+        for name in missing:
+            known[name] = _ask_cluster(bootstrap, timeout, catalog, name)[1].get(name)
+    documents = [_document(name, tables.get(name), known[name]) for name in names]
+    if as_json:
+        print_json(documents)
+        return
+    print_table(
+        ["topic", "table", "state", "rows", "lag", "files", "size", "committed"],
+        [
+            (
+                each["topic"],
+                each["table"],
+                each["state"],
+                each["rows"],
+                each["lag"],
+                each["files"],
+                size_text(each["bytes"]),
+                time_text(each["committed_ms"]),
+            )
+            for each in documents
+        ],
+    )
+
+
+def _document(name: str, info: TableInfo | None, topic: _Topic | None) -> dict[str, Any]:
+    return {
+        "topic": name,
+        "table": None if info is None else info.name,
+        "state": _state(info, topic),
+        "rows": None if info is None else info.rows,
+        "lag": None if info is None else _lag(info, topic),
+        "files": None if info is None else info.files,
+        "bytes": None if info is None else info.bytes,
+        "committed_ms": None if info is None else info.committed_ms,
+    }
+
+
+TopicName: TypeAlias = Annotated[str, Argument(metavar="TOPIC")]
+
+
+@command(app, "show")
+def show(
+    topic: TopicName,
+    catalog: Catalog = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Show a table: its place, columns, offsets, files and snapshots."""
+    from ottla.tables.describe import describe_table
+
+    settings, topics = _ask_cluster(bootstrap, timeout, catalog, topic)
+    info = describe_table(_table(topic, settings))
+    known = topics.get(topic)
+    if as_json:
+        ends = {} if known is None else dict(known.ends)
+        print_json(
+            info.to_json() | {"state": _state(info, known), "lag": _lag(info, known), "end_offsets": ends}
+        )
+        return
+    print_pairs(
+        [
+            ("table", info.name),
+            ("state", _state(info, known)),
+            ("lag (records)", _lag(info, known)),
+            ("location", info.location),
+            ("metadata", info.metadata_location),
+            ("partitioned by", info.partitioning),
+            ("columns", ", ".join(f"{name} {kind}" for name, kind in info.columns.items())),
+            ("rows", info.rows),
+            ("files", info.files),
+            ("size", size_text(info.bytes)),
+        ]
+    )
+    print()
+    partitions = sorted({*info.offsets, *(() if known is None else known.ends)})
+    ends = {} if known is None else dict(known.ends)
+    print_table(
+        ["partition", "table", "topic"],
+        [(each, info.offsets.get(each), ends.get(each)) for each in partitions],
+    )
+    print()
+    print_table(
+        ["snapshot", "committed", "operation", "rows added", "files added"],
+        [
+            (str(each.id), time_text(each.committed_ms), each.operation, each.added_rows, each.added_files)
+            for each in info.snapshots[-_SHOWN_SNAPSHOTS:]
+        ],
+    )
+
+
+@command(app, "compact")
+def compact(
+    topic: TopicName,
+    target: Annotated[
+        int, Option("--target-bytes", metavar="BYTES", min=1024, help="The size of files to aim for.")
+    ] = 33_554_432,
+    catalog: Catalog = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Merge the small files of a table. Brokers do this by themselves, now and then."""
+    from ottla.tables.describe import describe_table
+    from ottla.tables.maintenance import compact as merge
+
+    settings, _ = _ask_cluster(bootstrap, timeout, catalog, topic)
+    table = _table(topic, settings)
+    merged = 0
+    while found := merge(table, target, 2):
+        merged += found
+    files = describe_table(table.refresh()).files
+    if as_json:
+        print_json({"topic": topic, "merged": merged, "files": files})
+    else:
+        print(f"{merged} files of {topic} were merged; the table has {files}")
+
+
+@command(app, "expire")
+def expire(
+    topic: TopicName,
+    keep: Annotated[int, Option("--keep", metavar="N", min=1, help="Snapshots to keep.")] = 10,
+    orphan_age: Annotated[
+        int,
+        Option("--orphan-age", metavar="SECONDS", min=60, help="How old a file without a snapshot must be."),
+    ] = 86_400,
+    catalog: Catalog = None,
+    dry_run: DryRun = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Drop old snapshots of a table, and remove old files that no snapshot has."""
+    from ottla.runtime.clock import SystemClock
+    from ottla.tables.maintenance import expire as drop
+    from ottla.tables.maintenance import remove_orphans
+
+    settings, _ = _ask_cluster(bootstrap, timeout, catalog, topic)
+    table = _table(topic, settings)
+    now_ms = SystemClock().wall_ms()
+    dropped = max(len(table.metadata.snapshots) - keep, 0)
+    if not dry_run:
+        dropped = drop(table, 1 << 62, keep, now_ms)
+    removed = remove_orphans(table, orphan_age * 1000, now_ms, dry_run=dry_run)
+    if as_json:
+        print_json({"topic": topic, "expired": dropped, "removed": removed, "dry_run": dry_run})
+    else:
+        would = "would be " if dry_run else ""
+        print(f"{dropped} snapshots of {topic} {would}dropped, {removed} files {would}removed")
+
+
+@command(app, "repair")
+def repair(
+    topic: TopicName,
+    catalog: Catalog = None,
+    dry_run: DryRun = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Check a table against its own rows, and mend its offsets if they were lost or are behind.
+
+    Rows that are there twice, or that the topic has and the table has not, are reported.
+    """
+    from ottla.tables.maintenance import check_rows, repair_offsets
+
+    settings, _ = _ask_cluster(bootstrap, timeout, catalog, topic)
+    table = _table(topic, settings)
+    found = check_rows(table)
+    needed = found.offsets_are_lost or any(
+        found.last.get(partition, -1) >= offset for partition, offset in found.offsets.items()
+    )
+    if needed and not dry_run:
+        repair_offsets(table)
+    if as_json:
+        print_json(
+            {
+                "topic": topic,
+                "rows": found.rows,
+                "duplicates": found.duplicates,
+                "offsets": {str(each): offset for each, offset in found.offsets.items()},
+                "repaired": needed and not dry_run,
+                "needs_repair": needed,
+            }
+        )
+    else:
+        print(f"{topic}: {found.rows} rows, {found.duplicates} of them twice")
+        if needed:
+            print("its offsets were not those of its rows" + ("" if dry_run else ": they are now"))
+    if found.duplicates:
+        raise CliError(f"the table of {topic} has records twice: was it written by another program?")

@@ -1,0 +1,53 @@
+"""`ottla tables` shows the tables of topics, merges their files and mends their offsets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ottla.blocking import Producer
+from ottla.testing.local_node import LocalNode
+from tests.support.command_line import CommandLine
+from tests.support.table_metrics import metric
+from tests.support.waiting import wait_until
+
+
+def produce(node: LocalNode, values: list[bytes]) -> None:
+    with Producer(node.bootstrap_servers) as producer:
+        producer.send_many("orders", values)
+
+
+def test_tables_are_shown_merged_and_repaired(tmp_path: Path) -> None:
+    with LocalNode({"http.listener": "http://127.0.0.1:0"}, data_dir=str(tmp_path / "data")) as node:
+        ottla = CommandLine(node.bootstrap_servers)
+        assert ottla.ok("tables", "list", "--json").json == []
+        ottla.ok("topics", "create", "plain")
+        settings = ("--config", "table.format=iceberg", "--config", "table.freshness.ms=100")
+        ottla.ok("topics", "create", "orders", "--partitions", "1", *settings)
+        for number in range(3):
+            produce(node, [b"x"] * 10)
+            end = 10 * (number + 1)
+            wait_until(
+                lambda end=end: metric(node, "ottla_table_rows_total") == end, "the table is behind", 240
+            )
+        (listed,) = ottla.ok("tables", "list", "--json").json
+        assert (listed["topic"], listed["table"]) == ("orders", "topics.orders")
+        assert (listed["state"], listed["lag"], listed["rows"]) == ("complete", 0, 30)
+        assert listed["files"] > 1
+        assert "topics.orders" in ottla.ok("tables", "list").out
+        shown = ottla.ok("tables", "show", "orders", "--json").json
+        assert shown["offsets"] == shown["end_offsets"] == {"0": 30}
+        assert "timestamptz" in ottla.ok("tables", "show", "orders").out
+        assert ottla.ok("tables", "compact", "orders", "--json").json["files"] == 1
+        expired = ottla.ok("tables", "expire", "orders", "--keep", "1", "--json").json
+        assert expired["expired"] > 1
+        assert expired["removed"] == 0  # they are too young
+        repaired = ottla.ok("tables", "repair", "orders", "--json").json
+        assert (repaired["rows"], repaired["duplicates"], repaired["needs_repair"]) == (30, 0, False)
+        ended = ottla("tables", "show", "order")
+        assert ended.status == 1
+        assert "did you mean orders" in ended.err
+        ended = ottla("tables", "list", "--catalog", f"warehouse={tmp_path}/none")
+        assert "there is no catalog" in ended.err
+        ottla.ok("configs", "alter", "--topic", "orders", "--set", "table.format=none")
+        (listed,) = ottla.ok("tables", "list", "--json").json
+        assert listed["state"] == "stopped"

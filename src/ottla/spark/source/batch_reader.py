@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from ottla.protocol.names import TopicPartition
 from ottla.spark.source.columns import spark_schema
-from ottla.spark.source.options import SourceOptions, source_options
+from ottla.spark.source.options import ReadFrom, SourceOptions, source_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
     from ottla.spark.source.filter_pushdown import FilterBounds
     from ottla.spark.source.offset_ranges import OffsetRange
-    from ottla.spark.source.offset_reader import OffsetReader, Offsets
+    from ottla.spark.source.offset_reader import OffsetReader, Offsets, SourcePartitions
+    from ottla.spark.source.offsets import OffsetLimit
+    from ottla.spark.source.table_files import FileRange, TopicFiles
 
 __all__ = [
     "BatchReader",
@@ -29,6 +32,13 @@ __all__ = [
     "check_schema",
     "read_partition",
 ]
+
+
+class FilePartition(InputPartition):
+    """The files of a table that one task reads."""
+
+    def __init__(self, value: FileRange) -> None:
+        super().__init__(value)
 
 
 class RangePartition(InputPartition):
@@ -61,6 +71,10 @@ def read_partition(options: SourceOptions, partition: InputPartition) -> Iterato
     begin_task()
     if partition.value is None:  # Spark's placeholder where there is nothing to read
         return iter(())
+    if isinstance(partition, FilePartition):
+        from ottla.spark.source.table_files import read_files
+
+        return read_files(options, partition.value)
     return read_range(source_client(options.connection), options, partition.value)
 
 
@@ -76,9 +90,12 @@ class BatchReader(DataSourceReader):
         from ottla.spark.source.offset_reader import OffsetReader
 
         options, offset_reader = self._options, OffsetReader(self._options)
-        ranges = self._ranges(offset_reader)
+        if options.read_from is not ReadFrom.BROKERS:
+            files, ranges = self._divide(offset_reader)
+        else:
+            files, ranges = [], self._ranges(offset_reader)
         large = [each for each in ranges if each.size > 0]
-        return [
+        return files + [
             RangePartition(each)
             for each in split(
                 large,
@@ -108,6 +125,75 @@ class BatchReader(DataSourceReader):
             if partition in start
         ]
 
+    def _divide(self, offset_reader: OffsetReader) -> tuple[list[InputPartition], list[OffsetRange]]:
+        """Divide the offsets between the files of tables and the brokers."""
+        from ottla.spark.source.offset_ranges import OffsetRange
+        from ottla.spark.source.table_files import bounds_of, find_tables
+
+        options = self._options
+        partitions = offset_reader.partitions()
+        tables = find_tables(options, partitions.ids)
+        start = offset_reader.start_of(options.start, partitions)
+        end = offset_reader.end_of(options.end, partitions)
+        start, end = self._with_tables(tables, partitions, start, end)
+        files: list[InputPartition] = []
+        rest = dict(start)
+        for table in tables.values():
+            bounds = bounds_of(table, start, end)
+            files += map(FilePartition, table.ranges(bounds, options.max_bytes_per_partition))
+            for index, (_, last) in bounds.items():
+                rest[TopicPartition(table.topic, index)] = last
+        if options.read_from is ReadFrom.TABLE:
+            return files, []
+        rest, end = self._within_log(offset_reader, tables, rest, end)
+        return files, [
+            OffsetRange(partition, partitions.ids.get(partition.topic), rest[partition], end[partition])
+            for partition in partitions.all
+            if partition in rest
+        ]
+
+    def _with_tables(
+        self, tables: Mapping[str, TopicFiles], partitions: SourcePartitions, start: Offsets, end: Offsets
+    ) -> tuple[Offsets, Offsets]:
+        """The limits of the read, with what the log has deleted and the table still has."""
+        from ottla.spark.source.offsets import OffsetLimitKind
+
+        start, end = dict(start), dict(end)
+        for topic, table in tables.items():
+            mine = [each for each in partitions.all if each.topic == topic and each in start]
+            for limit, offsets in ((self._options.start, start), (self._options.end, end)):
+                times = _times(limit, mine)
+                for time_ms in sorted(set(times.values())):
+                    found = table.first_at(time_ms)
+                    for each in mine:
+                        if times.get(each) == time_ms and each.partition in found:
+                            offsets[each] = min(offsets[each], found[each.partition])
+            if self._options.start.kind is OffsetLimitKind.EARLIEST:
+                for each in mine:
+                    if table.offsets.get(each.partition, 0) > 0:
+                        start[each] = 0
+        return start, end
+
+    def _within_log(
+        self,
+        offset_reader: OffsetReader,
+        tables: Mapping[str, TopicFiles],
+        start: Offsets,
+        end: Offsets,
+    ) -> tuple[Offsets, Offsets]:
+        """Check what is left for the brokers: retention may have deleted what is in no table."""
+        from ottla.spark.source.data_loss import DataLossPolicy
+        from ottla.spark.source.offsets import EARLIEST
+
+        first = offset_reader.offsets(dict.fromkeys(start, EARLIEST))
+        loss = DataLossPolicy(self._options.fail_on_data_loss)
+        for partition, offset in start.items():
+            begins = first.get(partition, offset)
+            if offset < begins and offset < end[partition]:
+                loss.report_expired(partition, offset, end[partition], begins)
+                start = {**start, partition: begins}
+        return self._within_log_bounds(offset_reader, start, end)
+
     def _within_log_bounds(
         self, offset_reader: OffsetReader, start: Offsets, end: Offsets
     ) -> tuple[Offsets, Offsets]:
@@ -131,6 +217,19 @@ class BatchReader(DataSourceReader):
                     loss.report_beyond_end(partition, furthest, known)
                     end = {**end, partition: known}
         return start, end
+
+
+def _times(limit: OffsetLimit, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    """The times that a limit has for partitions, in milliseconds; none if it has offsets."""
+    from ottla.spark.source.offsets import OffsetLimitKind
+
+    if limit.kind is OffsetLimitKind.TIME:
+        return dict.fromkeys(partitions, max(limit.time_ms, 0))
+    if limit.kind is OffsetLimitKind.TIMES:
+        return {
+            each: limit.by_partition[each] for each in partitions if limit.by_partition.get(each, -1) >= 0
+        }
+    return {}
 
 
 class PushdownReader(BatchReader):

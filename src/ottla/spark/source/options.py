@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from ottla.spark.source.columns import COLUMNS
@@ -29,11 +30,16 @@ if TYPE_CHECKING:
     from ottla.client.settings import ConnectionConfig
     from ottla.protocol.names import TopicPartition
 
-__all__ = ["SourceOptions", "columns_of", "parse_bytes", "parse_duration_ms", "source_options"]
+__all__ = ["ReadFrom", "SourceOptions", "columns_of", "parse_bytes", "parse_duration_ms", "source_options"]
 
 log = logging.getLogger(__name__)
 
-_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushdown")
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushdown", "readFrom")
+_CATALOG = "table.catalog."
+_WHY_BATCH_ONLY = {
+    "pushdown": "Spark offers filters to batches only",
+    "readFrom": "a stream reads from brokers",
+}
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _STRATEGIES = ("subscribe", "subscribePattern", "assign")
 _KNOWN = (
@@ -101,6 +107,14 @@ _DURATION_MS = {"us": 0.001, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h
 _BYTES = re.compile(r"\s*(\d+)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 
 
+class ReadFrom(Enum):
+    """Where records come from: a topic's table has what was committed to it, brokers have the rest."""
+
+    BROKERS = "brokers"
+    TABLE = "table"
+    AUTO = "auto"
+
+
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """The topics to read, and how. Exactly one of `topics`, `pattern` and `assigned` is set."""
@@ -132,6 +146,9 @@ class SourceOptions:
     max_trigger_delay_ms: int
     pushdown: bool
     commit_to_group: str | None
+    read_from: ReadFrom = ReadFrom.BROKERS
+    catalog: tuple[tuple[str, str], ...] = ()
+    """The settings of the catalog that has the tables, if they were given."""
 
     @property
     def subject(self) -> str:
@@ -172,6 +189,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
     if strategy not in ("error", "latest"):
         raise ValueError(f"startingOffsetsByTimestampStrategy={strategy!r}: allowed are error and latest")
     kafka = _kafka_settings(given)
+    read_from = _read_from(given)
     at_least = _number(given, "minOffsetsPerTrigger")
     at_most = _number(given, "maxOffsetsPerTrigger")
     if at_least is not None and at_most is not None and at_least > at_most:
@@ -192,7 +210,8 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         no_match_is_latest=strategy == "latest",
         fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
         columns=columns_of(given),
-        read_committed=kafka.read_committed,
+        # A table has nothing of aborted transactions, so brokers must not add any.
+        read_committed=kafka.read_committed or read_from is not ReadFrom.BROKERS,
         check_crcs=kafka.check_crcs,
         client_rack=kafka.client_rack,
         fetch_bytes=kafka.fetch_bytes,
@@ -211,7 +230,24 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         else DEFAULT_TRIGGER_DELAY_MS,
         pushdown=_flag(given, "pushdown", default=False),
         commit_to_group=group,
+        read_from=read_from,
+        catalog=tuple(sorted((name, text) for name, text in given.items() if name.startswith(_CATALOG))),
     )
+
+
+def _read_from(given: Mapping[str, str]) -> ReadFrom:
+    text = given.get("readfrom", ReadFrom.BROKERS.value).strip().lower()
+    try:
+        found = ReadFrom(text)
+    except ValueError:
+        raise ValueError(f"readFrom={text!r}: allowed are brokers, table and auto") from None
+    if found is ReadFrom.BROKERS:
+        return found
+    if given.get("kafka.isolation.level", "").strip().lower() == "read_uncommitted":
+        raise ValueError(f"readFrom={text}: a table has committed records; leave out kafka.isolation.level")
+    if _flag(given, "pushdown", default=False):
+        raise ValueError(f"readFrom={text} and pushdown cannot be combined")
+    return found
 
 
 def parse_duration_ms(option: str, text: str) -> int:
@@ -233,7 +269,7 @@ def parse_bytes(option: str, text: str) -> int:
 def _check_names(given: Mapping[str, str], *, streaming: bool) -> None:
     known = {name.lower(): name for name in _KNOWN}
     for name in given:
-        if name in known or name in _ADDED_BY_SPARK or name.startswith("kafka."):
+        if name in known or name in _ADDED_BY_SPARK or name.startswith(("kafka.", _CATALOG)):
             continue
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean {known[near[0]]}?" if near else "docs/spark/source.md lists them"
@@ -241,9 +277,7 @@ def _check_names(given: Mapping[str, str], *, streaming: bool) -> None:
     if streaming:
         for option in _BATCH_ONLY:
             if option.lower() in given:
-                why = (
-                    "Spark offers filters to batches only" if option == "pushdown" else "a stream has no end"
-                )
+                why = _WHY_BATCH_ONLY.get(option, "a stream has no end")
                 raise ValueError(f"{option} is not valid in streaming queries: {why}")
     else:
         for option in _STREAM_ONLY:

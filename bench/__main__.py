@@ -37,6 +37,7 @@ PARTS = {
     "continuous": "A pipeline of seven flows that goes on",
     "spark": "Reading into Spark",
     "spark-sink": "Writing from Spark",
+    "tables": "Topics as tables",
 }
 PLOTS = {
     "node": ("throughput", "throughput by record size"),

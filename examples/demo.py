@@ -309,6 +309,60 @@ async def count(node: NodeProcess, shop: Shop, table: Path) -> Outcome:
     return outcome
 
 
+ORDER_SCHEMA = {
+    "type": "object",
+    "properties": {"id": {"type": "integer"}, "category": {"type": "string"}, "cents": {"type": "integer"}},
+}
+SQL = """
+select category, count(*) as orders, sum(cents) as cents
+from orders group by category order by cents desc limit 1
+"""
+
+
+async def query_as_table(node: NodeProcess, shop: Shop, outcome: Outcome, warehouse: Path) -> str:
+    """Have the node keep the clean orders as a table, and ask SQL of it. Returns a line for the reader."""
+    import duckdb
+
+    from ottla.client.admin.configs import ResourceType
+    from ottla.tables.catalog import has_catalog, open_catalog
+    from ottla.tables.settings import CatalogSettings, table_name
+
+    topic = "shop.clean.orders"
+    settings = {
+        "table.format": "iceberg",
+        "table.freshness.ms": "500",
+        "table.schema.type": "json",
+        "table.schema": json.dumps(ORDER_SCHEMA),
+    }
+    async with ottla.Admin(node.bootstrap_servers) as admin:
+        await admin.configs.alter(ResourceType.TOPIC, topic, set=settings)
+    wanted, catalog = len(shop.truth.good["orders"]), CatalogSettings(warehouse=str(warehouse))
+    deadline = time.perf_counter() + 120
+    found = None
+    while time.perf_counter() < deadline:
+        await asyncio.sleep(0.5)
+        if not has_catalog(catalog):
+            continue
+        opened = await asyncio.to_thread(open_catalog, catalog)
+        if opened.table_exists(("topics", table_name(topic))):
+            found = opened.load_table(("topics", table_name(topic)))
+            snapshot = found.current_snapshot()
+            if snapshot is not None and int(snapshot.summary["total-records"]) >= wanted:
+                break
+    rows = {} if found is None else found.scan(selected_fields=("id", "category", "cents")).to_arrow()
+    ids = Counter() if found is None else Counter(rows.column("id").to_pylist())
+    outcome.compare("Iceberg table of shop.clean.orders", shop.truth.good["orders"], ids)
+    if found is None:
+        return "the topic has not become a table"
+    with duckdb.connect() as connection:
+        connection.register("orders", rows)
+        category, orders, cents = connection.sql(SQL).fetchone()
+    return (
+        f"SQL over the topic as an Iceberg table, {len(ids):,} rows: most was sold of {category}, {orders:,} "
+        f"orders for {cents / 100:,.2f}"
+    )
+
+
 def files_of(table: Path) -> list[str]:
     """The files of the table, by Spark's own log: files of a killed task are ignored."""
     logs = [path for path in (table / "_spark_metadata").iterdir() if path.name.split(".")[0].isdecimal()]
@@ -364,6 +418,7 @@ async def main(work: Path) -> int:
         for task in background[1:]:
             task.cancel()
         outcome = await count(node, shop, work / "table")
+        answer = await query_as_table(node, shop, outcome, work / "node-tables")
         outcome.check("failed sends", [], failures)
         outcome.check("exit status of the pipeline", 0, status)
     finally:
@@ -371,7 +426,9 @@ async def main(work: Path) -> int:
             spark.stop()
         node.stop()
     measured = Measured(took, watch.produced, watch.samples, watch.latencies, watch.marks, spark.restarts)
-    return conclude(shop, outcome, measured)
+    status = conclude(shop, outcome, measured)
+    say(answer)
+    return status
 
 
 async def until(condition, seconds: float, problem: str, spark: SparkProcess) -> None:

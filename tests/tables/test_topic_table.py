@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from pyiceberg.exceptions import NoSuchTableError
@@ -371,3 +373,59 @@ def test_offsets_are_made_from_rows_where_they_were_lost(warehouse: Warehouse) -
         committed_offsets(table.metadata)
     assert repair_offsets(table) == {1: 2}
     assert warehouse.table().open() == {1: 2}
+
+
+@pytest.fixture
+def registry():
+    """A registry that has two schemas, and counts how often it is asked."""
+    schemas = {"1": json.dumps(AVRO), "2": json.dumps({**AVRO, "fields": [*AVRO["fields"], NOTE]})}
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            text = schemas.get(self.path.rpartition("/")[2])
+            body = json.dumps({"schema": text}).encode()
+            self.send_response(200 if text else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+NOTE = {"name": "note", "type": "string"}
+VALUE = {"id": 5, "price": "1.00", "at": None, "day": "2024-01-02", "raw": ""}
+
+
+def test_records_name_their_schemas_by_the_ids_of_a_registry(warehouse: Warehouse, registry) -> None:
+    url, asked = registry
+    one = make_schema("1", "avro", json.dumps(AVRO))
+    two = make_schema("2", "avro", json.dumps({**AVRO, "fields": [*AVRO["fields"], NOTE]}))
+    given = [
+        bytes([0, 0, 0, 0, 1]) + one.encode(VALUE),
+        b"without an id",
+        bytes([0, 0, 0, 0, 2]) + two.encode(VALUE | {"note": "new"}),
+        bytes([0, 0, 0, 0, 1]) + one.encode(VALUE | {"id": 6}),
+    ]
+    commit(warehouse, given, schema_type="registry", registry_url=url)
+    rows = warehouse.rows()
+    assert [row["id"] for row in rows] == [5, None, 5, 6]
+    assert [row["note"] for row in rows] == [None, None, "new", None]
+    assert "id of a schema" in rows[1]["_error"]
+    assert asked == ["/schemas/ids/1", "/schemas/ids/2"]
+    # An id that cannot be looked up stops the table, as it may be the registry that fails.
+    table = warehouse.table(schema_type="registry", registry_url=url)
+    start = table.open()[0]
+    table.append(0, start, batches([bytes([0, 0, 0, 0, 9]) + b"x"], start))
+    with pytest.raises(TableError, match="the schema 9"):
+        table.commit()

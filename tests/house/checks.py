@@ -23,6 +23,7 @@ FLOORS = (
     "tables",
     "rpc",
     "log",
+    "remote",
     "raft",
     "metadata",
     "zookeeper",
@@ -41,7 +42,7 @@ FLOORS = (
 FORBIDDEN_PAIRS = frozenset(
     (upper, lower)
     for upper in ("client", "spark")
-    for lower in ("node", "coordinator", "replication", "metadata", "raft", "log")
+    for lower in ("node", "coordinator", "replication", "metadata", "raft", "remote", "log")
 )
 
 # Rooms that may touch the world without asking `runtime`: it itself, and those that no broker needs.

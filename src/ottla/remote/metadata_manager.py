@@ -1,0 +1,181 @@
+"""What the rest of a broker asks of the metadata of remote segments.
+
+Lookups are answered from memory, at once; they raise `RemoteStorageNotReady` until the partition's events
+have been read. A change returns once it is committed in `__remote_log_metadata` and applied here, so a lookup
+that follows sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from ottla.protocol.names import TopicIdPartition
+from ottla.remote.metadata_cache import RemoteLogMetadataCache
+from ottla.remote.segment_metadata import (
+    RemoteLogMetadataEvent,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+    RemoteStorageNotReady,
+)
+
+
+class RemoteLogMetadataManager(Protocol):
+    """The metadata of remote segments, by partition."""
+
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        """Add a segment whose copy begins."""
+
+    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
+        """Change the state of a segment."""
+
+    async def put_remote_partition_delete_metadata(self, event: RemotePartitionDeleteMetadata) -> None:
+        """Note how far the deletion of a partition has come."""
+
+    def remote_log_segment_metadata(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        """Return the finished segment that has this offset in this epoch."""
+
+    def next_segment_with_txn_index(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        """Return the first segment of the epoch from this offset on that has aborted transactions."""
+
+    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
+        """Return the last offset of the epoch that was copied."""
+
+    def list_remote_log_segments(
+        self, partition: TopicIdPartition, leader_epoch: int | None = None
+    ) -> list[RemoteLogSegmentMetadata]:
+        """Return the segments of an epoch, or of all, by their start offsets; in every state."""
+
+    def assign_partitions(self, partitions: Iterable[TopicIdPartition]) -> None:
+        """Begin to read the events of these partitions, which this broker now leads or follows."""
+
+    def stop_partitions(self, partitions: Iterable[TopicIdPartition]) -> None:
+        """Forget these partitions, which this broker no longer hosts."""
+
+    def is_ready(self, partition: TopicIdPartition) -> bool:
+        """Whether the partition's events have been read, so that lookups are answered."""
+
+    async def wait_until_ready(self, partition: TopicIdPartition) -> None:
+        """Return once lookups of the partition are answered; `RemoteStorageNotReady` if it is not assigned."""
+
+
+class RemotePartitionMetadataStore:
+    """The caches of the partitions that a broker hosts. Events are applied to it, lookups read it."""
+
+    __slots__ = ("_caches", "_deletions")
+
+    def __init__(self) -> None:
+        self._caches: dict[TopicIdPartition, RemoteLogMetadataCache] = {}
+        self._deletions: dict[TopicIdPartition, RemotePartitionDeleteState] = {}
+
+    def assign(self, partition: TopicIdPartition) -> RemoteLogMetadataCache:
+        """Return the cache of a partition, a new one if there is none."""
+        cache = self._caches.get(partition)
+        if cache is None:
+            cache = self._caches[partition] = RemoteLogMetadataCache()
+        return cache
+
+    def forget(self, partition: TopicIdPartition) -> None:
+        self._caches.pop(partition, None)
+        self._deletions.pop(partition, None)
+
+    def __contains__(self, partition: TopicIdPartition) -> bool:
+        return partition in self._caches
+
+    def __iter__(self) -> Iterator[TopicIdPartition]:
+        return iter(tuple(self._caches))
+
+    def is_ready(self, partition: TopicIdPartition) -> bool:
+        cache = self._caches.get(partition)
+        return cache is not None and cache.is_initialized
+
+    def cache(self, partition: TopicIdPartition) -> RemoteLogMetadataCache:
+        """Return the cache of a partition; `RemoteStorageNotReady` before its events have been read."""
+        cache = self._caches.get(partition)
+        if cache is None or not cache.is_initialized:
+            raise RemoteStorageNotReady(
+                f"The metadata of the remote segments of partition {partition.partition} of topic id "
+                f"{partition.topic_id.hex()} is not read yet; try again later"
+            )
+        return cache
+
+    def apply(self, event: RemoteLogMetadataEvent) -> None:
+        """Apply an event; those of partitions that are not assigned are passed over."""
+        match event:
+            case RemoteLogSegmentMetadata():
+                cache = self._caches.get(event.id.topic_id_partition)
+                if cache is not None:
+                    cache.add_copy_in_progress_segment(event)
+            case RemoteLogSegmentMetadataUpdate():
+                cache = self._caches.get(event.id.topic_id_partition)
+                if cache is not None:
+                    cache.update_remote_log_segment_metadata(event)
+            case RemotePartitionDeleteMetadata():
+                if event.topic_id_partition in self._caches:
+                    self._deletions[event.topic_id_partition] = event.state
+
+    def deletion_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
+        return self._deletions.get(partition)
+
+
+class InMemoryRemoteLogMetadataManager:
+    """The metadata of remote segments in the memory of one process: for tests, and for a node without peers
+    that is allowed to forget.
+    """
+
+    __slots__ = ("events", "store")
+
+    def __init__(self) -> None:
+        self.store = RemotePartitionMetadataStore()
+        self.events: list[RemoteLogMetadataEvent] = []
+
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        self._put(metadata)
+
+    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
+        self._put(update)
+
+    async def put_remote_partition_delete_metadata(self, event: RemotePartitionDeleteMetadata) -> None:
+        self._put(event)
+
+    def _put(self, event: RemoteLogMetadataEvent) -> None:
+        self.events.append(event)
+        self.store.apply(event)
+
+    def remote_log_segment_metadata(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        return self.store.cache(partition).remote_log_segment_metadata(leader_epoch, offset)
+
+    def next_segment_with_txn_index(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        return self.store.cache(partition).next_segment_with_txn_index(leader_epoch, offset)
+
+    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
+        return self.store.cache(partition).highest_offset_for_epoch(leader_epoch)
+
+    def list_remote_log_segments(
+        self, partition: TopicIdPartition, leader_epoch: int | None = None
+    ) -> list[RemoteLogSegmentMetadata]:
+        return self.store.cache(partition).list_remote_log_segments(leader_epoch)
+
+    def assign_partitions(self, partitions: Iterable[TopicIdPartition]) -> None:
+        for partition in partitions:
+            self.store.assign(partition).is_initialized = True
+
+    def stop_partitions(self, partitions: Iterable[TopicIdPartition]) -> None:
+        for partition in partitions:
+            self.store.forget(partition)
+
+    def is_ready(self, partition: TopicIdPartition) -> bool:
+        return self.store.is_ready(partition)
+
+    async def wait_until_ready(self, partition: TopicIdPartition) -> None:
+        self.store.cache(partition)

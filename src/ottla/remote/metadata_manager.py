@@ -62,7 +62,7 @@ class RemoteLogMetadataManager(Protocol):
         """Whether the partition's events have been read, so that lookups are answered."""
 
     async def wait_until_ready(self, partition: TopicIdPartition) -> None:
-        """Return once lookups of the partition are answered; `RemoteStorageNotReady` if it is not assigned."""
+        """Return once lookups of it are answered; `RemoteStorageNotReady` if it is not assigned."""
 
 
 class RemotePartitionMetadataStore:

@@ -234,8 +234,8 @@ def encode_event(event: RemoteLogMetadataEvent) -> bytes:
 
 
 def decode_event(value: Buffer) -> RemoteLogMetadataEvent | None:
-    """Read the value of a record; None for a snapshot record, which belongs into no topic. MalformedMessage or
-    UnsupportedVersion if it cannot be read.
+    """Read the value of a record; None for a snapshot record, which belongs into no topic. MalformedMessage
+    or UnsupportedVersion if it cannot be read.
     """
     record, _ = RECORD_TYPES.decode(value)
     try:

@@ -1,0 +1,130 @@
+"""Remote storage in an object store, in the layout of `ottla.remote.object_layout`.
+
+The manifest is written last, so a segment that has one is complete. An upload that fails leaves objects that
+only its own id names; deleting the segment deletes them, however far the upload had come.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Final
+
+from ottla.protocol.errors import ErrorCode
+from ottla.remote.object_layout import (
+    DEFAULT_CHUNK_SIZE,
+    INDEXES_SUFFIX,
+    LOG_SUFFIX,
+    MANIFEST_SUFFIX,
+    SUFFIXES,
+    SegmentManifest,
+    decode_manifest,
+    encode_manifest,
+    indexes_object,
+    object_key,
+)
+from ottla.remote.segment_metadata import (
+    RemoteLogSegmentMetadata,
+    RemoteResourceNotFound,
+    RemoteStorageError,
+)
+from ottla.remote.storage_manager import IndexType, LogSegmentData
+from ottla.runtime.object_store import ObjectNotFound, ObjectStore, ObjectStoreError
+
+_MAX_MANIFESTS: Final = 1_000
+
+
+class ObjectStorageManager:
+    """`RemoteStorageManager` over an object store."""
+
+    __slots__ = ("_chunk_size", "_manifests", "_prefix", "_store")
+
+    def __init__(self, store: ObjectStore, *, prefix: str = "", chunk_size: int = DEFAULT_CHUNK_SIZE) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._chunk_size = chunk_size
+        # By key, the ones used last at the end. A manifest never changes.
+        self._manifests: OrderedDict[str, SegmentManifest] = OrderedDict()
+
+    async def copy_log_segment_data(
+        self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData
+    ) -> bytes | None:
+        indexes, places = indexes_object(data)
+        manifest = SegmentManifest(data.log_size, self._chunk_size, places)
+        try:
+            await self._store.put(self._key(metadata, LOG_SUFFIX), data.log(), data.log_size)
+            await self._put(self._key(metadata, INDEXES_SUFFIX), indexes)
+            await self._put(self._key(metadata, MANIFEST_SUFFIX), encode_manifest(manifest, metadata))
+        except ObjectStoreError as error:
+            raise RemoteStorageError(f"Copying {metadata.id} to remote storage failed: {error}") from error
+        return None
+
+    async def fetch_log_segment(self, metadata: RemoteLogSegmentMetadata, start: int, end: int) -> bytes:
+        end = min(end, metadata.segment_size_in_bytes)
+        if start >= end:
+            return b""
+        await self._manifest(metadata)
+        return await self._get_range(self._key(metadata, LOG_SUFFIX), start, end)
+
+    async def fetch_index(self, metadata: RemoteLogSegmentMetadata, index_type: IndexType) -> bytes:
+        manifest = await self._manifest(metadata)
+        place = manifest.indexes.get(index_type)
+        if place is None:
+            raise RemoteResourceNotFound(f"{metadata.id} has no {index_type.name} index")
+        position, size = place
+        if not size:
+            return b""
+        key = self._key(metadata, INDEXES_SUFFIX)
+        data = await self._get_range(key, position, position + size)
+        if len(data) != size:
+            raise RemoteStorageError(
+                f"{key} has {len(data)} of the {size} bytes of its {index_type.name} index"
+            )
+        return data
+
+    async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
+        # The manifest first: without it the segment is not complete, whatever else is left.
+        keys = [self._key(metadata, suffix) for suffix in reversed(SUFFIXES)]
+        self._manifests.pop(keys[0], None)
+        try:
+            await self._store.delete(keys)
+        except ObjectStoreError as error:
+            raise RemoteStorageError(f"Deleting {metadata.id} from remote storage failed: {error}") from error
+
+    def _key(self, metadata: RemoteLogSegmentMetadata, suffix: str) -> str:
+        return object_key(self._prefix, metadata, suffix)
+
+    async def _manifest(self, metadata: RemoteLogSegmentMetadata) -> SegmentManifest:
+        key = self._key(metadata, MANIFEST_SUFFIX)
+        manifest = self._manifests.get(key)
+        if manifest is None:
+            try:
+                data = await self._store.get(key)
+            except ObjectNotFound as error:
+                raise _not_found(str(error)) from error
+            except ObjectStoreError as error:
+                raise RemoteStorageError(str(error)) from error
+            manifest = self._manifests[key] = decode_manifest(data, key)
+            if len(self._manifests) > _MAX_MANIFESTS:
+                self._manifests.popitem(last=False)
+        else:
+            self._manifests.move_to_end(key)
+        return manifest
+
+    async def _get_range(self, key: str, start: int, end: int) -> bytes:
+        try:
+            return await self._store.get_range(key, start, end)
+        except ObjectNotFound as error:
+            raise _not_found(str(error)) from error
+        except ObjectStoreError as error:
+            raise RemoteStorageError(str(error)) from error
+
+    async def _put(self, key: str, data: bytes) -> None:
+        async def whole() -> AsyncIterator[bytes]:
+            yield data
+
+        await self._store.put(key, whole(), len(data))
+
+
+def _not_found(message: str) -> RemoteResourceNotFound:
+    return RemoteResourceNotFound(message, ErrorCode.UNKNOWN_SERVER_ERROR)

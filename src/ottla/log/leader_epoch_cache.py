@@ -154,6 +154,18 @@ class LeaderEpochCache:
         self.truncate_from_end(max(log_end_offset, log_start_offset + 1))
         self.truncate_from_start(log_start_offset)
 
+    def prepend(self, older: Iterable[EpochEntry], before: int) -> None:
+        """Add the entries of `older` that start below the offset `before`, at which the known ones begin."""
+        first = self._entries[0].epoch if self._entries else None
+        known = [
+            each for each in older if each.start_offset < before and (first is None or each.epoch <= first)
+        ]
+        if known:
+            if known[-1].epoch == first:
+                del self._entries[0]
+            self._entries[:0] = known
+            self._on_changed()
+
     def clear(self) -> None:
         if self._entries:
             self._entries.clear()

@@ -278,13 +278,21 @@ class LogLoader:
         )
         return UnifiedLog(
             local,
-            max(self.log_start, segments[0].base_offset),
+            self._start_above(segments[0]),
             self.options.producer_config,
             producer_state=producers,
             snapshots=snapshots,
             leader_epochs=epochs,
             end_verified=end_verified,
         )
+
+    def _start_above(self, first: LogSegment) -> int:
+        """The log start of a log with this first segment: below it where remote storage has the rest. That
+        start is durable before the first segment leaves the disk.
+        """
+        if self.config.is_remote and self.start_is_known:
+            return self.log_start
+        return max(self.log_start, first.base_offset)
 
     # After a crash
 
@@ -299,6 +307,8 @@ class LogLoader:
             and self.start_is_known
             and segments[0].base_offset > self.log_start
             and not made_by_kafka
+            # Turned off or not, remote storage has the records below.
+            and not (self.config.is_remote or self.config.remote_log_delete_on_disable)
         ):
             # The log start is durable before the segments below it go, so what lies above it was lost.
             self._check_loss(
@@ -344,7 +354,7 @@ class LogLoader:
         if not segments or end_offset < self.log_start:
             end_offset = self._start_empty(segments, snapshots, producers)
             epochs.clear()
-        epochs.fit(max(self.log_start, segments[0].base_offset), end_offset)
+        epochs.fit(self._start_above(segments[0]), end_offset)
         snapshots.delete_outside(self.log_start, end_offset)
         producers.map_end_offset = end_offset
         self.disk.sync_dir(self.dir)

@@ -963,20 +963,27 @@ class LogManager:
         serves a whole directory.
         """
         passed: list[tuple[UnifiedLog, list[LogSegment]]] = []
+        copied: list[tuple[UnifiedLog, Sequence[LogSegment]]] = []
         async for log in self._each_log():
             if log.has_no_records:
                 continue
             try:
-                passed += [
-                    (log, log.advance_start_past(each, now_ms)) for each in log.deletable_segments(now_ms)
-                ]
+                for each in log.deletable_segments(now_ms):
+                    if each.is_local:
+                        copied.append((log, each.segments))
+                    else:
+                        passed.append((log, log.advance_start_past(each, now_ms)))
+                if log.config.copies_to_remote:
+                    log.roll_if_expired(now_ms)
             except KafkaError as error:
                 _log.error("retention of %s: %s", log.topic_partition, error.message)
-        if not passed:
+        if not (passed or copied):
             return 0
         await self.checkpoint_log_start_offsets()
         self._keep_log_starts([log for log, _ in passed])
         deleted = 0
+        for log, segments in copied:
+            deleted += await self._remove_copied_segments(log, segments)
         for log, segments in passed:
             try:
                 deleted += log.remove_segments_below_start(segments)
@@ -986,6 +993,23 @@ class LogManager:
             await asyncio.sleep(0)
         self.statistics.deleted_segments += deleted
         return deleted
+
+    async def _remove_copied_segments(self, log: UnifiedLog, segments: Iterable[LogSegment]) -> int:
+        """Remove segments that are in remote storage, each for good before the next; how many it were."""
+        removed = 0
+        local = log.local_log
+        try:
+            for segment in segments:
+                if not log.remove_copied_segment(segment):
+                    break
+                removed += 1
+                for step in local.names_sync():
+                    await self._pool.run(step)
+        except KafkaError as error:
+            _log.error("retention of %s: %s", log.topic_partition, error.message)
+        except OSError as error:
+            _log.error("%s", log.directory.io_error("deleting segments", error).message)
+        return removed
 
     def _keep_log_starts(self, logs: Sequence[UnifiedLog]) -> None:
         """Make these log starts durable where another write of the checkpoint has overtaken the staged one:
@@ -1170,7 +1194,12 @@ def _recovery_point(log: UnifiedLog) -> int:
 def _log_start_to_keep(log: UnifiedLog) -> int | None:
     """The log start; None where it follows from the names of files."""
     start = log.log_start_to_checkpoint
-    follows = start <= log.segments[0].base_offset and log.local_log.names_synced and not log.is_truncating
+    follows = (
+        start <= log.segments[0].base_offset
+        and log.local_log.names_synced
+        and not log.is_truncating
+        and not log.config.is_remote
+    )
     return None if follows else start
 
 

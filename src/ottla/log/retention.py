@@ -6,6 +6,10 @@ then those whose youngest record is older than `retention.ms`. Every rule takes 
 stops at the first that must stay, so the log never gets a hole; no rule takes a segment that reaches above
 the high watermark, so the log start offset never passes it.
 
+Where segments go to remote storage, the rules of size and time say what leaves this disk (`local.retention.*`)
+and only take what is in remote storage; then the log keeps its start, and only its first segment here is
+another.
+
 The rules only decide. `UnifiedLog` executes: where even the active segment has expired it rolls an empty one
 first, since a log always has a segment. An empty active segment is never deleted.
 """
@@ -53,6 +57,8 @@ class Deletion(Generic[S]):
     reason: DeletionReason
     segments: tuple[S, ...]
     new_log_start_offset: int
+    is_local: bool = False
+    """True if the records stay in remote storage, and the log start where it is."""
 
 
 def segments_to_delete(
@@ -65,9 +71,11 @@ def segments_to_delete(
     retention_bytes: int,
     retention_ms: int,
     now_ms: int,
+    copied_below: int | None = None,
 ) -> list[Deletion[S]]:
     """Return the deletions that retention makes in `segments` (all of the log, oldest first) at `now_ms`; a
-    negative limit is no limit.
+    negative limit is no limit. With `copied_below`, the limits are those of the local disk, and segments that
+    are not in remote storage, which has everything below that offset, stay.
 
     If the last deletion ends with the active segment, the log has to roll before it deletes.
     """
@@ -76,6 +84,7 @@ def segments_to_delete(
         DeletionReason.LOG_START_OFFSET,
         lambda segment, end: segment is not segments[-1] and end <= log_start_offset,
     )
+    plan.copied_below = copied_below
     if delete_policy and retention_bytes >= 0:
         excess = sum(segment.size for segment in plan.remaining) - retention_bytes
         if excess >= 0:
@@ -109,6 +118,8 @@ class _Plan(Generic[S]):
         self.deletions: list[Deletion[S]] = []
         self._log_end_offset = log_end_offset
         self._high_watermark = high_watermark
+        # Segments that end above are not in remote storage and stay; None where that is not asked.
+        self.copied_below: int | None = None
 
     def take(self, reason: DeletionReason, is_deletable: Callable[[S, int], bool]) -> None:
         """Take segments from the front while the rule (given the segment and its end offset) says so."""
@@ -120,10 +131,12 @@ class _Plan(Generic[S]):
             if (
                 (is_last and segment.size == 0)
                 or segment_end > self._high_watermark
+                or (self.copied_below is not None and (is_last or segment_end > self.copied_below))
                 or not is_deletable(segment, segment_end)
             ):
                 break
             count, end = index + 1, segment_end
         if count:
-            self.deletions.append(Deletion(reason, tuple(self.remaining[:count]), end))
+            is_local = self.copied_below is not None
+            self.deletions.append(Deletion(reason, tuple(self.remaining[:count]), end, is_local))
             del self.remaining[:count]

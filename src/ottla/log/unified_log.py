@@ -25,6 +25,11 @@ may the swap of compacted segments (`begin_replacement`). Appends and flushes go
 other segments; retention passes the log over, and a truncation, a rename or the close of the log finishes the
 swap first.
 
+**Remote storage.** The log of a topic with remote storage may start below its first segment here: what is
+between is in remote storage only, and reading it is OFFSET_MOVED_TO_TIERED_STORAGE. Segments that remote
+storage has leave the disk one by one, oldest first, each for good before the next, so that a crash leaves no
+hole.
+
 **Invariants**: log start offset <= last stable offset <= high watermark <= log end offset, and recovery point
 <= log end offset. After an I/O error that is not a lack of room or of file handles the whole directory is
 offline and every call raises KAFKA_STORAGE_ERROR.
@@ -88,7 +93,7 @@ from ottla.runtime import invariants
 from ottla.runtime.disk import Buffer, remove_tree
 from ottla.runtime.pool import Pool
 
-__all__ = ["FetchDataInfo", "LogAppendInfo", "UnexpectedAppendOffset", "UnifiedLog"]
+__all__ = ["FetchDataInfo", "LogAppendInfo", "RemoteLogAuxState", "UnexpectedAppendOffset", "UnifiedLog"]
 
 MAX_OFFSET = (1 << 63) - 1
 
@@ -128,6 +133,17 @@ class FetchDataInfo(NamedTuple):
     """The position of the records in that segment's file; -1 if there are none."""
 
 
+class RemoteLogAuxState(NamedTuple):
+    """What a replica has to know of the records that it does not fetch, as they are in remote storage: from
+    the newest of their segments.
+    """
+
+    leader_epochs: tuple[tuple[int, int], ...]
+    """(epoch, start offset), from the log start on."""
+    producer_snapshot: bytes | None
+    """The producers at the offset where the log begins on this disk; None if there is no file of them."""
+
+
 class UnexpectedAppendOffset(KafkaError):
     """A follower received batches that begin below the end of its log."""
 
@@ -157,6 +173,7 @@ class UnifiedLog:
         "_upper_bound",
         "directory",
         "high_watermark",
+        "highest_offset_in_remote_storage",
         "is_closed",
         "last_flush_ms",
         "local_log",
@@ -190,7 +207,9 @@ class UnifiedLog:
         # Called when the log start has moved up, as by retention.
         self.on_log_start_moved: Callable[[], None] | None = None
         # Consumers read below it. In [log start, log end]; set by `update_high_watermark` and truncations.
-        self.high_watermark = log_start_offset
+        self.high_watermark = max(log_start_offset, local_log.segments[0].base_offset)
+        # The last offset that is known to be in remote storage, with all below it; -1 if none is.
+        self.highest_offset_in_remote_storage = -1
         self._producer_config = producer_config
         self._producer_state = producer_state
         self._snapshots = snapshots
@@ -365,6 +384,24 @@ class UnifiedLog:
         return self.local_log.log_end_offset
 
     @property
+    def local_log_start_offset(self) -> int:
+        """The first offset that can be read from this disk: above the log start where the records between
+        are in remote storage only.
+        """
+        return max(self.log_start_offset, self.local_log.segments[0].base_offset)
+
+    def update_highest_offset_in_remote_storage(self, offset: int) -> None:
+        """Note that everything up to `offset` is in remote storage."""
+        if offset < self.highest_offset_in_remote_storage:
+            _log.warning(
+                "%s: the highest offset in remote storage goes back from %d to %d",
+                self.topic_partition,
+                self.highest_offset_in_remote_storage,
+                offset,
+            )
+        self.highest_offset_in_remote_storage = offset
+
+    @property
     def recovery_point(self) -> int:
         """Everything below it is durable."""
         return self.local_log.recovery_point
@@ -474,7 +511,10 @@ class UnifiedLog:
         self.finish_truncation()
         local = self.local_log
         with self._guard("reading the leader epochs"):
+            older = cache.entries
             cache = leader_epochs_of_batches(local.segments, is_file_known=False)
+            if self.config.is_remote:
+                cache.prepend(older, local.segments[0].base_offset)
             cache.fit(self.log_start_offset, local.log_end_offset)
         self._leader_epochs = cache
 
@@ -948,8 +988,15 @@ class UnifiedLog:
                 f"have log segments from offset: {self.log_start_offset} upto {end}.",
             )
         if offset < upper:
+            segments = local.segments_from(offset)
+            if offset < segments[0].base_offset:
+                raise KafkaError(
+                    ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE,
+                    f"The offset {offset} of partition {self.topic_partition} is in remote storage; on this "
+                    f"disk the log begins at {segments[0].base_offset}",
+                )
             try:
-                for segment in local.segments_from(offset):
+                for segment in segments:
                     if segment.base_offset >= upper:
                         break
                     found = segment.translate_offset(offset)
@@ -1106,19 +1153,30 @@ class UnifiedLog:
         """
         return self.begin_truncation(offset).finish()
 
-    def truncate_fully_and_start_at(self, offset: int, log_start_offset: int | None = None) -> None:
+    def truncate_fully_and_start_at(
+        self,
+        offset: int,
+        log_start_offset: int | None = None,
+        auxiliary_state: RemoteLogAuxState | None = None,
+    ) -> None:
         """Remove everything; the log goes on at `offset`, which is also its start unless a lower one is
-        given.
+        given. With remote storage that one stays, as the records between are there, and `auxiliary_state`
+        has what is to be known of them.
         """
-        self.begin_full_truncation(offset, log_start_offset).finish()
+        self.begin_full_truncation(offset, log_start_offset, auxiliary_state).finish()
 
     def begin_truncation(self, offset: int) -> LogTruncation:
         """Begin what `truncate_to` does, for a caller that runs the slow steps off the event loop."""
         return self._begin_truncation(self._truncate_to(offset))
 
-    def begin_full_truncation(self, offset: int, log_start_offset: int | None = None) -> LogTruncation:
+    def begin_full_truncation(
+        self,
+        offset: int,
+        log_start_offset: int | None = None,
+        auxiliary_state: RemoteLogAuxState | None = None,
+    ) -> LogTruncation:
         """Begin what `truncate_fully_and_start_at` does."""
-        return self._begin_truncation(self._truncate_fully(offset, log_start_offset))
+        return self._begin_truncation(self._truncate_fully(offset, log_start_offset, auxiliary_state))
 
     @property
     def is_truncating(self) -> bool:
@@ -1167,7 +1225,8 @@ class UnifiedLog:
                 self.high_watermark,
             )
         if offset < local.segments[0].base_offset:
-            return (yield from self._truncate_fully(offset, None))
+            start = self.log_start_offset if self.config.is_remote else None
+            return (yield from self._truncate_fully(offset, start))
         with self._guard("lowering the recovery point before a truncation"):
             end_offset = yield partial(self._prepare_truncation, offset)
             # From now on no checkpoint of this log holds more.
@@ -1195,18 +1254,30 @@ class UnifiedLog:
             self._repair_txn_index(segment)
         return end_offset
 
-    def _truncate_fully(self, offset: int, log_start_offset: int | None) -> Steps:
+    def _truncate_fully(
+        self,
+        offset: int,
+        log_start_offset: int | None,
+        auxiliary_state: RemoteLogAuxState | None = None,
+    ) -> Steps:
         self._check_usable()
         if not self._creation_durable:
             yield self.complete_creation
         local = self.local_log
         epochs = self.leader_epoch_cache
+        # Where the records below are in remote storage, the log keeps its start. Then a crash half-way leaves
+        # what there was, up to some offset: as after a truncation at the end.
+        keeps_start = self.config.is_remote and log_start_offset is not None and log_start_offset < offset
         with self._guard("checkpointing the new log start"):
-            recovery_point = min(local.recovery_point, offset)
+            recovery_point = offset if keeps_start else min(local.recovery_point, offset)
             # Until the log start is durable there, a crash leaves the old log. A batch has to end at its
             # recovery point, and `offset` may lie inside of one.
             local.begin_truncation(min(offset, local.segments_from(offset)[0].base_offset))
-            yield from self._checkpoint_before_truncation(offset, offset)
+            if keeps_start:
+                first = local.segments[0].base_offset
+                yield from self._checkpoint_before_truncation(min(first, offset), log_start_offset)
+            else:
+                yield from self._checkpoint_before_truncation(offset, offset)
         with self._guard("truncating", fatal=True):
             self._upper_bound = None
             self._end_verified = True
@@ -1217,13 +1288,52 @@ class UnifiedLog:
             self._producer_state = state
             self.log_start_offset = self.high_watermark = offset
             self.directory.high_watermarks.moved[self] = None
-            epochs.clear()
+            if keeps_start:
+                epochs.truncate_from_end(offset)
+            else:
+                epochs.clear()
             yield from local.full_truncation(offset, self.directory.clock.wall_ms())
             local.recovery_point = recovery_point
+            if auxiliary_state is not None:
+                yield from self._restore_auxiliary_state(offset, auxiliary_state)
         if log_start_offset is not None:
             self.log_start_offset = min(log_start_offset, offset)
         self._check_offsets()
         return True
+
+    def _restore_auxiliary_state(self, offset: int, state: RemoteLogAuxState) -> Generator[Step, Any, None]:
+        """Write what is known of the records below `offset`, where the log begins on this disk: first the
+        producers, then the leader epochs. Without these the log is known to lack both.
+        """
+        if state.producer_snapshot is not None:
+            snapshots = self._producer_snapshots()
+            yield partial(snapshots.write, offset, state.producer_snapshot, sync=True)
+            producers = self._new_producer_state()
+            start, now_ms = min(self.log_start_offset, offset - 1), self.directory.clock.wall_ms()
+            yield partial(producers.truncate_and_reload, snapshots, start, offset, now_ms)
+            producers.map_end_offset = offset
+            self._producer_state = producers
+            self.local_log.on_names_changed()
+            yield from self.local_log.names_sync()
+        epochs = self.leader_epoch_cache
+        epochs.clear()
+        for epoch, start_offset in state.leader_epochs:
+            epochs.assign(epoch, start_offset)
+        epochs.truncate_from_end(offset)
+        write = epochs.prepare_write()
+        yield partial(epochs.write, self.directory.disk, self.local_log.dir, write)
+        self.local_log.on_names_changed()
+        yield from self.local_log.names_sync()
+        epochs.complete_write(write)
+
+    @property
+    def lacks_auxiliary_state(self) -> bool:
+        """Whether the leader epochs of the records that are in remote storage only are not known here."""
+        start = self.log_start_offset
+        if start >= self.local_log.segments[0].base_offset:
+            return False
+        earliest = self.leader_epoch_cache.earliest
+        return earliest is None or earliest.start_offset > start
 
     def _checkpoint_before_truncation(
         self, recovery_point: int, log_start: int | None
@@ -1296,6 +1406,7 @@ class UnifiedLog:
         if self._truncation is not None or self._replacement is not None:
             return []
         config = self.config
+        copies = config.copies_to_remote
         with self._guard("applying retention"):
             return segments_to_delete(
                 self.segments,
@@ -1303,10 +1414,27 @@ class UnifiedLog:
                 log_end_offset=self.log_end_offset,
                 high_watermark=self.high_watermark,
                 delete_policy=config.delete,
-                retention_bytes=config.retention_bytes,
-                retention_ms=config.retention_ms,
+                retention_bytes=config.retention_bytes_here,
+                retention_ms=config.retention_ms_here,
                 now_ms=now_ms,
+                copied_below=self.highest_offset_in_remote_storage + 1 if copies else None,
             )
+
+    def roll_if_expired(self, now_ms: int) -> bool:
+        """Close the active segment if it is due to leave this disk, as only closed ones go to remote storage;
+        True if it was closed.
+        """
+        config, active = self.config, self.active_segment
+        if not config.copies_to_remote or config.retention_ms_here < 0 or self.is_truncating:
+            return False
+        with self._guard("applying retention"):
+            if (
+                not active.size
+                or self.high_watermark < self.log_end_offset
+                or now_ms - active.largest_timestamp <= config.retention_ms_here
+            ):
+                return False
+        return self.roll(now_ms)
 
     def delete_old_segments(self, now_ms: int) -> int:
         """Apply retention; how many segments were removed."""
@@ -1315,10 +1443,39 @@ class UnifiedLog:
 
     def delete_segments(self, deletion: Deletion[LogSegment], now_ms: int) -> int:
         """Remove segments from the front; how many were removed."""
-        return self.remove_segments_below_start(self.advance_start_past(deletion, now_ms))
+        if not deletion.is_local:
+            return self.remove_segments_below_start(self.advance_start_past(deletion, now_ms))
+        removed = 0
+        for segment in deletion.segments:
+            if not self.remove_copied_segment(segment):
+                break
+            removed += 1
+            with self._guard("deleting segments"):
+                self.local_log.sync_names()
+        return removed
+
+    def remove_copied_segment(self, segment: LogSegment) -> bool:
+        """Remove the first segment, which remote storage has too; False if it has to stay. Before the next
+        one is removed, the caller makes this durable (`LocalLog.names_sync`).
+        """
+        self._check_usable()
+        segments = self.segments
+        if self._truncation is not None or self._replacement is not None or segment is not segments[0]:
+            return False
+        end = segments[1].base_offset if len(segments) > 1 else None
+        if end is None or end > min(self.highest_offset_in_remote_storage + 1, self.high_watermark):
+            return False
+        self._verify_end()
+        if self.directory.log_start(self.topic_partition) != self.log_start_offset:
+            with self._guard("checkpointing the log start"):
+                self._set_durable_log_start(self.log_start_offset)
+        with self._guard("deleting segments", fatal=True):
+            self.local_log.remove_front([segment])
+            self._delete_producer_snapshots([segment])
+        return True
 
     def advance_start_past(self, deletion: Deletion[LogSegment], now_ms: int) -> list[LogSegment]:
-        """The first half of a deletion: move the log start behind the segments; those that can now be
+        """The first half of a deletion that is not local: move the log start behind the segments; those that can now be
         removed.
         """
         self._check_usable()

@@ -18,6 +18,9 @@ from ottla.records.types import Codec, TimestampType
 LONG_MAX = (1 << 63) - 1
 INT_MAX = (1 << 31) - 1
 
+AS_RETENTION = -2
+"""The value of `local.retention.*` that stands for that of `retention.*`."""
+
 _DAY_MS = 24 * 60 * 60 * 1000
 
 
@@ -65,6 +68,13 @@ class LogConfig:
     target_codec: Codec | None = field(init=False, repr=False, compare=False)
     """The codec that the broker compresses with; None where the producer's choice stands."""
     target_level: int | None = field(init=False, repr=False, compare=False)
+    is_remote: bool = field(init=False, repr=False, compare=False)
+    """Whether a part of the log may be in remote storage only, below its first segment here."""
+    copies_to_remote: bool = field(init=False, repr=False, compare=False)
+    """Whether segments leave the disk only once they are in remote storage."""
+    retention_ms_here: int = field(init=False, repr=False, compare=False)
+    """How long segments stay on this disk."""
+    retention_bytes_here: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         compact = "compact" in self.cleanup_policy
@@ -80,7 +90,13 @@ class LogConfig:
             "max_segment_ms": min(lag_ms, self.segment_ms) if compact and lag_ms > 0 else self.segment_ms,
             "target_codec": _CODECS[self.compression_type],
             "target_level": levels.get(self.compression_type),
+            "is_remote": self.remote_storage_enable and not compact,
         }
+        copies = derived["is_remote"] and not self.remote_log_copy_disable
+        derived["copies_to_remote"] = copies
+        for unit in ("ms", "bytes"):
+            local, whole = getattr(self, f"local_retention_{unit}"), getattr(self, f"retention_{unit}")
+            derived[f"retention_{unit}_here"] = local if copies and local != AS_RETENTION else whole
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 

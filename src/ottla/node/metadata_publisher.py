@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.log_manager import LogManager
@@ -33,6 +33,9 @@ from ottla.runtime import invariants
 from ottla.runtime.clock import Clock
 from ottla.runtime.turns import Turns
 from ottla.runtime.work_queue import WorkQueue
+
+if TYPE_CHECKING:
+    from ottla.node.remote.remote_storage import RemoteStorage
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +55,7 @@ class BrokerMetadataPublisher:
         alter_log_dirs: AlterReplicaLogDirsManager,
         coordinators: Coordinators,
         apply_to_share_partitions: Callable[[ReplicaChanges], None],
+        remote_storage: RemoteStorage | None = None,
     ) -> None:
         self._clock: Final = clock
         self._metadata: Final = metadata
@@ -62,6 +66,7 @@ class BrokerMetadataPublisher:
         self._alter_log_dirs: Final = alter_log_dirs
         self._coordinators: Final = coordinators
         self._apply_to_share_partitions: Final = apply_to_share_partitions
+        self._remote_storage: Final = remote_storage
         self._failures: Final = WorkQueue(clock, "replicas of failed directories")
         # From the first image until the broker stops; then replicas stay as they are.
         self.is_applying = False
@@ -114,12 +119,18 @@ class BrokerMetadataPublisher:
                     _attempt("replication", partial(self._replication.apply, alone))
             await turns.pause_if_due()
         _attempt("share partitions", lambda: self._apply_to_share_partitions(changes))
+        remote_storage = self._remote_storage
+        if remote_storage is not None:
+            _attempt("tiered storage", lambda: remote_storage.apply(image, changes, delta))
         internal = changes.of_topics(INTERNAL_TOPICS)
         _attempt("coordinators", lambda: self._coordinators.apply(image, internal, delta))
 
     def _give_up(self, partitions: list[TopicPartition]) -> None:
         _attempt("replication", lambda: self._replication.remove(partitions))
         _attempt("coordinators", lambda: self._coordinators.resign(partitions))
+        remote_storage = self._remote_storage
+        if remote_storage is not None:
+            _attempt("tiered storage", lambda: remote_storage.manager.resign(partitions))
 
     def on_directory_failure(self, directory: LogDirectory) -> asyncio.Future[None]:
         """Give up the replicas in a data directory that failed, in turns."""

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from ottla.metadata.log.metadata_log import MetadataLog
     from ottla.node.network.connection import RequestDispatcher
     from ottla.node.network.login import SaslListener
+    from ottla.node.remote.remote_storage import RemoteStorage
     from ottla.node.share.share_partition_manager import SharePartitionManager
     from ottla.node.tables.table_keeper import TableKeeper
     from ottla.node.telemetry.client_telemetry import ClientTelemetry
@@ -185,6 +186,8 @@ class Node:
         self.share_partitions_in_use: SharePartitionManager | None = None
         # None until a topic first asks for a table.
         self.table_keeper: TableKeeper | None = None
+        # None unless the broker has tiered storage.
+        self.remote_storage: RemoteStorage | None = None
         self._publisher: BrokerMetadataPublisher | None = None
         self._broker_tasks: BrokerTasks | None = None
         self._incarnation_id: Final = runtime.random.uuid()
@@ -537,6 +540,9 @@ class Node:
             runtime.pool,
         )
         self._on_stop(self.alter_log_dirs.stop)
+        if config.flag("remote.log.storage.system.enable"):
+            self.remote_storage = self._open_remote_storage()
+            self._on_stop(self.remote_storage.close)
         self._publisher = BrokerMetadataPublisher(
             runtime.clock,
             metadata,
@@ -547,6 +553,7 @@ class Node:
             self.alter_log_dirs,
             self.coordinators,
             self._apply_to_share_partitions,
+            self.remote_storage,
         )
         self._on_stop(self._publisher.stop)
         self.damaged_replicas = DamagedReplicas(
@@ -564,6 +571,20 @@ class Node:
         for directory in self.logs.directories:
             if not directory.is_online:
                 self._on_directory_failure(directory)
+
+    def _open_remote_storage(self) -> RemoteStorage:
+        from ottla.node.remote.remote_storage import RemoteStorage
+
+        return RemoteStorage(
+            self.runtime,
+            self.tasks,
+            self.dynamic_config,
+            self.quorum.metadata,
+            self.replication.peers,
+            self.replicas,
+            self.log_flushes,
+            self._create_internal_topic,
+        )
 
     def _is_assigned(self, found: UnifiedLog) -> bool:
         """Whether the metadata assign the replica to the directory of this log, of two of one partition."""

@@ -7,19 +7,40 @@ that follows sees it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from ottla.protocol.names import TopicIdPartition
+from ottla.records._kernel import partition_for
 from ottla.remote.metadata_cache import RemoteLogMetadataCache
 from ottla.remote.segment_metadata import (
     RemoteLogMetadataEvent,
+    RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
+    RemoteResourceNotFound,
     RemoteStorageNotReady,
 )
+
+_log = logging.getLogger(__name__)
+
+
+def metadata_partition(partition: TopicIdPartition, count: int) -> int:
+    """The partition of `__remote_log_metadata` that has the events of a partition, as Kafka chooses it."""
+    most, least = partition.topic_id[:8], partition.topic_id[8:]
+    hash = 1
+    for element in (_long_hash(least), _long_hash(most), partition.partition):
+        hash = (31 * hash + element) & 0xFFFF_FFFF
+    return partition_for(hash.to_bytes(4, "big"), count)
+
+
+def _long_hash(eight: bytes) -> int:
+    """Java's hash of a long."""
+    value = int.from_bytes(eight, "big")
+    return (value ^ (value >> 32)) & 0xFFFF_FFFF
 
 
 class RemoteLogMetadataManager(Protocol):
@@ -47,6 +68,9 @@ class RemoteLogMetadataManager(Protocol):
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         """Return the last offset of the epoch that was copied."""
 
+    def segment_by_id(self, id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
+        """Return a segment in any state; None if there is none, or its deletion is finished."""
+
     def list_remote_log_segments(
         self, partition: TopicIdPartition, leader_epoch: int | None = None
     ) -> list[RemoteLogSegmentMetadata]:
@@ -63,6 +87,16 @@ class RemoteLogMetadataManager(Protocol):
 
     async def wait_until_ready(self, partition: TopicIdPartition) -> None:
         """Return once lookups of it are answered; `RemoteStorageNotReady` if it is not assigned."""
+
+    def add_listener(self, listener: Callable[[TopicIdPartition], None]) -> None:
+        """Call a listener after each change to the metadata of a partition, and when it becomes ready."""
+
+
+def partition_of(event: RemoteLogMetadataEvent) -> TopicIdPartition:
+    """The partition that an event is about."""
+    if isinstance(event, RemotePartitionDeleteMetadata):
+        return event.topic_id_partition
+    return event.id.topic_id_partition
 
 
 class RemotePartitionMetadataStore:
@@ -106,19 +140,22 @@ class RemotePartitionMetadataStore:
         return cache
 
     def apply(self, event: RemoteLogMetadataEvent) -> None:
-        """Apply an event; those of partitions that are not assigned are passed over."""
+        """Apply an event; those of partitions that are not assigned are passed over. An update of a segment
+        that is not there, as after its deletion, changes nothing.
+        """
+        cache = self._caches.get(partition_of(event))
+        if cache is None:
+            return
         match event:
             case RemoteLogSegmentMetadata():
-                cache = self._caches.get(event.id.topic_id_partition)
-                if cache is not None:
-                    cache.add_copy_in_progress_segment(event)
+                cache.add_copy_in_progress_segment(event)
             case RemoteLogSegmentMetadataUpdate():
-                cache = self._caches.get(event.id.topic_id_partition)
-                if cache is not None:
+                try:
                     cache.update_remote_log_segment_metadata(event)
+                except RemoteResourceNotFound as error:
+                    _log.info("an event is dropped: %s", error.message)
             case RemotePartitionDeleteMetadata():
-                if event.topic_id_partition in self._caches:
-                    self._deletions[event.topic_id_partition] = event.state
+                self._deletions[event.topic_id_partition] = event.state
 
     def deletion_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         return self._deletions.get(partition)
@@ -129,11 +166,12 @@ class InMemoryRemoteLogMetadataManager:
     that is allowed to forget.
     """
 
-    __slots__ = ("events", "store")
+    __slots__ = ("_listeners", "events", "store")
 
     def __init__(self) -> None:
         self.store = RemotePartitionMetadataStore()
         self.events: list[RemoteLogMetadataEvent] = []
+        self._listeners: list[Callable[[TopicIdPartition], None]] = []
 
     async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
         self._put(metadata)
@@ -147,6 +185,8 @@ class InMemoryRemoteLogMetadataManager:
     def _put(self, event: RemoteLogMetadataEvent) -> None:
         self.events.append(event)
         self.store.apply(event)
+        for listener in self._listeners:
+            listener(partition_of(event))
 
     def remote_log_segment_metadata(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int
@@ -160,6 +200,9 @@ class InMemoryRemoteLogMetadataManager:
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         return self.store.cache(partition).highest_offset_for_epoch(leader_epoch)
+
+    def segment_by_id(self, id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
+        return self.store.cache(id.topic_id_partition).get(id)
 
     def list_remote_log_segments(
         self, partition: TopicIdPartition, leader_epoch: int | None = None
@@ -179,3 +222,6 @@ class InMemoryRemoteLogMetadataManager:
 
     async def wait_until_ready(self, partition: TopicIdPartition) -> None:
         self.store.cache(partition)
+
+    def add_listener(self, listener: Callable[[TopicIdPartition], None]) -> None:
+        self._listeners.append(listener)

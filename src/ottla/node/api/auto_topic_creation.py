@@ -7,7 +7,7 @@ gets a response about it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from ottla.metadata.controller.state import ControllerRequestContext
@@ -19,7 +19,12 @@ from ottla.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, SHARE_GROUP_STATE_TOPIC, TRANSACTION_STATE_TOPIC
+from ottla.protocol.names import (
+    CONSUMER_OFFSETS_TOPIC,
+    REMOTE_LOG_METADATA_TOPIC,
+    SHARE_GROUP_STATE_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+)
 
 if TYPE_CHECKING:
     from ottla.node.api.services import ApiServices
@@ -63,12 +68,31 @@ def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
             "retention.ms": "-1",
             "segment.bytes": str(config.number("share.coordinator.state.topic.segment.bytes")),
         }
+    elif name == REMOTE_LOG_METADATA_TOPIC and config.flag("remote.log.storage.system.enable"):
+        return _remote_log_metadata_topic(config)
     else:
         partitions, replicas, configs = "num.partitions", "default.replication.factor", {}
+    return _creatable(name, config.number(partitions), config.number(replicas), configs)
+
+
+def _remote_log_metadata_topic(config: NodeConfig) -> CreatableTopic:
+    from ottla.node.remote.settings import metadata_topic_settings
+
+    settings = metadata_topic_settings(config)
+    configs = {
+        "cleanup.policy": "delete",
+        "min.insync.replicas": str(settings.min_isr),
+        "remote.storage.enable": "false",
+        "retention.ms": str(settings.retention_ms),
+    }
+    return _creatable(REMOTE_LOG_METADATA_TOPIC, settings.partitions, settings.replication_factor, configs)
+
+
+def _creatable(name: str, partitions: int, replicas: int, configs: Mapping[str, str]) -> CreatableTopic:
     return CreatableTopic(
         name=name,
-        num_partitions=config.number(partitions),
-        replication_factor=config.number(replicas),
+        num_partitions=partitions,
+        replication_factor=replicas,
         configs=[CreatableTopicConfig(name=key, value=value) for key, value in configs.items()],
     )
 

@@ -1,0 +1,392 @@
+"""The metadata of remote segments, kept in `__remote_log_metadata` (Kafka's
+`TopicBasedRemoteLogMetadataManager`).
+
+A partition's events are in one partition of the topic. This broker reads those partitions of the topic that
+have events of partitions which it leads or follows, each from its beginning and then as it grows, and applies
+the events to caches. A partition that is assigned later than others is brought up to them by a second read,
+before the first goes on. It is ready once all has been read that was committed when its reading began.
+
+A change is appended, and returns once it has been read back: so changes take effect in the order of the topic
+on every broker. Invariant: what a cache has is what the events below the reader's position make of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from ottla.node.remote.metadata_topic import MetadataRead, RemoteLogMetadataTopic
+from ottla.protocol.errors import KafkaError, MalformedMessage, UnsupportedVersion
+from ottla.protocol.names import TopicIdPartition
+from ottla.records.batch import iter_batches, read_records, verify_crc
+from ottla.remote.metadata_manager import RemotePartitionMetadataStore, metadata_partition, partition_of
+from ottla.remote.segment_metadata import (
+    RemoteLogMetadataEvent,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+    RemoteStorageError,
+    RemoteStorageNotReady,
+    decode_event,
+    encode_event,
+)
+from ottla.rpc.backoff import ExponentialBackoff
+from ottla.runtime.runtime import Runtime
+from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
+from ottla.runtime.turns import Turns
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_MS: Final = 100
+_MAX_PAUSE_MS: Final = 10_000
+DEFAULT_CONSUME_WAIT_MS: Final = 120_000
+
+
+class _MetadataPartitionReader:
+    """Reads one partition of the topic for all partitions whose events it has."""
+
+    __slots__ = ("active", "changed", "new", "position", "task", "waiting")
+
+    def __init__(self) -> None:
+        # Events below it have been applied; None before the first read.
+        self.position: int | None = None
+        # Partitions whose events are applied, and the position at which each of them is ready; None if it is.
+        self.active: dict[TopicIdPartition, int | None] = {}
+        # Partitions that have to be brought up to `position` first.
+        self.new: dict[TopicIdPartition, None] = {}
+        # Set when `new` has grown.
+        self.changed: Final = asyncio.Event()
+        # Those that wait until an offset has been applied.
+        self.waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self.task: SupervisedTask | None = None
+
+    def wake_waiting(self) -> None:
+        if self.waiting:
+            position = self.position or 0
+            for offset, future in self.waiting:
+                if offset < position and not future.done():
+                    future.set_result(None)
+            self.waiting = [each for each in self.waiting if not each[1].done()]
+
+    def give_up(self) -> None:
+        for _, future in self.waiting:
+            if not future.done():
+                future.set_exception(RemoteStorageNotReady("the remote log metadata is not read any more"))
+                future.exception()  # marks it as retrieved: its waiter may be gone
+        self.waiting.clear()
+
+
+class TopicBasedRemoteLogMetadataManager:
+    """`RemoteLogMetadataManager` over the topic."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        tasks: TaskSupervisor,
+        topic: RemoteLogMetadataTopic,
+        *,
+        consume_wait_ms: int = DEFAULT_CONSUME_WAIT_MS,
+    ) -> None:
+        self._runtime: Final = runtime
+        self._tasks: Final = tasks
+        self._topic: Final = topic
+        self._consume_wait_ms: Final = consume_wait_ms
+        self._store: Final = RemotePartitionMetadataStore()
+        # By partition of the topic.
+        self._readers: dict[int, _MetadataPartitionReader] = {}
+        # Assigned while there was no topic.
+        self._unplaced: dict[TopicIdPartition, None] = {}
+        self._creation: SupervisedTask | None = None
+        self._ready: dict[TopicIdPartition, asyncio.Event] = {}
+        self._listeners: list[Callable[[TopicIdPartition], None]] = []
+        self._closed = False
+
+    async def close(self) -> None:
+        self._closed = True
+        tasks = [reader.task for reader in self._readers.values() if reader.task is not None]
+        await self._tasks.stop([*tasks, *([self._creation] if self._creation is not None else [])])
+        for reader in self._readers.values():
+            reader.give_up()
+        await self._topic.close()
+
+    def add_listener(self, listener: Callable[[TopicIdPartition], None]) -> None:
+        self._listeners.append(listener)
+
+    # Assignment
+
+    def assign_partitions(self, partitions: Iterable[TopicIdPartition]) -> None:
+        for partition in partitions:
+            if partition in self._store:
+                continue
+            self._store.assign(partition)
+            self._ready[partition] = asyncio.Event()
+            if self._topic.partition_count:
+                self._place(partition)
+            else:
+                self._unplaced[partition] = None
+        if self._unplaced and (self._creation is None or self._creation.is_done):
+            self._creation = self._tasks.start("creation of the remote log metadata topic", self._create)
+
+    def _place(self, partition: TopicIdPartition) -> None:
+        index = metadata_partition(partition, self._topic.partition_count)
+        reader = self._readers.get(index)
+        if reader is None:
+            reader = self._readers[index] = _MetadataPartitionReader()
+        reader.new[partition] = None
+        reader.changed.set()
+        if reader.task is None or reader.task.is_done:
+            reader.task = self._tasks.start(f"remote log metadata {index}", lambda: self._read(index, reader))
+
+    async def _create(self) -> None:
+        """Have the topic created, and place the partitions that wait for it."""
+        pauses = ExponentialBackoff(self._runtime.random, _FIRST_PAUSE_MS, _MAX_PAUSE_MS)
+        while not self._topic.partition_count:
+            with contextlib.suppress(KafkaError, OSError):
+                await self._topic.create()
+            if not self._topic.partition_count:
+                await asyncio.sleep(pauses.next_ms() / 1000)
+        while self._unplaced:
+            self._place(next(iter(self._unplaced)))
+            del self._unplaced[next(iter(self._unplaced))]
+
+    def stop_partitions(self, partitions: Iterable[TopicIdPartition]) -> None:
+        for partition in partitions:
+            if partition not in self._store:
+                continue
+            self._store.forget(partition)
+            # Those that wait are answered that it is not ready.
+            self._ready.pop(partition).set()
+            if partition in self._unplaced:
+                del self._unplaced[partition]
+                continue
+            index = metadata_partition(partition, self._topic.partition_count or 1)
+            reader = self._readers.get(index)
+            if reader is None:
+                continue
+            reader.active.pop(partition, None)
+            reader.new.pop(partition, None)
+            if not reader.active and not reader.new and reader.task is not None:
+                reader.task.cancel()
+                reader.give_up()
+                del self._readers[index]
+
+    def is_ready(self, partition: TopicIdPartition) -> bool:
+        return self._store.is_ready(partition)
+
+    async def wait_until_ready(self, partition: TopicIdPartition) -> None:
+        ready = self._ready.get(partition)
+        if ready is not None:
+            await ready.wait()
+        self._store.cache(partition)
+
+    # Reading
+
+    async def _read(self, index: int, reader: _MetadataPartitionReader) -> None:
+        """Read a partition of the topic as long as there are partitions whose events it has."""
+        pauses = ExponentialBackoff(self._runtime.random, _FIRST_PAUSE_MS, _MAX_PAUSE_MS)
+        while True:
+            try:
+                reader.changed.clear()
+                if reader.new:
+                    await self._bring_up(index, reader)
+                assert reader.position is not None
+                found = await self._read_or_change(index, reader)
+                if found is None:
+                    continue
+                if found.is_truncated:
+                    self._begin_again(index, reader)
+                    continue
+                reader.position = max(reader.position, found.log_start_offset)
+                reader.position = await self._apply(found, reader.position, None, reader.active)
+                self._complete(reader, found.high_watermark)
+                pauses.reset()
+            except (KafkaError, OSError) as error:
+                _log.info("partition %d of the remote log metadata could not be read: %s", index, error)
+                await asyncio.sleep(pauses.next_ms() / 1000)
+
+    async def _read_or_change(self, index: int, reader: _MetadataPartitionReader) -> MetadataRead | None:
+        """Read from the position on; None if partitions were assigned meanwhile."""
+        assert reader.position is not None
+        waits = all(target is None for target in reader.active.values())
+        read = asyncio.ensure_future(self._topic.read(index, reader.position, waits=waits))
+        change = asyncio.ensure_future(reader.changed.wait())
+        try:
+            await asyncio.wait((read, change), return_when=asyncio.FIRST_COMPLETED)
+            return read.result() if read.done() else None
+        finally:
+            for each in (read, change):
+                if not each.done():
+                    each.cancel()
+            await asyncio.gather(read, change, return_exceptions=True)
+
+    async def _bring_up(self, index: int, reader: _MetadataPartitionReader) -> None:
+        """Apply the events below the position to the partitions that are new."""
+        new = list(reader.new)
+        # An attempt before, that failed half-way, may have applied some of them already.
+        for partition in new:
+            self._store.forget(partition)
+            self._store.assign(partition)
+        position = 0
+        wanted = dict.fromkeys(new)
+        while reader.position is not None and position < reader.position:
+            found = await self._topic.read(index, position, waits=True)
+            if found.is_truncated:
+                self._begin_again(index, reader)
+                await self._bring_up(index, reader)
+                return
+            position = max(position, found.log_start_offset)
+            if position < reader.position:
+                position = await self._apply(found, position, reader.position, wanted)
+        if reader.position is None:
+            reader.position = 0
+        for partition in new:
+            if partition in reader.new:
+                del reader.new[partition]
+                # Ready at the end that the next read finds; no offset is as large.
+                reader.active[partition] = -1
+
+    def _begin_again(self, index: int, reader: _MetadataPartitionReader) -> None:
+        """Read the partition from its beginning: it has lost events, as an unclean election may do."""
+        _log.warning("partition %d of the remote log metadata has lost events; it is read again", index)
+        reader.position = None
+        for partition in reader.active:
+            reader.new[partition] = None
+            self._store.forget(partition)
+            self._store.assign(partition)
+            self._ready[partition].clear()
+        reader.active.clear()
+
+    async def _apply(
+        self,
+        found: MetadataRead,
+        position: int,
+        end: int | None,
+        wanted: dict[TopicIdPartition, None] | dict[TopicIdPartition, int | None],
+    ) -> int:
+        """Apply the events from `position` to before `end`, and return the position behind them."""
+        turns = Turns(self._runtime.clock)
+        data = found.records
+        for at, header in iter_batches(data):
+            if header.next_offset <= position:
+                continue
+            if end is not None and header.base_offset >= end:
+                return end
+            verify_crc(data, at, header)
+            if not header.is_control:
+                for record in read_records(data, at):
+                    if record.offset >= position and (end is None or record.offset < end):
+                        self._apply_record(record.value, record.offset, wanted)
+                    if turns.is_due():
+                        await turns.pause()
+            position = header.next_offset
+        return position
+
+    def _apply_record(
+        self,
+        value: bytes | None,
+        offset: int,
+        wanted: dict[TopicIdPartition, None] | dict[TopicIdPartition, int | None],
+    ) -> None:
+        if value is None:
+            return
+        try:
+            event = decode_event(value)
+        except (MalformedMessage, UnsupportedVersion) as error:
+            _log.warning("remote log metadata: the record at offset %d is skipped: %s", offset, error)
+            return
+        if event is None or partition_of(event) not in wanted:
+            return
+        try:
+            self._store.apply(event)
+        except ValueError as error:
+            _log.warning("remote log metadata: the record at offset %d is skipped: %s", offset, error)
+            return
+        if self._store.is_ready(partition_of(event)):
+            self._notify(partition_of(event))
+
+    def _complete(self, reader: _MetadataPartitionReader, high_watermark: int) -> None:
+        """Note what is ready at this position, and wake what waits for it."""
+        position = reader.position
+        assert position is not None
+        for partition, target in list(reader.active.items()):
+            if target is None:
+                continue
+            if target < 0:
+                reader.active[partition] = target = high_watermark
+            if position >= target:
+                reader.active[partition] = None
+                self._store.assign(partition).is_initialized = True
+                self._ready[partition].set()
+                self._notify(partition)
+        reader.wake_waiting()
+
+    def _notify(self, partition: TopicIdPartition) -> None:
+        for listener in self._listeners:
+            listener(partition)
+
+    # Changes
+
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        await self._publish(metadata)
+
+    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
+        await self._publish(update)
+
+    async def put_remote_partition_delete_metadata(self, event: RemotePartitionDeleteMetadata) -> None:
+        await self._publish(event)
+
+    async def _publish(self, event: RemoteLogMetadataEvent) -> None:
+        """Append an event, again where that fails for a while, and wait until it is applied here."""
+        partition = partition_of(event)
+        await self.wait_until_ready(partition)
+        index = metadata_partition(partition, self._topic.partition_count)
+        try:
+            async with asyncio.timeout(self._consume_wait_ms / 1000):
+                offset = await self._append(index, encode_event(event))
+                reader = self._readers.get(index)
+                if reader is None:
+                    raise RemoteStorageNotReady(f"{event} was written while its partition was given up")
+                if reader.position is None or offset >= reader.position:
+                    applied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    reader.waiting.append((offset, applied))
+                    await applied
+        except TimeoutError:
+            raise RemoteStorageError(
+                f"{event} could not be written to the remote log metadata within {self._consume_wait_ms} ms"
+            ) from None
+
+    async def _append(self, index: int, value: bytes) -> int:
+        pauses = ExponentialBackoff(self._runtime.random, _FIRST_PAUSE_MS, _MAX_PAUSE_MS)
+        while True:
+            try:
+                return await self._topic.append(index, value)
+            except (KafkaError, OSError) as error:
+                _log.info("an event of the remote log metadata could not be written: %s", error)
+            await asyncio.sleep(pauses.next_ms() / 1000)
+
+    # Lookups
+
+    def remote_log_segment_metadata(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        return self._store.cache(partition).remote_log_segment_metadata(leader_epoch, offset)
+
+    def next_segment_with_txn_index(
+        self, partition: TopicIdPartition, leader_epoch: int, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        return self._store.cache(partition).next_segment_with_txn_index(leader_epoch, offset)
+
+    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
+        return self._store.cache(partition).highest_offset_for_epoch(leader_epoch)
+
+    def segment_by_id(self, id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
+        return self._store.cache(id.topic_id_partition).get(id)
+
+    def list_remote_log_segments(
+        self, partition: TopicIdPartition, leader_epoch: int | None = None
+    ) -> list[RemoteLogSegmentMetadata]:
+        return self._store.cache(partition).list_remote_log_segments(leader_epoch)

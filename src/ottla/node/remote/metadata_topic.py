@@ -1,0 +1,287 @@
+"""The partitions of `__remote_log_metadata`: appended to and read at their leaders, here or elsewhere.
+
+Only leaders are read: a follower may not have an event yet that is committed, and a broker that has not seen
+that a copy was finished might delete it. Reads of partitions with the same leader travel in one request,
+which waits at the leader until one of them has something new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ottla.metadata.image.cache import MetadataCache
+from ottla.metadata.image.entities import NO_LEADER
+from ottla.node.cluster.peers import PeerBrokers
+from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from ottla.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from ottla.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from ottla.protocol.names import REMOTE_LOG_METADATA_TOPIC, TopicPartition
+from ottla.records.builder import build_batch
+from ottla.records.validation import AppendOrigin
+from ottla.replication.log_flush_scheduler import LogFlushScheduler
+from ottla.replication.partition import Partition
+from ottla.replication.replica_manager import ReplicaManager
+from ottla.rpc.request_batcher import RequestBatcher
+from ottla.runtime.runtime import Runtime
+
+_FETCH_VERSION: Final = 17
+_PRODUCE_VERSION: Final = 13
+_LIST_OFFSETS_VERSION: Final = 6
+_EARLIEST: Final = -2
+_LATEST: Final = -1
+_READ_BYTES: Final = 1024 * 1024
+_FETCH_BYTES: Final = 16 * 1024 * 1024
+_FETCH_WAIT_MS: Final = 1_000
+_TIMEOUT_MS: Final = 30_000
+
+
+class MetadataRead(NamedTuple):
+    """What a read of a metadata partition returned."""
+
+    records: bytes
+    """Batches; the first may begin below the offset that was asked for."""
+    log_start_offset: int
+    high_watermark: int
+    is_truncated: bool = False
+    """True if the partition ends below the offset that was asked for: events are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    partition: int
+    offset: int
+    topic_id: bytes
+    waits: bool
+
+
+class _Wakeup:
+    """Waits for the progress of a partition that this broker leads."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def on_partition_progress(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout_ms: int) -> None:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._event.wait()
+        except TimeoutError:
+            return
+
+
+class RemoteLogMetadataTopic:
+    """`create_topic` has an internal topic created."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        broker_id: int,
+        metadata: MetadataCache,
+        peers: PeerBrokers,
+        replicas: ReplicaManager,
+        log_flushes: LogFlushScheduler,
+        create_topic: Callable[[str], Awaitable[object]],
+    ) -> None:
+        self._clock: Final = runtime.clock
+        self._pool: Final = runtime.pool
+        self._broker_id: Final = broker_id
+        self._metadata: Final = metadata
+        self._replicas: Final = replicas
+        self._log_flushes: Final = log_flushes
+        self._create_topic: Final = create_topic
+        self._fetch_channel: Final = peers.peer_channel("remote-log-metadata-fetch")
+        self._produce_channel: Final = peers.peer_channel("remote-log-metadata")
+        self._fetches: Final = RequestBatcher(self._send_fetch, lambda each: each.partition)
+
+    async def close(self) -> None:
+        await self._fetches.close()
+        self._fetch_channel.close()
+        self._produce_channel.close()
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions the topic has; 0 while there is none."""
+        topic = self._metadata.image.topics.by_name.get(REMOTE_LOG_METADATA_TOPIC)
+        return 0 if topic is None else len(topic.partitions)
+
+    async def create(self) -> None:
+        """Have the topic created. That it exists by now is no error, and where it fails it is tried again."""
+        await self._create_topic(REMOTE_LOG_METADATA_TOPIC)
+
+    def is_led_here(self, partition: int) -> bool:
+        return self._leader(partition)[0] == self._broker_id
+
+    def _leader(self, partition: int) -> tuple[int, bytes]:
+        """The leader of a partition and the id of the topic; LEADER_NOT_AVAILABLE if there is none now."""
+        topic = self._metadata.image.topics.by_name.get(REMOTE_LOG_METADATA_TOPIC)
+        registration = None if topic is None else topic.partitions.get(partition)
+        if topic is None or registration is None or registration.leader == NO_LEADER:
+            raise KafkaError(
+                ErrorCode.LEADER_NOT_AVAILABLE, f"{REMOTE_LOG_METADATA_TOPIC}-{partition} has no leader now"
+            )
+        return registration.leader, topic.id
+
+    # Appends
+
+    async def append(self, partition: int, value: bytes) -> int:
+        """Append a record, and return its offset once it is committed. KafkaError or OSError if that is not
+        known; then it may be there nevertheless.
+        """
+        leader, topic_id = self._leader(partition)
+        now_ms = self._clock.wall_ms()
+        batch = build_batch([(now_ms, None, value)])
+        if leader == self._broker_id:
+            return await self._append_here(partition, batch, now_ms)
+        response = await self._produce_channel.request(
+            leader,
+            ProduceRequest(
+                acks=-1,
+                timeout_ms=_TIMEOUT_MS,
+                topic_data=[
+                    TopicProduceData(
+                        name=REMOTE_LOG_METADATA_TOPIC,
+                        topic_id=topic_id,
+                        partition_data=[PartitionProduceData(index=partition, records=batch)],
+                    )
+                ],
+            ),
+            _PRODUCE_VERSION,
+            timeout_ms=_TIMEOUT_MS,
+        )
+        assert isinstance(response, ProduceResponse)
+        answer = response.responses[0].partition_responses[0]
+        if answer.error_code != ErrorCode.NONE:
+            raise KafkaError(ErrorCode.of(answer.error_code), f"{answer.error_message or 'not appended'}")
+        return answer.base_offset
+
+    async def _append_here(self, index: int, batch: bytes, now_ms: int) -> int:
+        tp = TopicPartition(REMOTE_LOG_METADATA_TOPIC, index)
+        partition = self._replicas.partition(tp)
+        try:
+            info = partition.append_records_to_leader(
+                bytearray(batch), now_ms=now_ms, origin=AppendOrigin.COORDINATOR
+            )
+        except OSError as error:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp}: {error}") from error
+        if info.rolled:
+            self._log_flushes.flush_closed_segments(partition.log)
+        end = info.last_offset + 1
+        await self._replicas.purgatory.try_complete_else_watch(
+            [tp], lambda: partition.check_enough_replicas_reach_offset(end) is not None, _TIMEOUT_MS
+        )
+        outcome = partition.check_enough_replicas_reach_offset(end)
+        if outcome is not ErrorCode.NONE:
+            raise KafkaError(
+                outcome or ErrorCode.REQUEST_TIMED_OUT, f"{tp}: the record at {end - 1} is not committed yet"
+            )
+        return info.first_offset
+
+    # Reads
+
+    async def read(self, partition: int, offset: int, *, waits: bool) -> MetadataRead:
+        """Read what is committed from `offset` on. If that is nothing, and it `waits`, return once there is
+        something, or after some time.
+        """
+        leader, topic_id = self._leader(partition)
+        if leader == self._broker_id:
+            return await self._read_here(partition, offset, waits)
+        found = await self._fetches.submit(leader, _Fetch(partition, offset, topic_id, waits))
+        if isinstance(found, KafkaError) and found.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            start, end = [await self._offset_at(leader, partition, at) for at in (_EARLIEST, _LATEST)]
+            return MetadataRead(b"", start, end, is_truncated=offset > end)
+        if isinstance(found, KafkaError):
+            raise found
+        return found
+
+    async def _read_here(self, index: int, offset: int, waits: bool) -> MetadataRead:
+        partition = self._replicas.partition(TopicPartition(REMOTE_LOG_METADATA_TOPIC, index))
+        partition.check_leader()
+        log = partition.log
+        if offset > log.log_end_offset:
+            return MetadataRead(b"", log.log_start_offset, log.high_watermark, is_truncated=True)
+        if waits and offset >= log.high_watermark:
+            await self._wait_for_progress(partition, offset)
+        start, high_watermark = log.log_start_offset, log.high_watermark
+        if not start <= offset < high_watermark:
+            return MetadataRead(b"", start, high_watermark)
+        found = await self._pool.run(
+            lambda: log.read(offset, _READ_BYTES, upper_offset=high_watermark, min_one_batch=True)
+        )
+        return MetadataRead(found.records, start, high_watermark)
+
+    async def _wait_for_progress(self, partition: Partition, offset: int) -> None:
+        wakeup = _Wakeup()
+        partition.watch(wakeup)
+        try:
+            if offset >= partition.log.high_watermark:
+                await wakeup.wait(_TIMEOUT_MS)
+        finally:
+            partition.unwatch(wakeup)
+
+    async def _send_fetch(
+        self, broker: int, fetches: Sequence[_Fetch]
+    ) -> Sequence[MetadataRead | KafkaError]:
+        topics: dict[bytes, list[FetchPartition]] = {}
+        for each in fetches:
+            topics.setdefault(each.topic_id, []).append(
+                FetchPartition(
+                    partition=each.partition, fetch_offset=each.offset, partition_max_bytes=_READ_BYTES
+                )
+            )
+        response = await self._fetch_channel.request(
+            broker,
+            FetchRequest(
+                max_wait_ms=_FETCH_WAIT_MS if all(each.waits for each in fetches) else 0,
+                min_bytes=1,
+                max_bytes=_FETCH_BYTES,
+                topics=[
+                    FetchTopic(topic=REMOTE_LOG_METADATA_TOPIC, topic_id=topic_id, partitions=partitions)
+                    for topic_id, partitions in topics.items()
+                ],
+            ),
+            _FETCH_VERSION,
+            timeout_ms=_TIMEOUT_MS,
+        )
+        assert isinstance(response, FetchResponse)
+        found: dict[int, MetadataRead | KafkaError] = {}
+        for topic in response.responses:
+            for data in topic.partitions:
+                code = ErrorCode.of(data.error_code or response.error_code)
+                found[data.partition_index] = (
+                    MetadataRead(bytes(data.records or b""), data.log_start_offset, data.high_watermark)
+                    if code is ErrorCode.NONE
+                    else KafkaError(code, f"{REMOTE_LOG_METADATA_TOPIC}-{data.partition_index}: {code.text}")
+                )
+        missing = KafkaError(ErrorCode.of(response.error_code), f"broker {broker} sent nothing")
+        return [found.get(each.partition, missing) for each in fetches]
+
+    async def _offset_at(self, broker: int, partition: int, timestamp: int) -> int:
+        """Ask the leader where the partition begins or ends."""
+        asked = ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
+        topic = ListOffsetsTopic(name=REMOTE_LOG_METADATA_TOPIC, partitions=[asked])
+        response = await self._produce_channel.request(
+            broker, ListOffsetsRequest(topics=[topic]), _LIST_OFFSETS_VERSION, timeout_ms=_TIMEOUT_MS
+        )
+        assert isinstance(response, ListOffsetsResponse)
+        answer = response.topics[0].partitions[0]
+        if answer.error_code != ErrorCode.NONE:
+            raise KafkaError(ErrorCode.of(answer.error_code), "the offsets could not be listed")
+        return answer.offset

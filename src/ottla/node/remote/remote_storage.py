@@ -1,0 +1,85 @@
+"""Tiered storage of a broker: its parts, made where `remote.log.storage.system.enable` is true."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from ottla.metadata.image.cache import MetadataCache
+from ottla.metadata.image.delta import MetadataDelta
+from ottla.metadata.image.entities import ConfigResourceType
+from ottla.metadata.image.image import MetadataImage
+from ottla.node.cluster.peers import PeerBrokers
+from ottla.node.config.dynamic import DynamicBrokerConfig
+from ottla.node.config.errors import NodeFailed
+from ottla.node.remote.metadata_manager import TopicBasedRemoteLogMetadataManager
+from ottla.node.remote.metadata_topic import RemoteLogMetadataTopic
+from ottla.node.remote.remote_log_manager import RemoteLogManager
+from ottla.node.remote.settings import metadata_topic_settings, remote_storage_settings
+from ottla.protocol.names import TopicPartition
+from ottla.remote.object_storage import ObjectStorageManager
+from ottla.replication.log_flush_scheduler import LogFlushScheduler
+from ottla.replication.partition import Partition
+from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
+from ottla.runtime.object_store import ObjectStoreError, open_object_store
+from ottla.runtime.runtime import Runtime
+from ottla.runtime.tasks import TaskSupervisor
+
+
+class RemoteStorage:
+    """`metadata` knows the remote segments, `storage` has them, `manager` copies and deletes them."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        tasks: TaskSupervisor,
+        config: DynamicBrokerConfig,
+        metadata: MetadataCache,
+        peers: PeerBrokers,
+        replicas: ReplicaManager,
+        log_flushes: LogFlushScheduler,
+        create_topic: Callable[[str], Awaitable[object]],
+    ) -> None:
+        """`NodeFailed` names a setting that cannot be used."""
+        settings = remote_storage_settings(config.current)
+        topic_settings = metadata_topic_settings(config.current)
+        try:
+            self._store: Final = open_object_store(settings.store, runtime.disk, runtime.pool)
+        except ObjectStoreError as error:
+            raise NodeFailed(f"the store of tiered storage cannot be opened: {error}") from error
+        self._replicas: Final = replicas
+        self.storage: Final = ObjectStorageManager(
+            self._store, prefix=settings.prefix, chunk_size=settings.chunk_size
+        )
+        topic = RemoteLogMetadataTopic(
+            runtime, config.current.node_id, metadata, peers, replicas, log_flushes, create_topic
+        )
+        self.metadata: Final = TopicBasedRemoteLogMetadataManager(
+            runtime, tasks, topic, consume_wait_ms=topic_settings.consume_wait_ms
+        )
+        self.manager: Final = RemoteLogManager(runtime, tasks, config, self.metadata, self.storage)
+        replicas.add_progress_listener(self.manager.on_partition_progress)
+
+    def apply(self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None) -> None:
+        """Follow new metadata."""
+        self.manager.apply(image, changes)
+        if delta is not None and delta.changed_configs:
+            self.manager.on_configs_changed(self._configured_partitions(image, delta))
+
+    def _configured_partitions(self, image: MetadataImage, delta: MetadataDelta) -> list[Partition]:
+        if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
+            return list(self._replicas)
+        changed = sorted(each.name for each in delta.changed_configs if each.type == ConfigResourceType.TOPIC)
+        found: list[Partition] = []
+        for name in changed:
+            topic = image.topics.by_name.get(name)
+            for index in () if topic is None else topic.partitions:
+                partition = self._replicas.find(TopicPartition(name, index))
+                if partition is not None:
+                    found.append(partition)
+        return found
+
+    async def close(self) -> None:
+        await self.manager.close()
+        await self.metadata.close()
+        self._store.close()

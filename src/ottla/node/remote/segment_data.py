@@ -1,0 +1,116 @@
+"""What is copied of a closed segment: its records, its indexes, and what a reader has to know at its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from ottla.log.directory.checkpoints import encode_entries
+from ottla.log.leader_epoch_cache import EpochEntry
+from ottla.log.producers.snapshot import encode_snapshot
+from ottla.log.segment.file_names import INDEX, TIME_INDEX
+from ottla.log.segment.segment import LogSegment
+from ottla.log.unified_log import UnifiedLog
+from ottla.remote.lineage import epoch_entries_between
+from ottla.remote.storage_manager import LogSegmentData
+from ottla.runtime.disk import Disk, read_file
+from ottla.runtime.pool import Pool
+
+_log = logging.getLogger(__name__)
+
+_PIECE_BYTES: Final = 1024 * 1024
+_OFFSET_ENTRY_BYTES: Final = 8
+_TIME_ENTRY_BYTES: Final = 12
+
+
+class SegmentToCopy(NamedTuple):
+    """A closed segment, and the base offset of the one after it."""
+
+    segment: LogSegment
+    next_base_offset: int
+
+    @property
+    def end_offset(self) -> int:
+        """Its last offset; also where the last records of the segment were compacted away."""
+        return self.next_base_offset - 1
+
+
+def next_segment_to_copy(log: UnifiedLog, copied_offset: int) -> SegmentToCopy | None:
+    """Return the first closed segment above the offset up to which all is copied, if its records are stable;
+    None if there is none yet.
+    """
+    if log.is_truncating:
+        return None
+    from_offset = max(copied_offset + 1, log.log_start_offset)
+    segments = log.local_log.segments_from(from_offset)
+    if len(segments) < 2 or segments[1].base_offset > log.last_stable_offset:
+        return None
+    return SegmentToCopy(segments[0], segments[1].base_offset)
+
+
+def uncopied_segments(log: UnifiedLog) -> list[LogSegment]:
+    """The closed segments that are not in remote storage."""
+    segments = log.segments
+    return [
+        segment
+        for segment, after in pairwise(segments)
+        if after.base_offset - 1 > log.highest_offset_in_remote_storage
+    ]
+
+
+def local_only_bytes(log: UnifiedLog) -> int:
+    """The size of what is on this disk and not in remote storage."""
+    above = log.highest_offset_in_remote_storage
+    return sum(segment.size for segment in log.segments if segment.base_offset > above)
+
+
+def segment_leader_epochs(log: UnifiedLog, found: SegmentToCopy) -> tuple[EpochEntry, ...]:
+    return epoch_entries_between(log.leader_epoch_cache, found.segment.base_offset, found.next_base_offset)
+
+
+async def read_segment_data(log: UnifiedLog, found: SegmentToCopy, pool: Pool) -> LogSegmentData:
+    """Return the content of the segment; its records are read as they are asked for."""
+    segment, disk = found.segment, log.directory.disk
+    size = segment.size
+
+    async def pieces() -> AsyncIterator[bytes]:
+        position = 0
+        while position < size:
+            piece = await pool.run(segment.read, position, min(_PIECE_BYTES, size - position))
+            if not piece:
+                return  # its file is shorter; the store sees that, and refuses it
+            yield piece
+            position += len(piece)
+
+    # Entries of this log's history, also those before the segment.
+    epochs = [each for each in log.leader_epoch_cache.entries if each.start_offset < found.next_base_offset]
+    snapshot_path = log.producer_snapshots.path(found.next_base_offset)
+    offsets, times, transactions = await pool.run(_read_indexes, segment, disk)
+    return LogSegmentData(
+        pieces,
+        size,
+        offset_index=offsets,
+        time_index=times,
+        producer_snapshot=await pool.run(_read_snapshot, disk, snapshot_path),
+        leader_epochs=encode_entries(f"{epoch} {offset}" for epoch, offset in epochs),
+        transaction_index=transactions or None,
+    )
+
+
+def _read_indexes(segment: LogSegment, disk: Disk) -> tuple[bytes, bytes, bytes]:
+    """The files of the indexes without what is allocated behind their entries."""
+    indexes = segment.indexes
+    segment.flush_indexes()
+    offsets = read_file(disk, segment.path(INDEX))[: indexes.offsets.entries * _OFFSET_ENTRY_BYTES]
+    times = read_file(disk, segment.path(TIME_INDEX))[: indexes.times.entries * _TIME_ENTRY_BYTES]
+    return offsets, times, b"".join(txn.encode() for txn in segment.txn_index.entries)
+
+
+def _read_snapshot(disk: Disk, path: str) -> bytes:
+    try:
+        return read_file(disk, path)
+    except FileNotFoundError:
+        _log.warning("%s is missing: the segment is copied without the state of its producers", path)
+        return encode_snapshot(())

@@ -1,0 +1,122 @@
+"""The remote segments of a log's own history: which of them hold its records, from where and how far.
+
+Leaders that followed an unclean election, or that uploaded while they were no leaders any more, may have put
+segments into remote storage whose records are not in the log. The leader epochs tell: a segment is of the
+log's lineage if its epochs begin where those of the log do.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ottla.log.leader_epoch_cache import EpochEntry, LeaderEpochCache
+from ottla.remote.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
+
+NO_REMOTE_OFFSET: Final = -1
+
+HighestOffset = Callable[[int], int | None]
+"""The last offset of an epoch that is in remote storage."""
+
+
+def find_highest_remote_offset(
+    epochs: LeaderEpochCache, log_end_offset: int, highest_offset_for_epoch: HighestOffset
+) -> int:
+    """Return the last offset of the log that is in remote storage; -1 if none is. The newest epoch decides
+    that has something there.
+    """
+    for entry in reversed(epochs.entries):
+        highest = highest_offset_for_epoch(entry.epoch)
+        if highest is not None:
+            _, end_offset = epochs.end_offset_for(entry.epoch, log_end_offset)
+            return min(highest, end_offset - 1)
+    return NO_REMOTE_OFFSET
+
+
+def find_remote_log_start_offset(
+    epochs: LeaderEpochCache, segments_of_epoch: Callable[[int], Sequence[RemoteLogSegmentMetadata]]
+) -> int | None:
+    """Return where the oldest remote segment of the log begins; None if there is none."""
+    for entry in epochs.entries:
+        segments = segments_of_epoch(entry.epoch)
+        if segments:
+            return segments[0].start_offset
+    return None
+
+
+def epoch_entries_between(epochs: LeaderEpochCache, start: int, end: int) -> tuple[EpochEntry, ...]:
+    """The epochs of the records from `start` to before `end`; the first begins at `start` at the earliest.
+
+    >>> epoch_entries_between(LeaderEpochCache([(0, 0), (3, 10), (4, 20)]), 12, 20)
+    (EpochEntry(epoch=3, start_offset=12),)
+    """
+    entries = epochs.entries
+    first = max(0, bisect_right(entries, start, key=_start_offset) - 1)
+    last = bisect_left(entries, end, key=_start_offset)
+    return tuple(EpochEntry(each.epoch, max(each.start_offset, start)) for each in entries[first:last])
+
+
+def without_empty_epochs(entries: Sequence[EpochEntry]) -> tuple[EpochEntry, ...]:
+    """Leave epochs out that have no record: the next one begins where they do."""
+    return tuple(
+        each
+        for index, each in enumerate(entries)
+        if index + 1 == len(entries) or entries[index + 1].start_offset > each.start_offset
+    )
+
+
+def is_within_leader_epochs(
+    metadata: RemoteLogSegmentMetadata, epochs: Sequence[EpochEntry], log_end_offset: int
+) -> bool:
+    """Whether all records of the segment are in the log, or were before its start moved. `epochs` are those
+    of the log that have records.
+    """
+    if not epochs or metadata.end_offset >= log_end_offset:
+        return False
+    of_segment = without_empty_epochs(
+        [EpochEntry(epoch, metadata.segment_leader_epochs[epoch]) for epoch in metadata.leader_epochs]
+    )
+    of_log = {entry.epoch: index for index, entry in enumerate(epochs)}
+    # The log start may have moved past the first epochs of the segment.
+    relevant = [entry for entry in of_segment if entry.epoch >= epochs[0].epoch]
+    if not relevant:
+        return False
+    for index, entry in enumerate(relevant):
+        at = of_log.get(entry.epoch)
+        if at is None:
+            return False
+        if index == 0 and at > 0 and entry.start_offset < epochs[at].start_offset:
+            return False
+        if index > 0 and entry.start_offset != epochs[at].start_offset:
+            return False
+        following = epochs[at + 1] if at + 1 < len(epochs) else None
+        if index + 1 == len(relevant):
+            if following is not None and metadata.end_offset >= following.start_offset:
+                return False
+        elif following != relevant[index + 1]:
+            return False
+    return True
+
+
+def is_covered_by_others(
+    metadata: RemoteLogSegmentMetadata,
+    find: Callable[[int, int], RemoteLogSegmentMetadata | None],
+    epochs: LeaderEpochCache,
+) -> bool:
+    """Whether other finished segments have every record of this one. `find` looks one up by epoch and
+    offset.
+    """
+    offset = metadata.start_offset
+    while offset <= metadata.end_offset:
+        epoch = epochs.epoch_for_offset(offset)
+        other = None if epoch is None else find(epoch, offset)
+        if other is None or epoch is None or other.id == metadata.id:
+            return False
+        assert other.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED, other
+        offset = other.epoch_end_offset(epoch) + 1
+    return True
+
+
+def _start_offset(entry: EpochEntry) -> int:
+    return entry.start_offset

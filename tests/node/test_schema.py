@@ -95,6 +95,44 @@ def test_remote_storage_is_not_left_behind_by_switching_it_off() -> None:
         with_remote.validate(TOPIC, {"remote.storage.enable": "false"}, {"remote.storage.enable": "true"})
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cleanup.policy": "compact"}, "only supports topics with cleanup.policy=delete"),
+        ({"cleanup.policy": "compact,delete"}, "only supports topics with cleanup.policy=delete"),
+        ({"retention.ms": "10", "local.retention.ms": "11"}, "not be more than retention.ms"),
+        ({"retention.ms": "10", "local.retention.ms": "-1"}, "must not be -1 as retention.ms"),
+        ({"retention.bytes": "10", "local.retention.bytes": "11"}, "not be more than retention.bytes"),
+        ({"retention.bytes": "10", "local.retention.bytes": "-1"}, "must not be -1 as retention.bytes"),
+        ({"remote.log.copy.disable": "true", "local.retention.ms": "5"}, "identical value"),
+        ({"remote.log.copy.disable": "true", "local.retention.bytes": "5"}, "identical value"),
+    ],
+)
+def test_settings_that_remote_storage_does_not_allow(settings: dict[str, str], message: str) -> None:
+    with_remote = schema(remote_log_storage_system_enable="true")
+    with pytest.raises(KafkaError, match=message):
+        with_remote.validate(TOPIC, {"remote.storage.enable": "true", **settings}, {})
+    if "remote.log.copy.disable" not in settings:
+        with_remote.validate(TOPIC, settings, {})
+
+
+def test_settings_that_remote_storage_allows() -> None:
+    with_remote = schema(remote_log_storage_system_enable="true")
+    for settings in (
+        {"retention.ms": "10", "local.retention.ms": "-2"},
+        {"retention.ms": "-1", "local.retention.ms": "-1"},
+        {"retention.bytes": "-1", "local.retention.bytes": "5"},
+        {"cleanup.policy": ""},
+        {"remote.log.copy.disable": "true", "retention.ms": "5", "local.retention.ms": "5"},
+    ):
+        with_remote.validate(TOPIC, {"remote.storage.enable": "true", **settings}, {})
+    with_remote.validate(
+        TOPIC,
+        {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"},
+        {"remote.storage.enable": "true"},
+    )
+
+
 def test_the_value_in_effect_and_where_it_comes_from() -> None:
     found = {
         each.name: (each.value, each.source)

@@ -57,6 +57,8 @@ _THREADS: Final = frozenset(
         "num.replica.fetchers",
     )
 )
+# The value of `local.retention.*` that stands for that of `retention.*`.
+_AS_RETENTION: Final = -2
 MIN_CLIENT_METRICS_INTERVAL_MS: Final = 100
 MAX_CLIENT_METRICS_INTERVAL_MS: Final = 60 * 60 * 1000
 
@@ -101,13 +103,15 @@ class TableSchema:
                     "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with "
                     "remote log storage: remote.log.storage.system.enable is false",
                 )
+            _check_remote_topic(effective)
         elif (
             existing.get("remote.storage.enable") == "true" and not effective["remote.log.delete.on.disable"]
         ):
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
                 "It is invalid to disable remote storage without deleting remote data: set "
-                "remote.log.delete.on.disable=true as well, which deletes it",
+                "remote.log.delete.on.disable=true as well, which deletes it. To keep the data and only stop "
+                "uploads, set remote.storage.enable=true and remote.log.copy.disable=true",
             )
         if effective["table.format"] != "none" or any(name in values for name in TABLE_SETTINGS):
             from ottla.node.config.topic_table import check_table_settings
@@ -192,6 +196,42 @@ class TableSchema:
         static = any(synonym in given for synonym in key.synonyms)
         text = key.show(defaults[key.name])
         return text or "", ConfigValueSource.STATIC_BROKER if static else ConfigValueSource.DEFAULT
+
+
+def _check_remote_topic(values: Mapping[str, Value]) -> None:
+    """Check the settings of a topic with remote storage against each other, as Kafka does."""
+    policy = values["cleanup.policy"]
+    if isinstance(policy, tuple) and "compact" in policy:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            "Remote log storage only supports topics with cleanup.policy=delete or cleanup.policy being an "
+            "empty list.",
+        )
+    for unit in ("bytes", "ms"):
+        whole, local = values[f"retention.{unit}"], values[f"local.retention.{unit}"]
+        assert isinstance(whole, int)
+        assert isinstance(local, int)
+        if local == _AS_RETENTION:
+            continue
+        name = f"local.retention.{unit}"
+        if whole >= 0 and local == -1:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"Invalid value -1 for configuration {name}: Value must not be -1 as retention.{unit} value "
+                f"is set as {whole}.",
+            )
+        if whole >= 0 and local > whole:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"Invalid value {local} for configuration {name}: Value must not be more than "
+                f"retention.{unit} property value: {whole}",
+            )
+        if values["remote.log.copy.disable"] is True and local != whole:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"When `remote.log.copy.disable` is set to true, the `{name}` and `retention.{unit}` must be "
+                "set to the identical value because there will be no more logs copied to the remote storage.",
+            )
 
 
 def _key(type: int, name: str) -> ConfigKey | None:

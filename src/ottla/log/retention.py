@@ -6,9 +6,9 @@ then those whose youngest record is older than `retention.ms`. Every rule takes 
 stops at the first that must stay, so the log never gets a hole; no rule takes a segment that reaches above
 the high watermark, so the log start offset never passes it.
 
-Where segments go to remote storage, the rules of size and time say what leaves this disk (`local.retention.*`)
-and only take what is in remote storage; then the log keeps its start, and only its first segment here is
-another.
+Where segments go to remote storage, the rules of size and time say what leaves this disk
+(`local.retention.*`) and only take what is in remote storage; then the log keeps its start, and only its
+first segment here is another.
 
 The rules only decide. `UnifiedLog` executes: where even the active segment has expired it rolls an empty one
 first, since a log always has a segment. An empty active segment is never deleted.

@@ -1475,8 +1475,8 @@ class UnifiedLog:
         return True
 
     def advance_start_past(self, deletion: Deletion[LogSegment], now_ms: int) -> list[LogSegment]:
-        """The first half of a deletion that is not local: move the log start behind the segments; those that can now be
-        removed.
+        """The first half of a deletion that is not local: move the log start behind the segments; those that
+        can now be removed.
         """
         self._check_usable()
         if self._truncation is not None or self._replacement is not None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from ottla.log.segment.segment import TimestampAndOffset
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.replication.partition import NO_EPOCH, FetchIsolation, Partition
 from ottla.runtime.disk import waiting
@@ -38,21 +40,24 @@ def fetch_offset_for_timestamp(
     current_leader_epoch: int = NO_EPOCH,
     only_leader: bool = True,
     may_wait: bool = True,
+    in_remote_storage: TimestampAndOffset | None = None,
 ) -> ListedOffset | None:
     """The offset for a timestamp or one of the special values; None if there is no such record.
 
     The isolation LOG_END is for replicas and debugging consumers, which may read everything. Unless
-    `may_wait`, raise NotInMemory instead of waiting for the disk.
+    `may_wait`, raise NotInMemory instead of waiting for the disk. `in_remote_storage` is the record that a
+    search by timestamp has found there; what is only there comes before what is on the disk.
     """
     partition.check_replica(current_leader_epoch, only_leader=only_leader)
     log = partition.log
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        start = log.log_start_offset
-        earliest = log.leader_epoch_cache.earliest
-        epoch = earliest.epoch if earliest is not None and earliest.start_offset <= start else NO_EPOCH
-        return ListedOffset(NO_TIMESTAMP, start, epoch)
-    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        return ListedOffset(NO_TIMESTAMP, -1, NO_EPOCH)  # nothing of this log is in remote storage
+        return _listed(
+            partition, log.log_start_offset if timestamp == EARLIEST else log.local_log_start_offset
+        )
+    if timestamp == LATEST_TIERED:
+        return _listed(partition, log.highest_offset_in_remote_storage if log.config.is_remote else -1)
+    if timestamp == EARLIEST_PENDING_UPLOAD:
+        return _listed(partition, _earliest_pending_upload(log))
     lagging = None if isolation is FetchIsolation.LOG_END else _lag(partition)
     last_fetchable = {
         FetchIsolation.LOG_END: log.log_end_offset,
@@ -65,12 +70,14 @@ def fetch_offset_for_timestamp(
         return ListedOffset(NO_TIMESTAMP, last_fetchable, partition.leader_epoch)
     if timestamp < EARLIEST_PENDING_UPLOAD:
         return None
-    with waiting(may_wait):
-        found = (
-            log.fetch_offset_of_max_timestamp()
-            if timestamp == MAX_TIMESTAMP
-            else log.fetch_offset_by_timestamp(timestamp)
-        )
+    found = in_remote_storage
+    if found is None:
+        with waiting(may_wait):
+            found = (
+                log.fetch_offset_of_max_timestamp()
+                if timestamp == MAX_TIMESTAMP
+                else log.fetch_offset_by_timestamp(timestamp)
+            )
     if found is None:
         return None
     if found.offset >= last_fetchable:
@@ -80,6 +87,28 @@ def fetch_offset_for_timestamp(
     return ListedOffset(
         found.timestamp, found.offset, NO_EPOCH if found.leader_epoch is None else found.leader_epoch
     )
+
+
+def is_search_in_remote_storage(partition: Partition, timestamp: int) -> bool:
+    """Whether a search by timestamp has to begin with what is in remote storage only."""
+    log = partition.log
+    return timestamp >= 0 and log.log_start_offset < log.local_log_start_offset
+
+
+def _listed(partition: Partition, offset: int) -> ListedOffset:
+    epoch = None if offset < 0 else partition.log.leader_epoch_cache.epoch_for_offset(offset)
+    return ListedOffset(NO_TIMESTAMP, offset, NO_EPOCH if epoch is None else epoch)
+
+
+def _earliest_pending_upload(log: UnifiedLog) -> int:
+    """The first offset that is not in remote storage; -1 where that is not used, or what it has is not known
+    yet.
+    """
+    if not log.config.is_remote:
+        return -1
+    if log.highest_offset_in_remote_storage >= 0:
+        return max(log.highest_offset_in_remote_storage + 1, log.log_start_offset)
+    return log.log_start_offset if log.log_start_offset == log.local_log_start_offset else -1
 
 
 def _lag(partition: Partition) -> KafkaError | None:

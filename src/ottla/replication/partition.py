@@ -29,7 +29,7 @@ from ottla.log.segment.txn_index import AbortedTxn
 from ottla.log.unified_log import LogAppendInfo, UnexpectedAppendOffset, UnifiedLog
 from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.protocol.names import TopicPartition
+from ottla.protocol.names import TopicIdPartition, TopicPartition
 from ottla.records.batch import BatchHeader, iter_batches
 from ottla.records.validation import AppendOrigin
 from ottla.replication.topic_statistics import TopicStatistics
@@ -334,6 +334,10 @@ class Partition:
     def __repr__(self) -> str:
         role = "leader" if self.is_leader else "follower"
         return f"<{role} of {self.topic_partition} epoch {self.leader_epoch} isr {sorted(self.isr)}>"
+
+    @property
+    def topic_id_partition(self) -> TopicIdPartition:
+        return TopicIdPartition(self.topic_id, self.topic_partition.partition)
 
     @property
     def is_leader(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ottla.log.truncation import LogTruncation
 from ottla.log.unified_log import UnexpectedAppendOffset, UnifiedLog
@@ -20,6 +20,9 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchPartition, PartitionData
 from ottla.replication.partition import NO_EPOCH, Partition
 from ottla.replication.replica_fetch_session import Key
+
+if TYPE_CHECKING:
+    from ottla.replication.tier_state_machine import TieredStart
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ class AfterFetch(Enum):
     PAUSE = "fetch again after a pause"
     TRUNCATE = "truncate the log first, in the background"
     FETCH_OFFSETS = "ask for the bounds of the leader's log first"
+    BUILD_AUXILIARY_STATE = "find in remote storage where to begin, in the background"
     STOP = "stop until the metadata changes"
 
 
@@ -142,6 +146,18 @@ class PartitionFetchState:
         log = self.partition.log
         return log.committable_offset < log.log_end_offset
 
+    @property
+    def lacks_auxiliary_state(self) -> bool:
+        """Whether the log begins behind what is in remote storage, empty, and does not know of it: a crash
+        has interrupted that. Then it is to begin again at the log start, from where the leader sends it on.
+        """
+        log = self.partition.log
+        if not (log.has_no_records and log.lacks_auxiliary_state):
+            return False
+        start = log.log_start_offset
+        self._due_truncation = lambda: log.begin_full_truncation(start)
+        return True
+
     def fetch_request(self, max_bytes: int) -> FetchPartition:
         """The next request. It says that this replica has what is below its offset, so no flush may be
         due.
@@ -193,6 +209,8 @@ class PartitionFetchState:
     def _on_error(self, error: ErrorCode) -> AfterFetch:
         if error is ErrorCode.OFFSET_OUT_OF_RANGE:
             return AfterFetch.FETCH_OFFSETS
+        if error is ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE and self.partition.log.config.is_remote:
+            return AfterFetch.BUILD_AUXILIARY_STATE
         if error is ErrorCode.FENCED_LEADER_EPOCH:
             # There is a newer leader; the metadata log names it, and a new object is made for it.
             return AfterFetch.STOP
@@ -204,6 +222,21 @@ class PartitionFetchState:
         """Note the bounds of the leader's log, which does not have the offset of the last fetch."""
         self._due_truncation = lambda: self._begin_truncation_to_bounds(leader_start, leader_end)
         return AfterFetch.TRUNCATE
+
+    def on_tiered_start(self, start: TieredStart) -> None:
+        """Note where to begin: the records before are in remote storage only."""
+        self._due_truncation = lambda: self._begin_at_tiered_start(start)
+
+    def _begin_at_tiered_start(self, start: TieredStart) -> LogTruncation:
+        _log.info(
+            "%s begins at %d: its leader has the records from %d on in remote storage only",
+            self,
+            start.offset,
+            start.log_start_offset,
+        )
+        return self.partition.log.begin_full_truncation(
+            start.offset, start.log_start_offset, start.auxiliary_state
+        )
 
     def begin_truncation(self) -> LogTruncation | None:
         """Begin the truncation that the last response asked for; None if there is nothing to do."""

@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -42,6 +42,7 @@ from ottla.protocol.messages.fetch import (
 )
 from ottla.protocol.messages.list_offsets import (
     ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopic,
@@ -57,12 +58,19 @@ from ottla.runtime.clock import Clock
 from ottla.runtime.pool import Pool
 from ottla.runtime.turns import Turns
 
+if TYPE_CHECKING:
+    from ottla.protocol.messages.offset_for_leader_epoch import EpochEndOffset
+    from ottla.remote.log_reader import RemoteLogReader
+    from ottla.replication.tier_state_machine import LeaderTier
+
 _log = logging.getLogger(__name__)
 
 FETCH_VERSION: Final = 17
 _LIST_OFFSETS_VERSION: Final = 8
 _LATEST: Final = -1
+_EARLIEST: Final = -2
 _EARLIEST_LOCAL: Final = -4
+_OFFSET_FOR_LEADER_EPOCH_VERSION: Final = 4
 # A fetch under way is not aborted more often than this, so that large responses get through in the end.
 _DISCONNECT_EVERY_MS: Final = 1_000
 # Partitions that one request names: building, encoding and decoding it stay below 10 ms on both sides.
@@ -148,6 +156,10 @@ class ReplicaFetcherContext:
     complete_creation: Callable[[UnifiedLog], Awaitable[None]]
     # Called for a partition whose directory went offline; it is no longer fetched.
     on_failure: Callable[[TopicPartition, Exception], None]
+    # The reader of remote storage; None where no topic has it.
+    remote_log_reader: Callable[[], RemoteLogReader | None] = lambda: None
+    # Truncations of logs that begin behind what is in remote storage, apart: the store may be slow.
+    tier_states: ReplicaTruncations | None = None
 
     def now_ms(self) -> int:
         """The monotonic time, for pauses."""
@@ -387,6 +399,11 @@ class ReplicaFetcher:
             self._set_aside(key)
             self._unflushed[key] = state
             return None
+        if partition.log.config.is_remote and state.lacks_auxiliary_state:
+            self._set_aside(key)
+            self._truncating[key] = state
+            context.truncations.start(partial(self._truncate, key, state))
+            return None
         asked = state.fetch_request(context.config.max_bytes)
         return None if asked == self._session.known.get(key) else asked
 
@@ -471,6 +488,8 @@ class ReplicaFetcher:
             then = state.process_partition_data(asked.fetch_offset, answer, context.clock.wall_ms())
             if then is AfterFetch.FETCH_OFFSETS:
                 then = await self._fetch_leader_bounds(state)
+            elif then is AfterFetch.BUILD_AUXILIARY_STATE:
+                then = await self._begin_to_build_auxiliary_state(key, state)
         except Exception as error:
             self._on_partition_error(key, state, "the leader's response could not be processed", error)
             return
@@ -484,6 +503,8 @@ class ReplicaFetcher:
             self._set_aside(key)
             self._truncating[key] = state
             context.truncations.start(partial(self._truncate, key, state))
+        elif then is AfterFetch.BUILD_AUXILIARY_STATE:
+            pass  # goes on in the background
         else:
             state.reset_backoff()
             if state.has_caught_up:
@@ -568,7 +589,9 @@ class ReplicaFetcher:
         """Get the bounds of the leader's log, into which the log end is to move."""
         try:
             end = await self._fetch_leader_offset(state, _LATEST)
-            start = await self._fetch_leader_offset(state, _EARLIEST_LOCAL)
+            # With remote storage, a fetch from the start of the log leads to what is on the leader's disk.
+            is_remote = state.partition.log.config.is_remote
+            start = await self._fetch_leader_offset(state, _EARLIEST if is_remote else _EARLIEST_LOCAL)
         except (OSError, KafkaError) as error:
             _log.info("broker %d did not answer with the bounds of its log: %s", self.leader_id, error)
             return AfterFetch.PAUSE
@@ -576,8 +599,101 @@ class ReplicaFetcher:
             return AfterFetch.PAUSE
         return state.on_leader_bounds(start, end)
 
+    async def _begin_to_build_auxiliary_state(self, key: Key, state: PartitionFetchState) -> AfterFetch:
+        """Find in the background where to begin to fetch a partition of which the leader has a part in remote
+        storage only.
+        """
+        reader = self._context.remote_log_reader()
+        try:
+            leader = None if reader is None else await self._fetch_leader_tier(state)
+        except (OSError, KafkaError) as error:
+            _log.info("broker %d did not answer with the parts of its log: %s", self.leader_id, error)
+            return AfterFetch.PAUSE
+        if reader is None or leader is None:
+            return AfterFetch.PAUSE
+        if self._is_assigned(key, state):
+            self._set_aside(key)
+            self._truncating[key] = state
+            tier_states = self._context.tier_states or self._context.truncations
+            tier_states.start(partial(self._build_auxiliary_state, key, state, reader, leader))
+        return AfterFetch.BUILD_AUXILIARY_STATE
+
+    async def _build_auxiliary_state(
+        self, key: Key, state: PartitionFetchState, reader: RemoteLogReader, leader: LeaderTier, pool: Pool
+    ) -> None:
+        from ottla.replication.tier_state_machine import fetch_tiered_start
+
+        if not self._is_assigned(key, state):
+            return
+        try:
+            start = await fetch_tiered_start(reader, state.partition.topic_id_partition, leader)
+        except Exception as error:
+            if self._truncating.get(key) is state:
+                del self._truncating[key]
+            self._on_partition_error(key, state, "remote storage does not tell where to begin", error)
+            self._work.set()
+            return
+        if self._is_assigned(key, state):
+            state.on_tiered_start(start)
+        await self._truncate(key, state, pool)
+
+    async def _fetch_leader_tier(self, state: PartitionFetchState) -> LeaderTier | None:
+        """Where the leader's log has its parts; None if the leader answers with an error."""
+        from ottla.replication.tier_state_machine import LeaderTier
+
+        start = await self._fetch_leader_offset(state, _EARLIEST)
+        local = await self._fetch_listed_offset(state, _EARLIEST_LOCAL)
+        if start is None or local is None or not start < local.offset:
+            return None
+        epoch = local.leader_epoch
+        if epoch > 0:
+            # Whether the last record before is of an earlier epoch.
+            before = await self._fetch_epoch_end(state, epoch - 1)
+            if before is None:
+                return None
+            if before.leader_epoch >= 0 and before.end_offset >= local.offset:
+                epoch = before.leader_epoch
+        return LeaderTier(start, local.offset, epoch)
+
+    async def _fetch_epoch_end(self, state: PartitionFetchState, epoch: int) -> EpochEndOffset | None:
+        from ottla.protocol.messages.offset_for_leader_epoch import (
+            OffsetForLeaderEpochRequest,
+            OffsetForLeaderEpochResponse,
+            OffsetForLeaderPartition,
+            OffsetForLeaderTopic,
+        )
+
+        tp = state.partition.topic_partition
+        request = OffsetForLeaderEpochRequest(
+            replica_id=self._context.broker_id,
+            topics=[
+                OffsetForLeaderTopic(
+                    topic=tp.topic,
+                    partitions=[
+                        OffsetForLeaderPartition(
+                            partition=tp.partition,
+                            current_leader_epoch=state.leader_epoch,
+                            leader_epoch=epoch,
+                        )
+                    ],
+                )
+            ],
+        )
+        response = await self._send(request, _OFFSET_FOR_LEADER_EPOCH_VERSION, OffsetForLeaderEpochResponse)
+        for topic in response.topics:
+            for partition in topic.partitions:
+                if partition.error_code == ErrorCode.NONE:
+                    return partition
+        return None
+
     async def _fetch_leader_offset(self, state: PartitionFetchState, timestamp: int) -> int | None:
         """An offset of the leader's log; None if the leader answers with an error."""
+        found = await self._fetch_listed_offset(state, timestamp)
+        return None if found is None else found.offset
+
+    async def _fetch_listed_offset(
+        self, state: PartitionFetchState, timestamp: int
+    ) -> ListOffsetsPartitionResponse | None:
         tp = state.partition.topic_partition
         request = ListOffsetsRequest(
             replica_id=self._context.broker_id,
@@ -598,5 +714,5 @@ class ReplicaFetcher:
         for topic in response.topics:
             for partition in topic.partitions:
                 if partition.error_code == ErrorCode.NONE and partition.offset >= 0:
-                    return partition.offset
+                    return partition
         return None

@@ -110,6 +110,8 @@ class ReplicaFetcherManager:
         self._partitions.clear()  # a directory may still fail after this, and its partitions be removed
         await self._tasks.stop(tasks)
         await self._context.truncations.close()
+        if self._context.tier_states is not None:
+            await self._context.tier_states.close()
 
     def __len__(self) -> int:
         """How many partitions are fetched."""

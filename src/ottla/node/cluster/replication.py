@@ -8,7 +8,7 @@ replication, and whether consumers are sent to the nearest replica, are kept her
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ottla.log.log_manager import LogManager
 from ottla.metadata.image.cache import MetadataCache
@@ -33,6 +33,9 @@ from ottla.rpc.connection import PLAINTEXT, ConnectionSecurity
 from ottla.runtime.clock import Clock
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
+
+if TYPE_CHECKING:
+    from ottla.remote.log_reader import RemoteLogReader
 
 _ALTER_PARTITION_VERSION: Final = 3
 _RACK_AWARE: Final = "RackAwareReplicaSelector"
@@ -80,6 +83,8 @@ class BrokerReplication:
         self.follower_quota: Final = _quota(runtime.clock, config.current, *_WINDOWS)
         self.move_quota: Final = _quota(runtime.clock, config.current, *_WINDOWS_OF_MOVES)
         self.selects_nearest = False
+        # Set where topics have remote storage.
+        self.remote_log_reader: RemoteLogReader | None = None
         self.assignments: Final = AssignmentsManager(tasks, broker_id, broker_epoch, controller, metadata)
         self.alter_partition_manager: Final = AlterPartitionManager(
             tasks, broker_id, broker_epoch, self._alter_partition, runtime.clock
@@ -137,6 +142,8 @@ class BrokerReplication:
             self._logs.flush,
             self._logs.complete_creation,
             self._on_fetch_failed,
+            lambda: self.remote_log_reader,
+            ReplicaTruncations(self._pool),
         )
         return ReplicaFetcherManager(
             self._tasks,

@@ -22,6 +22,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ottla.node.fetch.cold_reads import Missing
+from ottla.node.fetch.remote_reads import RemoteRead
 from ottla.node.fetch.session import (
     CachedPartition,
     FetchKey,
@@ -47,6 +48,7 @@ from ottla.runtime.disk import NotInMemory
 from ottla.runtime.turns import Turns
 
 if TYPE_CHECKING:
+    from ottla.log.segment.txn_index import AbortedTxn
     from ottla.metadata.image.image import MetadataImage
     from ottla.node.cluster.replication import BrokerReplication
     from ottla.node.config.node_config import NodeConfig
@@ -151,6 +153,7 @@ class FetchReader:
         "_permissions",
         "_rack",
         "_read_bytes",
+        "_remote",
         "_replica_epoch",
         "_replica_id",
         "_reports_high_watermark",
@@ -225,6 +228,8 @@ class FetchReader:
         # Partitions that have become dirty since the last look at them.
         self._moved: list[CachedPartition] = []
         self._cold: list[CachedPartition] = []
+        # Reads of remote storage, by the partition that they are for; None if there was none.
+        self._remote: dict[CachedPartition, RemoteRead] | None = None
         # Consumers that read from a follower see records once that follower knows the new high watermark, so
         # it gets a response as soon as the high watermark moves. Where consumers read from leaders only, that
         # would just double the number of fetches.
@@ -363,9 +368,9 @@ class FetchReader:
                 self._left = max(0, self._limit - self._read_bytes)
             try:
                 data = self._read_one(cached, may_wait=missing is None)
-            except NotInMemory as part:
+            except (NotInMemory, RemoteRead) as part:
                 assert missing is not None
-                missing.append(part)
+                missing.append(part.with_traceback(None))
                 self._cold.append(cached)
                 self._left = max(0, self._left - cached.requested.partition_max_bytes)
                 continue
@@ -419,17 +424,13 @@ class FetchReader:
                 may_wait=may_wait,
             )
         except KafkaError as error:
-            self._respond_now = True
-            self._permissions.count_error(int(error.code))
-            if error.code is ErrorCode.KAFKA_STORAGE_ERROR and partition is not None:
-                partition.statistics.failed_fetches += 1
-            return PartitionData(
-                partition_index=index,
-                error_code=int(error.code),
-                high_watermark=-1,
-                aborted_transactions=[] if error.code in _UNKNOWN else None,
-                records=b"",
-            )
+            if (
+                error.code is ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE
+                and partition is not None
+                and not self.follower
+            ):
+                return self._read_remote(cached, partition, max_bytes, min_one_batch, may_wait=may_wait)
+            return self._error_data(index, partition, error)
         records, aborted = fetched.records, fetched.aborted
         if records and not min_one_batch and _is_incomplete(records):
             records, aborted = b"", None
@@ -475,6 +476,111 @@ class FetchReader:
         else:
             self._mark_if_clean(cached, partition)
         return data
+
+    def _error_data(self, index: int, partition: Partition | None, error: KafkaError) -> PartitionData:
+        self._respond_now = True
+        self._permissions.count_error(int(error.code))
+        if error.code is ErrorCode.KAFKA_STORAGE_ERROR and partition is not None:
+            partition.statistics.failed_fetches += 1
+        data = PartitionData(
+            partition_index=index,
+            error_code=int(error.code),
+            high_watermark=-1,
+            aborted_transactions=[] if error.code in _UNKNOWN else None,
+            records=b"",
+        )
+        if error.code is ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE and partition is not None:
+            # The follower goes on at the start of what is on the disk here, and knows where the log starts.
+            data.log_start_offset = partition.log.log_start_offset
+        return data
+
+    def _read_remote(
+        self,
+        cached: CachedPartition,
+        partition: Partition,
+        max_bytes: int,
+        min_one_batch: bool,
+        *,
+        may_wait: bool,
+    ) -> PartitionData:
+        """Return the records that are in remote storage only, once they were read; raise RemoteRead before.
+        The response does not wait for more then.
+        """
+        requested, log = cached.requested, partition.log
+        read = None if self._remote is None else self._remote.pop(cached, None)
+        if read is not None and (read.partition is not partition or read.offset != requested.fetch_offset):
+            read = None
+        committed = self._isolation is FetchIsolation.TXN_COMMITTED
+        first = min_one_batch and not self._cold
+        if read is None and not may_wait and (first or max_bytes > 0):
+            reader = self._broker.replication.remote_log_reader
+            if reader is None:
+                return self._error_data(
+                    requested.partition,
+                    partition,
+                    KafkaError(
+                        ErrorCode.KAFKA_STORAGE_ERROR,
+                        f"{partition.topic_partition}: offset {requested.fetch_offset} is in remote storage, "
+                        "which this broker does not use (remote.log.storage.system.enable)",
+                    ),
+                )
+            read = RemoteRead(
+                reader,
+                self._clock,
+                partition,
+                requested.fetch_offset,
+                max_bytes,
+                self._readable_end(partition),
+                min_one_batch=first,
+                with_aborted=committed,
+                max_wait_ms=self._broker.config.number("remote.fetch.max.wait.ms"),
+            )
+            if self._remote is None:
+                self._remote = {}
+            self._remote[cached] = read
+            raise read
+        records = b""
+        aborted: tuple[AbortedTxn, ...] | None = () if committed else None
+        if read is not None:
+            self._respond_now = True
+            if isinstance(read.result, KafkaError):
+                return self._error_data(requested.partition, partition, read.result)
+            if read.result is not None:
+                records, aborted = read.result.records, read.result.aborted
+                if read.result.next_local_offset is not None:
+                    # Compaction, long ago, has left nothing there; and the disk may have to be waited for.
+                    self._remote = {**(self._remote or {}), cached: read}
+                    found = partition.fetch_records(
+                        read.result.next_local_offset,
+                        max_bytes,
+                        isolation=self._isolation,
+                        now_ms=self._clock.wall_ms(),
+                        only_leader=self._only_leader,
+                        min_one_batch=min_one_batch,
+                        may_wait=may_wait,
+                    )
+                    del self._remote[cached]
+                    records, aborted = found.records, found.aborted
+        if records and not min_one_batch and _is_incomplete(records):
+            records = b""
+        if records:
+            partition.statistics.fetches += 1
+            partition.statistics.bytes_out += len(records)
+            self._read_bytes += len(records)
+            self._left = max(0, self._left - len(records))
+        return PartitionData(
+            partition_index=requested.partition,
+            high_watermark=log.high_watermark,
+            last_stable_offset=log.last_stable_offset,
+            log_start_offset=log.log_start_offset,
+            aborted_transactions=None
+            if aborted is None
+            else [
+                AbortedTransaction(producer_id=txn.producer_id, first_offset=txn.first_offset)
+                for txn in aborted
+            ],
+            records=records,
+        )
 
     def _mark_if_clean(self, cached: CachedPartition, partition: Partition) -> None:
         """Mark a partition that gave no records; it is clean unless limits held some back, or a follower's

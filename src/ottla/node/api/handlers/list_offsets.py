@@ -16,6 +16,7 @@ from typing import Final
 
 from ottla.node.api.context import RequestContext
 from ottla.node.fetch.cold_reads import Missing, load_and_retry
+from ottla.node.fetch.remote_reads import RemoteOffsetSearch
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.list_offsets import (
@@ -27,7 +28,7 @@ from ottla.protocol.messages.list_offsets import (
     ListOffsetsTopicResponse,
 )
 from ottla.protocol.names import TopicPartition
-from ottla.replication.list_offsets import fetch_offset_for_timestamp
+from ottla.replication.list_offsets import fetch_offset_for_timestamp, is_search_in_remote_storage
 from ottla.replication.partition import FetchIsolation
 from ottla.runtime.disk import NotInMemory
 
@@ -43,9 +44,12 @@ def handle(
         (topic.name, part.partition_index) for topic in request.topics for part in topic.partitions
     )
 
+    # The searches in remote storage for this request, with what they have found.
+    remote: dict[tuple[str, int], RemoteOffsetSearch] = {}
+
     def search(missing: Missing | None) -> ListOffsetsResponse:
         return ListOffsetsResponse(
-            topics=[_topic(context, request, topic, counts, missing) for topic in request.topics]
+            topics=[_topic(context, request, topic, counts, remote, missing) for topic in request.topics]
         )
 
     missing: Missing = []
@@ -73,6 +77,7 @@ def _topic(
     request: ListOffsetsRequest,
     topic: ListOffsetsTopic,
     counts: Counter[tuple[str, int]],
+    remote: dict[tuple[str, int], RemoteOffsetSearch],
     missing: Missing | None,
 ) -> ListOffsetsTopicResponse:
     allowed = context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.name)
@@ -84,11 +89,11 @@ def _topic(
             if counts[topic.name, part.partition_index] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
             results[part.partition_index] = _partition(
-                context, request, topic.name, part, may_wait=missing is None
+                context, request, topic.name, part, remote, may_wait=missing is None
             )
-        except NotInMemory as data:
+        except (NotInMemory, RemoteOffsetSearch) as data:
             assert missing is not None
-            missing.append(data)
+            missing.append(data.with_traceback(None))
         except KafkaError as error:
             results[part.partition_index] = ListOffsetsPartitionResponse(
                 partition_index=part.partition_index, error_code=int(error.code)
@@ -101,6 +106,7 @@ def _partition(
     request: ListOffsetsRequest,
     topic: str,
     part: ListOffsetsPartition,
+    remote: dict[tuple[str, int], RemoteOffsetSearch],
     *,
     may_wait: bool,
 ) -> ListOffsetsPartitionResponse:
@@ -114,13 +120,38 @@ def _partition(
         isolation = FetchIsolation.TXN_COMMITTED
     else:
         isolation = FetchIsolation.HIGH_WATERMARK
+    only_leader = request.replica_id != _DEBUGGING_CONSUMER
+    in_remote_storage = None
+    if is_search_in_remote_storage(partition, timestamp):
+        partition.check_replica(part.current_leader_epoch, only_leader=only_leader)
+        search = remote.get((topic, part.partition_index))
+        if search is None and may_wait:
+            raise KafkaError(
+                ErrorCode.OFFSET_NOT_AVAILABLE
+            )  # it has just left the disk: the next try finds it
+        if search is None:
+            reader = context.broker.replication.remote_log_reader
+            if reader is None:
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
+            timeout_ms = request.timeout_ms if context.version >= 10 else 0
+            search = remote[topic, part.partition_index] = RemoteOffsetSearch(
+                reader,
+                partition,
+                timestamp,
+                timeout_ms or context.broker.config.number("remote.list.offsets.request.timeout.ms"),
+            )
+            raise search
+        if isinstance(search.result, KafkaError):
+            raise search.result
+        in_remote_storage = search.result
     found = fetch_offset_for_timestamp(
         partition,
         timestamp,
         isolation=isolation,
         current_leader_epoch=part.current_leader_epoch,
-        only_leader=request.replica_id != _DEBUGGING_CONSUMER,
+        only_leader=only_leader,
         may_wait=may_wait,
+        in_remote_storage=in_remote_storage,
     )
     if found is None:
         return ListOffsetsPartitionResponse(partition_index=part.partition_index)

@@ -1,0 +1,128 @@
+"""Reads of records that are in remote storage only, for one request.
+
+A read that does not succeed within `remote.fetch.max.wait.ms` brings nothing, and the client asks again; what
+it waited for is loaded meanwhile. Where remote storage fails, the response waits for that time too, so that
+clients do not ask again and again at once; then it is KAFKA_STORAGE_ERROR, which they repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from ottla.protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from ottla.log.segment.segment import TimestampAndOffset
+    from ottla.remote.log_reader import RemoteLogReader, RemoteRecords
+    from ottla.replication.partition import Partition
+    from ottla.runtime.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+
+class RemoteAccess(Exception):
+    """Something is to be read from remote storage first: raised by an attempt to read it here."""
+
+    async def run(self) -> None:
+        """Read it, and keep the result. Raises nothing."""
+        raise NotImplementedError
+
+
+class RemoteRead(RemoteAccess):
+    """The records from an offset on."""
+
+    def __init__(
+        self,
+        reader: RemoteLogReader,
+        clock: Clock,
+        partition: Partition,
+        offset: int,
+        max_bytes: int,
+        upper_offset: int,
+        *,
+        min_one_batch: bool,
+        with_aborted: bool,
+        max_wait_ms: int,
+    ) -> None:
+        super().__init__(f"offset {offset} of {partition.topic_partition} is in remote storage")
+        self._reader: Final = reader
+        self._clock: Final = clock
+        self.partition: Final = partition
+        self.offset: Final = offset
+        self._max_bytes: Final = max_bytes
+        self._upper_offset: Final = upper_offset
+        self._min_one_batch: Final = min_one_batch
+        self._with_aborted: Final = with_aborted
+        self._max_wait_ms: Final = max_wait_ms
+        # None before it was run, and if the time was over first.
+        self.result: RemoteRecords | KafkaError | None = None
+
+    async def run(self) -> None:
+        """Read, and set the result."""
+        deadline_ns = self._clock.monotonic_ns() + self._max_wait_ms * 1_000_000
+        try:
+            async with asyncio.timeout(self._max_wait_ms / 1000):
+                self.result = await self._read()
+        except TimeoutError:
+            return
+        if isinstance(self.result, KafkaError) and self.result.code is ErrorCode.KAFKA_STORAGE_ERROR:
+            left_ns = deadline_ns - self._clock.monotonic_ns()
+            if left_ns > 0:
+                await asyncio.sleep(left_ns / 1e9)
+
+    async def _read(self) -> RemoteRecords | KafkaError:
+        from ottla.remote.segment_metadata import RemoteStorageError
+
+        partition = self.partition
+        try:
+            return await self._reader.read(
+                partition.topic_id_partition,
+                partition.log,
+                self.offset,
+                self._max_bytes,
+                self._upper_offset,
+                min_one_batch=self._min_one_batch,
+                with_aborted=self._with_aborted,
+            )
+        except RemoteStorageError as error:
+            _log.warning(
+                "%s: a read from remote storage failed: %s", partition.topic_partition, error.message
+            )
+            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, error.message)
+        except KafkaError as error:
+            return error
+
+
+class RemoteOffsetSearch(RemoteAccess):
+    """The first record that is not older than a timestamp."""
+
+    def __init__(
+        self, reader: RemoteLogReader, partition: Partition, timestamp: int, timeout_ms: int
+    ) -> None:
+        super().__init__(f"the time {timestamp} of {partition.topic_partition} may be in remote storage")
+        self._reader: Final = reader
+        self._partition: Final = partition
+        self._timestamp: Final = timestamp
+        self._timeout_ms: Final = timeout_ms
+        self.result: TimestampAndOffset | KafkaError | None = None
+
+    async def run(self) -> None:
+        partition = self._partition
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                self.result = await self._reader.fetch_offset_by_timestamp(
+                    partition.topic_id_partition, partition.log, self._timestamp
+                )
+        except TimeoutError:
+            self.result = KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"{partition.topic_partition}: no offset was found in remote storage within "
+                f"{self._timeout_ms} ms",
+            )
+        except KafkaError as error:
+            _log.warning(
+                "%s: a search in remote storage failed: %s", partition.topic_partition, error.message
+            )
+            self.result = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, error.message)

@@ -16,22 +16,33 @@ from ottla.remote.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSeg
 
 NO_REMOTE_OFFSET: Final = -1
 
-HighestOffset = Callable[[int], int | None]
-"""The last offset of an epoch that is in remote storage."""
+FindSegment = Callable[[int, int], RemoteLogSegmentMetadata | None]
+"""The finished segment that has an offset in an epoch."""
 
 
 def find_highest_remote_offset(
-    epochs: LeaderEpochCache, log_end_offset: int, highest_offset_for_epoch: HighestOffset
+    epochs: LeaderEpochCache, local_start_offset: int, log_end_offset: int, find: FindSegment
 ) -> int:
-    """Return the last offset of the log that is in remote storage; -1 if none is. The newest epoch decides
-    that has something there.
+    """Return the offset up to which all of the log on this disk, from its first segment on, is in remote
+    storage; -1 if nothing is. What was there once does not count: it may have been deleted since, as where
+    remote storage was turned off and on again.
     """
-    for entry in reversed(epochs.entries):
-        highest = highest_offset_for_epoch(entry.epoch)
-        if highest is not None:
-            _, end_offset = epochs.end_offset_for(entry.epoch, log_end_offset)
-            return min(highest, end_offset - 1)
-    return NO_REMOTE_OFFSET
+    offset = local_start_offset
+    while offset < log_end_offset:
+        end = _remote_end(epochs, offset, find)
+        if end is None:
+            break
+        offset = end + 1
+    if offset == local_start_offset and (not offset or _remote_end(epochs, offset - 1, find) is None):
+        return NO_REMOTE_OFFSET
+    return min(offset, log_end_offset) - 1
+
+
+def _remote_end(epochs: LeaderEpochCache, offset: int, find: FindSegment) -> int | None:
+    """The last offset of the segment and of the epoch that have this offset; None if none has it."""
+    epoch = epochs.epoch_for_offset(offset)
+    found = None if epoch is None else find(epoch, offset)
+    return None if found is None or epoch is None else found.epoch_end_offset(epoch)
 
 
 def find_remote_log_start_offset(
@@ -100,13 +111,9 @@ def is_within_leader_epochs(
 
 
 def is_covered_by_others(
-    metadata: RemoteLogSegmentMetadata,
-    find: Callable[[int, int], RemoteLogSegmentMetadata | None],
-    epochs: LeaderEpochCache,
+    metadata: RemoteLogSegmentMetadata, find: FindSegment, epochs: LeaderEpochCache
 ) -> bool:
-    """Whether other finished segments have every record of this one. `find` looks one up by epoch and
-    offset.
-    """
+    """Whether other finished segments have every record of this one."""
     offset = metadata.start_offset
     while offset <= metadata.end_offset:
         epoch = epochs.epoch_for_offset(offset)

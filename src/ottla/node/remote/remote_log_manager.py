@@ -36,6 +36,7 @@ from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicIdPartition, TopicPartition
 from ottla.remote.expiration import plan_expiration
 from ottla.remote.lineage import (
+    NO_REMOTE_OFFSET,
     find_highest_remote_offset,
     find_remote_log_start_offset,
     is_covered_by_others,
@@ -300,12 +301,15 @@ class RemoteLogManager:
     def on_configs_changed(self, partitions: Iterable[Partition]) -> None:
         """Look again at partitions whose settings have changed: remote storage may be on or off now."""
         for partition in partitions:
-            led = self._led.get(partition.topic_partition)
-            if led is not None and led.is_led:
+            tp = partition.topic_partition
+            if not partition.log.config.is_remote:
+                partition.log.highest_offset_in_remote_storage = NO_REMOTE_OFFSET
+            led = self._led.get(tp)
+            if led is None or not led.is_led or not partition.log.config.is_remote:
+                self._begin(partition)
+            else:
                 self._copies.submit(led)
                 self._expirations.submit(led)
-            elif partition.topic_partition not in self._ids:
-                self._begin(partition)
 
     def _begin(self, partition: Partition) -> None:
         """Take up a partition in the role that it has now, if it may have segments in remote storage."""
@@ -317,6 +321,8 @@ class RemoteLogManager:
             return
         id = TopicIdPartition(partition.topic_id, tp.partition)
         self._ids[tp] = id
+        # Until the metadata say otherwise nothing may leave this disk.
+        partition.log.highest_offset_in_remote_storage = NO_REMOTE_OFFSET
         if partition.is_leader:
             led = _LedPartition(partition, id, _Work(self._pauses()), _Work(self._pauses()))
             self._led[tp] = self._led_by_id[id] = led
@@ -369,7 +375,7 @@ class RemoteLogManager:
         """Something is known of remote segments that was not before."""
         led = self._led_by_id.get(id)
         if led is not None:
-            if led.copied_offset is None:
+            if led.copied_offset is None and not led.copy.is_running:
                 self._copies.submit(led)
                 self._expirations.submit(led)
             return
@@ -381,8 +387,9 @@ class RemoteLogManager:
         """Note up to where the log is in remote storage: as far it may leave this disk."""
         highest = find_highest_remote_offset(
             log.leader_epoch_cache,
+            log.segments[0].base_offset,
             log.log_end_offset,
-            lambda epoch: self._metadata.highest_offset_for_epoch(id, epoch),
+            lambda epoch, offset: self._metadata.remote_log_segment_metadata(id, epoch, offset),
         )
         if highest != log.highest_offset_in_remote_storage:
             log.update_highest_offset_in_remote_storage(highest)

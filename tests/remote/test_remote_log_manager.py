@@ -1,0 +1,274 @@
+"""Segments are copied once and deleted once, whatever fails and whenever the broker is killed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ottla.metadata.image.image import MetadataImage
+from ottla.remote.segment_metadata import (
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
+)
+from ottla.replication.replica_manager import ReplicaChanges
+from tests.remote.remote_harness import ID, SMALL, RemoteWorld
+from tests.replication.partition_harness import TP, registration
+
+_COPY_STEPS = 20
+_DELETE_STEPS = 40
+
+
+def copied_world(batches: int = 14) -> RemoteWorld:
+    world = RemoteWorld()
+    world.produce(batches)
+    world.run_lives()
+    return world
+
+
+def test_closed_segments_are_copied_and_the_active_one_is_not() -> None:
+    world = copied_world()
+    log = world.partition.log
+    assert len(log.segments) > 3
+    world.check_store()
+    assert world.remote_log() == world.local_log()
+    assert log.highest_offset_in_remote_storage == log.active_segment.base_offset - 1
+    assert world.manager.lag() == [(TP, 0, 0)]
+
+
+def test_a_segment_is_copied_when_progress_shows_that_it_was_closed() -> None:
+    world = copied_world()
+    puts = world.store.puts
+    world.progress()
+    world.run(1)
+    assert world.store.puts == puts
+    world.produce(4)
+    world.progress()
+    world.run(1)
+    assert world.remote_log() == world.local_log()
+    assert world.store.puts > puts
+
+
+def test_records_above_the_last_stable_offset_are_not_copied() -> None:
+    world = RemoteWorld()
+    world.harness.partition.make_leader(
+        registration(replicas=(0, 1), isr=(0, 1), leader_epoch=1, partition_epoch=1), world.harness.now_ms
+    )
+    world.produce(14)
+    world.run_lives()
+    assert not world.segments()
+    world.harness.follow(1, 3)
+    world.progress()
+    world.run(1)
+    assert world.segments()[-1].end_offset < 3
+    world.harness.follow(1, world.partition.log.log_end_offset)
+    world.progress()
+    world.run(1)
+    assert world.remote_log() == world.local_log()
+
+
+@pytest.mark.parametrize("step", range(1, _COPY_STEPS + 1))
+def test_a_kill_at_any_step_of_a_copy_leaves_nothing_behind(step: int) -> None:
+    world = RemoteWorld()
+    world.produce(8)
+    world.kill_at = step
+    world.run_lives()
+    assert world.kills == 1
+    world.check_store()
+    assert world.remote_log() == world.local_log()
+
+
+@pytest.mark.parametrize("step", range(1, _DELETE_STEPS + 1))
+def test_a_kill_at_any_step_of_a_deletion_leaves_nothing_behind(step: int) -> None:
+    world = copied_world()
+    log = world.partition.log
+    log.update_config(replace(SMALL, retention_bytes=0))
+    world.steps, world.kill_at = 0, step
+    world.in_broker(lambda: world.manager.on_configs_changed([world.partition]))
+    world.run_lives()
+    world.check_store()
+    assert not world.segments()
+    assert log.log_start_offset == log.active_segment.base_offset
+
+
+def test_the_kills_reach_every_step() -> None:
+    world = RemoteWorld()
+    world.produce(8)
+    world.run_lives()
+    assert world.steps <= _COPY_STEPS
+    world.partition.log.update_config(replace(SMALL, retention_bytes=0))
+    before = world.steps
+    world.in_broker(lambda: world.manager.on_configs_changed([world.partition]))
+    world.run()
+    assert world.steps - before <= _DELETE_STEPS
+
+
+def test_a_store_that_fails_is_tried_again_under_the_same_name() -> None:
+    world = RemoteWorld()
+    world.store.failures = 20
+    world.produce(8)
+    world.run_lives()
+    world.check_store()
+    assert world.remote_log() == world.local_log()
+    assert world.manager.statistics.copy_errors >= 10
+    begun = [each for each in world.events if isinstance(each, RemoteLogSegmentMetadata)]
+    assert len(begun) == len(world.segments())
+
+
+def test_a_store_that_is_away_does_not_fill_the_metadata() -> None:
+    world = RemoteWorld()
+    world.store.failures = 1_000_000
+    world.produce(8)
+    world.start()
+    world.run(3600)
+    assert len(world.events) == 1
+    assert 100 < world.manager.statistics.copy_errors < 250
+
+
+def test_a_leader_that_is_replaced_during_a_copy_gives_it_up() -> None:
+    world = RemoteWorld()
+    world.produce(4)
+    world.start()
+    world.run(0.015)
+    assert [each.state for each in world.segments()] == [RemoteLogSegmentState.COPY_SEGMENT_STARTED]
+    world.harness.partition.make_follower(
+        registration(replicas=(0, 1), leader=1, leader_epoch=1, partition_epoch=1)
+    )
+    world.in_broker(
+        lambda: world.manager.apply(MetadataImage.EMPTY, ReplicaChanges(followers=[world.partition]))
+    )
+    world.run()
+    assert not world.segments()
+    assert not world.store.memory.objects
+
+
+def test_what_another_leader_did_not_finish_is_deleted_once_its_records_are_copied() -> None:
+    world = RemoteWorld()
+    world.produce(8)
+    world.kill_at = 4
+    world.start()
+    world.run()
+    begun = world.events[0]
+    assert isinstance(begun, RemoteLogSegmentMetadata)
+    world.events[0] = replace(begun, broker_id=7)
+    assert world.store.memory.objects
+    world.run_lives()
+    world.check_store()
+    assert begun.id not in {each.id for each in world.segments()}
+    assert world.remote_log() == world.local_log()
+
+
+def test_an_unfinished_copy_of_another_leader_is_kept_until_then() -> None:
+    world = RemoteWorld()
+    world.produce(8)
+    world.kill_at = 4
+    world.start()
+    world.run()
+    begun = world.events[0]
+    assert isinstance(begun, RemoteLogSegmentMetadata)
+    world.events[0] = replace(begun, broker_id=7)
+    world.store.failures = 1_000_000
+    world.start()
+    world.run()
+    assert begun.id in {each.id for each in world.segments()}
+    # Its copy is finished after all.
+    finished = RemoteLogSegmentMetadataUpdate(begun.id, 0, RemoteLogSegmentState.COPY_SEGMENT_FINISHED, 7)
+    world.events.append(finished)
+    assert begun.id in {each.id for each in world.segments()}
+
+
+def test_old_segments_expire_by_time_without_anything_else_happening() -> None:
+    world = copied_world()
+    log = world.partition.log
+    log.update_config(replace(SMALL, retention_ms=3_600_000))
+    world.in_broker(lambda: world.manager.on_configs_changed([world.partition]))
+    # The clock of the broker and the timestamps of the records begin at the same time.
+    world.run(1800)
+    assert world.segments()
+    world.run(3600)
+    assert not world.segments()
+    assert not world.store.memory.objects
+    assert log.log_start_offset == log.active_segment.base_offset
+
+
+def test_the_size_of_the_whole_log_is_kept_below_its_limit() -> None:
+    world = copied_world(20)
+    log = world.partition.log
+    whole = log.size
+    log.update_config(replace(SMALL, retention_bytes=whole // 2))
+    world.in_broker(lambda: world.manager.on_configs_changed([world.partition]))
+    world.run()
+    world.check_store()
+    remote = sum(each.segment_size_in_bytes for each in world.segments())
+    assert whole // 2 - 400 < remote + log.active_segment.size <= whole // 2 + 400
+    assert log.log_start_offset == world.segments()[0].start_offset
+
+
+def test_deleted_records_leave_remote_storage() -> None:
+    world = copied_world()
+    third = world.segments()[2]
+    world.partition.delete_records_on_leader(third.start_offset + 1)
+    world.progress()
+    world.run()
+    assert world.segments()[0].id == third.id
+    world.check_store()
+
+
+def test_a_deleted_topic_leaves_remote_storage_also_when_the_store_fails_for_a_while() -> None:
+    world = copied_world()
+    world.store.failures = 5
+    world.in_broker(lambda: world.manager.apply(MetadataImage.EMPTY, ReplicaChanges(deleted=[TP])))
+    world.run()
+    assert not world.store.memory.objects
+    assert not world.metadata.is_ready(ID)
+
+
+def test_turning_remote_storage_off_deletes_what_is_there() -> None:
+    world = copied_world()
+    log = world.partition.log
+    off = replace(SMALL, remote_storage_enable=False, remote_log_delete_on_disable=True)
+    log.update_config(off)
+    world.in_broker(lambda: world.manager.on_configs_changed([world.partition]))
+    world.run()
+    assert not world.store.memory.objects
+    assert log.log_start_offset == 0
+    log.update_config(SMALL)
+    world.in_broker(lambda: world.manager.on_configs_changed([world.partition]))
+    world.run()
+    world.check_store()
+    assert world.remote_log() == world.local_log()
+
+
+def test_copies_stop_where_they_are_turned_off_and_expiry_goes_on() -> None:
+    world = copied_world()
+    log = world.partition.log
+    known = len(world.segments())
+    log.update_config(replace(SMALL, remote_log_copy_disable=True))
+    world.produce(8)
+    world.progress()
+    world.run()
+    assert len(world.segments()) == known
+    log.update_config(replace(SMALL, remote_log_copy_disable=True, retention_bytes=0))
+    world.in_broker(lambda: world.manager.on_configs_changed([world.partition]))
+    world.run()
+    assert not world.segments()
+
+
+def test_copies_keep_below_their_rate() -> None:
+    world = RemoteWorld()
+    world.settings["remote.log.manager.copy.max.bytes.per.second"] = "100"
+    world.produce(40)
+    world.start()
+    world.run(30)
+    copied = sum(each.segment_size_in_bytes for each in world.segments())
+    assert 1000 < copied < 30 * 100 + 11 * 100 + 1200
+    assert world.manager.statistics.copy_throttled_ms > 5_000
+
+
+def test_a_partition_at_rest_sets_no_timer_and_takes_no_step() -> None:
+    world = copied_world()
+    steps, lives = world.steps, world.loop.time()
+    world.run(86_400)
+    assert world.steps == steps
+    assert world.loop.time() >= lives + 86_400

@@ -126,6 +126,8 @@ class LogManager:
         self._producer_config = replace(producer_config)  # its own, which may change
         self.handles = FileHandles(disk, open_files, unsynced_files)
         self.statistics = LogStatistics()
+        # Called when a segment was closed because it is to go to remote storage.
+        self.on_segment_closed: Callable[[UnifiedLog], None] = lambda _: None
         self._directories = [
             LogDirectory(path, self.handles, clock, random, on_directory_failure, on_damage) for path in dirs
         ]
@@ -973,8 +975,8 @@ class LogManager:
                         copied.append((log, each.segments))
                     else:
                         passed.append((log, log.advance_start_past(each, now_ms)))
-                if log.config.copies_to_remote:
-                    log.roll_if_expired(now_ms)
+                if log.config.copies_to_remote and log.roll_if_expired(now_ms):
+                    self.on_segment_closed(log)
             except KafkaError as error:
                 _log.error("retention of %s: %s", log.topic_partition, error.message)
         if not (passed or copied):

@@ -543,6 +543,9 @@ class Node:
         if config.flag("remote.log.storage.system.enable"):
             self.remote_storage = self._open_remote_storage()
             self._on_stop(self.remote_storage.close)
+            self.replication.remote_log_reader = self.remote_storage.reader
+        else:
+            self._check_no_remote_topics()
         self._publisher = BrokerMetadataPublisher(
             runtime.clock,
             metadata,
@@ -571,6 +574,22 @@ class Node:
         for directory in self.logs.directories:
             if not directory.is_online:
                 self._on_directory_failure(directory)
+
+    def _check_no_remote_topics(self) -> None:
+        """Raise if topics have segments in remote storage, and this broker has none."""
+        configs = self.image.configs
+        remote = sorted(
+            resource.name
+            for resource, values in configs.items()
+            if resource.type == ConfigResourceType.TOPIC and values.get("remote.storage.enable") == "true"
+        )
+        if remote:
+            named = ", ".join(remote[:5]) + (", ..." if len(remote) > 5 else "")
+            raise NodeFailed(
+                "You have to delete all topics with the property remote.storage.enable=true before disabling "
+                f"tiered storage cluster-wide: {named}. Start the node with "
+                "remote.log.storage.system.enable=true"
+            )
 
     def _open_remote_storage(self) -> RemoteStorage:
         from ottla.node.remote.remote_storage import RemoteStorage

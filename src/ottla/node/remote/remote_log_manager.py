@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final
 
 from ottla.log.unified_log import UnifiedLog
@@ -47,6 +48,8 @@ from ottla.remote.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemoteLogSegmentState,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
     RemoteStorageError,
     RemoteStorageNotReady,
 )
@@ -60,6 +63,8 @@ from ottla.security.quota.rate import QuotaWindows, Rate
 
 _log = logging.getLogger(__name__)
 
+_MARKED: Final = RemotePartitionDeleteState.DELETE_PARTITION_MARKED
+_FINISHED: Final = RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
 _DAY_MS: Final = 24 * 60 * 60 * 1000
 # A copy that waits for its quota looks again after this time at the latest.
 _QUOTA_PAUSE_MS: Final = 1_000
@@ -366,10 +371,17 @@ class RemoteLogManager:
         id = self._ids.get(tp)
         self._stop(tp)
         if led is not None and id is not None and id.topic_id not in image.topics.by_id:
-            self._deletions[id] = self._tasks.start(
-                f"deletion of {tp} from remote storage", lambda: self._delete_partition(id)
-            )
+            self.delete_partitions([id])
         self._forget(tp)
+
+    def delete_partitions(self, partitions: Iterable[TopicIdPartition]) -> None:
+        """Delete all segments of partitions whose topics were deleted."""
+        for id in partitions:
+            if id not in self._deletions:
+                self._metadata.assign_partitions([id])
+                self._deletions[id] = self._tasks.start(
+                    "deletion of a partition from remote storage", partial(self._delete_partition, id)
+                )
 
     def _on_metadata_changed(self, id: TopicIdPartition) -> None:
         """Something is known of remote segments that was not before."""
@@ -408,7 +420,7 @@ class RemoteLogManager:
         ):
             self._copies.submit(led)
 
-    def on_segments_closed(self, log: UnifiedLog) -> None:
+    def on_segment_closed(self, log: UnifiedLog) -> None:
         """A segment of a log was closed other than by an append."""
         led = self._led.get(log.topic_partition)
         if led is not None:
@@ -683,8 +695,13 @@ class RemoteLogManager:
         while True:
             try:
                 await self._metadata.wait_until_ready(id)
-                for metadata in self._metadata.list_remote_log_segments(id):
-                    await self._delete_segment(metadata)
+                segments = self._metadata.list_remote_log_segments(id)
+                if segments:
+                    tp = segments[0].id.topic_partition
+                    await self._announce_partition(id, tp, _MARKED)
+                    for metadata in segments:
+                        await self._delete_segment(metadata)
+                    await self._announce_partition(id, tp, _FINISHED)
                 break
             except RemoteStorageNotReady:
                 break
@@ -695,6 +712,13 @@ class RemoteLogManager:
         del self._deletions[id]
         if id not in self._led_by_id and id not in self._followed:
             self._metadata.stop_partitions([id])
+
+    async def _announce_partition(
+        self, id: TopicIdPartition, tp: TopicPartition, state: RemotePartitionDeleteState
+    ) -> None:
+        await self._metadata.put_remote_partition_delete_metadata(
+            RemotePartitionDeleteMetadata(id.topic_id, tp, state, self._now_ms(), self._broker_id)
+        )
 
     # What metrics show
 

@@ -12,6 +12,8 @@ from ottla.metadata.image.image import MetadataImage
 from ottla.node.cluster.peers import PeerBrokers
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.errors import NodeFailed
+from ottla.node.remote.deleted_partitions import DeletedPartitions
+from ottla.node.remote.log_reads import make_log_reader
 from ottla.node.remote.metadata_manager import TopicBasedRemoteLogMetadataManager
 from ottla.node.remote.metadata_topic import RemoteLogMetadataTopic
 from ottla.node.remote.remote_log_manager import RemoteLogManager
@@ -21,13 +23,15 @@ from ottla.remote.object_storage import ObjectStorageManager
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
-from ottla.runtime.object_store import ObjectStoreError, open_object_store
+from ottla.runtime.object_store import ObjectStoreError, ObjectStoreKind, open_object_store
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
 
 
 class RemoteStorage:
-    """`metadata` knows the remote segments, `storage` has them, `manager` copies and deletes them."""
+    """`metadata` knows the remote segments, `storage` has them, `manager` copies and deletes them, `reader`
+    reads them.
+    """
 
     def __init__(
         self,
@@ -58,11 +62,21 @@ class RemoteStorage:
             runtime, tasks, topic, consume_wait_ms=topic_settings.consume_wait_ms
         )
         self.manager: Final = RemoteLogManager(runtime, tasks, config, self.metadata, self.storage)
+        self.reader: Final = make_log_reader(
+            runtime,
+            config.current,
+            self.metadata,
+            self.storage,
+            caches_on_disk=settings.store.kind is not ObjectStoreKind.DIRECTORY,
+        )
+        self._deleted: Final = DeletedPartitions(runtime, tasks, topic, self.manager.delete_partitions)
         replicas.add_progress_listener(self.manager.on_partition_progress)
+        replicas.logs.on_segment_closed = self.manager.on_segment_closed
 
     def apply(self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None) -> None:
         """Follow new metadata."""
         self.manager.apply(image, changes)
+        self._deleted.apply(changes, delta)
         if delta is not None and delta.changed_configs:
             self.manager.on_configs_changed(self._configured_partitions(image, delta))
 
@@ -80,6 +94,8 @@ class RemoteStorage:
         return found
 
     async def close(self) -> None:
+        await self.reader.close()
+        await self._deleted.close()
         await self.manager.close()
         await self.metadata.close()
         self._store.close()

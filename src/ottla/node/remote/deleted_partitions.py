@@ -1,0 +1,162 @@
+"""Finds segments of deleted topics that are still in remote storage, and has them deleted.
+
+The leader of a partition deletes its segments when the topic is deleted. It may be down at that time, or die
+half-way. So the leader of the metadata's partition looks after it: some time after it has seen a topic with
+remote storage go, and after it has become the leader, for deletions that were announced and not finished.
+That a topic is not in the image is no reason: an image may be behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from ottla.metadata.image.delta import MetadataDelta
+from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
+from ottla.node.remote.metadata_topic import RemoteLogMetadataTopic
+from ottla.protocol.errors import KafkaError, MalformedMessage, UnsupportedVersion
+from ottla.protocol.names import REMOTE_LOG_METADATA_TOPIC, TopicIdPartition
+from ottla.records.batch import iter_batches, read_records
+from ottla.remote.metadata_manager import metadata_partition, partition_of
+from ottla.remote.segment_metadata import (
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
+    decode_event,
+)
+from ottla.replication.replica_manager import ReplicaChanges
+from ottla.runtime.runtime import Runtime
+from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
+from ottla.runtime.turns import Turns
+
+_log = logging.getLogger(__name__)
+
+# The leader of the partition has this time to delete its segments by itself.
+_AFTER_DELETION_MS: Final = 60_000
+_AFTER_ELECTION_MS: Final = 10_000
+_RETRY_MS: Final = 30_000
+
+Deletions = Callable[[Iterable[TopicIdPartition]], None]
+
+
+class DeletedPartitions:
+    """`delete` has the segments of partitions deleted."""
+
+    def __init__(
+        self, runtime: Runtime, tasks: TaskSupervisor, topic: RemoteLogMetadataTopic, delete: Deletions
+    ) -> None:
+        self._clock: Final = runtime.clock
+        self._tasks: Final = tasks
+        self._topic: Final = topic
+        self._delete: Final = delete
+        # Partitions of the metadata to look through, and the partitions of deleted topics in each.
+        self._due: dict[int, dict[TopicIdPartition, None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: SupervisedTask | None = None
+        self._closed = False
+
+    def apply(self, changes: ReplicaChanges, delta: MetadataDelta | None) -> None:
+        """Note what is to be looked through by new metadata."""
+        elected = [
+            each.topic_partition.partition
+            for each in changes.leaders
+            if each.topic_partition.topic == REMOTE_LOG_METADATA_TOPIC
+        ]
+        for index in elected:
+            self._due.setdefault(index, {})
+        if elected:
+            self._run_later(_AFTER_ELECTION_MS)
+        count = self._topic.partition_count
+        if delta is None or not delta.deleted_topics or not count:
+            return
+        for topic in delta.deleted_topics.values():
+            config = delta.base.config(ConfigResource(ConfigResourceType.TOPIC, topic.name))
+            if not {"remote.storage.enable", "remote.log.delete.on.disable"} & config.keys():
+                continue
+            for number in topic.partitions:
+                id = TopicIdPartition(topic.id, number)
+                self._due.setdefault(metadata_partition(id, count), {})[id] = None
+                self._run_later(_AFTER_DELETION_MS)
+
+    def _run_later(self, pause_ms: int) -> None:
+        if self._timer is None and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(pause_ms / 1000, self._start)
+
+    def _start(self) -> None:
+        self._timer = None
+        if self._task is None or self._task.is_done:
+            self._task = self._tasks.start("segments of deleted topics", self._look_through)
+        else:
+            self._run_later(_RETRY_MS)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            await self._task.stop()
+
+    async def _look_through(self) -> None:
+        for index in sorted(self._due):
+            deleted = self._due[index]
+            try:
+                if self._topic.is_led_here(index):
+                    found = await self._find(index, deleted)
+                    if found:
+                        _log.info("segments of %d deleted partitions are in remote storage", len(found))
+                        self._delete(found)
+                del self._due[index]
+            except (KafkaError, OSError) as error:
+                _log.info("partition %d of the remote log metadata could not be read: %s", index, error)
+                self._run_later(_RETRY_MS)
+
+    async def _find(self, index: int, deleted: dict[TopicIdPartition, None]) -> list[TopicIdPartition]:
+        """Return the partitions in this partition of the metadata that have segments, and whose topic is
+        deleted: as is known here, or was announced.
+        """
+        turns = Turns(self._clock)
+        segments: dict[TopicIdPartition, dict[RemoteLogSegmentId, None]] = {}
+        announced: dict[TopicIdPartition, None] = {}
+        position = 0
+        while True:
+            found = await self._topic.read(index, position, waits=False)
+            position = max(position, found.log_start_offset)
+            if position >= found.high_watermark:
+                break
+            begin = position
+            for at, header in iter_batches(found.records):
+                if header.next_offset <= position or header.is_control:
+                    continue
+                for record in read_records(found.records, at):
+                    _note(record.value, segments, announced)
+                    if turns.is_due():
+                        await turns.pause()
+                position = header.next_offset
+            if position == begin:
+                break
+        return [each for each in segments if segments[each] and (each in deleted or each in announced)]
+
+
+def _note(
+    value: bytes | None,
+    segments: dict[TopicIdPartition, dict[RemoteLogSegmentId, None]],
+    announced: dict[TopicIdPartition, None],
+) -> None:
+    try:
+        event = None if value is None else decode_event(value)
+    except (MalformedMessage, UnsupportedVersion):
+        return
+    match event:
+        case RemoteLogSegmentMetadata():
+            segments.setdefault(partition_of(event), {})[event.id] = None
+        case RemoteLogSegmentMetadataUpdate(state=RemoteLogSegmentState.DELETE_SEGMENT_FINISHED):
+            segments.get(partition_of(event), {}).pop(event.id, None)
+        case RemotePartitionDeleteMetadata(state=RemotePartitionDeleteState.DELETE_PARTITION_FINISHED):
+            announced.pop(partition_of(event), None)
+        case RemotePartitionDeleteMetadata():
+            announced[partition_of(event)] = None

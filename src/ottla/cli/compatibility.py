@@ -330,6 +330,7 @@ KIPS: Final[tuple[Kip, ...]] = (
     Kip(368, "logins that are renewed on an open connection", {"SaslAuthenticate": 1}),
     Kip(371, "rules that make users of certificates", {"SaslHandshake": 1}),
     Kip(394, "member ids before joining", {"JoinGroup": 4}),
+    Kip(405, "tiered storage", {"Fetch": 14, "ListOffsets": 9}),
     Kip(430, "authorized operations in descriptions", {"DescribeGroups": 3, "Metadata": 8}),
     Kip(447, "one transactional producer for many partitions", {"TxnOffsetCommit": 3, "OffsetFetch": 7}),
     Kip(455, "reassignment of partitions", {
@@ -383,6 +384,7 @@ KIPS: Final[tuple[Kip, ...]] = (
         "ShareGroupHeartbeat": 1, "ShareGroupDescribe": 1, "ShareFetch": 1, "ShareAcknowledge": 1
     }),
     Kip(939, "two-phase commit", {"InitProducerId": 6}),
+    Kip(950, "turning tiered storage off", {"IncrementalAlterConfigs": 0}),
     Kip(951, "the new leader in errors", {"Produce": 10, "Fetch": 16}),
     Kip(966, "eligible leader replicas", {"DescribeTopicPartitions": 0}),
     Kip(994, "transactions by duration", {"ListTransactions": 1}),

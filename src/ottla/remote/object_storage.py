@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import Final
 
-from ottla.protocol.errors import ErrorCode
 from ottla.remote.object_layout import (
     DEFAULT_CHUNK_SIZE,
     INDEXES_SUFFIX,
@@ -34,10 +33,19 @@ from ottla.runtime.object_store import ObjectNotFound, ObjectStore, ObjectStoreE
 _MAX_MANIFESTS: Final = 1_000
 
 
+class ObjectStoreStatistics:
+    """What the store was asked for, for metrics."""
+
+    __slots__ = ("errors", "read_bytes", "reads")
+
+    def __init__(self) -> None:
+        self.reads = self.read_bytes = self.errors = 0
+
+
 class ObjectStorageManager:
     """`RemoteStorageManager` over an object store."""
 
-    __slots__ = ("_chunk_size", "_manifests", "_prefix", "_store")
+    __slots__ = ("_chunk_size", "_manifests", "_prefix", "_store", "statistics")
 
     def __init__(self, store: ObjectStore, *, prefix: str = "", chunk_size: int = DEFAULT_CHUNK_SIZE) -> None:
         self._store = store
@@ -45,6 +53,7 @@ class ObjectStorageManager:
         self._chunk_size = chunk_size
         # By key, the ones used last at the end. A manifest never changes.
         self._manifests: OrderedDict[str, SegmentManifest] = OrderedDict()
+        self.statistics = ObjectStoreStatistics()
 
     async def copy_log_segment_data(
         self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData
@@ -56,6 +65,7 @@ class ObjectStorageManager:
             await self._put(self._key(metadata, INDEXES_SUFFIX), indexes)
             await self._put(self._key(metadata, MANIFEST_SUFFIX), encode_manifest(manifest, metadata))
         except ObjectStoreError as error:
+            self.statistics.errors += 1
             raise RemoteStorageError(f"Copying {metadata.id} to remote storage failed: {error}") from error
         return None
 
@@ -89,6 +99,7 @@ class ObjectStorageManager:
         try:
             await self._store.delete(keys)
         except ObjectStoreError as error:
+            self.statistics.errors += 1
             raise RemoteStorageError(f"Deleting {metadata.id} from remote storage failed: {error}") from error
 
     def _key(self, metadata: RemoteLogSegmentMetadata, suffix: str) -> str:
@@ -100,10 +111,9 @@ class ObjectStorageManager:
         if manifest is None:
             try:
                 data = await self._store.get(key)
-            except ObjectNotFound as error:
-                raise _not_found(str(error)) from error
             except ObjectStoreError as error:
-                raise RemoteStorageError(str(error)) from error
+                raise self._read_error(error) from error
+            self._count(data)
             manifest = self._manifests[key] = decode_manifest(data, key)
             if len(self._manifests) > _MAX_MANIFESTS:
                 self._manifests.popitem(last=False)
@@ -113,18 +123,24 @@ class ObjectStorageManager:
 
     async def _get_range(self, key: str, start: int, end: int) -> bytes:
         try:
-            return await self._store.get_range(key, start, end)
-        except ObjectNotFound as error:
-            raise _not_found(str(error)) from error
+            data = await self._store.get_range(key, start, end)
         except ObjectStoreError as error:
-            raise RemoteStorageError(str(error)) from error
+            raise self._read_error(error) from error
+        self._count(data)
+        return data
+
+    def _count(self, data: bytes) -> None:
+        self.statistics.reads += 1
+        self.statistics.read_bytes += len(data)
+
+    def _read_error(self, error: ObjectStoreError) -> RemoteStorageError:
+        self.statistics.errors += 1
+        if isinstance(error, ObjectNotFound):
+            return RemoteResourceNotFound(str(error))
+        return RemoteStorageError(str(error))
 
     async def _put(self, key: str, data: bytes) -> None:
         async def whole() -> AsyncIterator[bytes]:
             yield data
 
         await self._store.put(key, whole(), len(data))
-
-
-def _not_found(message: str) -> RemoteResourceNotFound:
-    return RemoteResourceNotFound(message, ErrorCode.UNKNOWN_SERVER_ERROR)

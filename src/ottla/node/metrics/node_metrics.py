@@ -25,6 +25,7 @@ AREAS: Final = {
     "groups": "GroupCollector",
     "share": "ShareCollector",
     "tables": "TableCollector",
+    "remote": "RemoteStorageCollector",
     "process": "ProcessCollector",
 }
 

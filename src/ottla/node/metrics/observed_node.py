@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ottla.node.network.login import SaslListener
     from ottla.node.network.request_statistics import NetworkStatistics
     from ottla.node.network.server import SocketServer
+    from ottla.node.remote.remote_storage import RemoteStorage
     from ottla.node.share.share_partition_manager import SharePartitionManager
     from ottla.node.tables.table_keeper import TableKeeper
     from ottla.replication.replica_manager import ReplicaManager
@@ -115,6 +116,11 @@ class ObservedBroker(Protocol):
     @property
     def table_keeper(self) -> TableKeeper | None:
         """What keeps the tables of topics, if a topic has ever had one."""
+        ...
+
+    @property
+    def remote_storage(self) -> RemoteStorage | None:
+        """Tiered storage, if the broker has it."""
         ...
 
     @property

@@ -20,6 +20,7 @@ import pytest
 
 from ottla.sim.log.log_manager_workload import run_log_manager_workload
 from ottla.sim.log.log_workload import run_log_workload
+from ottla.sim.log.remote_log_workload import run_remote_log_workload
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +54,11 @@ def run(live: Callable[[int], None], seeds: range) -> None:
 @pytest.mark.parametrize("seeds", chunks(), ids=str)
 def test_a_log_survives_a_crash_at_any_point_of_its_life(seeds: range) -> None:
     run(run_log_workload, seeds)
+
+
+@pytest.mark.parametrize("seeds", chunks()[:2], ids=str)
+def test_a_log_with_a_part_in_remote_storage_survives_a_crash_at_any_point(seeds: range) -> None:
+    run(run_remote_log_workload, seeds)
 
 
 @pytest.mark.parametrize("seeds", chunks(), ids=str)

@@ -286,11 +286,15 @@ class LogLoader:
             end_verified=end_verified,
         )
 
+    @property
+    def _is_tiered(self) -> bool:
+        return self.config.is_remote or checkpoints.is_marked_tiered_log(self.disk, self.dir)
+
     def _start_above(self, first: LogSegment) -> int:
         """The log start of a log with this first segment: below it where remote storage has the rest. That
         start is durable before the first segment leaves the disk.
         """
-        if self.config.is_remote and self.start_is_known:
+        if self.start_is_known and self.log_start < first.base_offset and self._is_tiered:
             return self.log_start
         return max(self.log_start, first.base_offset)
 
@@ -308,7 +312,7 @@ class LogLoader:
             and segments[0].base_offset > self.log_start
             and not made_by_kafka
             # Turned off or not, remote storage has the records below.
-            and not (self.config.is_remote or self.config.remote_log_delete_on_disable)
+            and not self._is_tiered
         ):
             # The log start is durable before the segments below it go, so what lies above it was lost.
             self._check_loss(

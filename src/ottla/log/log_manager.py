@@ -1001,6 +1001,7 @@ class LogManager:
         removed = 0
         local = log.local_log
         try:
+            await self.flush(log, log.active_segment.base_offset)
             for segment in segments:
                 if not log.remove_copied_segment(segment):
                     break

@@ -95,7 +95,11 @@ def _find_damage(
         return _damage(partition, dir, 0, "it has no segment", log_start, recovery_point, [])
     first = segments[0]
     known_start = directory.log_start(partition)
-    if known_start is not None and max(known_start, 0) < first.base_offset <= recovery_point:
+    if (
+        known_start is not None
+        and max(known_start, 0) < first.base_offset <= recovery_point
+        and not checkpoints.is_marked_tiered_log(directory.disk, first.dir)
+    ):
         reason = "the records before this segment are missing"
         return _damage(partition, first.path(LOG), 0, reason, known_start, recovery_point, segments)
     end_offset = first.base_offset

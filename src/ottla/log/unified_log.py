@@ -1088,7 +1088,7 @@ class UnifiedLog:
         they must not begin above the durable one.
         """
         durable = self.directory.log_start(self.topic_partition) or 0
-        if self.local_log.names_synced:
+        if self.local_log.names_synced and not self.config.is_remote:
             durable = max(durable, self.local_log.segments[0].base_offset)
         if self.log_start_offset > durable:
             with self._guard("checkpointing the log start"):
@@ -1274,6 +1274,7 @@ class UnifiedLog:
             # recovery point, and `offset` may lie inside of one.
             local.begin_truncation(min(offset, local.segments_from(offset)[0].base_offset))
             if keeps_start:
+                self._mark_tiered()
                 first = local.segments[0].base_offset
                 yield from self._checkpoint_before_truncation(min(first, offset), log_start_offset)
             else:
@@ -1288,10 +1289,13 @@ class UnifiedLog:
             self._producer_state = state
             self.log_start_offset = self.high_watermark = offset
             self.directory.high_watermarks.moved[self] = None
-            if keeps_start:
+            if keeps_start and auxiliary_state is None:
                 epochs.truncate_from_end(offset)
             else:
                 epochs.clear()
+            if auxiliary_state is not None:
+                # The file must not pass for that of the records below `offset`, which it does not know.
+                yield from self._write_leader_epochs()
             yield from local.full_truncation(offset, self.directory.clock.wall_ms())
             local.recovery_point = recovery_point
             if auxiliary_state is not None:
@@ -1320,6 +1324,11 @@ class UnifiedLog:
         for epoch, start_offset in state.leader_epochs:
             epochs.assign(epoch, start_offset)
         epochs.truncate_from_end(offset)
+        yield from self._write_leader_epochs()
+
+    def _write_leader_epochs(self) -> Generator[Step, Any, None]:
+        """Make the leader epochs durable as they are."""
+        epochs = self.leader_epoch_cache
         write = epochs.prepare_write()
         yield partial(epochs.write, self.directory.disk, self.local_log.dir, write)
         self.local_log.on_names_changed()
@@ -1372,6 +1381,16 @@ class UnifiedLog:
         self.directory.set_log_starts({self.topic_partition: offset})
 
     # Deletion at the start of the log
+
+    def _mark_tiered(self) -> None:
+        """Have the directory say that the log may start below its first segment, whatever the settings of the
+        topic are by the next start.
+        """
+        disk, dir = self.directory.disk, self.local_log.dir
+        with self._guard("marking a log"):
+            if not checkpoints.is_marked_tiered_log(disk, dir):
+                checkpoints.mark_tiered_log(disk, dir)
+                self.local_log.on_names_changed()
 
     def maybe_increment_log_start_offset(self, offset: int, reason: str) -> bool:
         """Move the log start up, as DeleteRecords and retention do; False if it is there already."""
@@ -1446,6 +1465,7 @@ class UnifiedLog:
         if not deletion.is_local:
             return self.remove_segments_below_start(self.advance_start_past(deletion, now_ms))
         removed = 0
+        self.flush()
         for segment in deletion.segments:
             if not self.remove_copied_segment(segment):
                 break
@@ -1455,8 +1475,8 @@ class UnifiedLog:
         return removed
 
     def remove_copied_segment(self, segment: LogSegment) -> bool:
-        """Remove the first segment, which remote storage has too; False if it has to stay. Before the next
-        one is removed, the caller makes this durable (`LocalLog.names_sync`).
+        """Remove the first segment, which remote storage has too; False if it has to stay, as until it is
+        flushed. Before the next one is removed, the caller makes this durable (`LocalLog.names_sync`).
         """
         self._check_usable()
         segments = self.segments
@@ -1465,7 +1485,11 @@ class UnifiedLog:
         end = segments[1].base_offset if len(segments) > 1 else None
         if end is None or end > min(self.highest_offset_in_remote_storage + 1, self.high_watermark):
             return False
+        if end > self.recovery_point:
+            # The leader epochs of these records, and the producers behind them, are not durable yet.
+            return False
         self._verify_end()
+        self._mark_tiered()
         if self.directory.log_start(self.topic_partition) != self.log_start_offset:
             with self._guard("checkpointing the log start"):
                 self._set_durable_log_start(self.log_start_offset)

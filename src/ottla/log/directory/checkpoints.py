@@ -26,6 +26,8 @@ HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 DAMAGE_REPORT = "damage-report"
+TIERED_LOG = "tiered-log"
+"""An empty file in the directory of a log whose first records may be in remote storage only."""
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 LOCK = ".lock"
 
@@ -307,6 +309,17 @@ def read_damage_report(disk: Disk, dir: str) -> str | None:
         return read_file(disk, posixpath.join(dir, DAMAGE_REPORT)).decode("utf-8", "replace").strip()
     except FileNotFoundError:
         return None
+
+
+def mark_tiered_log(disk: Disk, dir: str) -> None:
+    """Note that records before the first segment of a log are not missing, but in remote storage. The caller
+    syncs the name.
+    """
+    disk.open(posixpath.join(dir, TIERED_LOG), create=True).close()
+
+
+def is_marked_tiered_log(disk: Disk, dir: str) -> bool:
+    return disk.exists(posixpath.join(dir, TIERED_LOG))
 
 
 def write_clean_shutdown(disk: Disk, dir: str, broker_epoch: int) -> None:

@@ -97,9 +97,9 @@ class LogWorkload:
 
     # Operations
 
-    def step(self) -> None:
-        rng = self.random
-        actions: list[tuple[int, Callable[[], None]]] = [
+    def actions(self) -> list[tuple[int, Callable[[], None]]]:
+        """What may happen, with the weight of each."""
+        return [
             (40, self.append),
             (8, self.append_many),
             (10, self.append_produced),
@@ -120,6 +120,9 @@ class LogWorkload:
             (2, self.fill_disk),
             (1, self.break_disk),
         ]
+
+    def step(self) -> None:
+        rng, actions = self.random, self.actions()
         action = rng.choices([each for _, each in actions], [weight for weight, _ in actions])[0]
         self.doing = action.__name__
         action()
@@ -270,6 +273,10 @@ class LogWorkload:
         offset = max(
             0, self.random.choice([log.log_end_offset + 7, log.log_end_offset - 5, log.log_start_offset - 3])
         )
+        self._truncate_fully(offset)
+
+    def _truncate_fully(self, offset: int) -> None:
+        log = self.log
         self._note(offset=offset)
         self.model.new_start = offset
         self.model.lowest_start = min(self.model.lowest_start, offset)
@@ -485,7 +492,10 @@ class LogWorkload:
 
 def run_log_workload(seed: int, *, crashes: int = 3, steps: int = 40) -> None:
     """Run the workload on one log, with several crashes, each at some change of the disk."""
-    workload = LogWorkload(seed)
+    run_workload(LogWorkload(seed), seed, crashes=crashes, steps=steps)
+
+
+def run_workload(workload: LogWorkload, seed: int, *, crashes: int = 3, steps: int = 40) -> None:
     try:
         for _ in range(crashes):
             workload.disk.crash_after(workload.random.randrange(steps * 6))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from ottla.node.remote.metadata_topic import MetadataRead, RemoteLogMetadataTopic
-from ottla.protocol.errors import KafkaError, MalformedMessage, UnsupportedVersion
+from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
 from ottla.protocol.names import TopicIdPartition
 from ottla.records.batch import iter_batches, read_records, verify_crc
 from ottla.remote.metadata_manager import RemotePartitionMetadataStore, metadata_partition, partition_of
@@ -233,12 +233,13 @@ class TopicBasedRemoteLogMetadataManager:
         position = 0
         wanted = dict.fromkeys(new)
         while reader.position is not None and position < reader.position:
-            found = await self._topic.read(index, position, waits=True)
-            if found.is_truncated:
-                self._begin_again(index, reader)
-                await self._bring_up(index, reader)
-                return
+            found = await self._topic.read(index, position, waits=False)
             position = max(position, found.log_start_offset)
+            if position >= found.high_watermark and position < reader.position:
+                # The leader does not know yet how much is committed, or events are lost.
+                if (await self._topic.read(index, reader.position, waits=False)).is_truncated:
+                    self._begin_again(index, reader)
+                raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"it ends at {found.high_watermark} now")
             if position < reader.position:
                 position = await self._apply(found, position, reader.position, wanted)
         if reader.position is None:

@@ -1,0 +1,179 @@
+"""Object stores keep whole objects, forget what was cut off, and say nothing of credentials."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ottla.runtime.disk import RealDisk
+from ottla.runtime.object_store import (
+    CloudStore,
+    DirectoryStore,
+    MemoryStore,
+    ObjectNotFound,
+    ObjectStore,
+    ObjectStoreError,
+    ObjectStoreKind,
+    ObjectStoreSettings,
+    StoredObject,
+    open_object_store,
+)
+from ottla.runtime.pool import InlinePool
+
+
+async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def broken(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+    raise OSError(5, "the disk failed", "/data/log")
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.fixture(params=["directory", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    if request.param == "memory":
+        return MemoryStore()
+    return DirectoryStore(str(tmp_path / "new" / "store"), RealDisk(), InlinePool())
+
+
+async def test_an_object_comes_back_as_it_was_put(store: ObjectStore) -> None:
+    await store.put("a/b/one", pieces(b"12", b"345"), 5)
+    assert await store.get("a/b/one") == b"12345"
+    assert await store.get_range("a/b/one", 1, 3) == b"23"
+    assert await store.get_range("a/b/one", 3, 100) == b"45"
+    assert await store.get_range("a/b/one", 5, 100) == b""
+    await store.put("a/b/one", pieces(b"other"), 5)
+    assert await store.get("a/b/one") == b"other"
+    await store.put("a/empty", pieces(), 0)
+    assert await store.get("a/empty") == b""
+
+
+async def test_objects_are_listed_by_a_prefix_that_may_end_in_a_name(store: ObjectStore) -> None:
+    for key in ("topic-a/0/1.log", "topic-a/0/2.log", "topic-a/1/1.log", "topic-b/0/1.log", "z"):
+        await store.put(key, pieces(b"x"), 1)
+    assert await store.list_objects("topic-a/0/") == [
+        StoredObject("topic-a/0/1.log", 1),
+        StoredObject("topic-a/0/2.log", 1),
+    ]
+    assert [each.key for each in await store.list_objects("topic-")] == [
+        "topic-a/0/1.log",
+        "topic-a/0/2.log",
+        "topic-a/1/1.log",
+        "topic-b/0/1.log",
+    ]
+    assert len(await store.list_objects("")) == 5
+    assert await store.list_objects("nothing/") == []
+
+
+async def test_deleting_what_is_not_there_is_no_error(store: ObjectStore) -> None:
+    await store.put("a/one", pieces(b"x"), 1)
+    await store.delete(["a/one", "a/two", "b/three"])
+    await store.delete(["a/one"])
+    assert await store.list_objects("") == []
+    for read in (store.get("a/one"), store.get_range("a/one", 0, 1)):
+        with pytest.raises(ObjectNotFound):
+            await read
+
+
+async def test_an_object_of_the_wrong_size_does_not_appear(store: ObjectStore) -> None:
+    with pytest.raises(ObjectStoreError, match="should have 3 bytes, and its source has 2"):
+        await store.put("a", pieces(b"12"), 3)
+    assert await store.list_objects("") == []
+
+
+async def test_an_upload_that_was_cut_off_is_no_object_and_is_deleted_with_its_key(tmp_path: Path) -> None:
+    store = DirectoryStore(str(tmp_path), RealDisk(), InlinePool())
+    with pytest.raises(ObjectStoreError, match="the disk failed"):
+        await store.put("topic/0/one", broken(b"12"), 4)
+    assert (tmp_path / "topic/0/one.part").read_bytes() == b"12"
+    assert await store.list_objects("") == []
+    with pytest.raises(ObjectNotFound):
+        await store.get("topic/0/one")
+    await store.delete(["topic/0/one"])
+    assert names_in(tmp_path) == []
+
+
+async def test_empty_directories_go_with_their_last_object(tmp_path: Path) -> None:
+    store = DirectoryStore(str(tmp_path), RealDisk(), InlinePool())
+    await store.put("topic/0/one", pieces(b"1"), 1)
+    await store.put("topic/1/two", pieces(b"2"), 1)
+    await store.delete(["topic/0/one"])
+    assert names_in(tmp_path / "topic") == ["1"]
+    await store.delete(["topic/1/two"])
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("key", ["", "../up", "a/../../up", "a//b", "/root", "a/."])
+async def test_a_key_does_not_leave_the_directory(tmp_path: Path, key: str) -> None:
+    store = DirectoryStore(str(tmp_path / "store"), RealDisk(), InlinePool())
+    with pytest.raises(ObjectStoreError, match="not the key of an object"):
+        await store.put(key, pieces(b"x"), 1)
+
+
+async def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    store = DirectoryStore(str(tmp_path / "file"), RealDisk(), InlinePool())
+    with pytest.raises(ObjectStoreError, match="file"):
+        await store.put("a", pieces(b"x"), 1)
+
+
+S3 = ObjectStoreSettings(
+    ObjectStoreKind.S3,
+    "bucket",
+    endpoint="http://127.0.0.1:9",
+    region="nowhere",
+    path_style=True,
+    max_retries=0,
+    credentials={"access_key_id": "the-key-id", "secret_access_key": "the-secret"},
+)
+
+
+async def test_credentials_are_in_no_text() -> None:
+    pytest.importorskip("obstore")
+    store = CloudStore(S3)
+    assert "the-secret" not in f"{S3!r} {S3} {store!r}"
+    assert "the-key-id" not in f"{S3!r} {S3} {store!r}"
+    for work in (store.put("a", pieces(b"x"), 1), store.get("a"), store.delete(["a"])):
+        with pytest.raises(ObjectStoreError) as failure:
+            await work
+        assert "s3://bucket/a" in str(failure.value)
+        assert "the-secret" not in str(failure.value)
+        assert "the-key-id" not in str(failure.value)
+
+
+def test_credentials_come_from_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    profiles = tmp_path / "credentials"
+    settings = ObjectStoreSettings(ObjectStoreKind.S3, "bucket", credentials_file=str(profiles))
+    with pytest.raises(ObjectStoreError, match="does not exist"):
+        CloudStore(settings)
+    profiles.write_text("[default]\naws_access_key_id=a\naws_secret_access_key=%b\n")
+    CloudStore(settings)
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    with pytest.raises(ObjectStoreError, match="no profile other"):
+        CloudStore(settings)
+    profiles.write_text("no profile")
+    with pytest.raises(ObjectStoreError, match="cannot be read"):
+        CloudStore(settings)
+
+
+def test_the_kind_of_store_is_chosen_by_its_settings(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    for kind, expected in (
+        (ObjectStoreKind.DIRECTORY, DirectoryStore),
+        (ObjectStoreKind.MEMORY, MemoryStore),
+        (ObjectStoreKind.S3, CloudStore),
+    ):
+        settings = ObjectStoreSettings(kind, str(tmp_path), region="nowhere")
+        assert isinstance(open_object_store(settings, RealDisk(), InlinePool()), expected)

@@ -20,7 +20,7 @@ from typing import Final
 
 from ottla.node.remote.metadata_topic import MetadataRead, RemoteLogMetadataTopic
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
-from ottla.protocol.names import TopicIdPartition
+from ottla.protocol.names import REMOTE_LOG_METADATA_TOPIC, TopicIdPartition
 from ottla.records.batch import iter_batches, read_records, verify_crc
 from ottla.remote.metadata_manager import RemotePartitionMetadataStore, metadata_partition, partition_of
 from ottla.remote.segment_metadata import (
@@ -43,6 +43,9 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_MS: Final = 100
 _MAX_PAUSE_MS: Final = 10_000
+_MAX_CREATION_PAUSE_MS: Final = 30_000
+# A topic that was just created may take a moment to be seen.
+_FAILURES_TO_WARN: Final = 4
 DEFAULT_CONSUME_WAIT_MS: Final = 120_000
 
 
@@ -143,11 +146,19 @@ class TopicBasedRemoteLogMetadataManager:
 
     async def _create(self) -> None:
         """Have the topic created, and place the partitions that wait for it."""
-        pauses = ExponentialBackoff(self._runtime.random, _FIRST_PAUSE_MS, _MAX_PAUSE_MS)
+        pauses = ExponentialBackoff(self._runtime.random, _FIRST_PAUSE_MS, _MAX_CREATION_PAUSE_MS)
+        failures = 0
         while not self._topic.partition_count:
             with contextlib.suppress(KafkaError, OSError):
                 await self._topic.create()
             if not self._topic.partition_count:
+                failures += 1
+                if failures == _FAILURES_TO_WARN:
+                    _log.warning(
+                        "%s could not be created, and nothing goes to remote storage before: are there as "
+                        "many brokers as rlmm.config.remote.log.metadata.topic.replication.factor says?",
+                        REMOTE_LOG_METADATA_TOPIC,
+                    )
                 await asyncio.sleep(pauses.next_ms() / 1000)
         while self._unplaced:
             self._place(next(iter(self._unplaced)))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from tests.support.tiered import (
 )
 from tests.support.waiting import wait_until
 
+from ottla import blocking
+from ottla.client.admin.configs import ResourceType
 from ottla.client.admin.offsets import OffsetSpec
 from ottla.client.consumer import Consumer as OttlaConsumer
 from ottla.protocol.names import TopicPartition as OttlaTopicPartition
@@ -148,6 +152,33 @@ def test_kafka_get_offsets_tells_where_the_parts_of_a_log_are(
     assert ask(-5) == f"orders:0:{tiered}"
     assert ask(-6) == f"orders:0:{tiered + 1}"
     assert ask(START_MS) == "orders:0:0"
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_kafka_log_dirs_shows_what_is_on_the_disk(orders: History, java_driver: JavaDriver) -> None:
+    arguments = ("--bootstrap-server", orders.bootstrap, "--describe", "--topic-list", "orders")
+    shown = java_driver.tool("org.apache.kafka.tools.LogDirsCommand", *arguments).text
+    described = json.loads(shown[shown.index("{") :].splitlines()[0])
+    (partition,) = described["brokers"][0]["logDirs"][0]["partitions"]
+    assert (partition["partition"], partition["offsetLag"]) == ("orders-0", 0)
+    # As local.retention.bytes says, and not the five megabytes of the whole log.
+    assert MIB <= partition["size"] < 2 * MIB + 100_000
+
+
+def test_a_share_group_reads_what_is_in_remote_storage(orders: History) -> None:
+    with blocking.Admin(orders.bootstrap) as admin:
+        settings = {"share.auto.offset.reset": "earliest", "share.isolation.level": "read_committed"}
+        admin.configs.alter(ResourceType.GROUP, "workers", set=settings)
+    found: dict[int, Record] = {}
+    deadline = time.monotonic() + 60
+    with blocking.ShareConsumer(orders.bootstrap, group_id="workers") as consumer:
+        consumer.subscribe(["orders"])
+        while len(found) < len(orders.committed):
+            assert time.monotonic() < deadline, f"{len(found)} records of {len(orders.committed)}"
+            for record in consumer.poll(timeout_ms=1000):
+                found[record.offset] = record.key, record.value, record.timestamp
+    assert dict(sorted(found.items())) == expected(orders, "read_committed")
 
 
 def test_a_read_begins_at_any_offset_of_a_remote_segment(orders: History) -> None:

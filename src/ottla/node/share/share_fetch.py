@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ottla.node.fetch.cold_reads import Missing, load, rounds
+from ottla.node.fetch.remote_reads import RemoteRead
 from ottla.node.share.share_partition import AcquiredRange, LogBatch, SharePartition
 from ottla.node.share.share_partition_manager import SharePartitionLeader, SharePartitionManager
 from ottla.node.share.share_session import (
@@ -38,13 +39,14 @@ from ottla.protocol.messages.share_fetch import AcquiredRecords, PartitionData
 from ottla.protocol.names import TopicIdPartition
 from ottla.protocol.share import ShareAcquireMode
 from ottla.records.batch import BatchHeader, iter_batches, iter_offsets
-from ottla.replication.partition import FetchIsolation
+from ottla.replication.partition import FetchIsolation, LogReadInfo
 from ottla.runtime.disk import NotInMemory
 from ottla.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from ottla.log.segment.txn_index import AbortedTxn
     from ottla.node.network.connection import PendingRequest
+    from ottla.remote.log_reader import RemoteRecords
 
 # A read takes at least these many bytes, if that many may be sent.
 _LEAST_READ_BYTES: Final = 16 * 1024
@@ -96,6 +98,7 @@ class ShareFetch:
         "_limit",
         "_manager",
         "_pending",
+        "_remote",
         "_results",
         "_session",
         "_settings",
@@ -131,6 +134,8 @@ class ShareFetch:
         # Share partitions that may have something for others: this fetch was woken by them, or has not taken
         # all of it.
         self._to_serve: dict[ShareSource, None] = {}
+        # Reads of remote storage, by the partition that they are for.
+        self._remote: dict[CachedSharePartition, RemoteRead] = {}
         # The version of the session as of which it looks at everything.
         self._version = -1
         self._is_first_attempt = True
@@ -307,6 +312,7 @@ class ShareFetch:
 
     async def _read(self, to_read: deque[CachedSharePartition], most: int, needed: int) -> list[_Read]:
         """Read the first partitions, with all that is not in memory loaded."""
+        self._remote.clear()
         for may_miss in rounds():
             missing: Missing | None = [] if may_miss else None
             count, reads = self._read_now(to_read, most, needed, missing)
@@ -338,9 +344,9 @@ class ShareFetch:
                 read = self._read_one(
                     cached, leader, left, is_first=self._size + size == 0, may_wait=missing is None
                 )
-            except NotInMemory as part:
+            except (NotInMemory, RemoteRead) as part:
                 assert missing is not None
-                missing.append(part)
+                missing.append(part.with_traceback(None))
                 continue
             except KafkaError as error:
                 if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
@@ -371,16 +377,26 @@ class ShareFetch:
                 del self._session.dirty[cached]
                 return None
         offset = share.next_fetch_offset()
-        fetched = partition.fetch_records(
-            offset,
-            min(most, max(_LEAST_READ_BYTES, self._terms.min_bytes, likely)),
-            isolation=FetchIsolation.TXN_COMMITTED
-            if share.settings.read_committed
-            else FetchIsolation.HIGH_WATERMARK,
-            now_ms=0,
-            min_one_batch=is_first,
-            may_wait=may_wait,
-        )
+        max_bytes = min(most, max(_LEAST_READ_BYTES, self._terms.min_bytes, likely))
+        fetched: LogReadInfo | RemoteRecords
+        try:
+            fetched = partition.fetch_records(
+                offset,
+                max_bytes,
+                isolation=FetchIsolation.TXN_COMMITTED
+                if share.settings.read_committed
+                else FetchIsolation.HIGH_WATERMARK,
+                now_ms=0,
+                min_one_batch=is_first,
+                may_wait=may_wait,
+            )
+        except KafkaError as error:
+            if error.code is not ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE:
+                raise
+            found = self._read_remote(cached, leader, offset, max_bytes, is_first=is_first, may_wait=may_wait)
+            if found is None:
+                return None
+            fetched = found
         records = fetched.records
         # Of records that are new to the group, no more than are acquired have to be looked at.
         enough = _NO_OFFSET
@@ -407,6 +423,37 @@ class ShareFetch:
             room = share.settings.partition_max_record_locks - share.in_flight_records
             expected = max(1, min(log_batches[-1].last_offset - offset + 1, room))
         return _Read(cached, leader, share, offset, records, log_batches, positions, aborted, expected)
+
+    def _read_remote(
+        self,
+        cached: CachedSharePartition,
+        leader: SharePartitionLeader,
+        offset: int,
+        max_bytes: int,
+        *,
+        is_first: bool,
+        may_wait: bool,
+    ) -> RemoteRecords | None:
+        """Return the records that are in remote storage only, once they were read; raise RemoteRead before.
+        None if they did not come in time: the next attempt finds them.
+        """
+        partition, share = leader.partition, leader.share
+        assert share is not None, leader.key
+        read = self._remote.get(cached)
+        if read is None or read.partition is not partition or read.offset != offset:
+            if may_wait:
+                return None
+            read = self._remote[cached] = self._manager.remote_read(
+                partition,
+                offset,
+                max_bytes,
+                committed=share.settings.read_committed,
+                min_one_batch=is_first,
+            )
+            raise read
+        if isinstance(read.result, KafkaError):
+            raise read.result
+        return read.result
 
     def _acquire(self, reads: list[_Read], to_read: deque[CachedSharePartition]) -> None:
         """Acquire what was read; what has to be read further on is added to the rest."""

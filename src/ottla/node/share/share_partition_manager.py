@@ -65,7 +65,9 @@ from ottla.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from ottla.metadata.image.image import MetadataImage
+    from ottla.node.cluster.replication import BrokerReplication
     from ottla.node.config.node_config import NodeConfig
+    from ottla.node.fetch.remote_reads import RemoteRead
     from ottla.node.network.memory_budget import MemoryPool
     from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
     from ottla.runtime.clock import Clock
@@ -123,6 +125,9 @@ class ShareServices(Protocol):
 
     @property
     def replicas(self) -> ReplicaManager: ...
+
+    @property
+    def replication(self) -> BrokerReplication: ...
 
 
 class SharePartitionListener(Protocol):
@@ -558,6 +563,32 @@ class SharePartitionManager:
     @property
     def pool(self) -> Pool:
         return self._broker.runtime.pool
+
+    def remote_read(
+        self, partition: Partition, offset: int, max_bytes: int, *, committed: bool, min_one_batch: bool
+    ) -> RemoteRead:
+        """The read of records that are in remote storage only."""
+        from ottla.node.fetch.remote_reads import RemoteRead
+
+        reader = self._broker.replication.remote_log_reader
+        if reader is None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{partition.topic_partition}: offset {offset} is in remote storage, which this broker does "
+                "not use (remote.log.storage.system.enable)",
+            )
+        log = partition.log
+        return RemoteRead(
+            reader,
+            self._clock,
+            partition,
+            offset,
+            max_bytes,
+            log.last_stable_offset if committed else log.high_watermark,
+            min_one_batch=min_one_batch,
+            with_aborted=committed,
+            max_wait_ms=self._broker.config.number("remote.fetch.max.wait.ms"),
+        )
 
     def settings(self, group_id: str) -> ShareGroupSettings:
         """The settings of a group, as they are now."""

@@ -260,6 +260,27 @@ def test_a_restarted_node_knows_what_is_in_remote_storage(tmp_path: Path) -> Non
             mark.unlink()
 
 
+def test_a_log_moves_to_another_directory_with_what_it_knows_of_remote_storage(tmp_path: Path) -> None:
+    dirs = [tmp_path / name for name in ("one", "other")]
+    settings = tiered_settings(tmp_path / "store", log_dirs=",".join(map(str, dirs)))
+    with LocalNode(settings) as node:
+        bootstrap = node.bootstrap_servers
+        create_tiered_topic(bootstrap, "moved")
+        history = History(bootstrap, "moved")
+        history.write_plain(4 * MIB)
+        local = wait_until_tiered(bootstrap, "moved")
+        (target,) = (each for each in dirs if not (each / "moved-0").exists())
+        with blocking.Admin(bootstrap) as admin:
+            partition = OttlaTopicPartition("moved", 0)
+            assert admin.log_dirs.move(1, {partition: str(target)}) == {partition: None}
+        wait_until((target / "moved-0").exists, "the log does not move")
+        history.send(history.producer(), 10)
+        assert offset_of(bootstrap, "moved", OffsetSpec.EARLIEST) == 0
+        assert offset_of(bootstrap, "moved", OffsetSpec.EARLIEST_LOCAL) >= local
+        assert offset_of(bootstrap, "moved", OffsetSpec.LATEST_TIERED) >= local - 1
+        assert read_with_librdkafka(bootstrap, "moved", 0, "read_committed") == history.all
+
+
 def test_a_store_that_fails_holds_up_only_those_who_read_from_it(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with LocalNode(tiered_settings(store)) as node:

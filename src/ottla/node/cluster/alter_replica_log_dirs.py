@@ -21,7 +21,7 @@ from typing import Final
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.log_manager import LogManager
 from ottla.log.truncation import LogTruncation
-from ottla.log.unified_log import UnifiedLog
+from ottla.log.unified_log import RemoteLogAuxState, UnifiedLog
 from ottla.node.cluster.assignments_manager import AssignmentsManager
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
@@ -30,7 +30,7 @@ from ottla.replication.partition_fetch_state import common_end_offset
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.replication.replication_quota_manager import ReplicationQuotaManager
 from ottla.runtime.clock import Clock
-from ottla.runtime.disk import NotInMemory, waiting
+from ottla.runtime.disk import NotInMemory, read_file, waiting
 from ottla.runtime.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -181,6 +181,7 @@ class AlterReplicaLogDirsManager:
         future.maybe_increment_log_start_offset(
             min(partition.log.log_start_offset, future.high_watermark), "the log that is moved starts there"
         )
+        future.highest_offset_in_remote_storage = partition.log.highest_offset_in_remote_storage
         partition.replace_log(self._logs.replace_current_with_future_log(partition.topic_partition))
         log.info("%s has moved to %s", partition.topic_partition, future.directory.path)
 
@@ -233,12 +234,29 @@ def _is_usable(log: UnifiedLog) -> bool:
     return log.directory.is_online and not log.is_closed
 
 
+def _auxiliary_state(current: UnifiedLog, offset: int) -> RemoteLogAuxState:
+    """What a log knows of its records below `offset`."""
+    epochs = tuple((entry.epoch, entry.start_offset) for entry in current.leader_epoch_cache.entries)
+    snapshots = current.producer_snapshots
+    snapshot = None
+    if offset in snapshots.offsets:
+        try:
+            snapshot = read_file(current.directory.disk, snapshots.path(offset))
+        except OSError as error:
+            raise current.directory.io_error("reading a producer snapshot", error) from error
+    return RemoteLogAuxState(epochs, snapshot)
+
+
 def _begin_due_truncation(future: UnifiedLog, current: UnifiedLog) -> LogTruncation | None:
     """Begin to truncate the copy to what the log still has; None if it has nothing else. A follower truncates
     its log when its leader was elected without its last records, and then appends others.
     """
     if future.log_end_offset < current.log_start_offset:
         return future.begin_full_truncation(current.log_start_offset)
+    if future.log_end_offset < current.local_log_start_offset:
+        # The records before are in remote storage: the copy has to know of them what the log knows.
+        local = current.local_log_start_offset
+        return future.begin_full_truncation(local, current.log_start_offset, _auxiliary_state(current, local))
     epoch = future.latest_epoch
     if epoch is not None and future.log_end_offset > future.log_start_offset:
         known_epoch, end = current.end_offset_for_epoch(epoch)

@@ -23,6 +23,7 @@ from tests.support.franz_go import FRANZ_GO_SKIP, FranzGo
 from tests.support.java_driver import JavaDriver
 from tests.support.kdc import KERBEROS_SKIP
 from tests.support.limits import RunLimits
+from tests.support.s3_server import S3_SKIP
 
 KAFKA_SKIP = "Apache Kafka tests skipped: "
 PROMETHEUS_SKIP = "Prometheus is missing: apt-get install prometheus"
@@ -104,6 +105,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         missing = str(untried[0].longrepr).partition(FRANZ_GO_SKIP)[2].rstrip("')")
         terminalreporter.write_line(
             f"NOT TRIED WITH FRANZ-GO: {len(untried)} tests skipped, {missing}", yellow=True, bold=True
+        )
+    if untried := [each for each in every if S3_SKIP in str(each.longrepr)]:
+        missing = str(untried[0].longrepr).partition(S3_SKIP)[2].rstrip("')")
+        terminalreporter.write_line(
+            f"NOT TRIED WITH S3: {len(untried)} tests skipped, {missing}", yellow=True, bold=True
         )
     if untried := [each for each in every if KERBEROS_SKIP in str(each.longrepr)]:
         missing = str(untried[0].longrepr).partition(KERBEROS_SKIP)[2].rstrip("')")

@@ -121,6 +121,9 @@ class BrokerMetadataPublisher:
         _attempt("share partitions", lambda: self._apply_to_share_partitions(changes))
         remote_storage = self._remote_storage
         if remote_storage is not None:
+            for part in changes.parts(_PARTITIONS_AT_ONCE):
+                _attempt("tiered storage", partial(remote_storage.manager.apply, image, part))
+                await turns.pause_if_due()
             _attempt("tiered storage", lambda: remote_storage.apply(image, changes, delta))
         internal = changes.of_topics(INTERNAL_TOPICS)
         _attempt("coordinators", lambda: self._coordinators.apply(image, internal, delta))

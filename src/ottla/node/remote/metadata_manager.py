@@ -52,13 +52,15 @@ DEFAULT_CONSUME_WAIT_MS: Final = 120_000
 class _MetadataPartitionReader:
     """Reads one partition of the topic for all partitions whose events it has."""
 
-    __slots__ = ("active", "changed", "new", "position", "task", "waiting")
+    __slots__ = ("active", "changed", "new", "position", "task", "unready", "waiting")
 
     def __init__(self) -> None:
         # Events below it have been applied; None before the first read.
         self.position: int | None = None
-        # Partitions whose events are applied, and the position at which each of them is ready; None if it is.
-        self.active: dict[TopicIdPartition, int | None] = {}
+        # Partitions whose events are applied.
+        self.active: dict[TopicIdPartition, None] = {}
+        # Those of them that are not ready, and the position at which each is; -1 until the next read says.
+        self.unready: dict[TopicIdPartition, int] = {}
         # Partitions that have to be brought up to `position` first.
         self.new: dict[TopicIdPartition, None] = {}
         # Set when `new` has grown.
@@ -178,8 +180,8 @@ class TopicBasedRemoteLogMetadataManager:
             reader = self._readers.get(index)
             if reader is None:
                 continue
-            reader.active.pop(partition, None)
-            reader.new.pop(partition, None)
+            for group in (reader.active, reader.unready, reader.new):
+                group.pop(partition, None)
             if not reader.active and not reader.new and reader.task is not None:
                 reader.task.cancel()
                 reader.give_up()
@@ -213,7 +215,7 @@ class TopicBasedRemoteLogMetadataManager:
                     continue
                 reader.position = max(reader.position, found.log_start_offset)
                 reader.position = await self._apply(found, reader.position, None, reader.active)
-                self._complete(reader, found.high_watermark)
+                await self._complete(reader, found.high_watermark)
                 pauses.reset()
             except (KafkaError, OSError) as error:
                 _log.info("partition %d of the remote log metadata could not be read: %s", index, error)
@@ -222,8 +224,7 @@ class TopicBasedRemoteLogMetadataManager:
     async def _read_or_change(self, index: int, reader: _MetadataPartitionReader) -> MetadataRead | None:
         """Read from the position on; None if partitions were assigned meanwhile."""
         assert reader.position is not None
-        waits = all(target is None for target in reader.active.values())
-        read = asyncio.ensure_future(self._topic.read(index, reader.position, waits=waits))
+        read = asyncio.ensure_future(self._topic.read(index, reader.position, waits=not reader.unready))
         change = asyncio.ensure_future(reader.changed.wait())
         try:
             await asyncio.wait((read, change), return_when=asyncio.FIRST_COMPLETED)
@@ -258,8 +259,8 @@ class TopicBasedRemoteLogMetadataManager:
         for partition in new:
             if partition in reader.new:
                 del reader.new[partition]
-                # Ready at the end that the next read finds; no offset is as large.
-                reader.active[partition] = -1
+                reader.active[partition] = None
+                reader.unready[partition] = -1
 
     def _begin_again(self, index: int, reader: _MetadataPartitionReader) -> None:
         """Read the partition from its beginning: it has lost events, as an unclean election may do."""
@@ -271,13 +272,14 @@ class TopicBasedRemoteLogMetadataManager:
             self._store.assign(partition)
             self._ready[partition].clear()
         reader.active.clear()
+        reader.unready.clear()
 
     async def _apply(
         self,
         found: MetadataRead,
         position: int,
         end: int | None,
-        wanted: dict[TopicIdPartition, None] | dict[TopicIdPartition, int | None],
+        wanted: dict[TopicIdPartition, None],
     ) -> int:
         """Apply the events from `position` to before `end`, and return the position behind them."""
         turns = Turns(self._runtime.clock)
@@ -301,7 +303,7 @@ class TopicBasedRemoteLogMetadataManager:
         self,
         value: bytes | None,
         offset: int,
-        wanted: dict[TopicIdPartition, None] | dict[TopicIdPartition, int | None],
+        wanted: dict[TopicIdPartition, None],
     ) -> None:
         if value is None:
             return
@@ -320,21 +322,27 @@ class TopicBasedRemoteLogMetadataManager:
         if self._store.is_ready(partition_of(event)):
             self._notify(partition_of(event))
 
-    def _complete(self, reader: _MetadataPartitionReader, high_watermark: int) -> None:
+    async def _complete(self, reader: _MetadataPartitionReader, high_watermark: int) -> None:
         """Note what is ready at this position, and wake what waits for it."""
+        reader.wake_waiting()
+        if not reader.unready:
+            return
         position = reader.position
         assert position is not None
-        for partition, target in list(reader.active.items()):
+        turns = Turns(self._runtime.clock)
+        for partition in list(reader.unready):
+            target = reader.unready.get(partition)
             if target is None:
-                continue
+                continue  # it was given up meanwhile
             if target < 0:
-                reader.active[partition] = target = high_watermark
+                reader.unready[partition] = target = high_watermark
             if position >= target:
-                reader.active[partition] = None
+                del reader.unready[partition]
                 self._store.assign(partition).is_initialized = True
                 self._ready[partition].set()
                 self._notify(partition)
-        reader.wake_waiting()
+            if turns.is_due():
+                await turns.pause()
 
     def _notify(self, partition: TopicIdPartition) -> None:
         for listener in self._listeners:

@@ -303,6 +303,11 @@ class RemoteLogManager:
         for partition in changes.followers:
             self._begin(partition)
 
+    @property
+    def partitions(self) -> list[Partition]:
+        """The partitions that may have segments in remote storage."""
+        return [*(led.partition for led in self._led.values()), *self._followed.values()]
+
     def on_configs_changed(self, partitions: Iterable[Partition]) -> None:
         """Look again at partitions whose settings have changed: remote storage may be on or off now."""
         for partition in partitions:

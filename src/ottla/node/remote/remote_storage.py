@@ -64,7 +64,7 @@ class RemoteStorage:
         self.manager: Final = RemoteLogManager(runtime, tasks, config, self.metadata, self.storage)
         self.reader: Final = make_log_reader(
             runtime,
-            config.current,
+            config,
             self.metadata,
             self.storage,
             caches_on_disk=settings.store.kind is not ObjectStoreKind.DIRECTORY,
@@ -74,15 +74,15 @@ class RemoteStorage:
         replicas.logs.on_segment_closed = self.manager.on_segment_closed
 
     def apply(self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None) -> None:
-        """Follow new metadata."""
-        self.manager.apply(image, changes)
+        """Follow new metadata, after the manager has followed the changes of replicas."""
         self._deleted.apply(changes, delta)
         if delta is not None and delta.changed_configs:
             self.manager.on_configs_changed(self._configured_partitions(image, delta))
 
     def _configured_partitions(self, image: MetadataImage, delta: MetadataDelta) -> list[Partition]:
         if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
-            return list(self._replicas)
+            # What turns remote storage on or off are settings of topics alone.
+            return self.manager.partitions
         changed = sorted(each.name for each in delta.changed_configs if each.type == ConfigResourceType.TOPIC)
         found: list[Partition] = []
         for name in changed:

@@ -92,7 +92,9 @@ def read_with_librdkafka(bootstrap: str, topic: str, start: int, isolation: str)
             if message.error() is not None:
                 assert message.error().name() == "_PARTITION_EOF", message.error()
                 break
-            found[message.offset()] = message.key(), message.value(), message.timestamp()[1]
+            offset = message.offset()
+            assert offset is not None
+            found[offset] = message.key(), message.value(), message.timestamp()[1]
     finally:
         consumer.close()
     return found

@@ -262,3 +262,34 @@ async def test_times_are_found_record_by_record() -> None:
     found = await tier.reader.fetch_offset_by_timestamp(ID, log, 0)
     assert found is not None
     assert found.offset == 7
+
+
+async def test_the_greatest_timestamp_is_found_also_where_it_is_not_the_last() -> None:
+    tier = Tier()
+    for number in range(100):
+        tier.lab.put(b"x" * 100, timestamp=5000 if number == 17 else 1000 + number)
+    await tier.copy()
+    found = await tier.reader.fetch_offset_of_max_timestamp(ID, tier.lab.log)
+    assert found is not None
+    assert (found.offset, found.timestamp) == (17, 5000)
+
+
+async def test_reads_wait_for_their_quota() -> None:
+    class Quota:
+        def __init__(self) -> None:
+            self.pauses = [1, 1]
+            self.recorded = 0
+
+        def throttle_ms(self) -> int:
+            return self.pauses.pop() if self.pauses else 0
+
+        def record(self, size: int) -> None:
+            self.recorded += size
+
+    tier = await filled()
+    quota = Quota()
+    cache = RemoteSegmentCache(tier.storage, tier.limits, throttle=quota)
+    assert len(await cache.read(first(tier), 0, 100)) == 100
+    assert not quota.pauses
+    assert quota.recorded >= 1000
+    await cache.close()

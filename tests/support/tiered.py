@@ -63,6 +63,8 @@ class History:
     aborted: dict[int, tuple[bytes, bytes, int]] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
     random: random.Random = field(default_factory=lambda: random.Random(7))
+    local_start: int = 0
+    """Where the log began on the disk, when a test looked."""
 
     @property
     def all(self) -> dict[int, tuple[bytes, bytes, int]]:
@@ -86,7 +88,7 @@ class History:
             assert error is None, error
             offset = message.offset()
             assert offset is not None
-            target[offset] = sent.pop(message.key())
+            target[offset] = sent.pop(bytes(message.key() or b""))
 
         sent = {}
         for number in itertools.islice(self.numbers, count):
@@ -142,11 +144,11 @@ def wait_until_tiered(bootstrap: str, topic: str) -> int:
     def is_tiered() -> bool:
         nonlocal since
         specs = (OffsetSpec.EARLIEST_LOCAL, OffsetSpec.LATEST_TIERED, OffsetSpec.LATEST)
-        now = tuple(offset_of(bootstrap, topic, spec) for spec in specs)
+        local, tiered, end = (offset_of(bootstrap, topic, spec) for spec in specs)
+        now = local, tiered, end
         if now != seen[-1]:
             seen.append(now)
             since = time.monotonic()
-        local, tiered, end = now
         # Retention looks several times in this time.
         return time.monotonic() - since > 1.0 and 0 < local <= tiered + 1 < end
 

@@ -224,6 +224,25 @@ class RemoteLogReader:
                     return found
         return None
 
+    async def fetch_offset_of_max_timestamp(
+        self, partition: TopicIdPartition, log: UnifiedLog
+    ) -> TimestampAndOffset | None:
+        """The first record in remote storage, from the log start on, that has the greatest timestamp there;
+        None if remote storage has none that is not also on this disk.
+        """
+        await self._metadata.wait_until_ready(partition)
+        segments = []
+        for looked_at, segment in enumerate(self._segments_from(partition, log, log.log_start_offset), 1):
+            segments.append(segment)
+            if looked_at % _SEGMENTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        # The oldest of those with the greatest; its record may be one that was deleted.
+        for segment in sorted(segments, key=lambda each: (-each.max_timestamp_ms, each.start_offset)):
+            found = await self._find_timestamp(log, segment, segment.max_timestamp_ms)
+            if found is not None:
+                return found
+        return None
+
     async def _find_timestamp(
         self, log: UnifiedLog, segment: RemoteLogSegmentMetadata, timestamp: int
     ) -> TimestampAndOffset | None:

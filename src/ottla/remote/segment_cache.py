@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from ottla.protocol.names import uuid_text
 from ottla.remote.segment_metadata import RemoteLogSegmentMetadata, RemoteResourceNotFound, RemoteStorageError
@@ -36,6 +36,7 @@ PartKey: TypeAlias = tuple[bytes, int | IndexType]
 """The id of a segment, and the number of a chunk of its records or one of its indexes."""
 
 _MIB: Final = 1024 * 1024
+_MAX_PAUSE_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,17 @@ class SegmentCacheLimits:
     max_pending_loads: int = 100
     """`remote.log.reader.max.pending.tasks`"""
     load_timeout_s: float = 60.0
+
+
+class FetchThrottle(Protocol):
+    """The rate that reads of remote segments stay under."""
+
+    def throttle_ms(self) -> int:
+        """How long to wait before the next read."""
+        ...
+
+    def record(self, size: int) -> None:
+        """Count bytes that were read."""
 
 
 class TooManyRemoteReads(RemoteStorageError):
@@ -65,6 +77,7 @@ class RemoteSegmentCache:
         "_pending",
         "_slots",
         "_storage",
+        "_throttle",
         "loaded_bytes",
     )
 
@@ -73,10 +86,12 @@ class RemoteSegmentCache:
         storage: RemoteStorageManager,
         limits: SegmentCacheLimits,
         disk_cache: DiskPartCache | None = None,
+        throttle: FetchThrottle | None = None,
     ) -> None:
         self._storage: Final = storage
         self._limits = limits
         self._disk: Final = disk_cache
+        self._throttle: Final = throttle
         # Those used last at the end.
         self._memory: OrderedDict[PartKey, bytes] = OrderedDict()
         # The size of all of them: never above the limit, but for a part that is larger alone.
@@ -178,6 +193,8 @@ class RemoteSegmentCache:
         finally:
             self._pending -= 1
         try:
+            while self._throttle is not None and (pause_ms := self._throttle.throttle_ms()) > 0:  # noqa: ASYNC110
+                await asyncio.sleep(min(pause_ms, _MAX_PAUSE_MS) / 1000)
             async with asyncio.timeout(self._limits.load_timeout_s):
                 data = bytes(await fetch())  # type: ignore[misc]
         except TimeoutError:
@@ -187,6 +204,8 @@ class RemoteSegmentCache:
         finally:
             self._slots.release()
         self.loaded_bytes += len(data)
+        if self._throttle is not None:
+            self._throttle.record(len(data))
         self._keep(key, data)
         if self._disk is not None:
             await self._disk.put(key, data)

@@ -71,13 +71,14 @@ def fetch_offset_for_timestamp(
     if timestamp < EARLIEST_PENDING_UPLOAD:
         return None
     found = in_remote_storage
-    if found is None:
+    if timestamp == MAX_TIMESTAMP:
         with waiting(may_wait):
-            found = (
-                log.fetch_offset_of_max_timestamp()
-                if timestamp == MAX_TIMESTAMP
-                else log.fetch_offset_by_timestamp(timestamp)
-            )
+            on_disk = log.fetch_offset_of_max_timestamp()
+        if found is None or (on_disk is not None and on_disk.timestamp > found.timestamp):
+            found = on_disk
+    elif found is None:
+        with waiting(may_wait):
+            found = log.fetch_offset_by_timestamp(timestamp)
     if found is None:
         return None
     if found.offset >= last_fetchable:
@@ -92,7 +93,8 @@ def fetch_offset_for_timestamp(
 def is_search_in_remote_storage(partition: Partition, timestamp: int) -> bool:
     """Whether a search by timestamp has to begin with what is in remote storage only."""
     log = partition.log
-    return timestamp >= 0 and log.log_start_offset < log.local_log_start_offset
+    is_search = timestamp >= 0 or timestamp == MAX_TIMESTAMP
+    return is_search and log.log_start_offset < log.local_log_start_offset
 
 
 def _listed(partition: Partition, offset: int) -> ListedOffset:

@@ -96,7 +96,7 @@ class RemoteRead(RemoteAccess):
 
 
 class RemoteOffsetSearch(RemoteAccess):
-    """The first record that is not older than a timestamp."""
+    """The first record that is not older than a timestamp, or, if that is negative, with the greatest."""
 
     def __init__(
         self, reader: RemoteLogReader, partition: Partition, timestamp: int, timeout_ms: int
@@ -112,9 +112,11 @@ class RemoteOffsetSearch(RemoteAccess):
         partition = self._partition
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
-                self.result = await self._reader.fetch_offset_by_timestamp(
-                    partition.topic_id_partition, partition.log, self._timestamp
-                )
+                id, log = partition.topic_id_partition, partition.log
+                if self._timestamp < 0:
+                    self.result = await self._reader.fetch_offset_of_max_timestamp(id, log)
+                else:
+                    self.result = await self._reader.fetch_offset_by_timestamp(id, log, self._timestamp)
         except TimeoutError:
             self.result = KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from tests.support.java_driver import JavaDriver
 from tests.support.remote_store import (
     finished_segments,
     is_settled,
@@ -18,6 +19,7 @@ from tests.support.remote_store import (
 from tests.support.waiting import wait_until
 
 from ottla.node.config.errors import NodeFailed
+from ottla.protocol.names import uuid_text
 from ottla.remote.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
@@ -242,3 +244,25 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
         wait_until_copied(node.data_dir, "orders", store, 90)
         assert finished_segments(node.data_dir, "orders")[: len(before)] == before
         assert consume(bootstrap, "orders", 120) == list(range(120))
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_kafkas_tool_reads_the_metadata(tmp_path: Path, java_driver: JavaDriver) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    with LocalNode(settings(store), data_dir=str(data)) as node:
+        create(node.bootstrap_servers, "orders")
+        produce(node.bootstrap_servers, "orders", 60)
+        wait_until_copied(node.data_dir, "orders", store, 30)
+        segments = finished_segments(node.data_dir, "orders")
+    files = [path for path in data.glob("__remote_log_metadata-*/*.log") if path.stat().st_size]
+    shown = java_driver.tool(
+        "org.apache.kafka.tools.DumpLogSegments",
+        "--remote-log-metadata-decoder",
+        "--files",
+        ",".join(map(str, files)),
+    ).text
+    for each in segments:
+        assert f"id={uuid_text(each.id.id)}}}, startOffset={each.start_offset}," in shown
+    assert shown.count("state=COPY_SEGMENT_STARTED") == len(segments)
+    assert shown.count("state=COPY_SEGMENT_FINISHED") == len(segments)

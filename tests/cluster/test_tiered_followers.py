@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from ottla import blocking
 from ottla.client.admin.offsets import OffsetSpec
+from ottla.protocol.names import TopicPartition as OttlaTopicPartition
 from ottla.testing.local_cluster import ClusterNode, LocalCluster
 from tests.support.tiered import (
     History,
@@ -103,5 +105,23 @@ def test_a_replica_that_lost_its_log_begins_behind_remote_storage_and_can_lead(c
     )
     history.write_plain(2 * MIB)
     wait_until_tiered(bootstrap, "orders")
+    wanted = [(offset, key, value) for offset, (key, value, _) in history.all.items()]
+    assert read_all(bootstrap, "orders", len(wanted)) == wanted
+
+    # A broker that never had the partition takes it over alone.
+    (third,) = (each.id for each in cluster.nodes if each.id not in (leader, follower))
+    with blocking.Admin(bootstrap) as admin:
+        moved = OttlaTopicPartition("orders", 0)
+        assert admin.partitions.reassign({moved: [third]}) == {moved: None}
+    wait_until(
+        lambda: (
+            cluster.partition("orders").leader_id == third
+            and list(cluster.partition("orders").replica_nodes) == [third]
+        ),
+        "the partition does not move",
+    )
+    local = offset_of(bootstrap, "orders", OffsetSpec.EARLIEST_LOCAL)
+    assert 0 < first_segment(cluster.node(third), "orders-0") <= local
+    history.send(writer, 10)
     wanted = [(offset, key, value) for offset, (key, value, _) in history.all.items()]
     assert read_all(bootstrap, "orders", len(wanted)) == wanted

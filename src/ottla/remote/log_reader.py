@@ -52,12 +52,20 @@ class RemoteRecords(NamedTuple):
 class RemoteLogReader:
     """The remote parts of the logs of a broker."""
 
-    __slots__ = ("_cache", "_metadata", "_pool")
+    __slots__ = ("_cache", "_failing", "_metadata", "_pool")
 
     def __init__(self, metadata: RemoteLogMetadataManager, cache: RemoteSegmentCache, pool: Pool) -> None:
         self._metadata: Final = metadata
         self._cache: Final = cache
         self._pool: Final = pool
+        # Partitions whose last read failed, so that a store that is away is not reported for each read.
+        self._failing: dict[TopicIdPartition, None] = {}
+
+    def on_read_failed(self, partition: TopicIdPartition) -> bool:
+        """Note that a read failed; True if the one before had not, so that it is to be logged."""
+        is_first = partition not in self._failing
+        self._failing[partition] = None
+        return is_first
 
     # Records
 
@@ -92,6 +100,11 @@ class RemoteLogReader:
         end = await self._end_position(segment, upper, position)
         wanted_bytes = max(max_bytes, size) if min_one_batch else max_bytes
         records = await self._cache.read(segment, position, min(position + wanted_bytes, end))
+        if position + len(records) >= segment.segment_size_in_bytes:
+            following = self._next_segment(partition, log, segment.end_offset + 1)
+            if following is not None:
+                self._cache.load_ahead(following, 0)
+        self._failing.pop(partition, None)
         aborted = None
         if with_aborted:
             until = min(upper, segment.end_offset + 1)
@@ -112,6 +125,15 @@ class RemoteLogReader:
                 f"{log.topic_partition} which does not exist in remote tier.",
             )
         return epoch, segment
+
+    def _next_segment(
+        self, partition: TopicIdPartition, log: UnifiedLog, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        """The remote segment that a reader wants next, unless it goes on with what is on this disk."""
+        if offset >= log.local_log_start_offset:
+            return None
+        epoch = log.leader_epoch_cache.epoch_for_offset(offset)
+        return None if epoch is None else self._metadata.remote_log_segment_metadata(partition, epoch, offset)
 
     async def _position_of(self, segment: RemoteLogSegmentMetadata, offset: int) -> tuple[int, int] | None:
         """The position and size of the first batch that ends at or above `offset`; None if all end below."""

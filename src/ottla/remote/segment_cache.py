@@ -132,11 +132,12 @@ class RemoteSegmentCache:
             return b""
         first, last = start // size, (end - 1) // size
         parts = [await self._chunk(metadata, number) for number in range(first, last + 1)]
-        if (last + 1) * size < metadata.segment_size_in_bytes:
-            self._load_ahead(metadata, last + 1)
+        self.load_ahead(metadata, last + 1)
+        if first == last:
+            return parts[0][start - first * size : end - first * size]
         parts[-1] = parts[-1][: end - last * size]
         parts[0] = parts[0][start - first * size :]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     async def _chunk(self, metadata: RemoteLogSegmentMetadata, number: int) -> bytes:
         start = number * self._limits.chunk_bytes
@@ -151,8 +152,10 @@ class RemoteSegmentCache:
     def _fetch_of(self, metadata: RemoteLogSegmentMetadata, start: int, end: int) -> Callable[[], object]:
         return lambda: self._storage.fetch_log_segment(metadata, start, end)
 
-    def _load_ahead(self, metadata: RemoteLogSegmentMetadata, number: int) -> None:
-        """Begin to load a chunk that will be wanted next, unless others wait."""
+    def load_ahead(self, metadata: RemoteLogSegmentMetadata, number: int) -> None:
+        """Begin to load a chunk that will be wanted next, unless there is none or others wait."""
+        if number * self._limits.chunk_bytes >= metadata.segment_size_in_bytes:
+            return
         key = metadata.id.id, number
         if key in self._memory or key in self._loads or len(self._loads) >= self._limits.loads_at_once:
             return

@@ -87,9 +87,12 @@ class RemoteRead(RemoteAccess):
                 with_aborted=self._with_aborted,
             )
         except RemoteStorageError as error:
-            _log.warning(
-                "%s: a read from remote storage failed: %s", partition.topic_partition, error.message
-            )
+            if self._reader.on_read_failed(partition.topic_id_partition):
+                _log.warning(
+                    "%s: a read from remote storage failed; clients try again: %s",
+                    partition.topic_partition,
+                    error.message,
+                )
             return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, error.message)
         except KafkaError as error:
             return error

@@ -94,9 +94,11 @@ class LogConfig:
         }
         copies = derived["is_remote"] and not self.remote_log_copy_disable
         derived["copies_to_remote"] = copies
-        for unit in ("ms", "bytes"):
-            local, whole = getattr(self, f"local_retention_{unit}"), getattr(self, f"retention_{unit}")
-            derived[f"retention_{unit}_here"] = local if copies and local != AS_RETENTION else whole
+        for name, local, whole in (
+            ("retention_ms_here", self.local_retention_ms, self.retention_ms),
+            ("retention_bytes_here", self.local_retention_bytes, self.retention_bytes),
+        ):
+            derived[name] = local if copies and local != AS_RETENTION else whole
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-__all__ = ["CallOnce", "InlinePool", "Pool", "ThreadPool"]
+__all__ = ["CallOnce", "InlinePool", "Pool", "ThreadPool", "separate_pool"]
 
 T = TypeVar("T")
 
@@ -107,6 +107,15 @@ class ThreadPool:
 
     def close(self) -> None:
         self._executor.shutdown(wait=True)
+
+    def abandon(self) -> None:
+        """Accept nothing more and wait for nothing: a call that is running may never end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def separate_pool(pool: Pool, workers: int, name: str) -> ThreadPool | None:
+    """Threads apart from those of `pool`, for calls that may hang; None where `pool` has no threads."""
+    return ThreadPool(workers, name=name) if isinstance(pool, ThreadPool) else None
 
 
 class InlinePool:

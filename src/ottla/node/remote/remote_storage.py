@@ -24,8 +24,11 @@ from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
 from ottla.runtime.object_store import ObjectStoreError, ObjectStoreKind, open_object_store
+from ottla.runtime.pool import separate_pool
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
+
+_DIRECTORY_THREADS: Final = 4
 
 
 class RemoteStorage:
@@ -47,8 +50,15 @@ class RemoteStorage:
         """`NodeFailed` names a setting that cannot be used."""
         settings = remote_storage_settings(config.current)
         topic_settings = metadata_topic_settings(config.current)
+        # A directory may be one of another machine, and hang: it has threads of its own.
+        is_directory = settings.store.kind is ObjectStoreKind.DIRECTORY
+        self._threads: Final = (
+            separate_pool(runtime.pool, _DIRECTORY_THREADS, "ottla-remote") if is_directory else None
+        )
         try:
-            self._store: Final = open_object_store(settings.store, runtime.disk, runtime.pool)
+            self._store: Final = open_object_store(
+                settings.store, runtime.disk, self._threads or runtime.pool
+            )
         except ObjectStoreError as error:
             raise NodeFailed(f"the store of tiered storage cannot be opened: {error}") from error
         self._replicas: Final = replicas
@@ -67,7 +77,7 @@ class RemoteStorage:
             config,
             self.metadata,
             self.storage,
-            caches_on_disk=settings.store.kind is not ObjectStoreKind.DIRECTORY,
+            caches_on_disk=not is_directory,
         )
         self._deleted: Final = DeletedPartitions(runtime, tasks, topic, self.manager.delete_partitions)
         replicas.add_progress_listener(self.manager.on_partition_progress)
@@ -99,3 +109,5 @@ class RemoteStorage:
         await self.manager.close()
         await self.metadata.close()
         self._store.close()
+        if self._threads is not None:
+            self._threads.abandon()

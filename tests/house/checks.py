@@ -394,7 +394,7 @@ def _is_loop(owner: str) -> bool:
 
 # Rooms of a running node, in which each long-lived task has a supervisor.
 SUPERVISED_ROOMS = frozenset(
-    ("rpc", "log", "raft", "metadata", "replication", "coordinator", "security", "node")
+    ("rpc", "log", "raft", "metadata", "zookeeper", "replication", "coordinator", "security", "node")
 )
 TASK_STARTS = frozenset(
     ("create_task", "ensure_future", "call_later", "call_at", "call_soon", "call_soon_threadsafe", "Thread")

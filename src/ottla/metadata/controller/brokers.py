@@ -281,6 +281,12 @@ def leave_partitions(state: ControllerState, broker: int) -> Steps[list[Metadata
     return (yield from generate_leader_and_isr_updates(state, in_isr, broker_to_remove=broker))
 
 
+def lead_leaderless(state: ControllerState) -> Steps[list[MetadataRecord]]:
+    """The changes of the partitions without a leader that a broker which serves can lead."""
+    leaderless = state.index.leaderless(state.image)
+    return (yield from generate_leader_and_isr_updates(state, leaderless))
+
+
 def handle_broker_fenced(state: ControllerState, broker: int) -> Steps[list[MetadataRecord]]:
     records = yield from leave_partitions(state, broker)
     epoch = state.image.cluster.brokers[broker].epoch

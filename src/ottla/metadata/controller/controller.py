@@ -465,6 +465,12 @@ class Controller:
             return Result([], None)
         return Result((yield from control_brokers.leave_partitions(self._state, broker)), None, atomic=False)
 
+    def elect_leaders_where_there_is_none(self) -> Decision[None]:
+        """Have partitions without a leader be led by a replica that serves, as if it had just been
+        unfenced.
+        """
+        return Result((yield from control_brokers.lead_leaderless(self._state)), None, atomic=False)
+
     def silent_brokers(self, now_ns: int, for_ns: int) -> list[tuple[int, int]]:
         """The (broker, epoch) of the unfenced brokers that have not sent a heartbeat for `for_ns`."""
         return self._unfenced(self._heartbeats.sessions_silent_since(now_ns - for_ns))

@@ -143,7 +143,7 @@ class ControllerWatches:
         return self._controller.log.led_epoch == self._controller.epoch
 
     async def run(self) -> None:
-        await self._fence_absent_brokers()
+        await self._take_over()
         while self._is_active:
             await self._changed.wait()
             self._changed.clear()
@@ -168,8 +168,10 @@ class ControllerWatches:
 
     # Brokers
 
-    async def _fence_absent_brokers(self) -> None:
-        """Take brokers that are gone out of in-sync sets: they may have died together with a controller."""
+    async def _take_over(self) -> None:
+        """Do what the previous controller may not have come to: take brokers that are gone out of in-sync
+        sets, and elect leaders among those that have come back.
+        """
         image = self._controller.decided_image
         turns = Turns(self._clock)
         absent: dict[int, None] = {}
@@ -178,16 +180,16 @@ class ControllerWatches:
             absent.update((id, None) for id in partition.isr if id not in serving)
             if turns.is_due():
                 await turns.pause()
-        for id in absent:
-            try:
+        try:
+            for id in absent:
                 await self._controller.decide(
                     lambda controller, id=id: controller.take_leave_of_broker(id),  # type: ignore[misc]
                     for_client=False,
                 )
-            except KafkaError as error:
-                if error.code is not ErrorCode.NOT_CONTROLLER:
-                    raise
-                return
+            await self._controller.decide(Controller.elect_leaders_where_there_is_none, for_client=False)
+        except KafkaError as error:
+            if error.code is not ErrorCode.NOT_CONTROLLER:
+                raise
 
     async def _look_at_brokers(self) -> None:
         names = await self._session.children(znodes.BROKER_IDS, self._watch(znodes.BROKER_IDS))

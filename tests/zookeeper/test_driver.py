@@ -34,7 +34,9 @@ from ottla.protocol.metadata_records import (
 from ottla.raft.snapshot import SnapshotId
 from ottla.records.builder import build_batch
 from ottla.runtime.steps import run_at_once
+from ottla.runtime.turns import Turns
 from ottla.runtime.zookeeper import CreateZNode, ZNode, ZNodeStat, ZooKeeperError, ZooKeeperOperation
+from ottla.sim.clock import SimClock
 from ottla.sim.world import World
 from ottla.sim.zookeeper import SimZooKeeper
 from ottla.zookeeper import znodes
@@ -105,8 +107,11 @@ class Store:
             self.session.apply(part)
 
     def read(self) -> ReadMetadata:
-        reader = ZNodeReader(self.session, EPOCH, lambda: OTHER)  # type: ignore[arg-type]
-        return asyncio.run(reader.read())
+        async def read() -> ReadMetadata:
+            turns = Turns(SimClock())
+            return await ZNodeReader(self.session, EPOCH, lambda: OTHER, turns).read()  # type: ignore[arg-type]
+
+        return asyncio.run(read())
 
     def read_image(self) -> MetadataImage:
         return apply_records(MetadataImage.EMPTY, self.read().records)

@@ -35,6 +35,7 @@ from ottla.protocol.metadata_records import (
     UserScramCredentialRecord,
 )
 from ottla.protocol.names import TopicPartition
+from ottla.runtime.turns import Turns
 from ottla.runtime.zookeeper import (
     CreateZNode,
     SetZNode,
@@ -73,9 +74,14 @@ class ReadMetadata:
 
 class ZNodeReader:
     def __init__(
-        self, session: ZooKeeperSession, controller_epoch: int, new_uuid: Callable[[], bytes]
+        self,
+        session: ZooKeeperSession,
+        controller_epoch: int,
+        new_uuid: Callable[[], bytes],
+        turns: Turns,
     ) -> None:
         self._session: Final = session
+        self._turns: Final = turns
         self._epoch: Final = controller_epoch
         self._new_uuid: Final = new_uuid
         self._read = ReadMetadata()
@@ -175,6 +181,7 @@ class ZNodeReader:
         nodes = await self._get_all(map(znodes.topic_path, names))
         topics: list[tuple[znodes.TopicZNode, bytes]] = []
         for name in names:
+            await self._turns.pause_if_due()
             node = nodes.get(znodes.topic_path(name))
             if node is None:
                 continue
@@ -207,6 +214,7 @@ class ZNodeReader:
         if without:
             await self._add_missing_states(topic, without)
         for index, assignment in topic.assignment.items():
+            await self._turns.pause_if_due()
             tp = TopicPartition(topic.topic, index)
             node = states[tp]
             if node is None:
@@ -262,6 +270,7 @@ class ZNodeReader:
             names = await self._children(above)
             nodes = await self._get_all(f"{above}/{name}" for name in names)
             for path, node in nodes.items():
+                await self._turns.pause_if_due()
                 name = path.rpartition("/")[2]
                 resource = CLUSTER_DEFAULT if name == znodes.DEFAULT_ENTITY else ConfigResource(type, name)
                 for key, value in znodes.decode_config(path, node.data).items():

@@ -414,7 +414,7 @@ class ZooKeeperLogDriver:
         """Rebuild the metadata from the znodes, then lead."""
         began_ns = self._runtime.clock.monotonic_ns()
         session_id = self.session.session_id
-        reader = ZNodeReader(self.session, epoch, self._runtime.random.uuid)
+        reader = ZNodeReader(self.session, epoch, self._runtime.random.uuid, Turns(self._runtime.clock))
         try:
             found = await reader.read()
         except znodes.ZNodeFormatError as error:
@@ -433,9 +433,8 @@ class ZooKeeperLogDriver:
         image = await self._runtime.pool.run(apply_records, MetadataImage.EMPTY, found.records)
         now_ms = self._runtime.clock.wall_ms()
         id = SnapshotId(first_offset(epoch), epoch)
-        data = b"".join(
-            encode_snapshot(values, epoch=epoch, timestamp=now_ms, last_contained_log_timestamp=now_ms)
-        )
+        batches = encode_snapshot(values, epoch=epoch, timestamp=now_ms, last_contained_log_timestamp=now_ms)
+        data = await self._runtime.pool.run(b"".join, batches)
         if self.session.session_id != session_id or not self._connected or self._closed:
             return
         await self._stop_tasks_of_epoch()
@@ -536,12 +535,11 @@ class ZooKeeperLogDriver:
         is_checked = False
         while led.queued and len(operations) < _OPERATIONS_TOGETHER:
             end, batch = led.queued.popleft()
-            records = [
-                decode_metadata_record(each.value or b"")[0]
-                for position, header in iter_batches(batch)
-                if not header.is_control
-                for each in read_records(batch, position)
-            ]
+            records = []
+            for position, _ in iter_batches(batch):
+                for each in read_records(batch, position):
+                    records.append(decode_metadata_record(each.value or b"")[0])
+                    await turns.pause_if_due()
             is_checked |= any(not isinstance(record, NoOpRecord) for record in records)
             operations += await in_turns(led.writer.translate(records), turns)
         if is_checked and not operations:

@@ -23,9 +23,13 @@ from kazoo.exceptions import NoNodeError
 from ottla import blocking
 from ottla.client.admin.configs import ConfigSource, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.testing.cluster_plan import ClusterPlan, free_ports
 from ottla.testing.local_cluster import LocalCluster, ProcessState
+from ottla.testing.zookeeper_server import ZooKeeperServer
 from tests.cluster.conftest import SETTINGS
+from tests.support import kafka_libs
 from tests.support.acknowledged_workload import Load
+from tests.support.command_line import CommandLine
 from tests.support.waiting import wait_until
 from tests.support.zookeeper import ApacheZooKeeper
 
@@ -307,3 +311,30 @@ def test_a_node_of_another_cluster_does_not_start_on_the_same_path(
     )
     assert started.returncode == 1
     assert "doesn't match stored clusterId AAAAAAAAAAAAAAAAAAAAAA" in started.stderr
+
+
+def test_a_cluster_with_a_zookeeper_of_its_own_comes_up_and_goes_down_by_one_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jars = kafka_libs.classpath(kafka_libs.ZOOKEEPER_KAFKA).removesuffix("/*")
+    monkeypatch.setenv("OTTLA_ZOOKEEPER_LIBS", jars)
+    directory = str(tmp_path / "cluster")
+    (first, *_) = free_ports(1)
+    ottla = CommandLine("")
+    up = ottla.ok(
+        *("cluster", "up", "--zookeeper", "--nodes", "1", "--detach", "--json"),
+        *("--data-dir", directory, "--port", str(first)),
+    )
+    plan = ClusterPlan.read(directory)
+    try:
+        assert up.json["zookeeper"] == plan.zookeeper
+        assert plan.zookeeper is not None
+        shell = Shell(plan.zookeeper)
+        assert shell.controller() == 1
+        shell.close()
+        other = ottla("cluster", "up", "--zookeeper", "127.0.0.1:1", "--data-dir", directory)
+        assert "created with another --zookeeper" in other.err
+    finally:
+        ottla.ok("cluster", "down", "--data-dir", directory)
+    assert plan.zookeeper_port is not None
+    assert ZooKeeperServer(plan.directory / "zookeeper", plan.zookeeper_port).pid() is None

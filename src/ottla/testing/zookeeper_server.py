@@ -43,6 +43,9 @@ _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.05
 
+# The processes that this process has started, by pid: it has to wait for them when they end.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
 
 def missing_requirement() -> str | None:
     """What keeps ZooKeeper from running on this machine; None if nothing does."""
@@ -65,7 +68,6 @@ class ZooKeeperServer:
         self.log_file: Final = directory / "zookeeper.log"
         self._settings: Final = directory / "zoo.cfg"
         self._file: Final = directory / "process.json"
-        self._child: subprocess.Popen[bytes] | None = None
 
     @property
     def connect(self) -> str:
@@ -87,15 +89,16 @@ class ZooKeeperServer:
             f"tickTime={_TICK_MS}\nadmin.enableServer=false\nmaxClientCnxns=0\n4lw.commands.whitelist=*\n"
         )
         with self.log_file.open("ab") as log:
-            self._child = subprocess.Popen(
+            child = subprocess.Popen(
                 ["java", "-Xmx256m", "-cp", f"{jars}/*", _MAIN, str(self._settings)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        _children[child.pid] = child
         unfinished = self._file.with_suffix(".tmp")
-        unfinished.write_text(json.dumps({"pid": self._child.pid}))
+        unfinished.write_text(json.dumps({"pid": child.pid}))
         unfinished.replace(self._file)
         self._wait_until_answering()
 
@@ -116,12 +119,12 @@ class ZooKeeperServer:
 
     def pid(self) -> int | None:
         """Its process; None when it is down."""
-        if self._child is not None:
-            return None if self._child.poll() is not None else self._child.pid
         try:
             pid = int(json.loads(self._file.read_text())["pid"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        if pid in _children:
+            return None if _children[pid].poll() is not None else pid
         found = inspect_process(pid)
         return pid if found is not None and str(self._settings) in found.command else None
 

@@ -356,7 +356,7 @@ async def query_as_table(node: NodeProcess, shop: Shop, outcome: Outcome, wareho
         return "the topic has not become a table"
     with duckdb.connect() as connection:
         connection.register("orders", rows)
-        category, orders, cents = connection.sql(SQL).fetchone()
+        ((category, orders, cents),) = connection.sql(SQL).fetchall()
     return (
         f"SQL over the topic as an Iceberg table, {len(ids):,} rows: most was sold of {category}, {orders:,} "
         f"orders for {cents / 100:,.2f}"

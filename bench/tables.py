@@ -114,7 +114,8 @@ def _wait(warehouse: str, topic: str, count: int) -> None:
             catalog = open_catalog(settings)
             if catalog.table_exists(("topics", topic)):
                 snapshot = catalog.load_table(("topics", topic)).current_snapshot()
-                if snapshot is not None and int(snapshot.summary["total-records"]) >= count:
+                summary = None if snapshot is None else snapshot.summary
+                if summary is not None and int(summary["total-records"]) >= count:
                     return
     raise TimeoutError(f"the table of {topic} has not {count} rows")
 

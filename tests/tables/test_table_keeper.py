@@ -234,3 +234,21 @@ def test_brokers_commit_what_they_lead_and_take_over_from_each_other(tmp_path: P
         cluster.start(killed)
         produce(cluster.bootstrap_servers, [b"4"] * 600)
         assert_same(cluster.bootstrap_servers, warehouse, 2400)
+
+
+@pytest.mark.slow
+def test_a_broker_merges_the_small_files_of_its_tables(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    settings = HTTP | {"table.maintenance.interval.ms": "1000", "table.compaction.min.files": "3"}
+    with LocalNode(settings, data_dir=data) as node:
+        create(node.bootstrap_servers)
+        for number in range(1, 5):
+            produce(node.bootstrap_servers, [b"x"] * 10)
+            wait_until(lambda n=number: metric(node, "ottla_table_rows_total") == 10 * n, "it is behind", 240)
+
+        def files() -> int:
+            table = open_catalog(CatalogSettings(warehouse=f"{data}-tables")).load_table("topics.orders")
+            return len(list(table.scan().plan_files()))
+
+        wait_until(lambda: files() < 3, "the files are not merged", 240)
+        assert_same(node.bootstrap_servers, f"{data}-tables", 40)

@@ -244,6 +244,12 @@ async def test_a_read_ends_where_the_lineage_of_the_segment_parts_from_that_of_t
     assert refused.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
+async def test_without_leader_epochs_the_newest_upload_is_read() -> None:
+    tier = await filled()
+    tier.lab.log.leader_epoch_cache.clear()
+    assert (await tier.offsets(5, 300))[0] == 5
+
+
 async def test_times_are_found_record_by_record() -> None:
     tier = Tier()
     for number in range(100):

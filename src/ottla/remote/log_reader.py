@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from ottla.log.leader_epoch_cache import EpochEntry
 from ottla.log.segment.segment import TimestampAndOffset
-from ottla.log.segment.txn_index import AbortedTxn, decode_entries
+from ottla.log.segment.txn_index import AbortedTxn, CorruptTxnIndexError, decode_entries
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicIdPartition
@@ -115,6 +115,9 @@ class RemoteLogReader:
         self, partition: TopicIdPartition, log: UnifiedLog, offset: int
     ) -> tuple[int, RemoteLogSegmentMetadata]:
         epoch = log.leader_epoch_cache.epoch_for_offset(offset)
+        if epoch is None:
+            # The file of the leader epochs was damaged; those of the disk say nothing of what is not there.
+            epoch = self._newest_epoch_of(partition, offset)
         segment = (
             None if epoch is None else self._metadata.remote_log_segment_metadata(partition, epoch, offset)
         )
@@ -125,6 +128,17 @@ class RemoteLogReader:
                 f"{log.topic_partition} which does not exist in remote tier.",
             )
         return epoch, segment
+
+    def _newest_epoch_of(self, partition: TopicIdPartition, offset: int) -> int | None:
+        """The newest leader epoch in which a remote segment has the offset."""
+        found = None
+        for segment in self._metadata.list_remote_log_segments(partition):
+            if segment.start_offset <= offset <= segment.end_offset:
+                for epoch in segment.leader_epochs:
+                    begins = segment.segment_leader_epochs[epoch] <= offset <= segment.epoch_end_offset(epoch)
+                    if begins and (found is None or epoch > found):
+                        found = epoch
+        return found
 
     def _next_segment(
         self, partition: TopicIdPartition, log: UnifiedLog, offset: int
@@ -198,7 +212,11 @@ class RemoteLogReader:
                 await asyncio.sleep(0)
             if each.txn_index_empty:
                 continue
-            for txn in decode_entries(await self._cache.index(each, IndexType.TRANSACTION)):
+            try:
+                entries = decode_entries(await self._cache.index(each, IndexType.TRANSACTION))
+            except CorruptTxnIndexError as error:
+                raise RemoteStorageError(f"The transaction index of {each.id} is damaged: {error}") from error
+            for txn in entries:
                 if txn.last_offset >= start and txn.first_offset < upper:
                     aborted.append(txn)
                 if txn.last_stable_offset >= upper:

@@ -67,13 +67,16 @@ class RemoteRead(RemoteAccess):
                 self.result = await self._read()
         except TimeoutError:
             return
-        if isinstance(self.result, KafkaError) and self.result.code is ErrorCode.KAFKA_STORAGE_ERROR:
+        failed = isinstance(self.result, KafkaError) and self.result.code is ErrorCode.KAFKA_STORAGE_ERROR
+        if failed or self.result is None:
             left_ns = deadline_ns - self._clock.monotonic_ns()
             if left_ns > 0:
                 await asyncio.sleep(left_ns / 1e9)
 
-    async def _read(self) -> RemoteRecords | KafkaError:
-        from ottla.remote.segment_metadata import RemoteStorageError
+    async def _read(self) -> RemoteRecords | KafkaError | None:
+        """None if the read cannot begin yet: too many wait, or the metadata are still being read."""
+        from ottla.remote.segment_cache import TooManyRemoteReads
+        from ottla.remote.segment_metadata import RemoteStorageError, RemoteStorageNotReady
 
         partition = self.partition
         try:
@@ -86,6 +89,8 @@ class RemoteRead(RemoteAccess):
                 min_one_batch=self._min_one_batch,
                 with_aborted=self._with_aborted,
             )
+        except (TooManyRemoteReads, RemoteStorageNotReady):
+            return None
         except RemoteStorageError as error:
             if self._reader.on_read_failed(partition.topic_id_partition):
                 _log.warning(

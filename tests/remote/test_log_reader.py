@@ -207,6 +207,10 @@ async def test_reads_that_wait_are_bounded() -> None:
     await asyncio.sleep(0)
     with pytest.raises(TooManyRemoteReads):
         await tier.offsets(starts[2], 100)
+    assert len(tier.storage.fetches) == 1
+    tier.cache.resize(2)
+    await asyncio.sleep(0)
+    assert len(tier.storage.fetches) == 2
     tier.storage.gate.set()
     await asyncio.gather(*reads)
     await tier.reader.close()

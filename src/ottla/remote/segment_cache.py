@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import posixpath
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
 
 from ottla.protocol.names import uuid_text
@@ -74,10 +74,10 @@ class RemoteSegmentCache:
         "_loads",
         "_memory",
         "_memory_bytes",
-        "_pending",
-        "_slots",
+        "_running",
         "_storage",
         "_throttle",
+        "_waiting",
         "loaded_bytes",
     )
 
@@ -97,10 +97,16 @@ class RemoteSegmentCache:
         # The size of all of them: never above the limit, but for a part that is larger alone.
         self._memory_bytes = 0
         self._loads: dict[PartKey, asyncio.Task[bytes]] = {}
-        self._slots: Final = asyncio.Semaphore(limits.loads_at_once)
-        self._pending = 0
+        # Loads that fetch from the store, never more than the limit when they began.
+        self._running = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
         # What came from the store, in all.
         self.loaded_bytes = 0
+
+    def resize(self, loads_at_once: int) -> None:
+        """Fetch so many parts at a time from now on."""
+        self._limits = replace(self._limits, loads_at_once=loads_at_once)
+        self._wake()
 
     @property
     def memory_bytes(self) -> int:
@@ -172,9 +178,9 @@ class RemoteSegmentCache:
             return data
         load = self._loads.get(key)
         if load is None:
-            if self._pending >= self._limits.max_pending_loads:
+            if len(self._waiting) >= self._limits.max_pending_loads:
                 raise TooManyRemoteReads(
-                    f"{self._pending} reads wait for remote storage already; see "
+                    f"{len(self._waiting)} reads wait for remote storage already; see "
                     "remote.log.reader.max.pending.tasks and remote.log.reader.threads"
                 )
             load = self._begin_load(key, fetch)
@@ -190,11 +196,7 @@ class RemoteSegmentCache:
         if self._disk is not None and (known := await self._disk.get(key)) is not None:
             self._keep(key, known)
             return known
-        self._pending += 1
-        try:
-            await self._slots.acquire()
-        finally:
-            self._pending -= 1
+        await self._begin()
         try:
             while self._throttle is not None and (pause_ms := self._throttle.throttle_ms()) > 0:  # noqa: ASYNC110
                 await asyncio.sleep(min(pause_ms, _MAX_PAUSE_MS) / 1000)
@@ -205,7 +207,8 @@ class RemoteSegmentCache:
                 f"Remote storage did not answer within {self._limits.load_timeout_s:g} s"
             ) from None
         finally:
-            self._slots.release()
+            self._running -= 1
+            self._wake()
         self.loaded_bytes += len(data)
         if self._throttle is not None:
             self._throttle.record(len(data))
@@ -213,6 +216,30 @@ class RemoteSegmentCache:
         if self._disk is not None:
             await self._disk.put(key, data)
         return data
+
+    async def _begin(self) -> None:
+        """Wait until fewer loads than the limit are under way, first come first served."""
+        if self._running < self._limits.loads_at_once and not self._waiting:
+            self._running += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._running -= 1
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            self._wake()
+            raise
+
+    def _wake(self) -> None:
+        while self._waiting and self._running < self._limits.loads_at_once:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self._running += 1
+                turn.set_result(None)
 
     def _on_load_ended(self, key: PartKey, load: asyncio.Task[bytes]) -> None:
         if self._loads.get(key) is load:
@@ -241,14 +268,14 @@ class DiskPartCache:
     or read is not in it: the store has it.
     """
 
-    __slots__ = ("_bytes", "_disk", "_is_open", "_max_bytes", "_path", "_pool", "_sizes")
+    __slots__ = ("_bytes", "_disk", "_is_open", "_path", "_pool", "_sizes", "max_bytes")
 
     def __init__(self, disk: Disk, pool: Pool, path: str, max_bytes: int) -> None:
         """The directory is made, or emptied, when the first part is put into it."""
         self._disk: Final = disk
         self._pool: Final = pool
         self._path: Final = path
-        self._max_bytes: Final = max_bytes
+        self.max_bytes = max_bytes
         # By key, those used last at the end.
         self._sizes: OrderedDict[PartKey, int] = OrderedDict()
         self._bytes = 0
@@ -290,10 +317,10 @@ class DiskPartCache:
         return data
 
     async def put(self, key: PartKey, data: bytes) -> None:
-        if len(data) > self._max_bytes or key in self._sizes:
+        if len(data) > self.max_bytes or key in self._sizes:
             return
         gone = []
-        while self._bytes + len(data) > self._max_bytes:
+        while self._sizes and self._bytes + len(data) > self.max_bytes:
             oldest, size = self._sizes.popitem(last=False)
             self._bytes -= size
             gone.append(self._file(oldest))

@@ -6,6 +6,7 @@ import posixpath
 from typing import Final
 
 from ottla.node.config.dynamic import DynamicBrokerConfig
+from ottla.node.config.node_config import NodeConfig
 from ottla.remote.log_reader import RemoteLogReader
 from ottla.remote.metadata_manager import RemoteLogMetadataManager
 from ottla.remote.segment_cache import (
@@ -68,4 +69,12 @@ def make_log_reader(
             current.number("remote.log.index.file.cache.total.size.bytes"),
         )
     quota = RemoteFetchQuota(runtime.clock, config)
-    return RemoteLogReader(metadata, RemoteSegmentCache(storage, limits, disk_cache, quota), runtime.pool)
+    cache = RemoteSegmentCache(storage, limits, disk_cache, quota)
+
+    def configure(current: NodeConfig) -> None:
+        cache.resize(current.number("remote.log.reader.threads"))
+        if disk_cache is not None:
+            disk_cache.max_bytes = current.number("remote.log.index.file.cache.total.size.bytes")
+
+    config.add_reconfigurable(configure)
+    return RemoteLogReader(metadata, cache, runtime.pool)

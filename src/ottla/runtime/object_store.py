@@ -16,13 +16,14 @@ import configparser
 import os
 import posixpath
 import re
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol
 
-from ottla.runtime.disk import Disk, read_file
+from ottla.runtime.disk import Disk, File, read_file
 from ottla.runtime.pool import Pool
 
 __all__ = [
@@ -152,6 +153,30 @@ class MemoryStore:
         """Nothing is held."""
 
 
+class _PartFile:
+    """A file that is being written. A write goes on in its thread when its upload is cancelled; the file is
+    not closed before.
+    """
+
+    __slots__ = ("_file", "_lock")
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+
+    def write(self, data: bytes, position: int) -> None:
+        with self._lock:
+            self._file.pwrite(data, position)
+
+    def sync(self) -> None:
+        with self._lock:
+            self._file.sync()
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+
 class DirectoryStore:
     """Objects as files of a directory. An object is written to a file beside it, synced and renamed."""
 
@@ -173,21 +198,21 @@ class DirectoryStore:
     async def put(self, key: str, chunks: AsyncIterator[bytes], size: int) -> None:
         path = self._path(key)
         try:
-            file = await self._pool.run(self._begin, path)
+            part = _PartFile(await self._pool.run(self._begin, path))
             try:
                 position = 0
                 async for chunk in chunks:
-                    await self._pool.run(file.pwrite, chunk, position)
+                    await self._pool.run(part.write, chunk, position)
                     position += len(chunk)
                 _check_size(key, position, size)
-                await self._pool.run(file.sync)
+                await self._pool.run(part.sync)
             finally:
-                file.close()
+                await self._pool.run(part.close)
             await self._pool.run(self._finish, path)
         except OSError as error:
             raise _disk_error(error) from error
 
-    def _begin(self, path: str) -> Any:
+    def _begin(self, path: str) -> File:
         parent = posixpath.dirname(path)
         # Another deletion may remove a directory that is empty between the two steps.
         for last_try in (False, True):

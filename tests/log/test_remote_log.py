@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ottla.log.config.log_config import LogConfig
+from ottla.log.directory.contents import list_directory
+from ottla.log.directory.dir_names import REMOTE_LOG_INDEX_CACHE
 from ottla.log.log_repair import find_damage
 from ottla.log.unified_log import RemoteLogAuxState
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -178,3 +180,11 @@ def test_a_log_without_remote_storage_that_lost_its_first_segment_is_damaged_as_
     lab.sim_disk.unlink(lab.log.segments[0].path(".log"))
     with pytest.raises(KafkaError):
         lab.crash()
+
+
+def test_the_cache_of_remote_segments_is_no_partition(caplog: pytest.LogCaptureFixture) -> None:
+    lab = LogHarness()
+    lab.disk.make_dirs(f"{lab.path}/{REMOTE_LOG_INDEX_CACHE}")
+    contents = list_directory(lab.directory)
+    assert [each.partition for each in contents.partitions] == [PARTITION]
+    assert not caplog.records

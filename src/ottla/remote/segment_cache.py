@@ -29,9 +29,6 @@ from ottla.runtime.pool import Pool
 
 _log = logging.getLogger(__name__)
 
-CACHE_DIRECTORY: Final = "remote-log-index-cache"
-"""The directory of the disk cache within a log directory: Kafka's name."""
-
 PartKey: TypeAlias = tuple[bytes, int | IndexType]
 """The id of a segment, and the number of a chunk of its records or one of its indexes."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ottla.log.directory import checkpoints
-from ottla.log.directory.dir_names import DirKind, parse_dir_name
+from ottla.log.directory.dir_names import REMOTE_LOG_INDEX_CACHE, DirKind, parse_dir_name
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.meta_properties import StorageError, read_meta_properties
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -91,7 +91,7 @@ def list_directory(directory: LogDirectory) -> DirectoryContents:
     contents = DirectoryContents(epoch, _read_high_watermarks(directory))
     for name in disk.list_dir(directory.path):
         path = posixpath.join(directory.path, name)
-        if "-" not in name or not disk.is_dir(path):
+        if "-" not in name or name == REMOTE_LOG_INDEX_CACHE or not disk.is_dir(path):
             continue
         try:
             partition, kind = parse_dir_name(name)

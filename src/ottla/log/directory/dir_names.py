@@ -27,6 +27,9 @@ class DirKind(Enum):
     DAMAGED = "-damaged-stray"
 
 
+REMOTE_LOG_INDEX_CACHE = "remote-log-index-cache"
+"""A directory beside those of partitions, with parts of remote segments: Kafka's name."""
+
 _MOVED_DIR = re.compile(r"(\S+)-(\d+)\.(\S+?)(-delete|-future|-damaged-stray|-stray)", re.ASCII)
 _CURRENT_DIR = re.compile(r"(.+)-(\d+)", re.ASCII)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import posixpath
 from typing import Final
 
+from ottla.log.directory.dir_names import REMOTE_LOG_INDEX_CACHE
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.node_config import NodeConfig
 from ottla.remote.log_reader import RemoteLogReader
 from ottla.remote.metadata_manager import RemoteLogMetadataManager
 from ottla.remote.segment_cache import (
-    CACHE_DIRECTORY,
     DiskPartCache,
     RemoteSegmentCache,
     SegmentCacheLimits,
@@ -65,7 +65,7 @@ def make_log_reader(
         disk_cache = DiskPartCache(
             runtime.disk,
             runtime.pool,
-            posixpath.join(current.log_dirs[0], CACHE_DIRECTORY),
+            posixpath.join(current.log_dirs[0], REMOTE_LOG_INDEX_CACHE),
             current.number("remote.log.index.file.cache.total.size.bytes"),
         )
     quota = RemoteFetchQuota(runtime.clock, config)

@@ -34,7 +34,9 @@ class RemoteLogWorkload(LogWorkload):
     def actions(self) -> list[tuple[int, Callable[[], None]]]:
         return [
             *((weight, action) for weight, action in super().actions() if action != self.compact),
-            (6, self.copy),
+            (12, self.copy),
+            (12, self.delete_old),
+            (8, self.new_epoch),
             (2, self.begin_behind_remote_storage),
         ]
 
@@ -45,6 +47,8 @@ class RemoteLogWorkload(LogWorkload):
         log = self.log
         for segment in log.segments[:-1]:
             following = [each.base_offset for each in log.segments if each.base_offset > segment.base_offset]
+            if following[0] <= self.copied_end:
+                continue
             if following[0] > log.high_watermark or self.random.random() < 0.2:
                 break
             for header, data in all_batches(log):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -113,7 +114,7 @@ def wait_until_copied(data_dir: str, topic: str, store: Path, upto: int) -> None
 
 def test_a_topic_from_its_first_copy_to_its_deletion(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    with LocalNode(settings(store)) as node:
+    with LocalNode({**settings(store), "http.listener": "http://127.0.0.1:0"}) as node:
         bootstrap = node.bootstrap_servers
         create(bootstrap, "orders")
         produce(bootstrap, "orders", 200)
@@ -127,6 +128,12 @@ def test_a_topic_from_its_first_copy_to_its_deletion(tmp_path: Path) -> None:
             assert isinstance(chunks, dict)
             assert chunks["originalFileSize"] == metadata.segment_size_in_bytes
         assert len({path.split("/")[0] for path in stored_objects(store)}) == 1
+
+        with urlopen(f"{node.http_url}/metrics", timeout=60) as response:
+            shown = response.read().decode()
+        copied = sum(each.segment_size_in_bytes for each in segments)
+        assert f"kafka_server_brokertopicmetrics_remotecopybytes_total {copied}" in shown
+        assert 'kafka_server_brokertopicmetrics_remotecopylagsegments{topic="orders"} 0' in shown
 
         alter(bootstrap, "orders", retention_bytes="60000")
         wait_until(

@@ -68,6 +68,8 @@ _FINISHED: Final = RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
 _DAY_MS: Final = 24 * 60 * 60 * 1000
 # A copy that waits for its quota looks again after this time at the latest.
 _QUOTA_PAUSE_MS: Final = 1_000
+# What expires of more segments than these is decided off the event loop.
+_SEGMENTS_AT_ONCE: Final = 500
 
 
 class RemoteLogStatistics:
@@ -122,6 +124,7 @@ class _LedPartition:
         "log_start_offset",
         "partition",
         "seen_base",
+        "unfinished",
         "wanted_end",
     )
 
@@ -141,6 +144,8 @@ class _LedPartition:
         self.copying: RemoteLogSegmentMetadata | None = None
         # The log start as expiry has seen it.
         self.log_start_offset = -1
+        # Copies that were begun in an earlier life of a leader, as far as is known.
+        self.unfinished: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = {}
         self.is_closed = False
 
     @property
@@ -402,12 +407,15 @@ class RemoteLogManager:
 
     def _update_highest_offset(self, log: UnifiedLog, id: TopicIdPartition) -> int:
         """Note up to where the log is in remote storage: as far it may leave this disk."""
+        known = log.highest_offset_in_remote_storage
         highest = find_highest_remote_offset(
             log.leader_epoch_cache,
-            log.segments[0].base_offset,
+            # What was there in this leader epoch is still there, or was expired.
+            max(log.segments[0].base_offset, known + 1),
             log.log_end_offset,
             lambda epoch, offset: self._metadata.remote_log_segment_metadata(id, epoch, offset),
         )
+        highest = max(highest, known)
         if highest != log.highest_offset_in_remote_storage:
             log.update_highest_offset_in_remote_storage(highest)
         return highest
@@ -464,6 +472,11 @@ class RemoteLogManager:
         if log.log_start_offset < start <= log.high_watermark:
             led.partition.delete_records_on_leader(start, "the start of what remote storage has")
         led.copied_offset = self._update_highest_offset(log, led.id)
+        led.unfinished = {
+            each.id: each
+            for each in self._metadata.list_remote_log_segments(led.id)
+            if each.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+        }
 
     async def _copy_segments(self, led: _LedPartition) -> None:
         while led.is_led and led.log.config.copies_to_remote:
@@ -476,8 +489,12 @@ class RemoteLogManager:
             if not led.is_led:
                 return
             await self._copy_segment(led, found)
-            # What is kept may be too much now, and copies that were given up are not needed any more.
-            self._expirations.submit(led)
+            config = led.log.config
+            expires_first = config.retention_ms >= 0 and led.expiration.timer is None
+            if config.retention_bytes >= 0 or led.unfinished or expires_first:
+                # What is kept may be too much now, copies that were given up may not be needed any more, or
+                # this segment is the first to expire.
+                self._expirations.submit(led)
             if self._copies.has_due:
                 # Others have waited longer.
                 self._copies.submit(led)
@@ -531,6 +548,7 @@ class RemoteLogManager:
             )
         )
         led.copying = None
+        led.unfinished.pop(metadata.id, None)
         known = self._metadata.segment_by_id(metadata.id)
         if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             # Another leader has given the copy up meanwhile, and deleted what was there by then.
@@ -569,10 +587,13 @@ class RemoteLogManager:
             segment_leader_epochs=epochs,
             txn_index_empty=txn_index_empty,
         )
-        for known in self._metadata.list_remote_log_segments(led.id):
-            if _is_same_copy(known, metadata):
+        for begun in (led.copying, *led.unfinished.values()):
+            known = None if begun is None else self._metadata.segment_by_id(begun.id)
+            if known is not None and _is_same_copy(known, metadata):
                 led.copying = known
                 return known
+        if led.copying is not None:
+            led.unfinished[led.copying.id] = led.copying
         led.copying = metadata
         await self._metadata.add_remote_log_segment_metadata(metadata)
         return metadata
@@ -611,7 +632,8 @@ class RemoteLogManager:
             self._initialize(led)
         copying = led.copying
         segments = self._metadata.list_remote_log_segments(led.id)
-        plan = plan_expiration(
+        decide = partial(
+            plan_expiration,
             segments,
             epochs=log.leader_epoch_cache.entries,
             log_start_offset=log.log_start_offset,
@@ -622,6 +644,9 @@ class RemoteLogManager:
             now_ms=self._now_ms(),
             being_copied=() if copying is None else (copying.id,),
         )
+        plan = decide() if len(segments) <= _SEGMENTS_AT_ONCE else await self._runtime.pool.run(decide)
+        if not led.is_led:
+            return
         if plan.new_log_start_offset is not None:
             start = min(plan.new_log_start_offset, log.high_watermark)
             led.partition.delete_records_on_leader(start, "expiry in remote storage")
@@ -636,19 +661,19 @@ class RemoteLogManager:
 
     async def _delete_unfinished(self, led: _LedPartition) -> None:
         """Delete what copies have left that were given up, once other copies have their records."""
-        for metadata in self._metadata.list_remote_log_segments(led.id):
+        for metadata in list(led.unfinished.values()):
             if not led.is_led:
                 return
-            if (
-                metadata.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
-                and metadata != led.copying
-                and is_covered_by_others(
-                    metadata,
-                    lambda epoch, offset: self._metadata.remote_log_segment_metadata(led.id, epoch, offset),
-                    led.log.leader_epoch_cache,
-                )
+            known = self._metadata.segment_by_id(metadata.id)
+            if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+                led.unfinished.pop(metadata.id, None)
+            elif (led.copying is None or led.copying.id != metadata.id) and is_covered_by_others(
+                metadata,
+                lambda epoch, offset: self._metadata.remote_log_segment_metadata(led.id, epoch, offset),
+                led.log.leader_epoch_cache,
             ):
                 await self._delete_segment(metadata)
+                led.unfinished.pop(metadata.id, None)
 
     async def _delete_disabled(self, led: _LedPartition) -> None:
         """Delete all segments of a partition whose topic has turned remote storage off."""

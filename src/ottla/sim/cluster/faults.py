@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -193,9 +194,16 @@ class ClusterFaultInjector:
     def _delete_controller(self) -> None:
         """As operators do by hand: the controller may learn of it late, and still believes in itself."""
         assert self._zookeeper is not None
-        if self._zookeeper.data("/controller") is not None:
-            self.nemesis.count("delete /controller")
-            self._zookeeper.delete("/controller")
+        found = self._zookeeper.data("/controller")
+        if found is None:
+            return
+        self.nemesis.count("delete /controller")
+        if self._world.random.random() < 0.7:
+            fabric, here = self._world.fabric, self._zookeeper.machine.name
+            there = f"node{json.loads(found)['brokerid']}"
+            fabric.slow(here, there, self._world.random.uniform(50, 1_000))
+            self.nemesis.undo_later(lambda: fabric.mend(here, there))
+        self._zookeeper.delete("/controller")
 
     def _kill_client(self) -> None:
         up = [machine for machine in self.clients if machine.is_up]

@@ -453,7 +453,14 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "new-leader-without-states": _SHARES,
     "share-leaders-not-fenced": _SHARE_LEADERS,
     "snapshot-without-states": _SHARES,
-    "controller-not-checked-by-writes": _ON_ZOOKEEPER,
+    # The controller learns late, or not at all, that its znode was deleted, and goes on.
+    "controller-not-checked-by-writes": replace(
+        _scenario(
+            *("idempotent", "topics", "settings", "moves"),
+            **{"delete_/controller": 8, "cut_off_from_ZooKeeper": 4, "kill_a_process": 1},
+        ),
+        zookeeper=True,
+    ),
     "brokers-not-watched": _ON_ZOOKEEPER,
 }
 

@@ -104,7 +104,7 @@ class ClusterScenario:
         # Kafka's znodes have no place for eligible leader replicas, without which a disk that loses data may
         # lose records, nor for several directories.
         assert drawn.nemesis is not None
-        weights = {**drawn.nemesis.weights, **ZOOKEEPER_FAULTS}
+        weights = {**ZOOKEEPER_FAULTS, **drawn.nemesis.weights}
         weights.update(dict.fromkeys(DISK_FAULTS, 0))
         return replace(drawn, dynamic=False, synced=True, nemesis=replace(drawn.nemesis, weights=weights))
 

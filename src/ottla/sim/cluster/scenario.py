@@ -29,11 +29,11 @@ CLIENTS = (
     "moves",
 )
 ZOOKEEPER_FAULTS: Mapping[str, int] = {
-    "kill ZooKeeper": 2,
-    "pause ZooKeeper": 2,
-    "cut off from ZooKeeper": 5,
-    "expire a session": 5,
-    "delete /controller": 4,
+    "kill ZooKeeper": 4,
+    "pause ZooKeeper": 4,
+    "cut off from ZooKeeper": 10,
+    "expire a session": 10,
+    "delete /controller": 8,
 }
 
 CLUSTER_FAULTS: Mapping[str, int] = {

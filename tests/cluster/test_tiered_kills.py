@@ -22,7 +22,7 @@ SEGMENTS = {"internal_segment_bytes": "20000", "local_retention_bytes": "40000"}
 
 
 class Writer:
-    """Writes numbered records as long as it may, and knows how many there are."""
+    """Writes numbered records, as many as it may, and knows how many there are."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self._producer = Producer(
@@ -36,6 +36,7 @@ class Writer:
         )
         self._topic = topic
         self.written = 0
+        self.allowed = 0
         self.acknowledged = 0
         self.failed: list[object] = []
 
@@ -47,7 +48,7 @@ class Writer:
 
     def write(self, stop: threading.Event) -> None:
         while not stop.is_set():
-            for _ in range(20):
+            for _ in range(min(20, self.allowed - self.written)):
                 self._producer.produce(
                     self._topic, value=b"%08d" % self.written + b"." * 1000, on_delivery=self._on_delivery
                 )
@@ -81,11 +82,14 @@ def data_dir(cluster: LocalCluster, node: int) -> Path:
     return root if metadata is None else metadata.parent
 
 
-def wait_for_copies(cluster: LocalCluster, topic: str, more: int) -> None:
+def wait_for_copies(cluster: LocalCluster, topic: str, writer: Writer) -> None:
+    """Have more records written, and wait until some of them are copied."""
+    writer.allowed += 120
     before = copied_segments(cluster, topic)
     wait_until(
-        lambda: copied_segments(cluster, topic) >= before + more,
+        lambda: copied_segments(cluster, topic) >= before + 2,
         f"{topic} is not copied any more",
+        120,
         poll_s=0.1,
     )
 
@@ -111,7 +115,7 @@ def test_a_node_that_is_killed_again_and_again(tmp_path: Path) -> None:
         create(cluster.bootstrap_servers, "orders", **SEGMENTS)
         with writing(cluster.bootstrap_servers, "orders") as writer:
             for _ in range(4):
-                wait_for_copies(cluster, "orders", 2)
+                wait_for_copies(cluster, "orders", writer)
                 cluster.kill(1)
                 cluster.start(1)
                 cluster.wait_ready()
@@ -126,10 +130,10 @@ def test_leaders_that_are_killed_while_they_copy(tmp_path: Path) -> None:
         create(cluster.bootstrap_servers, "orders", replicas=3, min_insync_replicas="2", **SEGMENTS)
         with writing(cluster.bootstrap_servers, "orders") as writer:
             for _ in range(2):
-                wait_for_copies(cluster, "orders", 2)
+                wait_for_copies(cluster, "orders", writer)
                 leader = cluster.leader("orders")
                 cluster.kill(leader)
-                wait_for_copies(cluster, "orders", 1)
+                wait_for_copies(cluster, "orders", writer)
                 cluster.start(leader)
                 cluster.wait_ready()
         assert not writer.failed

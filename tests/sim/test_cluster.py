@@ -26,7 +26,7 @@ SECONDS = float(os.environ.get("OTTLA_SIM_SECONDS", "5"))
 # drawn where `OTTLA_SIM_SEEDS` asks for many.
 FIRST_SEED = int(os.environ.get("OTTLA_SIM_FIRST_SEED", "0")) or (secrets.randbelow(1 << 30) if ASKED else 1)
 # Without `OTTLA_SIM_SEEDS` no new run begins after this time.
-BUDGET_S = 20.0
+BUDGET_S = 12.0
 # In how many runs a planted bug must be found. For a rare bug, the seed that is tried first: after the next
 # change of the program it is a seed like others.
 PLANTED_RUNS = 120
@@ -38,82 +38,41 @@ def explain(outcome: ClusterOutcome) -> str:
     return f"{tail}\n{outcome}\n{outcome.violations[0]}\nreplay: {outcome.command} --seconds {SECONDS:g}"
 
 
+# What is drawn, its option of `ottla sim`, and faults of which one at least must have been injected.
+SCENARIOS: dict[str, tuple[ClusterScenario | None, str, tuple[str, ...]]] = {
+    "drawn": (None, "", ()),
+    "many-partitions-on-bad-disks": (
+        MANY_PARTITIONS,
+        "--many-partitions",
+        ("failing file", "failing directory", "no handles"),
+    ),
+    "logins-and-changing-acls": (ClusterScenario(secured=True), "--secured", ()),
+    "metadata-in-zookeeper": (
+        ClusterScenario(zookeeper=True),
+        "--zookeeper",
+        ("cut off from ZooKeeper", "expire a session"),
+    ),
+    "share-groups": (ClusterScenario(share_groups=True), "--share-groups", ()),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(0 if ASKED else 300)
-def test_seeds_keep_every_guarantee() -> None:
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_seeds_keep_every_guarantee(name: str) -> None:
+    scenario, option, faults = SCENARIOS[name]
     coverage: Counter[str] = Counter()
     began, runs = time.monotonic(), 0
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
-        outcome = ClusterRun(seed, seconds=SECONDS).run()
+        outcome = ClusterRun(seed, seconds=SECONDS, scenario=scenario).run()
         runs += 1
         coverage.update(outcome.coverage)
-        assert not outcome.violations, explain(outcome)
+        assert not outcome.violations, f"{explain(outcome)} {option}"
         if not ASKED and time.monotonic() - began > BUDGET_S:
             break
     assert coverage, "no fault was injected"
-    print(f"{runs} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(0 if ASKED else 300)
-def test_seeds_of_many_partitions_on_bad_disks_keep_every_guarantee() -> None:
-    coverage: Counter[str] = Counter()
-    began, runs = time.monotonic(), 0
-    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
-        outcome = ClusterRun(seed, seconds=min(SECONDS, 4.0), scenario=MANY_PARTITIONS).run()
-        runs += 1
-        coverage.update(outcome.coverage)
-        assert not outcome.violations, f"{explain(outcome)} --many-partitions"
-        if not ASKED and time.monotonic() - began > BUDGET_S:
-            break
-    assert coverage["failing file"] + coverage["failing directory"] + coverage["no handles"] > 0
-    print(f"{runs} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(0 if ASKED else 300)
-def test_seeds_with_logins_and_changing_acls_keep_every_guarantee() -> None:
-    coverage: Counter[str] = Counter()
-    began, runs = time.monotonic(), 0
-    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
-        outcome = ClusterRun(seed, seconds=SECONDS, scenario=ClusterScenario(secured=True)).run()
-        runs += 1
-        coverage.update(outcome.coverage)
-        assert not outcome.violations, f"{explain(outcome)} --secured"
-        if not ASKED and time.monotonic() - began > BUDGET_S / 2:
-            break
-    print(f"{runs} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(0 if ASKED else 300)
-def test_seeds_with_the_metadata_in_zookeeper_keep_every_guarantee() -> None:
-    coverage: Counter[str] = Counter()
-    began, runs = time.monotonic(), 0
-    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
-        outcome = ClusterRun(seed, seconds=SECONDS, scenario=ClusterScenario(zookeeper=True)).run()
-        runs += 1
-        coverage.update(outcome.coverage)
-        assert not outcome.violations, f"{explain(outcome)} --zookeeper"
-        if not ASKED and time.monotonic() - began > BUDGET_S:
-            break
-    assert coverage, "no fault was injected"
-    print(f"{runs} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(0 if ASKED else 300)
-def test_seeds_with_share_groups_keep_every_guarantee() -> None:
-    coverage: Counter[str] = Counter()
-    began, runs = time.monotonic(), 0
-    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
-        outcome = ClusterRun(seed, seconds=SECONDS, scenario=ClusterScenario(share_groups=True)).run()
-        runs += 1
-        coverage.update(outcome.coverage)
-        assert not outcome.violations, f"{explain(outcome)} --share-groups"
-        if not ASKED and time.monotonic() - began > BUDGET_S / 2:
-            break
-    print(f"{runs} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
+    assert not faults or sum(coverage[fault] for fault in faults) > 0
+    print(f"{name}: {runs} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
 
 
 def test_members_of_a_share_group_acknowledge_in_every_way() -> None:

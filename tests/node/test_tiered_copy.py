@@ -112,6 +112,12 @@ def wait_until_copied(data_dir: str, topic: str, store: Path, upto: int) -> None
     wait_until(is_copied, f"{topic} is not copied up to {upto}", poll_s=0.1)
 
 
+def scrape(node: LocalNode) -> str:
+    with urlopen(f"{node.http_url}/metrics", timeout=60) as response:
+        text: str = response.read().decode()
+        return text
+
+
 def test_a_topic_from_its_first_copy_to_its_deletion(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with LocalNode({**settings(store), "http.listener": "http://127.0.0.1:0"}) as node:
@@ -119,6 +125,8 @@ def test_a_topic_from_its_first_copy_to_its_deletion(tmp_path: Path) -> None:
         create(bootstrap, "orders")
         produce(bootstrap, "orders", 200)
         wait_until_copied(node.data_dir, "orders", store, 170)
+        all_copied = 'kafka_server_brokertopicmetrics_remotecopylagsegments{topic="orders"} 0'
+        wait_until(lambda: all_copied in scrape(node), "closed segments are not copied", poll_s=0.1)
         segments = finished_segments(node.data_dir, "orders")
         assert segments[0].start_offset == 0
         for each, after in pairwise(segments):
@@ -129,11 +137,8 @@ def test_a_topic_from_its_first_copy_to_its_deletion(tmp_path: Path) -> None:
             assert chunks["originalFileSize"] == metadata.segment_size_in_bytes
         assert len({path.split("/")[0] for path in stored_objects(store)}) == 1
 
-        with urlopen(f"{node.http_url}/metrics", timeout=60) as response:
-            shown = response.read().decode()
         copied = sum(each.segment_size_in_bytes for each in segments)
-        assert f"kafka_server_brokertopicmetrics_remotecopybytes_total {copied}" in shown
-        assert 'kafka_server_brokertopicmetrics_remotecopylagsegments{topic="orders"} 0' in shown
+        assert f"kafka_server_brokertopicmetrics_remotecopybytes_total {copied}" in scrape(node)
 
         alter(bootstrap, "orders", retention_bytes="60000")
         wait_until(

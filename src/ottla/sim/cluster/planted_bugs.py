@@ -416,6 +416,15 @@ _ON_ZOOKEEPER = replace(
     _scenario("idempotent", "topics", "settings", kill_a_process=1, isolate_a_machine=1, slow_link=1),
     zookeeper=True,
 )
+_DELETED_CONTROLLERS = replace(
+    _scenario("idempotent", "topics", "settings", "moves"),
+    zookeeper=True,
+    nemesis=NemesisConfig(
+        interval_s=0.3,
+        longest_s=2.0,
+        weights={"delete /controller": 8, "cut off from ZooKeeper": 4, "kill a process": 1},
+    ),
+)
 SCENARIOS: Mapping[str, ClusterScenario] = {
     "sync-skipped": _scenario("idempotent", synced=True, power_loss=3, kill_all=2),
     "divergence-not-noticed": _scenario("acks-1", "idempotent", longest_s=4.0, split_the_network=1),
@@ -454,13 +463,7 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "share-leaders-not-fenced": _SHARE_LEADERS,
     "snapshot-without-states": _SHARES,
     # The controller learns late, or not at all, that its znode was deleted, and goes on.
-    "controller-not-checked-by-writes": replace(
-        _scenario(
-            *("idempotent", "topics", "settings", "moves"),
-            **{"delete_/controller": 8, "cut_off_from_ZooKeeper": 4, "kill_a_process": 1},
-        ),
-        zookeeper=True,
-    ),
+    "controller-not-checked-by-writes": _DELETED_CONTROLLERS,
     "brokers-not-watched": _ON_ZOOKEEPER,
 }
 

@@ -30,7 +30,11 @@ BUDGET_S = 12.0
 # In how many runs a planted bug must be found. For a rare bug, the seed that is tried first: after the next
 # change of the program it is a seed like others.
 PLANTED_RUNS = 120
-FIRST_SEEDS = {"share-leaders-not-fenced": 12, "unclean-stop-taken-for-clean": 3}
+FIRST_SEEDS = {
+    "controller-not-checked-by-writes": 23,
+    "share-leaders-not-fenced": 12,
+    "unclean-stop-taken-for-clean": 3,
+}
 
 
 def explain(outcome: ClusterOutcome) -> str:

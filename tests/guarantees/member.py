@@ -128,18 +128,17 @@ async def _aiokafka(bootstrap: str, group: str, topic: str, instance: str | None
         consumer.subscribe(**_subscription(topic))
         try:
             await consumer.start()
-            break
+            while True:
+                polled = await consumer.getmany(timeout_ms=100, max_records=50)
+                if journal(_rows(polled)):
+                    try:
+                        await consumer.commit()
+                    except KafkaError as error:
+                        print(error, file=sys.stderr)
         except KafkaError as error:
             # It gives up where the group changes its protocol while it joins; a user starts it again.
             print(error, file=sys.stderr)
             await consumer.stop()
-    while True:
-        polled = await consumer.getmany(timeout_ms=100, max_records=50)
-        if journal(_rows(polled)):
-            try:
-                await consumer.commit()
-            except KafkaError as error:
-                print(error, file=sys.stderr)
 
 
 def own(bootstrap: str, group: str, topic: str, instance: str | None, protocol: str = "classic") -> None:

@@ -56,11 +56,16 @@ class FaultyStore:
         self.memory = MemoryStore()
         # How many of the next operations fail.
         self.failures = 0
+        # How many of the next objects take a minute.
+        self.late_puts = 0
         self.puts = 0
 
     async def put(self, key: str, chunks: AsyncIterator[bytes], size: int) -> None:
         self.puts += 1
         await self._fail()
+        if self.late_puts:
+            self.late_puts -= 1
+            await asyncio.sleep(60)
         await self._world.step()
         await self.memory.put(key, chunks, size)
         await self._world.step()

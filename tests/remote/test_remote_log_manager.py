@@ -143,6 +143,23 @@ def test_a_leader_that_is_replaced_during_a_copy_gives_it_up() -> None:
     assert not world.store.memory.objects
 
 
+def test_a_copy_of_an_earlier_epoch_that_ends_late_takes_nothing_from_the_next() -> None:
+    world = RemoteWorld()
+    world.produce(4)
+    world.store.late_puts = 1
+    world.start()
+    world.run(0.015)
+    assert [each.state for each in world.segments()] == [RemoteLogSegmentState.COPY_SEGMENT_STARTED]
+    world.harness.partition.make_leader(registration(leader_epoch=1, partition_epoch=1), world.harness.now_ms)
+    world.in_broker(
+        lambda: world.manager.apply(MetadataImage.EMPTY, ReplicaChanges(leaders=[world.partition]))
+    )
+    world.run()
+    world.check_store()
+    assert world.remote_log() == world.local_log()
+    assert world.partition.log.highest_offset_in_remote_storage == world.segments()[-1].end_offset
+
+
 def test_what_another_leader_did_not_finish_is_deleted_once_its_records_are_copied() -> None:
     world = RemoteWorld()
     world.produce(8)

@@ -53,7 +53,7 @@ from ottla.remote.segment_metadata import (
     RemoteStorageError,
     RemoteStorageNotReady,
 )
-from ottla.remote.storage_manager import RemoteStorageManager
+from ottla.remote.storage_manager import LogSegmentData, RemoteStorageManager
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges
 from ottla.rpc.backoff import ExponentialBackoff
@@ -251,6 +251,8 @@ class RemoteLogManager:
         self._led_by_id: dict[TopicIdPartition, _LedPartition] = {}
         self._followed: dict[TopicIdPartition, Partition] = {}
         self._ids: dict[TopicPartition, TopicIdPartition] = {}
+        # Copies that are being made now, also by a leader of an epoch that is over: each has one writer.
+        self._being_copied: dict[RemoteLogSegmentId, None] = {}
         # Partitions of deleted topics whose segments are being deleted.
         self._deletions: dict[TopicIdPartition, SupervisedTask] = {}
         current = config.current
@@ -525,7 +527,24 @@ class RemoteLogManager:
         self.statistics.copy_requests += 1
         truncations = log.truncation_count
         data = await read_segment_data(log, found, self._runtime.pool)
-        metadata = await self._announce(led, found, txn_index_empty=data.transaction_index is None)
+        metadata = await self._prepare_copy(led, found, txn_index_empty=data.transaction_index is None)
+        self._being_copied[metadata.id] = None
+        try:
+            await self._announce(led, metadata)
+            await self._write_copy(led, found, metadata, data, truncations)
+        finally:
+            del self._being_copied[metadata.id]
+
+    async def _write_copy(
+        self,
+        led: _LedPartition,
+        found: SegmentToCopy,
+        metadata: RemoteLogSegmentMetadata,
+        data: LogSegmentData,
+        truncations: int,
+    ) -> None:
+        """Write what is announced, and announce that it is finished."""
+        log = led.log
         custom = await self._storage.copy_log_segment_data(metadata, data)
         limit = self._config.current.number("remote.log.metadata.custom.metadata.max.bytes")
         if not led.is_led or log.truncation_count != truncations or log.is_closed:
@@ -556,6 +575,8 @@ class RemoteLogManager:
             return
         self.statistics.copied_segments += 1
         self.statistics.copied_bytes += metadata.segment_size_in_bytes
+        if not led.is_led or log.truncation_count != truncations:
+            return  # the next leader of this log finds out what of it is in remote storage
         led.copied_offset = found.end_offset
         if log.highest_offset_in_remote_storage < found.end_offset:
             log.update_highest_offset_in_remote_storage(found.end_offset)
@@ -567,10 +588,10 @@ class RemoteLogManager:
             metadata.segment_size_in_bytes,
         )
 
-    async def _announce(
+    async def _prepare_copy(
         self, led: _LedPartition, found: SegmentToCopy, *, txn_index_empty: bool
     ) -> RemoteLogSegmentMetadata:
-        """Write that a copy begins, unless this broker had begun the same before, and return what it is."""
+        """What is to be copied, under the name that this broker gave it if it had begun the same before."""
         log, segment = led.log, found.segment
         epochs = {each.epoch: each.start_offset for each in segment_leader_epochs(log, found)}
         max_timestamp = await self._runtime.pool.run(lambda: segment.largest_timestamp)
@@ -589,14 +610,18 @@ class RemoteLogManager:
         )
         for begun in (led.copying, *led.unfinished.values()):
             known = None if begun is None else self._metadata.segment_by_id(begun.id)
-            if known is not None and _is_same_copy(known, metadata):
-                led.copying = known
+            if known is not None and known.id not in self._being_copied and _is_same_copy(known, metadata):
                 return known
-        if led.copying is not None:
+        return metadata
+
+    async def _announce(self, led: _LedPartition, metadata: RemoteLogSegmentMetadata) -> None:
+        """Write that a copy begins, unless that is known."""
+        is_known = self._metadata.segment_by_id(metadata.id) is not None
+        if not is_known and led.copying is not None:
             led.unfinished[led.copying.id] = led.copying
         led.copying = metadata
-        await self._metadata.add_remote_log_segment_metadata(metadata)
-        return metadata
+        if not is_known:
+            await self._metadata.add_remote_log_segment_metadata(metadata)
 
     async def _give_up_copy(self, led: _LedPartition, metadata: RemoteLogSegmentMetadata) -> None:
         led.copying = None
@@ -667,6 +692,8 @@ class RemoteLogManager:
             known = self._metadata.segment_by_id(metadata.id)
             if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
                 led.unfinished.pop(metadata.id, None)
+            elif metadata.id in self._being_copied:
+                continue  # an earlier leader of this broker gives it up itself
             elif (led.copying is None or led.copying.id != metadata.id) and is_covered_by_others(
                 metadata,
                 lambda epoch, offset: self._metadata.remote_log_segment_metadata(led.id, epoch, offset),

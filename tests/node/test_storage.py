@@ -159,3 +159,37 @@ def test_the_directories_of_a_migrated_broker_are_its_own(runtime: Runtime, tmp_
     storage = open_storage(runtime, config(tmp_path, node_id="3"))
     storage.release()
     assert (storage.node_id, storage.cluster_id) == (3, "NjX7PqHSRUmpKQSZEDlZuw")
+
+
+LEGACY = {
+    "metadata.store": "zookeeper",
+    "zookeeper.connect": "127.0.0.1:1/none",
+    "listeners": "PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093",
+    "cluster.id": "NjX7PqHSRUmpKQSZEDlZuw",
+}
+
+
+def legacy_config(dir: Path) -> NodeConfig:
+    return NodeConfig({**LEGACY, "log.dirs": str(dir)})
+
+
+def test_a_directory_of_the_legacy_mode_is_refused_without_its_setting(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    """A quorum of its own would know none of the topics, and have their logs put aside."""
+    open_storage(runtime, legacy_config(tmp_path)).release()
+    (tmp_path / "orders-0").mkdir()
+    with pytest.raises(NodeFailed, match=r"topics of this directory are in ZooKeeper.*metadata\.store="):
+        open_storage(runtime, config(tmp_path))
+    assert (tmp_path / "orders-0").is_dir()
+    open_storage(runtime, legacy_config(tmp_path)).release()
+
+
+def test_a_directory_of_a_quorum_is_refused_in_the_legacy_mode(runtime: Runtime, tmp_path: Path) -> None:
+    open_storage(runtime, config(tmp_path)).release()
+    (tmp_path / "__cluster_metadata-0").mkdir()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(NodeFailed, match="is the metadata log of a quorum"):
+        open_storage(runtime, legacy_config(tmp_path))
+    assert sorted(tmp_path.iterdir()) == before
+    open_storage(runtime, config(tmp_path)).release()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ottla.log.directory.meta_properties import StorageError
 from ottla.metadata.image.delta import apply_records
 from ottla.metadata.image.entities import (
     CLUSTER_DEFAULT,
@@ -40,6 +41,7 @@ from ottla.sim.clock import SimClock
 from ottla.sim.world import World
 from ottla.sim.zookeeper import SimZooKeeper
 from ottla.zookeeper import znodes
+from ottla.zookeeper.driver.cluster_znodes import prepare_cluster
 from ottla.zookeeper.driver.metadata_stream import MetadataStream, first_offset
 from ottla.zookeeper.driver.znode_reader import STORED_METADATA_VERSION, ReadMetadata, ZNodeReader
 from ottla.zookeeper.driver.znode_writer import (
@@ -293,3 +295,10 @@ def test_a_newer_snapshot_replaces_the_records_before_it() -> None:
     assert stream.snapshots.ids == [newer]
     assert stream.snapshots.data(newer) == b"newer"
     assert stream.read_committed(first + 6, 100_000) == b"".join(batch(first + each) for each in range(6, 10))
+
+
+async def test_a_zookeeper_that_does_not_know_the_topics_of_a_broker_is_left_alone() -> None:
+    session = DirectSession()
+    with pytest.raises(StorageError, match=r"this broker has /data/orders-0.*Nothing was changed"):
+        await prepare_cluster(session, "NjX7PqHSRUmpKQSZEDlZuw", log="/data/orders-0")  # type: ignore[arg-type]
+    assert await session.exists(znodes.CLUSTER_ID) is None

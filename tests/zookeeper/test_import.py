@@ -10,7 +10,9 @@ import pytest
 
 from ottla.log.directory.meta_properties import (
     StorageError,
+    check_metadata_store,
     check_not_of_zookeeper,
+    mark_of_zookeeper,
     read_meta_properties,
 )
 from ottla.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSIONS
@@ -329,6 +331,21 @@ async def test_an_import_writes_a_snapshot_and_the_identity_of_each_directory(tr
     assert again.pending == []
     write_import(disk, again)
     assert disk.contents() == after
+
+
+async def test_the_directories_of_the_legacy_mode_are_of_a_quorum_after_the_import(tree: Znodes) -> None:
+    disk = broker_disk()
+    for path in NODE.paths:
+        mark_of_zookeeper(disk, path)
+    # A broker that is no controller gets no metadata log.
+    broker, controller = ImportNode(1, NODE.paths), ImportNode(100, ("/c",), False, True)
+    plan = await planned(disk, tree, broker, controller)
+    with pytest.raises(StorageError, match="in ZooKeeper"):
+        check_metadata_store(disk, broker.paths, zookeeper=False)
+    with locked_directories(disk, ["/c"], create=True):
+        write_import(disk, plan)
+    check_metadata_store(disk, broker.paths, zookeeper=False)
+    assert (await planned(disk, tree, broker, controller)).pending == []
 
 
 async def test_the_controllers_of_a_cluster_get_the_same_bytes(tree: Znodes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,19 @@ def test_settings_of_zookeeper_are_told_of_where_they_mean_nothing() -> None:
     (line,) = unknown_names(["zookeeper.connect", "node.id"])
     assert "Apache Kafka dropped it in 4.0" in line
     assert unknown_names(["metadata.store", "zookeeper.connect", "zookeeper.session.timeout.ms"]) == []
+
+
+def test_requests_to_zookeeper_with_passwords_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    from ottla.runtime.zookeeper import ZooKeeperLogin, ZooKeeperSettings, _kazoo_options
+
+    settings = ZooKeeperSettings("127.0.0.1:2181", login=ZooKeeperLogin("digest", "kafka", "secret"))
+    options = _kazoo_options(settings)
+    logger = options["logger"]
+    with caplog.at_level(logging.DEBUG, logger.name):
+        logger.debug("Sending request(xid=%s): %s", -4, options["auth_data"])
+        logger.info("Zookeeper connection lost")
+    assert caplog.messages == ["Zookeeper connection lost"]
+    assert "secret" not in repr(settings)
 
 
 def test_a_planned_cluster_may_have_a_zookeeper_of_its_own(tmp_path: Path) -> None:

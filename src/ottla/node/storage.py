@@ -22,8 +22,10 @@ from ottla.log.directory.meta_properties import (
     MetaProperties,
     StorageError,
     assign_directory_id,
+    check_metadata_store,
     check_not_of_zookeeper,
     load_directories,
+    mark_of_zookeeper,
     read_meta_properties,
 )
 from ottla.metadata.log.bootstrap_metadata import format_directory
@@ -68,6 +70,7 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
     ids: dict[str, bytes] = {}
     try:
         check_not_of_zookeeper(runtime.disk, dirs)
+        check_metadata_store(runtime.disk, dirs, zookeeper=config.uses_zookeeper)
         for path in dirs:
             try:
                 locks.append(_lock(runtime, path))
@@ -88,6 +91,8 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
         for path, properties in found.items():
             try:
                 ids[path] = _format_if_empty(runtime, path, properties, cluster_id, node_id)
+                if config.uses_zookeeper:
+                    mark_of_zookeeper(runtime.disk, path)
             except OSError as error:
                 _skip_failed(path, error, metadata_dir, failed)
         if not any(path in ids for path in config.log_dirs):

@@ -507,13 +507,24 @@ def _acl(access: ZNodeAccess) -> Any:
     return [*security.CREATOR_ALL_ACL, *security.READ_ACL_UNSAFE]
 
 
+def _is_no_request(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.INFO
+
+
+def _kazoo_logger() -> logging.Logger:
+    """Whatever its level: kazoo's lines of debugging have whole requests, with logins and credentials."""
+    logger = logging.getLogger(KAZOO_LOGGER)
+    logger.addFilter(_is_no_request)
+    return logger
+
+
 def _kazoo_options(settings: ZooKeeperSettings) -> dict[str, Any]:
     options: dict[str, Any] = {
         "hosts": settings.hosts + settings.chroot,
         "timeout": settings.session_timeout_ms / 1000,
         # Connecting goes on until the session is closed: servers come back.
         "connection_retry": {"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0},
-        "logger": logging.getLogger(KAZOO_LOGGER),
+        "logger": _kazoo_logger(),
     }
     login = settings.login
     if login is not None and login.scheme == "digest":

@@ -17,6 +17,8 @@ from ottla.runtime.disk import Disk, read_file, write_file
 from ottla.runtime.random import Random
 
 META_PROPERTIES: Final = "meta.properties"
+ZOOKEEPER_MARK: Final = "metadata-in-zookeeper"
+"""An empty file in a directory that a node of the legacy mode has used."""
 
 
 def is_reserved_directory(directory_id: bytes) -> bool:
@@ -123,6 +125,41 @@ def check_not_of_zookeeper(disk: Disk, dirs: Iterable[str]) -> None:
             "changed. Bring the cluster over with `ottla zookeeper import`, or choose an empty directory for "
             "a new one"
         )
+
+
+def check_metadata_store(disk: Disk, dirs: Iterable[str], *, zookeeper: bool) -> None:
+    """Raise StorageError if the topics in the directories are known to the other store: the one of a quorum,
+    or ZooKeeper. A node that does not know them puts their logs aside as strays.
+    """
+    paths = list(dirs)
+    logs = [path for path in paths if disk.is_dir(posixpath.join(path, METADATA_PARTITION_DIR))]
+    if zookeeper and logs:
+        raise StorageError(
+            f"{posixpath.join(logs[0], METADATA_PARTITION_DIR)} is the metadata log of a quorum, which knows "
+            "the topics of this directory, and metadata.store=zookeeper is set. Nothing was changed. Remove "
+            "metadata.store, or choose an empty directory for a new cluster on ZooKeeper"
+        )
+    marked = [path for path in paths if disk.exists(posixpath.join(path, ZOOKEEPER_MARK))]
+    if not zookeeper and not logs and marked:
+        raise StorageError(
+            f"{posixpath.join(marked[0], ZOOKEEPER_MARK)} exists: the topics of this directory are in "
+            "ZooKeeper. Nothing was changed. Set metadata.store=zookeeper and zookeeper.connect again, bring "
+            "the cluster over with `ottla zookeeper import`, or choose an empty directory for a new one"
+        )
+
+
+def mark_of_zookeeper(disk: Disk, dir: str) -> None:
+    """Note durably that ZooKeeper has the topics of this directory."""
+    path = posixpath.join(dir, ZOOKEEPER_MARK)
+    if not disk.exists(path):
+        write_file(disk, path, b"")
+
+
+def unmark_of_zookeeper(disk: Disk, dir: str) -> None:
+    path = posixpath.join(dir, ZOOKEEPER_MARK)
+    if disk.exists(path):
+        disk.unlink(path)
+        disk.sync_dir(dir)
 
 
 def load_directories(

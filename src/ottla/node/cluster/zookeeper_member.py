@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from ottla.log.directory.dir_names import DirKind, parse_dir_name
 from ottla.metadata.controller.state import ControllerSettings
 from ottla.metadata.log.loader import MetadataLoader
 from ottla.metadata.log.metadata_log import LoadedMetadata, MetadataLog
@@ -20,10 +23,12 @@ from ottla.node.config.errors import NodeFailed
 from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.schema import TableSchema
+from ottla.protocol.errors import KafkaError
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet, VoterSetHistory
 from ottla.rpc.channel import InterNodeClient
 from ottla.rpc.connection import ConnectionSecurity
 from ottla.runtime.address import Address
+from ottla.runtime.disk import Disk
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
 from ottla.runtime.zookeeper import (
@@ -82,6 +87,17 @@ async def _open_session(runtime: Runtime, settings: ZooKeeperSettings) -> ZooKee
         raise NodeFailed(str(error)) from error
 
 
+def _some_log(disk: Disk, dirs: Sequence[str]) -> str | None:
+    """A log of a partition in the data directories, if there is any."""
+    for dir in dirs:
+        for name in sorted(disk.list_dir(dir)):
+            path = posixpath.join(dir, name)
+            with contextlib.suppress(KafkaError):
+                if parse_dir_name(name)[1] is DirKind.CURRENT and disk.is_dir(path):
+                    return path
+    return None
+
+
 class ZooKeeperMember:
     """What `QuorumMember` needs instead of a quorum. Make it by `connect`; `open` makes `metadata`."""
 
@@ -114,7 +130,8 @@ class ZooKeeperMember:
             "is a legacy mode, to learn from and for the way to a quorum; Apache Kafka has removed it in 4.0",
             config.text("zookeeper.connect"),
         )
-        await self._prepare(cluster_id)
+        log = await self._runtime.pool.run(_some_log, self._runtime.disk, config.log_dirs)
+        await self._prepare(cluster_id, log)
         stream = MetadataStream()
         local = Voter(ReplicaKey(config.node_id, directory_id), endpoints)
         loaded = LoadedMetadata(stream, VoterSetHistory(VoterSet.of(local)), MetadataLoader(stream, None))
@@ -136,11 +153,11 @@ class ZooKeeperMember:
         metadata.watch_leader(self._on_leader_change)
         return metadata
 
-    async def _prepare(self, cluster_id: str) -> None:
+    async def _prepare(self, cluster_id: str, log: str | None) -> None:
         """Make the cluster known in ZooKeeper, however often the connection is lost meanwhile."""
         while True:
             try:
-                return await prepare_cluster(self._session, cluster_id)
+                return await prepare_cluster(self._session, cluster_id, log=log)
             except ZooKeeperError as error:
                 if error.code not in (
                     ZooKeeperErrorCode.CONNECTION_LOSS,

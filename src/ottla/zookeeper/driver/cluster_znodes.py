@@ -27,8 +27,16 @@ async def create_with_parents(session: ZooKeeperSession, path: str, data: bytes 
     return True
 
 
-async def prepare_cluster(session: ZooKeeperSession, cluster_id: str) -> None:
-    """Make the cluster known in ZooKeeper. StorageError if another one is."""
+async def prepare_cluster(session: ZooKeeperSession, cluster_id: str, *, log: str | None = None) -> None:
+    """Make the cluster known in ZooKeeper. StorageError if another one is, or if none is and this node has
+    the `log` of a partition: its topic is known elsewhere.
+    """
+    if log is not None and await session.exists(znodes.CLUSTER_ID) is None:
+        raise StorageError(
+            f"there is no {znodes.CLUSTER_ID} in ZooKeeper, but this broker has {log}: this ZooKeeper does "
+            "not know its topics. Is the chroot in zookeeper.connect? Nothing was changed. If ZooKeeper has "
+            "lost its data, restore it from a copy"
+        )
     data = znodes.encode_cluster_id(cluster_id)
     if not await create_with_parents(session, znodes.CLUSTER_ID, data):
         found = znodes.decode_cluster_id((await session.get(znodes.CLUSTER_ID)).data)

@@ -22,9 +22,11 @@ from ottla.log.directory.checkpoints import LOCK
 from ottla.log.directory.dir_names import DirKind, moved_dir_name
 from ottla.log.directory.meta_properties import (
     META_PROPERTIES,
+    ZOOKEEPER_MARK,
     MetaProperties,
     StorageError,
     read_meta_properties,
+    unmark_of_zookeeper,
 )
 from ottla.metadata.features import MetadataVersion
 from ottla.metadata.log.bootstrap_metadata import BOOTSTRAP_CHECKPOINT, encode_bootstrap
@@ -204,6 +206,9 @@ def _pending(disk: Disk, node: ImportNode, plan: ImportPlan) -> list[str]:
         wanted = _properties(plan, node, number, None if facts is None else facts.properties)
         if facts is None or facts.properties != wanted:
             pending.append(posixpath.join(path, META_PROPERTIES))
+        mark = posixpath.join(path, ZOOKEEPER_MARK)
+        if disk.exists(mark):
+            pending.append(mark)
     return pending
 
 
@@ -252,13 +257,13 @@ def write_import(disk: Disk, plan: ImportPlan, *, progress: _Step = lambda _: No
         for number, path in enumerate(node.paths):
             current = read_meta_properties(disk, path)
             wanted = _properties(plan, node, number, current)
-            if current == wanted:
-                continue
-            file = posixpath.join(path, META_PROPERTIES)
-            if current is not None and current.version == 0:
-                write_file(disk, posixpath.join(path, OLD_META_PROPERTIES), read_file(disk, file))
-            write_file(disk, file, wanted.encode())
-            progress(file)
+            if current != wanted:
+                file = posixpath.join(path, META_PROPERTIES)
+                if current is not None and current.version == 0:
+                    write_file(disk, posixpath.join(path, OLD_META_PROPERTIES), read_file(disk, file))
+                write_file(disk, file, wanted.encode())
+                progress(file)
+            unmark_of_zookeeper(disk, path)
 
 
 def _write_metadata(disk: Disk, node: ImportNode, plan: ImportPlan, progress: _Step) -> None:

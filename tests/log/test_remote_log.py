@@ -140,6 +140,20 @@ def test_a_segment_that_is_not_flushed_stays_until_it_is() -> None:
     assert not lab.log.remove_copied_segment(lab.log.segments[-1])
 
 
+def test_records_that_take_the_place_of_truncated_ones_are_not_in_remote_storage() -> None:
+    lab = tiered_log(copied=3)
+    end = lab.log.segments[1].base_offset
+    lab.log.truncate_to(end)
+    assert lab.log.highest_offset_in_remote_storage == end - 1
+    for _ in range(3):
+        lab.fill(8, epoch=5)
+    lab.log.update_high_watermark(lab.log.log_end_offset)
+    assert lab.log.delete_old_segments(lab.now_ms) == 1
+    assert lab.log.local_log_start_offset == end
+    lab.log.truncate_fully_and_start_at(end - 1)
+    assert lab.log.highest_offset_in_remote_storage == end - 2
+
+
 def test_a_truncation_below_the_disk_keeps_the_log_start() -> None:
     lab = tiered_log()
     lab.log.delete_old_segments(lab.now_ms)

@@ -90,6 +90,18 @@ def test_what_may_leave_the_disk_is_what_is_there_without_a_gap() -> None:
     assert highest(cache, 0) == 179
 
 
+def test_records_of_an_epoch_that_the_log_has_lost_do_not_count() -> None:
+    cache = RemoteLogMetadataCache()
+    # Epoch 1 had more records before an unclean election; the log has others there, of epoch 3.
+    copied(cache, segment(0, 120, {1: 0}))
+    assert highest(cache, 0) == 99
+    assert not is_covered_by_others(
+        segment(50, 110, {1: 50, 3: 100}), cache.remote_log_segment_metadata, EPOCHS
+    )
+    copied(cache, segment(50, 150, {1: 50, 3: 100}))
+    assert highest(cache, 0) == 150
+
+
 def test_the_log_start_in_remote_storage_is_that_of_the_oldest_segment() -> None:
     cache = RemoteLogMetadataCache()
     assert find_remote_log_start_offset(EPOCHS, cache.list_remote_log_segments) is None
@@ -173,3 +185,19 @@ def test_segments_of_epochs_older_than_the_log_go_and_others_outside_of_it_stay(
     found = plan([of_older_epoch, OLD, of_other_lineage], retention_ms=2_000_000)
     assert found.segments == (of_older_epoch,)
     assert plan([of_other_lineage], retention_ms=0).segments == ()
+
+
+def test_a_log_that_does_not_know_its_first_epochs_keeps_their_segments() -> None:
+    # As after damage to the file of leader epochs: the batches on the disk begin with epoch 3.
+    segments = [finished(0, 99), finished(100, 199, {3: 100})]
+    plan = plan_expiration(
+        segments,
+        epochs=[EpochEntry(3, 100)],
+        log_start_offset=0,
+        log_end_offset=1000,
+        local_only_bytes=0,
+        retention_ms=-1,
+        retention_bytes=-1,
+        now_ms=0,
+    )
+    assert plan == RemoteExpiration(())

@@ -222,6 +222,24 @@ def test_the_size_of_the_whole_log_is_kept_below_its_limit() -> None:
     assert log.log_start_offset == world.segments()[0].start_offset
 
 
+def test_a_leader_that_lost_its_first_epochs_deletes_nothing() -> None:
+    world = copied_world()
+    log = world.partition.log
+    segments = world.segments()
+    log.update_config(replace(SMALL, local_retention_bytes=0))
+    log.delete_old_segments(world.harness.now_ms)
+    first = log.segments[0].base_offset
+    # Its file was damaged, and the batches on the disk know only of what is there, in a later epoch.
+    log.leader_epoch_cache.clear()
+    log.leader_epoch_cache.assign(4, first)
+    assert log.log_start_offset < first
+    world.start()
+    world.run()
+    assert log.log_start_offset == 0
+    assert world.segments() == segments
+    world.check_store()
+
+
 def test_deleted_records_leave_remote_storage() -> None:
     world = copied_world()
     third = world.segments()[2]

@@ -1238,6 +1238,7 @@ class UnifiedLog:
             self._note_truncation_below_high_watermark(end_offset)
             self.log_start_offset = min(self.log_start_offset, end_offset)
             self.high_watermark = min(self.high_watermark, end_offset)
+            self._note_truncation_of_copied(end_offset)
             self.directory.high_watermarks.moved[self] = None
             epochs.truncate_from_end(end_offset)
             yield from local.truncation(offset, end_offset)
@@ -1246,6 +1247,11 @@ class UnifiedLog:
             yield from local.names_sync()
         self._check_offsets()
         return True
+
+    def _note_truncation_of_copied(self, end_offset: int) -> None:
+        """What comes in the place of truncated records is not in remote storage, though they may be."""
+        if self.highest_offset_in_remote_storage >= end_offset:
+            self.highest_offset_in_remote_storage = end_offset - 1
 
     def _prepare_truncation(self, offset: int) -> int:
         """Read what a truncation needs, in any thread: the offset at which the log will end."""
@@ -1288,6 +1294,7 @@ class UnifiedLog:
             state.truncate_fully_and_start_at(offset)
             self._producer_state = state
             self.log_start_offset = self.high_watermark = offset
+            self._note_truncation_of_copied(offset)
             self.directory.high_watermarks.moved[self] = None
             if keeps_start and auxiliary_state is None:
                 epochs.truncate_from_end(offset)

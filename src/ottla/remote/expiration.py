@@ -4,7 +4,8 @@ Segments of the log's lineage go from the oldest on: what lies wholly below the 
 `retention.ms`, and as many as the whole log, remote and local, is larger than `retention.bytes`. The first
 that stays ends it, so that the log gets no hole. Then the log starts behind the last one that goes, and that
 is known before the first object is deleted. Deletions that were begun are always finished. Segments outside
-of the lineage go when their epochs are older than all of the log's.
+of the lineage go when their epochs are older than all of the log's, if that knows its epochs from its start
+on.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def plan_expiration(
             and is_within_leader_epochs(each, lineage, log_end_offset)
         )
         excess = max(0, local_only_bytes + remote_bytes - retention_bytes)
+    knows_first_epoch = lineage[0].start_offset <= log_start_offset
     expired: list[RemoteLogSegmentMetadata] = []
     new_start: int | None = None
     next_check_ms: int | None = None
@@ -61,8 +63,8 @@ def plan_expiration(
     for metadata in segments:
         if metadata.id in being_copied:
             continue
-        if metadata.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED or _is_of_older_epochs(
-            metadata, lineage[0]
+        if metadata.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED or (
+            knows_first_epoch and _is_of_older_epochs(metadata, lineage[0])
         ):
             expired.append(metadata)
             continue

@@ -42,7 +42,16 @@ def _remote_end(epochs: LeaderEpochCache, offset: int, find: FindSegment) -> int
     """The last offset of the segment and of the epoch that have this offset; None if none has it."""
     epoch = epochs.epoch_for_offset(offset)
     found = None if epoch is None else find(epoch, offset)
-    return None if found is None or epoch is None else found.epoch_end_offset(epoch)
+    return None if found is None or epoch is None else _common_end(epochs, found, epoch)
+
+
+def _common_end(epochs: LeaderEpochCache, metadata: RemoteLogSegmentMetadata, epoch: int) -> int:
+    """The last offset of an epoch that both the segment and the log have: an unclean election may have taken
+    records of the epoch from the log that were copied before.
+    """
+    end = metadata.epoch_end_offset(epoch)
+    _, log_end = epochs.end_offset_for(epoch, end + 1)
+    return min(end, log_end - 1)
 
 
 def find_remote_log_start_offset(
@@ -121,7 +130,7 @@ def is_covered_by_others(
         if other is None or epoch is None or other.id == metadata.id:
             return False
         assert other.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED, other
-        offset = other.epoch_end_offset(epoch) + 1
+        offset = _common_end(epochs, other, epoch) + 1
     return True
 
 

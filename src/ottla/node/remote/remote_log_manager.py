@@ -471,7 +471,8 @@ class RemoteLogManager:
             lambda epoch: self._metadata.list_remote_log_segments(led.id, epoch),
         )
         start = log.local_log_start_offset if start is None else start
-        if log.log_start_offset < start <= log.high_watermark:
+        # A log that does not know the epochs of its first records cannot tell which segments have them.
+        if log.log_start_offset < start <= log.high_watermark and not log.lacks_auxiliary_state:
             led.partition.delete_records_on_leader(start, "the start of what remote storage has")
         led.copied_offset = self._update_highest_offset(log, led.id)
         led.unfinished = {

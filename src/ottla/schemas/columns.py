@@ -63,6 +63,8 @@ def converter(column: ColumnType, where: str) -> Converter:
             return check(value)
         except (TypeError, ValueError, ArithmeticError, InvalidOperation):
             raise WrongData(f"{where} is no {kind}: {str(value)[:60]!r}") from None
+        except RecursionError:
+            raise WrongData(f"{where} is nested too deeply") from None
 
     return convert
 
@@ -122,6 +124,10 @@ def _text(value: Any) -> str:
     return value
 
 
+def _json(value: Any) -> str:
+    return _text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
 def _moment(value: Any) -> datetime:
     moment = datetime.fromisoformat(_without_nanoseconds(value))
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
@@ -151,5 +157,5 @@ _SCALARS: Final[dict[str, Converter]] = {
     "timestamp": _moment,
     "local-timestamp": _local_moment,
     "decimal": Decimal,
-    "json": lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":")),
+    "json": _json,
 }

@@ -29,6 +29,8 @@ _FAILURE_NS: Final = 30 * 1_000_000_000
 _TIMEOUT_SECONDS: Final = 5.0
 # The zero byte, and the id.
 WIRE_HEAD: Final = 5
+# What a registry says with the status 404 if it has no schema of an id.
+_NO_SCHEMA: Final = 40403
 
 
 class WireFormat(NamedTuple):
@@ -74,6 +76,25 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("no place of a message")
 
 
+class NoSuchSchema(str):
+    """Why there is no schema: the registry works, and does not know the id."""
+
+    __slots__ = ()
+
+
+class _NotFound(Exception):
+    pass
+
+
+def _error_code(body: bytes) -> object:
+    """The code of the registry's own answer; one of a proxy before it has none."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return None
+    return document.get("error_code") if isinstance(document, dict) else None
+
+
 @dataclass(slots=True)
 class SchemaRegistry:
     """`url` may have a user and a password, which are sent to it only."""
@@ -116,6 +137,8 @@ class SchemaRegistry:
                 str(document.get("schema") or ""),
                 references=references,
             )
+        except _NotFound:
+            result = NoSuchSchema(f"the registry has no schema {schema_id}")
         except (HttpError, SchemaError, ValueError) as error:
             result = f"the schema {schema_id} of the registry cannot be used: {error}"
         self._found[schema_id] = (
@@ -157,6 +180,8 @@ class SchemaRegistry:
                 read_timeout_seconds=_TIMEOUT_SECONDS,
             ),
         )
+        if response.status == 404 and _error_code(response.body) == _NO_SCHEMA:
+            raise _NotFound
         if response.status != 200:
             raise SchemaError(f"the registry answers {response.status}")
         document = json.loads(response.body)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.pool import InlinePool
 from ottla.schemas.errors import SchemaError, WrongData
-from ottla.schemas.registry import WIRE_HEAD, SchemaRegistry, message_indexes, parse_wire_format
+from ottla.schemas.registry import WIRE_HEAD, NoSuchSchema, SchemaRegistry, message_indexes, parse_wire_format
 from ottla.schemas.schema import MessageSchema, SchemaFormat, make_schema
 from ottla.tables.columns import ERROR, TypedColumns
 from ottla.tables.errors import TableError
@@ -80,6 +80,8 @@ class ValueColumns:
         if found is None:
             assert self._registry is not None
             schema = asyncio.run(self._registry.schema(wire.schema_id))
+            if isinstance(schema, NoSuchSchema):
+                raise WrongData(schema)
             if not isinstance(schema, MessageSchema):
                 # The failure of a registry must not make its records ones that do not parse.
                 raise TableError(schema)
@@ -154,13 +156,13 @@ def _array(values: list[Any], kind: pa.DataType, rows: list[dict[str, Any]]) -> 
 
     try:
         return pa.array(values, kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
         fitting = []
         for value, row in zip(values, rows, strict=True):
             try:
                 pa.scalar(value, kind)
                 fitting.append(value)
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 fitting.append(None)
                 row[ERROR] = f"{row.get(ERROR) or ''} {error}".strip()[:500]
         return pa.array(fitting, kind)

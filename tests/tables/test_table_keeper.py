@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 import pytest
@@ -14,6 +15,10 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from pyiceberg.exceptions import NoSuchTableError
 
 from ottla.blocking import Consumer
+from ottla.metadata.image.image import MetadataImage
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.tables.table_keeper import TableKeeper, TableState
+from ottla.runtime.clock import SystemClock
 from ottla.tables.catalog import open_catalog
 from ottla.tables.errors import TableError
 from ottla.tables.settings import CatalogSettings
@@ -252,3 +257,38 @@ def test_a_broker_merges_the_small_files_of_its_tables(tmp_path: Path) -> None:
 
         wait_until(lambda: files() < 3, "the files are not merged", 240)
         assert_same(node.bootstrap_servers, f"{data}-tables", 40)
+
+
+class FakeWorker:
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+        self.asked: list[str] = []
+
+    async def request(self, head: dict, payload: bytes = b"") -> dict:
+        if self.error is not None:
+            raise self.error
+        self.asked.append(head["op"])
+        return {"ok": {}}
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("error", [OSError("no memory"), RuntimeError("can't start new thread")])
+async def test_a_worker_that_could_not_be_started_is_replaced_by_one_that_knows_its_catalog(
+    error: Exception, tmp_path: Path
+) -> None:
+    config = NodeConfig({"log.dirs": str(tmp_path)})
+    runtime = SimpleNamespace(clock=SystemClock())
+    broker = SimpleNamespace(config=config, image=MetadataImage.EMPTY, runtime=runtime)
+    workers = [FakeWorker(error), FakeWorker(None)]
+    left = iter(workers)
+    keeper = TableKeeper(broker, lambda: next(left))
+    keeper._round = lambda _: keeper._ask({"op": "open"})  # type: ignore[method-assign]
+    state = TableState("orders", bytes(16), 0, 0, 0)
+    await keeper._keep(state)
+    assert (state.failures, state.error) == (1, str(error))
+    assert state.due_ms > 0, "other tables come first"
+    await keeper._keep(state)
+    assert state.error is None
+    assert workers[1].asked == ["configure", "open"]

@@ -193,23 +193,26 @@ class TableKeeper:
     async def _keep(self, state: TableState) -> None:
         """Do one round of a table, and decide when the next one is due."""
         started_ms = self._now_ms()
-        freshness_ms = self._setting(state.topic, "table.freshness.ms")
         try:
             is_complete = await self._round(state)
             state.error, state.backoff_ms = None, 0
             if is_complete:
                 state.complete_ms = started_ms
-                state.due_ms = started_ms + freshness_ms
+                state.due_ms = started_ms + self._setting(state.topic, "table.freshness.ms")
             else:
                 state.due_ms = started_ms
-        except (UpkeepFailed, ChildFailed, KafkaError, OSError) as error:
-            if isinstance(error, ChildFailed):
+        except Exception as error:
+            # Any: a topic that always comes first, and always fails, would keep all others waiting.
+            text = str(error) or type(error).__name__
+            if not isinstance(error, UpkeepFailed | KafkaError):
+                # The worker may have ended, or not even know its catalog.
                 await self._replace_worker()
+                if not isinstance(error, ChildFailed | OSError) and text != state.error:
+                    _log.error("the upkeep of the table of %s failed", state.topic, exc_info=error)
             state.positions.clear()
             state.failures += 1
             state.backoff_ms = min(max(2 * state.backoff_ms, _FIRST_BACKOFF_MS), _MAX_BACKOFF_MS)
             state.due_ms = self._now_ms() + state.backoff_ms
-            text = str(error) or type(error).__name__
             if text != state.error:
                 _log.warning("the table of %s is not kept, and will be tried again: %s", state.topic, text)
             state.error = text

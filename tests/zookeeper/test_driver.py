@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +19,14 @@ from ottla.metadata.image.entities import (
     config_record,
 )
 from ottla.metadata.image.image import MetadataImage, quota_record
-from ottla.metadata.records import MetadataRecord
+from ottla.metadata.records import MetadataRecord, encode_record
 from ottla.protocol.acl import AclOperation, AclPermissionType, AclResourceType, PatternType
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.metadata_records import (
     ConfigRecord,
     DelegationTokenRecord,
     FeatureLevelRecord,
+    NoOpRecord,
     PartitionChangeRecord,
     PartitionRecord,
     ProducerIdsRecord,
@@ -50,6 +52,7 @@ from ottla.zookeeper.driver.znode_writer import (
     check_storable,
     transactions,
 )
+from ottla.zookeeper.driver.zookeeper_log_driver import LedEpoch, ZooKeeperLogDriver
 
 EPOCH = 7
 TOPIC, OTHER = b"topic-id-0000001", b"topic-id-0000002"
@@ -302,3 +305,45 @@ async def test_a_zookeeper_that_does_not_know_the_topics_of_a_broker_is_left_alo
     with pytest.raises(StorageError, match=r"this broker has /data/orders-0.*Nothing was changed"):
         await prepare_cluster(session, "NjX7PqHSRUmpKQSZEDlZuw", log="/data/orders-0")  # type: ignore[arg-type]
     assert await session.exists(znodes.CLUSTER_ID) is None
+
+
+class FailingWriter:
+    """One whose first translation has a mistake."""
+
+    image = MetadataImage.EMPTY
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def translate(self, records: Sequence[MetadataRecord]) -> Any:
+        self.calls += 1
+        yield from ()
+        if self.calls == 1:
+            raise ZeroDivisionError
+        return []
+
+
+async def test_nothing_is_committed_behind_a_batch_whose_write_ended_by_any_error() -> None:
+    """The task of the writes is started again: it must not go on with the next batch."""
+    stream, first, committed = MetadataStream(), first_offset(EPOCH), []
+    stream.start_after(SnapshotId(first, EPOCH), b"snapshot")
+    listener = SimpleNamespace(on_commit=committed.append, on_leader_change=lambda *_: None)
+    session = SimpleNamespace(add_listener=lambda _: None)
+    driver = ZooKeeperLogDriver(
+        SimpleNamespace(clock=SimClock(0)),  # type: ignore[arg-type]
+        *(None, session, stream, None, listener),  # type: ignore[arg-type]
+        cluster_id="id",
+        config=None,  # type: ignore[arg-type]
+        listener_name="CONTROLLER",
+        session_timeout_ms=18_000,
+        channel=None,  # type: ignore[arg-type]
+    )
+    driver._led = led = LedEpoch(EPOCH, 0, FailingWriter(), {})  # type: ignore[arg-type]
+    value = encode_record(NoOpRecord(), STORED_METADATA_VERSION)
+    driver.append(build_batch([(0, None, value)], base_offset=first, leader_epoch=EPOCH))
+    with pytest.raises(ZeroDivisionError):
+        await driver._write_queued(led)
+    assert not driver.is_leader
+    await driver._write_queued(led)
+    assert committed == []
+    assert stream.end.offset == first

@@ -520,6 +520,11 @@ class ZooKeeperLogDriver:
                     if self._led is led:
                         self._stop_leading(f"a write to ZooKeeper failed ({error})")
                     return
+                except BaseException as error:
+                    # What was taken from the queue may not be written: what is behind it must not be either.
+                    if self._led is led and not self._closed:
+                        self._stop_leading(f"a write to ZooKeeper was cut off ({error!r})")
+                    raise
                 finally:
                     led.is_writing = False
                 if self._led is not led:

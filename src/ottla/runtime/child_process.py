@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import IO, Any, Final
 
@@ -24,6 +27,8 @@ _HEAD: Final = struct.Struct(">II")
 _MAX_HEAD: Final = 16 * 1024 * 1024
 _MAX_PAYLOAD: Final = 1024 * 1024 * 1024
 _STOP_SECONDS: Final = 10.0
+# How often a child looks whether its parent is there; mostly it is the end of the input that tells.
+_PARENT_SECONDS: Final = 2.0
 
 
 class ChildFailed(Exception):
@@ -113,10 +118,18 @@ class ChildProcess:
 
 def serve_requests(answer: Callable[[dict[str, Any], bytes], dict[str, Any]]) -> None:
     """Answer the requests of the parent until it closes the input; the child's side."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     source, target = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # what a library prints is no answer
     while (found := _read(source)) is not None:
         _write(target, answer(*found), b"")
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process when its parent has ended, even while a request hangs."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_SECONDS)
+    os._exit(1)
 
 
 def _write(file: IO[bytes], head: dict[str, Any], payload: bytes) -> None:

@@ -130,6 +130,25 @@ def test_a_start_and_a_repair_do_not_take_what_is_in_remote_storage_for_lost() -
     assert (log.log_start_offset, log.segments[0].base_offset) == (0, local)
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_log_whose_start_was_lost_does_not_give_up_what_is_in_remote_storage(clean: bool) -> None:
+    lab = tiered_log()
+    lab.log.maybe_increment_log_start_offset(2, "a test")
+    lab.log.delete_old_segments(lab.now_ms)
+    local = lab.log.local_log_start_offset
+    epochs = lab.log.leader_epoch_cache.entries
+    if clean:
+        lab.close()
+    else:
+        lab.log.flush()
+    # As where the file is damaged, which then counts as empty.
+    lab.directory.write_log_starts({})
+    log = lab.reload(clean=clean)
+    assert (log.log_start_offset, log.local_log_start_offset) == (2, local)
+    assert log.leader_epoch_cache.entries == epochs
+    assert not log.lacks_auxiliary_state
+
+
 def test_a_segment_that_is_not_flushed_stays_until_it_is() -> None:
     lab = tiered_log()
     first = lab.log.segments[0]

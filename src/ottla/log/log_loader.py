@@ -292,8 +292,12 @@ class LogLoader:
 
     def _start_above(self, first: LogSegment) -> int:
         """The log start of a log with this first segment: below it where remote storage has the rest. That
-        start is durable before the first segment leaves the disk.
+        start is durable before the first segment leaves the disk. Where the checkpoint is lost, the first
+        leader epoch tells: what lies below the log start is deleted from remote storage.
         """
+        if self.config.is_remote and not self.start_is_known:
+            earliest = read_leader_epochs(self.disk, self.dir, ()).earliest
+            return first.base_offset if earliest is None else min(earliest.start_offset, first.base_offset)
         if self.start_is_known and self.log_start < first.base_offset and self._is_tiered:
             return self.log_start
         return max(self.log_start, first.base_offset)

@@ -45,7 +45,7 @@ def test_a_child_in_a_request_that_hangs_ends_when_its_parent_is_killed(tmp_path
         [sys.executable, "-c", PARENT, str(file)], env={**os.environ, "PYTHONPATH": path}
     )
     try:
-        wait_until(lambda: file.exists() and file.read_text(), "the child has no request", 60)
+        wait_until(lambda: file.exists() and file.read_text() != "", "the child has no request", 60)
     finally:
         parent.kill()
         parent.wait()

@@ -11,13 +11,14 @@ import contextlib
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from ottla import Admin
@@ -196,11 +197,13 @@ def test_a_cluster_goes_on_where_it_was_killed(
     with running(start, cluster, tmp_path) as admin:
         topics = admin.list_topics(timeout=60).topics
         assert {name for name in topics if not name.startswith("__")} == {"orders", "moving"}
-        found = read_all(cluster.bootstrap, "orders", PARTITIONS)
         assert len(cluster.acknowledged) >= 3000
+        found = read_all(
+            cluster.bootstrap, "orders", PARTITIONS, lambda found: cluster.acknowledged <= set(found)
+        )
         assert cluster.acknowledged <= set(found), "an acknowledged record is lost"
         assert len(found) == len(set(found)), "a record is there twice"
-        assert len(read_all(cluster.bootstrap, "moving", 1)) == 200
+        assert len(read_all(cluster.bootstrap, "moving", 1, lambda found: len(found) >= 200)) == 200
         asyncio.run(let_it_complete(cluster.bootstrap))
         wait_until(
             lambda: (
@@ -209,7 +212,7 @@ def test_a_cluster_goes_on_where_it_was_killed(
             ),
             "the reassignment does not complete",
         )
-        assert len(read_all(cluster.bootstrap, "moving", 1)) == 200
+        assert len(read_all(cluster.bootstrap, "moving", 1, lambda found: len(found) >= 200)) == 200
 
 
 async def let_it_complete(bootstrap: str) -> None:
@@ -221,18 +224,28 @@ async def let_it_complete(bootstrap: str) -> None:
             await admin.configs.alter(ResourceType.BROKER, broker, delete=names)
 
 
-def read_all(bootstrap: str, topic: str, partitions: int) -> list[bytes]:
+def read_all(
+    bootstrap: str, topic: str, partitions: int, is_complete: Callable[[list[bytes]], bool]
+) -> list[bytes]:
+    """Read to the end, and on until all is there: a leader that starts together with its followers shows the
+    last records when these have fetched.
+    """
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
-    found, ends = [], set()
-    while len(ends) < partitions:
-        message = consumer.poll(60)
-        assert message is not None, f"{topic} cannot be read"
-        if message.error() is not None:
-            ends.add(message.partition())
-        else:
+    found: list[bytes] = []
+    ends: set[int] = set()
+    deadline = time.monotonic() + 120
+    while True:
+        message = consumer.poll(1)
+        if message is not None and message.error() is None:
             found.append(message.value())
+            continue
+        if message is not None and message.error().code() == KafkaError._PARTITION_EOF:
+            ends.add(message.partition())
+        if time.monotonic() > deadline or (len(ends) == partitions and is_complete(found)):
+            break
     consumer.close()
+    assert len(ends) == partitions, f"{topic} cannot be read"
     return found
 
 

@@ -18,16 +18,17 @@ from tests.support.table_metrics import metric
 from tests.support.waiting import wait_until
 
 WITHOUT_SPARK = True
-# Ahead of the markers of transactions, which searches for a time find too.
-BASE_MS = int(time.time() * 1000) + 600_000
-HALF_MS = BASE_MS + 500_000
+# The times of records are ahead of the markers of transactions, which searches for a time find too.
+AHEAD_MS = 600_000
+HALF_MS = 500_000
 
 
 class Shop:
     """A topic whose table has two thirds of its records; the rest came after the table was stopped."""
 
-    def __init__(self, node: LocalNode) -> None:
+    def __init__(self, node: LocalNode, base_ms: int) -> None:
         self.node = node
+        self.base_ms = base_ms
 
     def reader(self, **options: Any) -> Any:
         given = {
@@ -46,7 +47,7 @@ class Shop:
         return sorted(found, key=lambda row: (row["partition"], row["offset"]))
 
 
-def send(producer: Producer, start: int, count: int) -> None:
+def send(producer: Producer, base_ms: int, start: int, count: int) -> None:
     headers = [("h", b"1"), ("h", None)]
     for number in range(start, start + count):
         producer.send_nowait(
@@ -54,7 +55,7 @@ def send(producer: Producer, start: int, count: int) -> None:
             f"{number}".encode(),
             key=f"k{number}".encode(),
             partition=number % 2,
-            timestamp=BASE_MS + number * 1000,
+            timestamp=base_ms + number * 1000,
             headers=headers if number % 3 == 0 else (),
         )
     producer.flush()
@@ -63,6 +64,7 @@ def send(producer: Producer, start: int, count: int) -> None:
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     data: Path = tmp_path_factory.mktemp("shop") / "data"
+    base_ms = int(time.time() * 1000) + AHEAD_MS
     with (
         LocalNode({"http.listener": "http://127.0.0.1:0"}, data_dir=str(data)) as node,
         Admin(node.bootstrap_servers) as admin,
@@ -73,9 +75,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         )
         for begin in (0, 500):
             with producer.transaction():
-                send(producer, begin, 500)
+                send(producer, base_ms, begin, 500)
             producer.begin_transaction()
-            send(producer, begin + 490, 10)
+            send(producer, base_ms, begin + 490, 10)
             producer.abort_transaction()
             wanted = begin + 500
             wait_until(
@@ -84,8 +86,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         set_format(admin, "none")
         wait_until(lambda: metric(node, "ottla_table_rows_total") is None, "the table is kept", 240)
         with producer.transaction():
-            send(producer, 1000, 500)
-        yield Shop(node)
+            send(producer, base_ms, 1000, 500)
+        yield Shop(node, base_ms)
 
 
 def set_format(admin: Admin, format: str) -> None:
@@ -129,7 +131,10 @@ def of_orders(*offsets: int) -> dict[str, Any]:
     ],
 )
 def test_limits_are_exact_on_both_sides(shop: Shop, limits: dict[str, Any]) -> None:
-    given = {name: json.dumps(each) if isinstance(each, dict) else each for name, each in limits.items()}
+    given = {
+        name: json.dumps(each) if isinstance(each, dict) else shop.base_ms + each
+        for name, each in limits.items()
+    }
     expected = shop.rows(**given, **{"kafka.isolation.level": "read_committed"})
     assert expected
     assert shop.rows(readFrom="auto", **given) == expected
@@ -189,4 +194,4 @@ def test_what_retention_has_deleted_still_comes_from_the_table(shop: Shop) -> No
     wanted = [row for row in expected if row["offset"] >= 10]
     assert shop.rows(readFrom="auto", startingOffsets=starting) == wanted
     early = [row for row in expected if int(row["value"]) >= 100]
-    assert shop.rows(readFrom="auto", startingTimestamp=BASE_MS + 100_000) == early
+    assert shop.rows(readFrom="auto", startingTimestamp=shop.base_ms + 100_000) == early

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ottla.runtime.disk import RealDisk
 from ottla.tables.errors import TableError
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["catalog_properties", "has_catalog", "open_catalog"]
 
 CATALOG_FILE = "catalog.db"
+# A catalog has two tables, and each may be created by another process between a look and the attempt.
+_ATTEMPTS: Final = 5
 
 
 def catalog_properties(settings: CatalogSettings) -> dict[str, str]:
@@ -53,5 +55,14 @@ def open_catalog(settings: CatalogSettings, *, create: bool = False) -> Catalog:
                 f"there is no catalog in {settings.warehouse}: no topic with table.format=iceberg has been "
                 "kept there"
             )
+    from sqlalchemy.exc import DatabaseError
+
     properties: dict[str, Any] = catalog_properties(settings)
+    for _ in range(_ATTEMPTS):
+        try:
+            return load_catalog(settings.name, **properties)
+        except DatabaseError as error:
+            # Another process creates the tables of a new catalog at the same time.
+            if "already exists" not in str(error):
+                raise
     return load_catalog(settings.name, **properties)

@@ -91,7 +91,7 @@ def test_messages_in_the_wire_format_are_decoded_by_the_registry(registry: _Regi
         framed(4, b"{}"): ("json-schema", {}, "$ lacks 'id'"),
         framed(1, item + b"rest"): ("hex", None, "not avro of registry id 1"),
         framed(5, b"x"): ("hex", None, "the schema 5 of the registry cannot be used"),
-        framed(6, b"x"): ("hex", None, "the registry answers 404"),
+        framed(6, b"x"): ("hex", None, "the registry has no schema 6"),
     }
 
     async def check() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class RemoteAccess(Exception):
+class RemoteAccess(Exception, ABC):
     """Something is to be read from remote storage first: raised by an attempt to read it here."""
 
+    @abstractmethod
     async def run(self) -> None:
         """Read it, and keep the result. Raises nothing."""
-        raise NotImplementedError
 
 
 class RemoteRead(RemoteAccess):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from ottla.metadata.image.image import MetadataImage
+from ottla.protocol.names import TopicIdPartition
 from ottla.remote.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
@@ -257,6 +259,26 @@ def test_a_deleted_topic_leaves_remote_storage_also_when_the_store_fails_for_a_w
     world.run()
     assert not world.store.memory.objects
     assert not world.metadata.is_ready(ID)
+
+
+def test_a_topic_of_many_partitions_is_deleted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = copied_world()
+    under_way, most, done = 0, 0, []
+
+    async def delete(id: TopicIdPartition) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(1)
+        under_way -= 1
+        done.append(id)
+
+    monkeypatch.setattr(world.manager, "_delete_all_segments", delete)
+    ids = [TopicIdPartition(ID.topic_id, partition) for partition in range(1, 31)]
+    world.in_broker(lambda: world.manager.delete_partitions(ids))
+    world.run()
+    assert sorted(done) == ids
+    assert most == 10
 
 
 def test_turning_remote_storage_off_deletes_what_is_there() -> None:

@@ -550,15 +550,19 @@ class FetchReader:
                 if read.result.next_local_offset is not None:
                     # Compaction, long ago, has left nothing there; and the disk may have to be waited for.
                     self._remote = {**(self._remote or {}), cached: read}
-                    found = partition.fetch_records(
-                        read.result.next_local_offset,
-                        max_bytes,
-                        isolation=self._isolation,
-                        now_ms=self._clock.wall_ms(),
-                        only_leader=self._only_leader,
-                        min_one_batch=min_one_batch,
-                        may_wait=may_wait,
-                    )
+                    try:
+                        found = partition.fetch_records(
+                            read.result.next_local_offset,
+                            max_bytes,
+                            isolation=self._isolation,
+                            now_ms=self._clock.wall_ms(),
+                            only_leader=self._only_leader,
+                            min_one_batch=min_one_batch,
+                            may_wait=may_wait,
+                        )
+                    except KafkaError as error:  # as of a leader that has moved meanwhile
+                        del self._remote[cached]
+                        return self._error_data(requested.partition, partition, error)
                     del self._remote[cached]
                     records, aborted = found.records, found.aborted
         if records and not min_one_batch and _is_incomplete(records):

@@ -65,6 +65,8 @@ _log = logging.getLogger(__name__)
 
 _MARKED: Final = RemotePartitionDeleteState.DELETE_PARTITION_MARKED
 _FINISHED: Final = RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
+# Partitions of deleted topics whose segments are being deleted; others wait for them.
+_DELETIONS_AT_A_TIME: Final = 10
 _DAY_MS: Final = 24 * 60 * 60 * 1000
 # A copy that waits for its quota looks again after this time at the latest.
 _QUOTA_PAUSE_MS: Final = 1_000
@@ -255,6 +257,7 @@ class RemoteLogManager:
         self._being_copied: dict[RemoteLogSegmentId, None] = {}
         # Partitions of deleted topics whose segments are being deleted.
         self._deletions: dict[TopicIdPartition, SupervisedTask] = {}
+        self._deletions_at_a_time: Final = asyncio.Semaphore(_DELETIONS_AT_A_TIME)
         current = config.current
         self._quota_windows: Final = QuotaWindows(
             current.number("remote.log.manager.copy.quota.window.num"),
@@ -753,13 +756,8 @@ class RemoteLogManager:
         while True:
             try:
                 await self._metadata.wait_until_ready(id)
-                segments = self._metadata.list_remote_log_segments(id)
-                if segments:
-                    tp = segments[0].id.topic_partition
-                    await self._announce_partition(id, tp, _MARKED)
-                    for metadata in segments:
-                        await self._delete_segment(metadata)
-                    await self._announce_partition(id, tp, _FINISHED)
+                async with self._deletions_at_a_time:
+                    await self._delete_all_segments(id)
                 break
             except RemoteStorageNotReady:
                 break
@@ -770,6 +768,15 @@ class RemoteLogManager:
         del self._deletions[id]
         if id not in self._led_by_id and id not in self._followed:
             self._metadata.stop_partitions([id])
+
+    async def _delete_all_segments(self, id: TopicIdPartition) -> None:
+        segments = self._metadata.list_remote_log_segments(id)
+        if segments:
+            tp = segments[0].id.topic_partition
+            await self._announce_partition(id, tp, _MARKED)
+            for metadata in segments:
+                await self._delete_segment(metadata)
+            await self._announce_partition(id, tp, _FINISHED)
 
     async def _announce_partition(
         self, id: TopicIdPartition, tp: TopicPartition, state: RemotePartitionDeleteState

@@ -27,6 +27,13 @@ class QuorumConfig:
         return self.fetch_timeout_ms * 3 // 2
 
     @property
+    def confirmation_ms(self) -> int:
+        """How long ago a majority of the voters has fetched from a leader that is confirmed: none of them has
+        given it up since, nor may do so soon.
+        """
+        return max(self.fetch_timeout_ms // 2, 1)
+
+    @property
     def begin_epoch_interval_ms(self) -> int:
         """How often a leader sends BeginQuorumEpoch to a voter that does not fetch."""
         return max(self.fetch_timeout_ms // 2, 1)

@@ -52,6 +52,9 @@ _RECORDS_PER_BATCH: Final = 2_000
 _PUBLICATION_SECONDS: Final = 5.0
 # After a pause that is longer than this the event loop was blocked, and heartbeats were not read either.
 _LATE_TICK_NS: Final = 3_000_000_000
+# How long the response to a heartbeat waits for the other voters, and how often it looks for them.
+_CONFIRMATION_NS: Final = 2_000_000_000
+_LOOK_AGAIN_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +237,13 @@ class QuorumController:
 
     async def process_broker_heartbeat(self, request: BrokerHeartbeatRequest) -> HeartbeatReply:
         """Answer a heartbeat: if it changes nothing, once the registration of its broker is committed, and
-        without waiting for anything else.
+        no other controller can have been elected; without waiting for anything else.
         """
+        reply = await self._process_broker_heartbeat(request)
+        await self._wait_for_confirmation()
+        return reply
+
+    async def _process_broker_heartbeat(self, request: BrokerHeartbeatRequest) -> HeartbeatReply:
         self._check_active()
         now_ns = self._runtime.clock.monotonic_ns()
         acknowledged = self.controller.acknowledge_heartbeat(request, now_ns=now_ns)
@@ -250,6 +258,22 @@ class QuorumController:
             for_client=False,
             on_appended=lambda reply, end: self._on_heartbeat(request.broker_id, reply, end),
         )
+
+    async def _wait_for_confirmation(self) -> None:
+        """Wait until this controller is confirmed. NOT_CONTROLLER if it is not within some time: one that is
+        cut off may not tell brokers that are cut off with it, as that of its own node, that they are counted
+        on. Another controller has given their leaderships away by then, or is about to.
+        """
+        if self.log.is_confirmed:
+            return
+        deadline_ns = self._runtime.clock.monotonic_ns() + _CONFIRMATION_NS
+        while not self.log.is_confirmed:
+            self._check_active()
+            if self._runtime.clock.monotonic_ns() >= deadline_ns:
+                raise KafkaError(
+                    ErrorCode.NOT_CONTROLLER, "the controller may be cut off: another one may be elected"
+                )
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
     def _on_heartbeat(self, broker: int, reply: HeartbeatReply, end: int) -> None:
         if reply.in_controlled_shutdown:

@@ -519,6 +519,11 @@ class MetadataLog:
         return self.client.is_followed_since(since_ns)
 
     @property
+    def is_confirmed(self) -> bool:
+        """Whether this node leads, and no other one may have been elected."""
+        return self.client.is_confirmed
+
+    @property
     def voters(self) -> VoterSet:
         voters = self._voter_history.voters
         assert voters is not None, "a voter knows the voters"

@@ -245,10 +245,10 @@ class BrokerLifecycleManager:
     def is_cut_off(self) -> bool:
         """Whether the controller may soon give this broker up, and its leaderships to others, or has done so.
 
-        A controller on this node, cut off with it, answers heartbeats until it misses the other voters. They
-        elect another one about then, which gives the broker a whole session; this is half of one.
+        A controller that is cut off with this broker stops answering before the others elect another one;
+        that gives up a broker after a third of its session at the earliest (`BrokerLivenessProbe`).
         """
-        return self.unanswered_ms >= self._config.current.number("broker.session.timeout.ms") // 2
+        return self.unanswered_ms >= self._config.current.number("broker.session.timeout.ms") // 3
 
     def _pause_seconds(self) -> float:
         wants_to_serve = self._ready_to_unfence and not self._fences_itself

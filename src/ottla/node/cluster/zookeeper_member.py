@@ -177,8 +177,6 @@ class ZooKeeperMember:
             self._runtime, self.metadata, settings, schema, stored_bootstrap(list(bootstrap))
         )
         assert isinstance(controller, ZooKeeperController)
-        driver = self._driver
-        controller.is_confirmed = lambda: driver.is_confirmed
         self._watches = ControllerWatches(self._runtime.clock, self._session, controller, led)
         self._tasks.start(f"znodes that controller epoch {led.epoch} watches", self._watches.run)
         return controller

@@ -172,6 +172,12 @@ class KafkaRaftClient:
         return self._quorum.is_followed_since(-(-since_ns // _NS_PER_MS))
 
     @property
+    def is_confirmed(self) -> bool:
+        """Whether this replica leads, and no other one may have been elected."""
+        limit_ns = self._quorum.config.confirmation_ms * _NS_PER_MS
+        return self.is_followed_since(self._runtime.clock.monotonic_ns() - limit_ns)
+
+    @property
     def epoch(self) -> int:
         return self._quorum.epoch
 

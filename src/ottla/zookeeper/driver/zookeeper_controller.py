@@ -67,17 +67,12 @@ _PREFERRED: Final = 0
 
 
 class ZooKeeperController(QuorumController):
-    """`live` are the incarnations of the brokers whose znodes are there; `is_confirmed` says whether
-    ZooKeeper has said a moment ago that no other controller is elected.
-    """
+    """`live` are the incarnations of the brokers whose znodes are there."""
 
     live: Mapping[int, bytes] = {}
-    is_confirmed: Callable[[], bool] = staticmethod(lambda: True)
 
     async def process_broker_heartbeat(self, request: BrokerHeartbeatRequest) -> HeartbeatReply:
-        """The same, but a broker without a znode stays fenced, and a controller that is cut off is silent."""
-        if not self.is_confirmed():
-            raise KafkaError(ErrorCode.NOT_CONTROLLER, "the controller has no word of ZooKeeper")
+        """The same, but a broker without a znode stays fenced."""
         serves = not request.want_fence and not request.want_shut_down
         registered = self.decided_image.cluster.brokers.get(request.broker_id)
         if serves and registered is not None and not self.is_live(registered):

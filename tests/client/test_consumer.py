@@ -335,6 +335,28 @@ class TestWhatStops:
         gc.collect()
 
 
+@pytest.mark.parametrize("way", ["poll", "poll_arrow", "iteration"])
+async def test_what_waits_for_records_ends_with_the_consumer(servers: str, topic: str, way: str) -> None:
+    consumer = Consumer(servers)
+    await consumer.start()
+    consumer.assign([(topic, 0)])
+
+    async def wait_for_records() -> int:
+        if way == "poll":
+            return len(await consumer.poll(timeout_ms=None))
+        if way == "poll_arrow":
+            return (await consumer.poll_arrow(timeout_ms=None)).num_rows
+        return len([record async for record in consumer])
+
+    async with asyncio.timeout(60):
+        waiting = asyncio.create_task(wait_for_records())
+        await consumer.position((topic, 0))
+        await consumer.close()
+        assert await waiting == 0
+    with pytest.raises(RuntimeError, match="closed"):
+        await consumer.poll()
+
+
 def test_settings_are_checked() -> None:
     for wrong, text in (
         ({"isolation.level": "maybe"}, "read_uncommitted, read_committed"),

@@ -169,6 +169,7 @@ class Consumer(Generic[K, V]):
         if self._closed:
             return
         self._closed = True
+        self._fetcher.arrived.set()  # a poll of another task that waits
         try:
             if self._commit_manager is not None and self._tasks:
                 await self._commit_manager.wait_for_async_commits()
@@ -364,8 +365,8 @@ class Consumer(Generic[K, V]):
         self, max_records: int | None = None, *, timeout_ms: float | None = 1_000
     ) -> list[ConsumerRecord[K, V]]:
         """Return records as soon as there are any, up to `max_records` (default: `max.poll.records`), or none
-        after `timeout_ms`; None waits without limit. Raises an error that stops a partition, once; the other
-        partitions continue.
+        after `timeout_ms`, or when another task closes the consumer; None waits without limit. Raises an
+        error that stops a partition, once; the other partitions continue.
         """
         self._fetch_collector.rewind()
         return await self._poll(max_records or self.config.max_poll_records, timeout_ms)
@@ -382,7 +383,7 @@ class Consumer(Generic[K, V]):
                     records = interceptor.on_consume(records)
                 return records
             self._raise_error()
-            if not await self._fetch_collector.wait(deadline):
+            if not await self._fetch_collector.wait(deadline) or self._closed:
                 self._sensors.on_poll_done(0)
                 return []
 
@@ -415,7 +416,7 @@ class Consumer(Generic[K, V]):
                 self._sensors.on_poll_done(sum(batch.num_rows for batch in batches))
                 return pa.Table.from_batches(batches, schema)
             self._raise_error()
-            if not await self._fetch_collector.wait(deadline):
+            if not await self._fetch_collector.wait(deadline) or self._closed:
                 self._sensors.on_poll_done(0)
                 return schema.empty_table()
 
@@ -436,6 +437,8 @@ class Consumer(Generic[K, V]):
         self._check_open()
         # A loop that only polls must not keep the event loop from receiving data and from its other tasks.
         await asyncio.sleep(0)
+        if self._closed:
+            return
         self._fetcher.arrived.clear()
         if self._commit_manager is not None:
             self._commit_manager.maybe_auto_commit()

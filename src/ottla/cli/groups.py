@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 HELP: Final = "See groups and their lag, move or delete their offsets."
 app = group("groups", HELP)
+
+T = TypeVar("T")
+Scope: TypeAlias = Sequence[tuple[str, list[int] | None]]
+"""Topics, each with the partitions that are meant, or all of them."""
 
 GROUP_STATES: Final = {
     "classic": ("PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead"),
@@ -58,6 +62,9 @@ ResetFile = Annotated[
 ResetTopics = Annotated[
     list[str] | None,
     Option("--topic", "-t", metavar="TOPIC[:0,2-4]", help="The topic to reset; may be repeated."),
+]
+DeletedTopics = Annotated[
+    list[str], Option("--topic", "-t", metavar="TOPIC[:0,2-4]", help="The topic; may be repeated.")
 ]
 Execute = Annotated[bool, Option("--execute", help="Do it. Otherwise only show the plan.")]
 ResetOutcome: TypeAlias = "tuple[list[dict[str, Any]], dict[TopicPartition, KafkaError | None]]"
@@ -436,9 +443,7 @@ def refuse_if_active(info: GroupInfo | None, *, dry_run: bool = False) -> None:
 @command(app, "delete-offsets")
 def delete_offsets(
     name: Group,
-    topics: Annotated[
-        list[str], Option("--topic", "-t", metavar="TOPIC[:0,2-4]", help="The topic; may be repeated.")
-    ],
+    topics: DeletedTopics,
     yes: Yes = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -450,25 +455,35 @@ def delete_offsets(
 
     async def work(admin: Admin) -> dict[TopicPartition, KafkaError | None]:
         await group_or_fail(admin, name)
-        committed = await admin.groups.offsets(name)
-        chosen = [
-            p
-            for p in sorted(committed)
-            for topic, ids in scope
-            if p.topic == topic and (not ids or p.partition in ids)
-        ]
-        if not chosen:
-            raise CliError(f"group {name} has no offsets of {', '.join(topics)}")
-        return await admin.groups.delete_offsets(name, chosen)
+        return await delete_committed(admin, name, scope)
 
-    results = with_admin(bootstrap, timeout, work)
-    failed = [str(error) for error in results.values() if error is not None]
-    done = [partition for partition, error in results.items() if error is None]
+    show_deleted_offsets(with_admin(bootstrap, timeout, work), lambda p: p._asdict(), as_json=as_json)
+
+
+async def delete_committed(admin: Admin, name: str, scope: Scope) -> dict[TopicPartition, KafkaError | None]:
+    """Delete the committed offsets of partitions that have some; the errors of those where it failed."""
+    chosen = [
+        p
+        for p in sorted(await admin.groups.offsets(name))
+        for topic, ids in scope
+        if p.topic == topic and (not ids or p.partition in ids)
+    ]
+    if not chosen:
+        raise CliError(f"group {name} has no offsets of {', '.join(topic for topic, _ in scope)}")
+    return await admin.groups.delete_offsets(name, chosen)
+
+
+def show_deleted_offsets(
+    results: Mapping[T, KafkaError | None], as_dict: Callable[[T], dict[str, Any]], *, as_json: bool
+) -> None:
+    """Show of which partitions, or topics, the offsets are deleted."""
     if as_json:
-        print_json([{**partition._asdict(), "deleted": partition in done} for partition in results])
+        print_json([{**as_dict(place), "deleted": error is None} for place, error in results.items()])
     else:
-        for partition in done:
-            print(f"{partition}: deleted")
+        for place, error in results.items():
+            if error is None:
+                print(f"{place}: deleted")
+    failed = [str(error) for error in results.values() if error is not None]
     if failed:
         raise CliError("\nottla: ".join(failed))
 
@@ -559,7 +574,7 @@ async def plan_reset(
     admin: Admin,
     group: str,
     target: ResetTarget,
-    scope: Sequence[tuple[str, list[int] | None]],
+    scope: Scope,
     committed: Mapping[TopicPartition, int],
 ) -> list[dict[str, Any]]:
     """The plan of a reset: for each partition (`at`) the committed offset (`current`) and the new one, which
@@ -595,7 +610,7 @@ async def _choose_partitions(
     admin: Admin,
     group: str,
     committed: Mapping[TopicPartition, int],
-    scope: Sequence[tuple[str, list[int] | None]],
+    scope: Scope,
 ) -> list[TopicPartition]:
     from ottla.protocol.names import TopicPartition
 

@@ -27,6 +27,7 @@ from ottla.cli.groups import (
     refuse_if_active,
     share_lag,
     show_deleted,
+    show_deleted_offsets,
     show_groups,
     show_reset,
 )
@@ -284,16 +285,9 @@ def delete_offsets(
         refuse_if_active(await group_or_fail(admin, name, SHARE))
         return await admin.groups.delete_share_offsets(name, topics)
 
-    results = with_admin(bootstrap, timeout, work)
-    failed = [str(error) for error in results.values() if error is not None]
-    if as_json:
-        print_json([{"topic": topic, "deleted": error is None} for topic, error in results.items()])
-    else:
-        for topic, error in results.items():
-            if error is None:
-                print(f"{topic}: deleted")
-    if failed:
-        raise CliError("\nottla: ".join(failed))
+    show_deleted_offsets(
+        with_admin(bootstrap, timeout, work), lambda topic: {"topic": topic}, as_json=as_json
+    )
 
 
 @command(app, "delete")

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import CliError
 from ottla.cli.groups import (
+    DeletedTopics,
     Execute,
     Group,
     ResetFile,
@@ -16,6 +16,7 @@ from ottla.cli.groups import (
     ResetTopics,
     States,
     committed_lag,
+    delete_committed,
     delete_groups,
     group_json,
     group_or_fail,
@@ -24,6 +25,7 @@ from ottla.cli.groups import (
     plan_reset,
     refuse_if_active,
     show_deleted,
+    show_deleted_offsets,
     show_groups,
     show_lag,
     show_reset,
@@ -287,31 +289,18 @@ def delete(
 @command(app, "delete-offsets")
 def delete_offsets(
     name: Group,
-    topics: Annotated[
-        list[str], Option("--topic", "-t", metavar="TOPIC", help="The topic; may be repeated.")
-    ],
+    topics: DeletedTopics,
     yes: Yes = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
 ) -> None:
     """Delete the committed offsets of a streams group for a topic."""
+    scope = [parse_scope(each) for each in topics]
     confirm(f"Delete the offsets of {', '.join(topics)} in streams group {name}?", yes=yes)
 
     async def work(admin: Admin) -> dict[TopicPartition, KafkaError | None]:
         await group_or_fail(admin, name, STREAMS)
-        chosen = [p for p in sorted(await admin.groups.offsets(name)) if p.topic in topics]
-        if not chosen:
-            raise CliError(f"group {name} has no offsets of {', '.join(topics)}")
-        return await admin.groups.delete_offsets(name, chosen)
+        return await delete_committed(admin, name, scope)
 
-    results = with_admin(bootstrap, timeout, work)
-    failed = [str(error) for error in results.values() if error is not None]
-    if as_json:
-        print_json([{**p._asdict(), "deleted": error is None} for p, error in results.items()])
-    else:
-        for partition, error in results.items():
-            if error is None:
-                print(f"{partition}: deleted")
-    if failed:
-        raise CliError("\nottla: ".join(failed))
+    show_deleted_offsets(with_admin(bootstrap, timeout, work), lambda p: p._asdict(), as_json=as_json)

@@ -81,10 +81,11 @@ class Consumed:
     end_offset: int
 
 
-class JavaDriver:
-    """The process and its commands; a context manager."""
+class ResidentJvm:
+    """A process that runs a Java source file and speaks lines of JSON; a context manager."""
 
-    def __init__(self, bundle: Bundle = kafka_libs.BROKER) -> None:
+    def __init__(self, source: Path, bundle: Bundle = kafka_libs.BROKER) -> None:
+        self._source = source
         self._bundle = bundle
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
@@ -92,7 +93,7 @@ class JavaDriver:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            java.command(SOURCE, [], bundle=self._bundle),
+            java.command(self._source, [], bundle=self._bundle),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -132,6 +133,18 @@ class JavaDriver:
         if "failed" in answer:
             raise JavaDriverError(answer["failed"], answer["trace"])
         return answer
+
+    def kill(self) -> None:
+        """End all clients at once, without a word to the broker."""
+        assert self._process is not None
+        java.kill_process(self._process)
+
+
+class JavaDriver(ResidentJvm):
+    """`java/Driver.java` and its commands."""
+
+    def __init__(self, bundle: Bundle = kafka_libs.BROKER) -> None:
+        super().__init__(SOURCE, bundle)
 
     def tool(self, main: str, *args: str, check: bool = True) -> java.ToolResult:
         """Runs the `main` of a command-line tool inside the JVM."""

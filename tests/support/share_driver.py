@@ -6,21 +6,14 @@ members live until they are closed; `kill` ends all of them at once, as a crash 
 
 from __future__ import annotations
 
-import itertools
-import json
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from tests.support import java, kafka_libs
-from tests.support.java_driver import JavaDriverError
+from tests.support.java_driver import ResidentJvm
 
 SOURCE = Path(__file__).parent / "java" / "ShareDriver.java"
-END_TIMEOUT_S = 10.0
 TIMEOUT_MS = 60_000
 
 
@@ -43,60 +36,11 @@ class Said(NamedTuple):
     error: str | None
 
 
-class ShareDriver:
-    """The process; a context manager."""
+class ShareDriver(ResidentJvm):
+    """`java/ShareDriver.java` and its commands."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._names = itertools.count(1)
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            java.command(SOURCE, [], bundle=kafka_libs.BROKER),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
-            preexec_fn=java.die_with_parent(),
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        try:
-            process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            java.kill_process(process)
-        process.stdout.close()
-        self._errors.close()
-
-    def kill(self) -> None:
-        """End all members at once, without a word to the broker."""
-        assert self._process is not None
-        java.kill_process(self._process)
-
-    def call(self, do: str, **arguments: Any) -> dict[str, Any]:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
-            self._errors.seek(0)
-            raise JavaDriverError("Ended", self._errors.read().decode(errors="replace")[-8000:])
-        answer: dict[str, Any] = json.loads(line)
-        if "failed" in answer:
-            raise JavaDriverError(answer["failed"], answer["trace"])
-        return answer
+        super().__init__(SOURCE)
 
     def member(self, bootstrap: str, group: str, *topics: str, **config: str) -> ShareMember:
         """A new member of a group, with explicit acknowledgement; names are written with underscores for

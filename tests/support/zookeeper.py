@@ -97,6 +97,28 @@ class JavaProcess:
         return self._log_file.read_text(errors="replace")[-size:] if self._log_file.exists() else "(no log)"
 
 
+_DIGEST_MODULE = "org.apache.zookeeper.server.auth.DigestLoginModule"
+# What a server needs to take logins by SASL.
+SASL_SETTINGS = {"authProvider.sasl": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"}
+
+
+def jaas_option(file: Path, text: str) -> str:
+    """Write a JAAS file, and return the option of Java for it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return f"-Djava.security.auth.login.config={file}"
+
+
+def server_jaas(user: str, password: str) -> str:
+    """The one user that a ZooKeeper knows."""
+    return f'Server {{ {_DIGEST_MODULE} required user_{user}="{password}"; }};\n'
+
+
+def client_jaas(user: str, password: str) -> str:
+    """The login of a broker."""
+    return f'Client {{ {_DIGEST_MODULE} required username="{user}" password="{password}"; }};\n'
+
+
 class ApacheZooKeeper:
     """One ZooKeeper server; `connect` is its address, `tls_connect` the one for TLS with a `tls_port`."""
 
@@ -175,6 +197,7 @@ class ZooKeeperKafka:
         log_dirs: Sequence[str] = ("data",),
         port: int | None = None,
         properties: Mapping[str, str] | None = None,
+        jvm: Sequence[str] = (),
     ) -> None:
         self.directory = directory
         self.broker_id = broker_id
@@ -182,6 +205,7 @@ class ZooKeeperKafka:
         self.log_dirs = [directory / name for name in log_dirs]
         self.file = directory / "server.properties"
         self._java = JavaProcess(directory / "server.log")
+        self._jvm = tuple(jvm)
         self.settings = {
             "broker.id": str(broker_id),
             "zookeeper.connect": zookeeper,
@@ -199,7 +223,7 @@ class ZooKeeperKafka:
         """Begin to start it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.file.write_text("".join(f"{name}={value}\n" for name, value in self.settings.items()))
-        self._java.launch("kafka.Kafka", [str(self.file)], kafka_libs.ZOOKEEPER_KAFKA)
+        self._java.launch("kafka.Kafka", [str(self.file)], kafka_libs.ZOOKEEPER_KAFKA, self._jvm)
 
     def await_ready(self) -> None:
         self._java.await_port(self.port)

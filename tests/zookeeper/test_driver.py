@@ -35,10 +35,19 @@ from ottla.protocol.metadata_records import (
     UserScramCredentialRecord,
 )
 from ottla.raft.snapshot import SnapshotId
+from ottla.raft.voters import ReplicaKey, Voter
 from ottla.records.builder import build_batch
 from ottla.runtime.steps import run_at_once
 from ottla.runtime.turns import Turns
-from ottla.runtime.zookeeper import CreateZNode, ZNode, ZNodeStat, ZooKeeperError, ZooKeeperOperation
+from ottla.runtime.zookeeper import (
+    CreateZNode,
+    DeleteZNode,
+    SetZNode,
+    ZNode,
+    ZNodeStat,
+    ZooKeeperError,
+    ZooKeeperOperation,
+)
 from ottla.sim.clock import SimClock
 from ottla.sim.world import World
 from ottla.sim.zookeeper import SimZooKeeper
@@ -52,8 +61,9 @@ from ottla.zookeeper.driver.znode_writer import (
     check_storable,
     transactions,
 )
-from ottla.zookeeper.driver.zookeeper_log_driver import LedEpoch, ZooKeeperLogDriver
+from ottla.zookeeper.driver.zookeeper_log_driver import ElectedController, LedEpoch, ZooKeeperLogDriver
 
+CLUSTER = "NjX7PqHSRUmpKQSZEDlZuw"
 EPOCH = 7
 TOPIC, OTHER = b"topic-id-0000001", b"topic-id-0000002"
 MEMBERS = [1, 2, 3]
@@ -61,6 +71,8 @@ MEMBERS = [1, 2, 3]
 
 class DirectSession:
     """The model of ZooKeeper without its network."""
+
+    session_id = 1
 
     def __init__(self) -> None:
         self.server = SimZooKeeper(World(1))
@@ -89,6 +101,18 @@ class DirectSession:
 
     async def children(self, path: str, watch: object = None) -> list[str]:
         return sorted(self.server._find(path).children)
+
+    async def create(self, path: str, data: bytes = b"") -> str:
+        return str(self.apply([CreateZNode(path, data)])[0])
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        self.apply([DeleteZNode(path, version)])
+
+    async def multi(self, operations: Sequence[ZooKeeperOperation]) -> list[Any]:
+        return self.server._multi(operations, self.session_id)
+
+    def add_listener(self, listener: object) -> None:
+        pass
 
 
 class Store:
@@ -303,8 +327,101 @@ def test_a_newer_snapshot_replaces_the_records_before_it() -> None:
 async def test_a_zookeeper_that_does_not_know_the_topics_of_a_broker_is_left_alone() -> None:
     session = DirectSession()
     with pytest.raises(StorageError, match=r"this broker has /data/orders-0.*Nothing was changed"):
-        await prepare_cluster(session, "NjX7PqHSRUmpKQSZEDlZuw", log="/data/orders-0")  # type: ignore[arg-type]
+        await prepare_cluster(session, CLUSTER, log="/data/orders-0", new_id="first")  # type: ignore[arg-type]
     assert await session.exists(znodes.CLUSTER_ID) is None
+
+
+async def test_metadata_that_began_anew_are_not_those_of_a_broker_that_was_there_before() -> None:
+    """ZooKeeper has lost its data, and a broker without logs, of the same cluster, starts first."""
+    before, after = DirectSession(), DirectSession()
+    noted = await prepare_cluster(before, CLUSTER, new_id="before")  # type: ignore[arg-type]
+    assert await prepare_cluster(before, CLUSTER, log="/d/t-0", metadata_id=noted, new_id="x") == noted  # type: ignore[arg-type]
+    with pytest.raises(StorageError, match=r"has noted that its topics are in ZooKeeper.*restore it"):
+        await prepare_cluster(after, CLUSTER, metadata_id=noted, new_id="second")  # type: ignore[arg-type]
+    assert await prepare_cluster(after, CLUSTER, new_id="after") == "after"  # type: ignore[arg-type]
+    for log in ("/data/orders-0", None):
+        with pytest.raises(StorageError, match=r"in the metadata before, and ZooKeeper has after.*No log is"):
+            await prepare_cluster(after, CLUSTER, log=log, metadata_id=noted, new_id="third")  # type: ignore[arg-type]
+
+
+async def test_another_cluster_is_left_alone() -> None:
+    session = DirectSession()
+    await prepare_cluster(session, CLUSTER, new_id="first")  # type: ignore[arg-type]
+    with pytest.raises(StorageError, match=f"The Cluster ID {CLUSTER} doesn't match stored clusterId other"):
+        await prepare_cluster(session, "other", new_id="second")  # type: ignore[arg-type]
+    assert (await session.get(znodes.CLUSTER_ID)).data == znodes.encode_cluster_id(CLUSTER)
+
+
+def driver_on(session: DirectSession, clock: SimClock, metadata_id: str = "id") -> ZooKeeperLogDriver:
+    listener = SimpleNamespace(on_commit=lambda _: None, on_leader_change=lambda *_: None)
+    return ZooKeeperLogDriver(
+        SimpleNamespace(clock=clock, random=SimpleNamespace(uuid=lambda: OTHER)),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        session,  # type: ignore[arg-type]
+        MetadataStream(),
+        Voter(ReplicaKey(1, OTHER), {}),
+        listener,  # type: ignore[arg-type]
+        cluster_id=CLUSTER,
+        config=None,  # type: ignore[arg-type]
+        listener_name="CONTROLLER",
+        session_timeout_ms=18_000,
+        channel=None,  # type: ignore[arg-type]
+        metadata_id=metadata_id,
+    )
+
+
+async def test_znodes_that_cannot_be_read_are_not_tried_in_a_loop() -> None:
+    session, clock = DirectSession(), SimClock(0)
+    await prepare_cluster(session, CLUSTER, new_id="id")  # type: ignore[arg-type]
+    await session.create(znodes.topic_path("orders"), b"no json")
+    driver = driver_on(session, clock)
+
+    async def look() -> int:
+        """Look as often as a watch may tell to, and return the epoch."""
+        for _ in range(10):
+            await driver._look_at_controller()
+        return int((await session.get(znodes.CONTROLLER_EPOCH)).data)
+
+    assert await look() == EPOCH + 1
+    assert await look() == EPOCH + 1, "another one may stand now"
+    assert await session.exists(znodes.CONTROLLER) is None
+    assert not driver.is_leader
+    assert driver.failure is None, "the broker goes on, and may be mended"
+    text = driver.describe_missing_leader("1")
+    assert text.startswith("there is no controller: /brokers/topics/orders")
+    assert "mend the znode, or delete it" in text
+    for number in range(2, 15):
+        clock.advance_ms(30_000)
+        assert await look() == EPOCH + number
+    clock.advance_ms(29_000)
+    assert await look() == EPOCH + 14
+    driver._stand_again_ns = 0
+    session.apply([DeleteZNode(znodes.topic_path("orders"))])
+    with pytest.raises(AttributeError):  # it comes to use what this test has not
+        await look()
+
+
+async def test_a_node_neither_leads_nor_follows_on_other_metadata_or_older_ones() -> None:
+    session, clock = DirectSession(), SimClock(0)
+    await prepare_cluster(session, CLUSTER, new_id="of-another-time")  # type: ignore[arg-type]
+    with pytest.raises(StorageError, match=r"in the metadata id, and ZooKeeper has of-another-time"):
+        await driver_on(session, clock)._look_at_controller()
+    session.apply([DeleteZNode("/ottla/metadata_id")])
+    with pytest.raises(StorageError, match=r"ZooKeeper has none at /ottla/metadata_id"):
+        await driver_on(session, clock)._look_at_controller()
+    await session.create("/ottla/metadata_id", b"id")
+    driver = driver_on(session, clock)
+    driver._epoch = EPOCH + 3
+    with pytest.raises(StorageError, match=r"has gone back from 10 to 7"):
+        await driver._look_at_controller()
+    elected = ElectedController(2, EPOCH + 1).encode(0)
+    session.apply([CreateZNode(znodes.CONTROLLER, elected)])
+    with pytest.raises(StorageError, match=r"has gone back from 10 to 8"):
+        await driver._look_at_controller()
+    assert await session.exists(znodes.CONTROLLER) is not None
+    session.apply([SetZNode(znodes.CONTROLLER, b'{"version":1,"brokerid":9,"timestamp":"1"}')])
+    await driver._look_at_controller()
+    assert "cannot share one ZooKeeper path" in driver.describe_missing_leader("1")
 
 
 class FailingWriter:

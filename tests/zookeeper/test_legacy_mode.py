@@ -1,7 +1,8 @@
 """metadata.store=zookeeper, the legacy mode: what an operator of that time sees in ZooKeeper, and does there.
 
 Three brokers on one real ZooKeeper. The tests write znodes by hand as tools did, take away sessions by
-pausing processes, and stop ZooKeeper itself under writes.
+pausing processes, and stop ZooKeeper itself under writes. The tests of clusters that do not speak of the
+quorum run here too, on the same brokers.
 """
 
 from __future__ import annotations
@@ -24,14 +25,37 @@ from ottla import blocking
 from ottla.client.admin.configs import ConfigSource, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.testing.cluster_plan import ClusterPlan, free_ports
-from ottla.testing.local_cluster import LocalCluster, ProcessState
+from ottla.testing.local_cluster import ClusterError, LocalCluster
 from ottla.testing.zookeeper_server import ZooKeeperServer
-from tests.cluster.conftest import SETTINGS
+from tests.cluster.conftest import SETTINGS, cluster, make_topic
+from tests.cluster.test_coordinators import (
+    test_a_group_goes_on_when_its_coordinator_dies,
+    test_offsets_that_were_committed_are_known_to_the_next_coordinator,
+)
+from tests.cluster.test_life import (
+    test_a_leader_that_falls_silent_is_followed_and_what_it_says_later_does_not_count,
+    test_a_node_that_is_stopped_hands_its_leaderships_over_first,
+    test_a_topic_that_is_made_through_one_node_is_known_to_all,
+    test_all_nodes_are_killed_at_once_and_everything_is_there_again,
+    test_another_controller_takes_over_and_changes_go_on,
+)
 from tests.support import kafka_libs
 from tests.support.acknowledged_workload import Load
 from tests.support.command_line import CommandLine
 from tests.support.waiting import wait_until
 from tests.support.zookeeper import ApacheZooKeeper
+
+__all__ = [
+    "cluster",
+    "make_topic",
+    "test_a_group_goes_on_when_its_coordinator_dies",
+    "test_a_leader_that_falls_silent_is_followed_and_what_it_says_later_does_not_count",
+    "test_a_node_that_is_stopped_hands_its_leaderships_over_first",
+    "test_a_topic_that_is_made_through_one_node_is_known_to_all",
+    "test_all_nodes_are_killed_at_once_and_everything_is_there_again",
+    "test_another_controller_takes_over_and_changes_go_on",
+    "test_offsets_that_were_committed_are_known_to_the_next_coordinator",
+]
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -87,22 +111,10 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheZooKee
 
 
 @pytest.fixture(scope="module")
-def brokers(zookeeper: ApacheZooKeeper) -> Iterator[LocalCluster]:
+def shared_cluster(zookeeper: ApacheZooKeeper) -> Iterator[LocalCluster]:
     settings = {**SETTINGS, "zookeeper.session.timeout.ms": 2_000}
     with LocalCluster(nodes=3, settings=settings, zookeeper=f"{zookeeper.connect}/legacy") as running:
         yield running
-
-
-@pytest.fixture
-def cluster(brokers: LocalCluster) -> Iterator[LocalCluster]:
-    yield brokers
-    for node in brokers.nodes:
-        if node.state is ProcessState.PAUSED:
-            brokers.resume(node)
-        elif node.state is ProcessState.DOWN:
-            brokers.start(node)
-    brokers.wait_ready()
-    brokers.wait_in_sync()
 
 
 @pytest.fixture
@@ -338,3 +350,38 @@ def test_a_cluster_with_a_zookeeper_of_its_own_comes_up_and_goes_down_by_one_wor
         ottla.ok("cluster", "down", "--data-dir", directory)
     assert plan.zookeeper_port is not None
     assert ZooKeeperServer(plan.directory / "zookeeper", plan.zookeeper_port).pid() is None
+
+
+def test_a_broker_keeps_its_logs_where_zookeeper_has_lost_its_data(
+    zookeeper: ApacheZooKeeper, tmp_path: Path
+) -> None:
+    """While it runs, at its next start, and where another broker of the cluster has started first since."""
+    with LocalCluster(
+        nodes=1,
+        settings={"zookeeper.session.timeout.ms": 2_000},
+        data_dir=str(tmp_path / "cluster"),
+        zookeeper=f"{zookeeper.connect}/lost",
+    ) as cluster:
+        with blocking.Admin(cluster.bootstrap_servers) as admin:
+            admin.topics.create("orders", partitions=1, replication_factor=1)
+        (node,) = cluster.nodes
+        (log,) = node.plan.directory.rglob("orders-0")
+        root = Shell(zookeeper.connect)
+        cluster.pause(node)
+        root.client.delete("/lost", recursive=True)
+        cluster.resume(node)
+        wait_until(
+            lambda: "cannot be the controller now" in node.plan.log_file.read_text(), "it does not notice"
+        )
+        cluster.kill(node)
+        with pytest.raises(ClusterError, match=r"there is no /cluster/id in ZooKeeper, but this broker has"):
+            cluster.start(node)
+        for path in ("/lost", "/lost/cluster", "/lost/ottla"):
+            root.create(path, "")
+        root.create("/lost/cluster/id", {"version": "1", "id": cluster.cluster_id})
+        root.create("/lost/ottla/metadata_id", "another")
+        with pytest.raises(ClusterError, match=r"and ZooKeeper has another at /ottla/metadata_id"):
+            cluster.start(node)
+        root.close()
+        assert log.is_dir()
+        assert [each.name for each in log.parent.glob("orders-*")] == ["orders-0"]

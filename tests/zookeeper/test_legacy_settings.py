@@ -11,6 +11,9 @@ import pytest
 
 from ottla.node.config.node_config import NodeConfig, unknown_names
 from ottla.node.config.tables.config_def import ConfigError
+from ottla.runtime.disk import RealDisk
+from ottla.runtime.zookeeper import ZooKeeperLogin, ZooKeeperSettings, _kazoo_options
+from ottla.security.zookeeper_login import ZooKeeperSettingsError, load_login, load_tls
 from ottla.testing.cluster_plan import OWN_ZOOKEEPER, ClusterPlan
 
 LEGACY = {
@@ -36,6 +39,13 @@ def test_the_metadata_are_in_a_quorum_unless_a_setting_says_zookeeper() -> None:
         ({"log.dirs": "/a,/b"}, "one directory in log.dirs"),
         ({"controller.quorum.voters": "1@127.0.0.1:9093"}, "has no quorum, but controller.quorum.voters"),
         ({"metadata.store": "etcd"}, "String must be one of: quorum, zookeeper"),
+        ({"zookeeper.set.acl": "true"}, "zookeeper.set.acl is true, but there is no login"),
+        (
+            {"zookeeper.set.acl": "true", "zookeeper.ssl.client.enable": "true"},
+            "zookeeper.set.acl is true, but there is no login",
+        ),
+        ({"zookeeper.login.scheme": "plain"}, "String must be one of: digest, sasl-digest, kerberos"),
+        ({"zookeeper.session.timeout.ms": "soon"}, "zookeeper.session.timeout.ms"),
     ],
 )
 def test_settings_that_contradict_the_mode_are_refused(settings: dict[str, str], problem: str) -> None:
@@ -49,9 +59,67 @@ def test_settings_of_zookeeper_are_told_of_where_they_mean_nothing() -> None:
     assert unknown_names(["metadata.store", "zookeeper.connect", "zookeeper.session.timeout.ms"]) == []
 
 
-def test_requests_to_zookeeper_with_passwords_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    from ottla.runtime.zookeeper import ZooKeeperLogin, ZooKeeperSettings, _kazoo_options
+def test_what_a_migration_left_in_a_file_does_not_stop_a_start() -> None:
+    left = {
+        "zookeeper.connect": "",
+        "zookeeper.session.timeout.ms": "${ZK_TIMEOUT}",
+        "zookeeper.set.acl": "yes",
+        "zookeeper.ssl.client.enable": "",
+        "zookeeper.login.scheme": "plain",
+        "zookeeper.max.in.flight.requests": "many",
+    }
+    for store in ({}, {"metadata.store": "quorum"}):
+        config = NodeConfig({**left, **store, "process.roles": "broker,controller", "log.dirs": "/data"})
+        assert not config.uses_zookeeper
+        assert config.number("zookeeper.session.timeout.ms") == 18_000
 
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"login.user": "kafka"}, "zookeeper.login.user needs zookeeper.login.scheme"),
+        ({"login.scheme": "digest", "login.user": "kafka"}, "needs zookeeper.login.user and zookeeper.login"),
+        ({"login.scheme": "digest", "jaas.file": "/jaas"}, "give one login"),
+        ({"jaas.file": "/none"}, "cannot read /none: No such file or directory"),
+        ({"ssl.client.enable": "true", "ssl.crl.enable": "true"}, "ssl.crl.enable=true is not supported"),
+        (
+            {"ssl.client.enable": "true", "clientCnxnSocket": "org.apache.zookeeper.ClientCnxnSocketNIO"},
+            "has no TLS, and zookeeper.ssl.client.enable is true",
+        ),
+        (
+            {"ssl.client.enable": "true", "ssl.truststore.location": "/none"},
+            r"TLS of ZooKeeper .*ssl.truststore.location: /none cannot be read",
+        ),
+        ({"ssl.client.enable": "true", "ssl.keystore.type": "BKS"}, "ssl.keystore.type: BKS is not supp"),
+    ],
+)
+def test_logins_and_tls_that_cannot_be_used_are_said(settings: dict[str, str], problem: str) -> None:
+    given = {f"zookeeper.{name}": value for name, value in settings.items()}
+    load = load_tls if "ssl.client.enable" in settings else load_login
+    with pytest.raises(ZooKeeperSettingsError, match=problem):
+        load(given, RealDisk())
+
+
+def test_a_login_is_that_of_the_settings_or_of_a_section_of_a_jaas_file(tmp_path: Path) -> None:
+    file = tmp_path / "jaas.conf"
+    module = "org.apache.zookeeper.server.auth.DigestLoginModule"
+    file.write_text(
+        f'KafkaServer {{ x.Y required password="no"; }};\nClient {{\n  {module} required\n'
+        '  username="kafka" password="of the file";\n};\n'
+        'Other { com.sun.security.auth.module.Krb5LoginModule required principal="kafka/a@B"; };\n'
+    )
+    given = {"zookeeper.jaas.file": str(file)}
+    assert load_login(given, RealDisk()) == ZooKeeperLogin("sasl-digest", "kafka", "of the file")
+    given["zookeeper.sasl.clientconfig"] = "Other"
+    assert load_login(given, RealDisk()) == ZooKeeperLogin("kerberos", "kafka/a@B")
+    login = {"scheme": "digest", "user": "kafka", "password": "secret"}
+    given = {f"zookeeper.login.{name}": value for name, value in login.items()}
+    assert load_login(given, RealDisk()) == ZooKeeperLogin("digest", "kafka", "secret")
+    assert load_login({}, RealDisk()) is None
+    assert load_tls({}, RealDisk()) is None
+
+
+def test_requests_to_zookeeper_with_passwords_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     settings = ZooKeeperSettings("127.0.0.1:2181", login=ZooKeeperLogin("digest", "kafka", "secret"))
     options = _kazoo_options(settings)
     logger = options["logger"]

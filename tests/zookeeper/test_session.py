@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
 
+from ottla import blocking
 from ottla.runtime.zookeeper import (
     CheckZNode,
     CreateZNode,
@@ -25,10 +30,11 @@ from ottla.runtime.zookeeper import (
     ZooKeeperSettings,
 )
 from ottla.testing.cluster_plan import free_ports
+from ottla.testing.local_cluster import LocalCluster
 from ottla.zookeeper import znodes
 from tests.support.certificates import client_certificate, server_certificate, write_ca, write_pem
 from tests.support.command_line import CommandLine
-from tests.support.zookeeper import ApacheZooKeeper
+from tests.support.zookeeper import SASL_SETTINGS, ApacheZooKeeper, client_jaas, jaas_option, server_jaas
 
 pytestmark = pytest.mark.kafka
 
@@ -47,12 +53,10 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def zookeeper(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheZooKeeper]:
-    jaas = material / "server.jaas"
-    module = "org.apache.zookeeper.server.auth.DigestLoginModule"
-    jaas.write_text(f'Server {{ {module} required user_kafka="{PASSWORD}"; }};\n')
+    jaas = jaas_option(material / "server.jaas", server_jaas("kafka", PASSWORD))
     settings = {
+        **SASL_SETTINGS,
         "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
-        "authProvider.sasl": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
         "ssl.keyStore.location": str(material / "server.pem"),
         "ssl.trustStore.location": str(material / "ca.pem"),
         "ssl.clientAuth": "need",
@@ -62,14 +66,19 @@ def zookeeper(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with ApacheZooKeeper(
         tmp_path_factory.mktemp("zookeeper"),
         settings=settings,
-        jvm=(f"-Djava.security.auth.login.config={jaas}",),
+        jvm=(jaas,),
         tls_port=tls_port,
     ) as server:
         yield server
 
 
-async def session_at(zookeeper: ApacheZooKeeper, login: ZooKeeperLogin | None = None) -> KazooSession:
-    return await KazooSession.connect(ZooKeeperSettings(zookeeper.connect, login=login))
+async def session_at(
+    zookeeper: ApacheZooKeeper,
+    login: ZooKeeperLogin | None = None,
+    access: ZNodeAccess = ZNodeAccess.OPEN,
+) -> KazooSession:
+    settings = ZooKeeperSettings(zookeeper.connect, login=login, access=lambda _: access)
+    return await KazooSession.connect(settings)
 
 
 async def error_of(awaitable) -> ZooKeeperErrorCode:
@@ -143,39 +152,32 @@ async def test_watches_fire_once_and_ephemeral_znodes_end_with_their_session(
 
 async def test_digest_logins_read_what_others_may_not(zookeeper: ApacheZooKeeper) -> None:
     for scheme, user in (("digest", "digest-user"), ("sasl-digest", "kafka")):
-        owner = await session_at(zookeeper, ZooKeeperLogin(scheme, user, PASSWORD))
+        login = ZooKeeperLogin(scheme, user, PASSWORD)
+        owner = await session_at(zookeeper, login, ZNodeAccess.SENSITIVE)
         other = await session_at(zookeeper)
         path = f"/{uuid4().hex}"
-        await owner.create(path, b"secret", access=ZNodeAccess.SENSITIVE)
+        await owner.create(path, b"secret")
         assert (await owner.get(path)).data == b"secret"
         assert await error_of(other.get(path)) is ZooKeeperErrorCode.NO_AUTH
+        await owner.close()
+        owner = await session_at(zookeeper, login, ZNodeAccess.SECURE)
         open_path = f"/{uuid4().hex}"
-        await owner.create(open_path, b"open", access=ZNodeAccess.SECURE)
+        await owner.multi([CreateZNode(open_path, b"open")])
         assert (await other.get(open_path)).data == b"open"
         assert await error_of(other.set(open_path, b"")) is ZooKeeperErrorCode.NO_AUTH
         await owner.close()
         await other.close()
 
 
-async def test_a_wrong_password_reads_nothing_that_is_secret(zookeeper: ApacheZooKeeper) -> None:
-    owner = await session_at(zookeeper, ZooKeeperLogin("sasl-digest", "kafka", PASSWORD))
-    path = f"/{uuid4().hex}"
-    await owner.create(path, b"secret", access=ZNodeAccess.SENSITIVE)
-    await owner.close()
-
-    async def read_with_a_wrong_password() -> None:
-        other = await session_at(zookeeper, ZooKeeperLogin("sasl-digest", "kafka", "wrong"))
-        try:
-            await other.get(path)
-        finally:
-            await other.close()
-
-    with pytest.raises((ConnectionError, ZooKeeperError)):
-        await read_with_a_wrong_password()
+async def test_a_wrong_password_is_said(zookeeper: ApacheZooKeeper) -> None:
+    with pytest.raises(
+        ConnectionError, match=r"refused the login of kafka\. Check the user and the password"
+    ):
+        await session_at(zookeeper, ZooKeeperLogin("sasl-digest", "kafka", "wrong"))
 
 
 async def test_an_address_without_a_server_is_said() -> None:
-    with pytest.raises(ConnectionError, match=r"did not answer within 1 s\. Check the address"):
+    with pytest.raises(ConnectionError, match=r"did not answer within 1 s \(Connection refused\)\. Check"):
         await KazooSession.connect(ZooKeeperSettings("127.0.0.1:1", connection_timeout_ms=1_000))
 
 
@@ -195,12 +197,15 @@ def test_an_import_logs_in_and_uses_the_stores_of_the_broker(
     chroot = f"/{uuid4().hex}"
 
     async def prepare() -> str:
-        session = await session_at(zookeeper, ZooKeeperLogin("sasl-digest", "kafka", PASSWORD))
+        login = ZooKeeperLogin("sasl-digest", "kafka", PASSWORD)
+        session = await session_at(zookeeper, login)
         for path in ("", "/cluster", "/config", "/config/users"):
             await session.create(chroot + path)
         await session.create(f"{chroot}/cluster/id", znodes.encode_cluster_id("NjX7PqHSRUmpKQSZEDlZuw"))
         secret = znodes.encode_config({"producer_byte_rate": "5"})
-        await session.create(f"{chroot}/config/users/alice", secret, access=ZNodeAccess.SENSITIVE)
+        await session.close()
+        session = await session_at(zookeeper, login, ZNodeAccess.SENSITIVE)
+        await session.create(f"{chroot}/config/users/alice", secret)
         await session.close()
         return chroot
 
@@ -227,3 +232,71 @@ def test_an_import_logs_in_and_uses_the_stores_of_the_broker(
     refused = ottla("zookeeper", "import", str(file), "--dry-run")
     assert refused.status == 3
     assert "no auth at /config/users/alice" in refused.err
+
+
+def start(directory: Path, connect: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Start a node that is to be refused."""
+    given = {
+        "listeners": "PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:0",
+        "cluster.id": "NjX7PqHSRUmpKQSZEDlZuw",
+        "metadata.store": "zookeeper",
+        "zookeeper.connect": connect,
+        "zookeeper.connection.timeout.ms": "5000",
+        **{name.replace("_", "."): value for name, value in settings.items()},
+    }
+    options = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
+    return subprocess.run(
+        [sys.executable, "-m", "ottla", "start", "--data-dir", str(directory), *options],
+        capture_output=True,
+        text=True,
+        timeout=4 * WAIT_S,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_node_logs_in_by_tls_and_its_znodes_are_its_own(
+    zookeeper: ApacheZooKeeper, material: Path, tmp_path: Path
+) -> None:
+    """With a certificate, and as the user of a JAAS file; others only read, and no secrets."""
+    jaas = tmp_path / "jaas.conf"
+    jaas.write_text("KafkaServer { x.Y required; };\n" + client_jaas("kafka", PASSWORD))
+    chroot = f"/{uuid4().hex}"
+    settings = {
+        "zookeeper.set.acl": "true",
+        "zookeeper.jaas.file": str(jaas),
+        "zookeeper.clientCnxnSocket": "org.apache.zookeeper.ClientCnxnSocketNetty",
+        "zookeeper.ssl.client.enable": "true",
+        "zookeeper.ssl.keystore.location": str(material / "client.pem"),
+        "zookeeper.ssl.truststore.location": str(material / "ca.pem"),
+    }
+    with LocalCluster(nodes=1, settings=settings, zookeeper=zookeeper.tls_connect + chroot) as cluster:
+        with blocking.Admin(cluster.bootstrap_servers) as admin:
+            admin.topics.create("orders", partitions=1, replication_factor=1)
+        shell = KazooClient(zookeeper.connect + chroot)
+        shell.start()
+        try:
+            assert b"adding_replicas" in shell.get("/brokers/topics/orders")[0]
+            for path in ("/brokers/topics/orders", "/controller", "/controller_epoch", "/ottla/metadata_id"):
+                with pytest.raises(NoAuthError):
+                    shell.set(path, b"")
+            with pytest.raises(NoAuthError):
+                shell.get_children("/config/users")
+            owners = {acl.id.id for acl in shell.get_acls("/brokers/topics/orders")[0]}
+            assert len(owners) == 3, f"the user, the certificate and everyone: {owners}"
+        finally:
+            shell.stop()
+            shell.close()
+        stranger = start(tmp_path / "a", zookeeper.connect + chroot, cluster_id=cluster.cluster_id)
+        assert stranger.returncode == 1
+        assert "ZooKeeper does not let a node without a login write /" in stranger.stderr
+        assert "Traceback" not in stranger.stderr
+    login = {"zookeeper_login_scheme": "sasl-digest", "zookeeper_login_user": "kafka"}
+    refused = start(tmp_path / "b", zookeeper.connect, **login, zookeeper_login_password="wrong")
+    assert refused.returncode == 1
+    assert "refused the login of kafka. Check the user and the password" in refused.stderr
+    assert "wrong" not in refused.stderr
+    tls = {"zookeeper_ssl_client_enable": "true", "zookeeper_connection_timeout_ms": "1000"}
+    untrusted = start(tmp_path / "c", zookeeper.tls_connect, **tls)
+    assert untrusted.returncode == 1
+    assert "did not answer within 1 s (unable to get local issuer certificate)" in untrusted.stderr

@@ -1,6 +1,7 @@
 """Every znode that both write, beside Apache Kafka 3.9.1: the same changes by the same clients.
 
-One broker of each kind on one ZooKeeper, each below a path of its own. What must differ is replaced by a
+One broker of each kind on one ZooKeeper, each below a path of its own, with the same login and
+`zookeeper.set.acl=true`, so that the ACLs of the znodes are compared too. What must differ is replaced by a
 word: ids, times, addresses and epochs; and Ottla's additions are removed.
 """
 
@@ -33,10 +34,18 @@ from kazoo.client import KazooClient
 from ottla import blocking
 from ottla.testing.local_cluster import LocalCluster
 from tests.support.waiting import wait_until
-from tests.support.zookeeper import ApacheZooKeeper, ZooKeeperKafka
+from tests.support.zookeeper import (
+    SASL_SETTINGS,
+    ApacheZooKeeper,
+    ZooKeeperKafka,
+    client_jaas,
+    jaas_option,
+    server_jaas,
+)
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
+USER, PASSWORD = "kafka", "of-the-brokers"
 SETTINGS = {
     "offsets.topic.num.partitions": "2",
     "transaction.state.log.num.partitions": "2",
@@ -102,7 +111,8 @@ def tree(client: KazooClient, root: str) -> dict[str, Any]:
 
     def walk(path: str) -> None:
         data, stat = client.get(root + path)
-        found[path or "/"] = _normalised(path, data, stat)
+        acls = [(acl.id.scheme, acl.id.id, acl.perms) for acl in client.get_acls(root + path)[0]]
+        found[path or "/"] = (*_normalised(path, data, stat), acls)
         for name in client.get_children(root + path):
             walk(f"{path}/{name}")
 
@@ -143,16 +153,28 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, 
     directory = tmp_path_factory.mktemp("beside")
     authorizer = {"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer"}
     standard = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
+    secured = {**SETTINGS, "zookeeper.set.acl": "true"}
+    login = {
+        "zookeeper.login.scheme": "sasl-digest",
+        "zookeeper.login.user": USER,
+        "zookeeper.login.password": PASSWORD,
+    }
+    of_server = jaas_option(directory / "server.jaas", server_jaas(USER, PASSWORD))
+    of_client = jaas_option(directory / "client.jaas", client_jaas(USER, PASSWORD))
     with (
-        ApacheZooKeeper(directory / "zookeeper") as zookeeper,
+        ApacheZooKeeper(directory / "zookeeper", settings=SASL_SETTINGS, jvm=(of_server,)) as zookeeper,
         ZooKeeperKafka(
-            directory / "kafka", f"{zookeeper.connect}/kafka", properties={**SETTINGS, **authorizer}
+            directory / "kafka",
+            f"{zookeeper.connect}/kafka",
+            properties={**secured, **authorizer},
+            jvm=(of_client,),
         ) as kafka,
         LocalCluster(
-            nodes=1, settings={**SETTINGS, **standard}, zookeeper=f"{zookeeper.connect}/ottla"
+            nodes=1, settings={**secured, **login, **standard}, zookeeper=f"{zookeeper.connect}/ottla"
         ) as ottla,
     ):
-        client = KazooClient(zookeeper.connect)
+        sasl = {"mechanism": "DIGEST-MD5", "username": USER, "password": PASSWORD}
+        client = KazooClient(zookeeper.connect, sasl_options=sasl)
         client.start()
         for bootstrap in (kafka.bootstrap, ottla.bootstrap_servers):
             fill(bootstrap)
@@ -189,6 +211,21 @@ def test_the_same_changes_leave_the_same_znodes(trees: tuple[dict[str, Any], dic
     assert missing == []
     different = {path: (theirs[path], ours[path]) for path in ours if theirs[path] != ours[path]}
     assert different == {}
+
+
+def test_passwords_are_readable_to_the_brokers_alone(
+    trees: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    """The comparison above would not notice if neither had set an ACL."""
+    (every, world) = ("sasl", USER, 31), ("world", "anyone", 1)
+    for found in trees:
+        assert found["/config/users/carol"][2] == [every]
+        assert found["/config/brokers/1"][2] == [every]
+        assert found["/brokers/topics/plain"][2] == [every, world]
+        assert found["/brokers/topics/plain/partitions/0/state"][2] == [every, world]
+        assert found["/controller"][2] == [every, world]
+        assert found["/brokers/ids/1"][2] == [every, world]
+        assert found["/consumers"][2] == [("world", "anyone", 31)]
 
 
 def test_the_same_changes_leave_the_same_notifications(

@@ -90,7 +90,7 @@ _HAND_OVER_ALONE_SECONDS: Final = 1.0
 # How long a start takes before the node logs what it waits for, and how long until it does so again.
 _SLOW_START_SECONDS: Final = 20.0
 _SLOW_START_AGAIN_SECONDS: Final = 60.0
-_WAITING_FOR_LEADER: Final = "waiting for a leader of the quorum"
+_WAITING_FOR_LEADER: Final = "waiting for an active controller"
 
 
 class Node:

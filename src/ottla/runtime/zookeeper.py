@@ -15,6 +15,8 @@ import asyncio
 import functools
 import importlib
 import logging
+import socket
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -76,7 +78,7 @@ class ZNode(NamedTuple):
 
 
 class ZNodeAccess(Enum):
-    """Who may read and change a znode that is created: what Kafka calls `zookeeper.set.acl`."""
+    """Who may read and change a znode that is created. The creator is who has logged in."""
 
     OPEN = "open"
     # The creator may do everything, others may read.
@@ -137,7 +139,6 @@ class CreateZNode(NamedTuple):
     data: bytes = b""
     ephemeral: bool = False
     sequential: bool = False
-    access: ZNodeAccess = ZNodeAccess.OPEN
 
 
 class SetZNode(NamedTuple):
@@ -194,7 +195,6 @@ class ZooKeeperSession(Protocol):
         *,
         ephemeral: bool = False,
         sequential: bool = False,
-        access: ZNodeAccess = ZNodeAccess.OPEN,
     ) -> str:
         """Create a znode whose parent exists; returns its path, which a sequential one ends in ten digits."""
         ...
@@ -228,6 +228,10 @@ class ZooKeeperLogin:
     service: str = "zookeeper"
 
 
+def _open_to_all(_: str) -> ZNodeAccess:
+    return ZNodeAccess.OPEN
+
+
 @dataclass(frozen=True, slots=True)
 class ZooKeeperSettings:
     # As `zookeeper.connect` has it: `host:port,host:port/chroot`.
@@ -242,6 +246,10 @@ class ZooKeeperSettings:
     key_file: str | None = None
     key_password: str | None = field(default=None, repr=False)
     verify_hostname: bool = True
+    # For TLS, instead of `tls` and the files.
+    tls_context: ssl.SSLContext | None = field(default=None, repr=False)
+    # Who may do what with a znode that is created, by its path.
+    access: Callable[[str], ZNodeAccess] = _open_to_all
 
     @property
     def hosts(self) -> str:
@@ -263,6 +271,8 @@ class KazooSession:
         self._loop: Final = loop
         self._listeners: Final[list[SessionListener]] = []
         self._closed = False
+        # kazoo ends then, and shows no more than that it has.
+        self._is_login_refused = False
         self._exceptions: Final = importlib.import_module("kazoo.exceptions")
 
     @classmethod
@@ -276,23 +286,27 @@ class KazooSession:
                 " Install it with: pip install 'ottla[zookeeper]'"
             ) from None
         loop = asyncio.get_running_loop()
-        client = kazoo.KazooClient(**_kazoo_options(settings))
+        attempts = _Connections(settings.tls_context)
+        client = kazoo.KazooClient(**_kazoo_options(settings), handler=attempts.kazoo_handler())
         self = cls(settings, client, loop)
         client.add_listener(self._on_state)
         started = client.start_async()
         timeout_s = settings.connection_timeout_ms / 1000
         try:
             connected = await loop.run_in_executor(None, started.wait, timeout_s)
+            if connected and settings.login is not None:
+                # The login follows the connection, and requests follow the login.
+                async with asyncio.timeout(timeout_s):
+                    await self.exists("/")
+        except (ZooKeeperError, TimeoutError):
+            connected = False
         except BaseException:
             await self.close()
             raise
         if not connected or not client.connected:
-            failed = client.client_state == "AUTH_FAILED"
             await self.close()
-            reason = "refused the login" if failed else f"did not answer within {timeout_s:g} s"
             raise ConnectionError(
-                f"ZooKeeper at {settings.hosts} {reason}."
-                f" Check the address, {'the login' if failed else 'and that it runs'}{_tls_hint(settings)}."
+                _not_connected(settings, attempts.last_error, refused=self._is_login_refused)
             )
         return self
 
@@ -324,14 +338,13 @@ class KazooSession:
         *,
         ephemeral: bool = False,
         sequential: bool = False,
-        access: ZNodeAccess = ZNodeAccess.OPEN,
     ) -> str:
         created: str = await self._ask(
             path,
             self._client.create_async,
             path,
             data,
-            acl=_acl(access),
+            acl=self._acl(path),
             ephemeral=ephemeral,
             sequence=sequential,
         )
@@ -349,8 +362,8 @@ class KazooSession:
         transaction = self._client.transaction()
         for operation in operations:
             match operation:
-                case CreateZNode(path, data, ephemeral, sequential, access):
-                    transaction.create(path, data, _acl(access), ephemeral, sequential)
+                case CreateZNode(path, data, ephemeral, sequential):
+                    transaction.create(path, data, self._acl(path), ephemeral, sequential)
                 case SetZNode(path, data, version):
                     transaction.set_data(path, data, version)
                 case DeleteZNode(path, version):
@@ -422,6 +435,7 @@ class KazooSession:
             event = SessionEvent.DISCONNECTED
         elif self._client.client_state == "AUTH_FAILED":
             event = SessionEvent.AUTH_FAILED
+            self._is_login_refused = True
         else:
             event = SessionEvent.EXPIRED
         self._to_loop(functools.partial(self._tell, event))
@@ -431,6 +445,16 @@ class KazooSession:
             return
         for listener in tuple(self._listeners):
             listener(event)
+
+    def _acl(self, path: str) -> Any:
+        security = importlib.import_module("kazoo.security")
+        access = self._settings.access(path)
+        if access is ZNodeAccess.OPEN:
+            return security.OPEN_ACL_UNSAFE
+        if access is ZNodeAccess.SENSITIVE:
+            return security.CREATOR_ALL_ACL
+        # In the order in which Kafka has them.
+        return [*security.CREATOR_ALL_ACL, *security.READ_ACL_UNSAFE]
 
     def _to_loop(self, call: Callable[[], None]) -> None:
         try:
@@ -498,13 +522,62 @@ def _stat(stat: Any) -> ZNodeStat:
     )
 
 
-def _acl(access: ZNodeAccess) -> Any:
-    security = importlib.import_module("kazoo.security")
-    if access is ZNodeAccess.OPEN:
-        return security.OPEN_ACL_UNSAFE
-    if access is ZNodeAccess.SENSITIVE:
-        return security.CREATOR_ALL_ACL
-    return [*security.CREATOR_ALL_ACL, *security.READ_ACL_UNSAFE]
+class _Connections:
+    """Makes the connections of kazoo, which would read the files of a TLS context for each of them."""
+
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
+        self._tls: Final = tls
+        # Why the last attempt failed.
+        self.last_error: OSError | None = None
+
+    def kazoo_handler(self) -> Any:
+        connections = self
+        base: Any = importlib.import_module("kazoo.handlers.threading").SequentialThreadingHandler
+
+        class Handler(base):  # type: ignore[misc]
+            def create_connection(self, *args: Any, **options: Any) -> Any:
+                try:
+                    if connections._tls is None:
+                        return super().create_connection(*args, **options)
+                    return connections._connect(
+                        connections._tls, options["address"], options["hostname"], options["timeout"]
+                    )
+                except OSError as error:
+                    connections.last_error = error
+                    raise
+
+        return Handler()
+
+    def _connect(
+        self, tls: ssl.SSLContext, address: tuple[str, int], host: str, timeout_s: float
+    ) -> ssl.SSLSocket:
+        connection = socket.create_connection(address, timeout_s)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return tls.wrap_socket(connection, server_hostname=host)
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _not_connected(settings: ZooKeeperSettings, error: OSError | None, *, refused: bool) -> str:
+    if refused:
+        user = f" of {settings.login.user}" if settings.login is not None and settings.login.user else ""
+        return (
+            f"ZooKeeper at {settings.hosts} refused the login{user}."
+            " Check the user and the password, and that ZooKeeper knows them."
+        )
+    why = ""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = f" ({error.verify_message})"
+    elif error is not None:
+        why = f" ({getattr(error, 'reason', None) or error.strerror or error})"
+    tls = settings.tls or settings.tls_context is not None
+    seconds = settings.connection_timeout_ms / 1000
+    return (
+        f"ZooKeeper at {settings.hosts} did not answer within {seconds:g} s{why}."
+        f" Check the address, and that it runs{', and its TLS settings' if tls else ''}."
+    )
 
 
 def _is_no_request(record: logging.LogRecord) -> bool:
@@ -537,7 +610,9 @@ def _kazoo_options(settings: ZooKeeperSettings) -> dict[str, Any]:
         else:
             sasl |= {"username": login.user, "password": login.password}
         options["sasl_options"] = sasl
-    if settings.tls:
+    if settings.tls_context is not None:
+        options["use_ssl"] = True
+    elif settings.tls:
         options |= {
             "use_ssl": True,
             "ca": settings.ca_file,
@@ -547,7 +622,3 @@ def _kazoo_options(settings: ZooKeeperSettings) -> dict[str, Any]:
             "check_hostname": settings.verify_hostname,
         }
     return options
-
-
-def _tls_hint(settings: ZooKeeperSettings) -> str:
-    return ", and its TLS settings" if settings.tls else ""

@@ -33,7 +33,6 @@ from ottla.runtime.zookeeper import (
     WatchEvent,
     WatchKind,
     ZNode,
-    ZNodeAccess,
     ZNodeStat,
     ZooKeeperError,
     ZooKeeperErrorCode,
@@ -276,7 +275,7 @@ class SimZooKeeper:
         results: list[str | ZNodeStat | None] = []
         for operation in operations:
             match operation:
-                case CreateZNode(path, data, ephemeral, sequential, _):
+                case CreateZNode(path, data, ephemeral, sequential):
                     results.append(self._create(path, data, session if ephemeral else 0, sequential))
                 case SetZNode(path, data, _):
                     results.append(self._set(path, data))
@@ -544,9 +543,8 @@ class SimZooKeeperSession:
         *,
         ephemeral: bool = False,
         sequential: bool = False,
-        access: ZNodeAccess = ZNodeAccess.OPEN,
     ) -> str:
-        (created,) = await self._ask("multi", [CreateZNode(path, data, ephemeral, sequential, access)])
+        (created,) = await self._ask("multi", [CreateZNode(path, data, ephemeral, sequential)])
         return str(created)
 
     async def set(self, path: str, data: bytes, version: int = ANY_VERSION) -> ZNodeStat:

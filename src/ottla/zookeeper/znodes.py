@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from ottla.protocol.acl import AclOperation, AclPermissionType, AclResourceType, PatternType
 from ottla.protocol.names import TopicPartition, parse_uuid, uuid_text
+from ottla.runtime.zookeeper import ZNodeAccess
 
 
 class ZNodeFormatError(ValueError):
@@ -133,8 +134,13 @@ def acl_path(pattern_type: int, resource_type: int, resource_name: str) -> str:
     return f"{acl_root(pattern_type)}/{RESOURCE_TYPE_NAMES[resource_type]}/{resource_name}"
 
 
-def is_sensitive(path: str) -> bool:
-    return path.startswith(SENSITIVE_PATHS)
+def secured_access(path: str) -> ZNodeAccess:
+    """Who may do what with a znode that is created with `zookeeper.set.acl=true`. Consumers from before Kafka
+    0.9 write below `/consumers` themselves.
+    """
+    if path == CONSUMERS:
+        return ZNodeAccess.OPEN
+    return ZNodeAccess.SENSITIVE if path.startswith(SENSITIVE_PATHS) else ZNodeAccess.SECURE
 
 
 def sanitize(name: str) -> str:

@@ -155,6 +155,18 @@ def mark_of_zookeeper(disk: Disk, dir: str) -> None:
         write_file(disk, path, b"")
 
 
+def read_zookeeper_mark(disk: Disk, dir: str) -> str | None:
+    """The id of the metadata in ZooKeeper that know the topics of this directory, if one is noted."""
+    path = posixpath.join(dir, ZOOKEEPER_MARK)
+    return (read_file(disk, path).decode(errors="replace").strip() or None) if disk.exists(path) else None
+
+
+def note_zookeeper_mark(disk: Disk, dir: str, metadata_id: str) -> None:
+    """Note durably which metadata in ZooKeeper know the topics of this directory."""
+    if read_zookeeper_mark(disk, dir) != metadata_id:
+        write_file(disk, posixpath.join(dir, ZOOKEEPER_MARK), f"{metadata_id}\n".encode())
+
+
 def unmark_of_zookeeper(disk: Disk, dir: str) -> None:
     path = posixpath.join(dir, ZOOKEEPER_MARK)
     if disk.exists(path):

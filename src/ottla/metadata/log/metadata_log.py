@@ -536,6 +536,11 @@ class MetadataLog:
         return "not known yet" if voters is None else ", ".join(map(str, voters.ids))
 
     @property
+    def missing_leader_text(self) -> str:
+        """Why there may be no leader, for an operator."""
+        return self.client.describe_missing_leader(self.known_voters)
+
+    @property
     def kraft_version(self) -> int:
         return self._voter_history.kraft_version
 

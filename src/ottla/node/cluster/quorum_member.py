@@ -219,14 +219,14 @@ class QuorumMember:
                     return
             if metadata.leader_id is None:
                 if self._zookeeper is not None:
-                    log.warning("ZooKeeper has no /controller yet, or it cannot be reached")
+                    log.warning("the node waits for a controller: %s", metadata.missing_leader_text)
                     continue
                 log.warning(
                     "the quorum has no leader yet: most of its voters (%s) must run and reach each other",
                     metadata.known_voters,
                 )
             else:
-                log.warning("the metadata of the quorum's leader, %d, is still read", metadata.leader_id)
+                log.warning("the metadata of the active controller, %d, is still read", metadata.leader_id)
 
     # The registration of this controller
 

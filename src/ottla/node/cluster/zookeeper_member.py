@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from ottla.log.directory.dir_names import DirKind, parse_dir_name
+from ottla.log.directory.meta_properties import note_zookeeper_mark, read_zookeeper_mark
 from ottla.metadata.controller.state import ControllerSettings
 from ottla.metadata.log.loader import MetadataLoader
 from ottla.metadata.log.metadata_log import LoadedMetadata, MetadataLog
@@ -24,6 +25,7 @@ from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.schema import TableSchema
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.names import uuid_text
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet, VoterSetHistory
 from ottla.rpc.channel import InterNodeClient
 from ottla.rpc.connection import ConnectionSecurity
@@ -38,6 +40,8 @@ from ottla.runtime.zookeeper import (
     ZooKeeperSession,
     ZooKeeperSettings,
 )
+from ottla.security.zookeeper_login import ZooKeeperSettingsError, load_login, load_tls
+from ottla.zookeeper import znodes
 from ottla.zookeeper.driver.broker_znode import BrokerZNode
 from ottla.zookeeper.driver.cluster_znodes import create_with_parents, prepare_cluster, stored_bootstrap
 from ottla.zookeeper.driver.metadata_stream import MetadataStream
@@ -50,25 +54,22 @@ _log = logging.getLogger(__name__)
 _RETRY_SECONDS: Final = 0.2
 
 
-def zookeeper_settings(config: NodeConfig) -> ZooKeeperSettings:
-    """The settings whose names begin with `zookeeper`."""
+def zookeeper_settings(config: NodeConfig, disk: Disk) -> ZooKeeperSettings:
+    """The settings whose names begin with `zookeeper`. NodeFailed if a file that they name cannot be used."""
     session_ms = config.number("zookeeper.session.timeout.ms")
     connection_ms = config["zookeeper.connection.timeout.ms"]
-    keystore = config["zookeeper.ssl.keystore.location"]
-    return ZooKeeperSettings(
+    settings = ZooKeeperSettings(
         config.text("zookeeper.connect"),
         session_timeout_ms=session_ms,
         connection_timeout_ms=connection_ms if isinstance(connection_ms, int) else session_ms,
-        tls=config.flag("zookeeper.ssl.client.enable"),
-        ca_file=_text(config["zookeeper.ssl.truststore.location"]),
-        certificate_file=_text(keystore),
-        key_file=_text(keystore),
-        key_password=_text(config["zookeeper.ssl.keystore.password"]),
     )
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+    try:
+        settings = replace(
+            settings, login=load_login(config.given, disk), tls_context=load_tls(config.given, disk)
+        )
+    except ZooKeeperSettingsError as error:
+        raise NodeFailed(str(error)) from None
+    return replace(settings, access=znodes.secured_access) if config.flag("zookeeper.set.acl") else settings
 
 
 async def _open_session(runtime: Runtime, settings: ZooKeeperSettings) -> ZooKeeperSession:
@@ -79,12 +80,31 @@ async def _open_session(runtime: Runtime, settings: ZooKeeperSettings) -> ZooKee
         if settings.chroot:
             above = await KazooSession.connect(replace(settings, connect=settings.hosts))
             try:
-                await create_with_parents(above, settings.chroot)
+                if await above.exists(settings.chroot) is None:
+                    await create_with_parents(above, settings.chroot)
             finally:
                 await above.close()
         return await KazooSession.connect(settings)
     except ConnectionError as error:
         raise NodeFailed(str(error)) from error
+    except ZooKeeperError as error:
+        raise NodeFailed(_refusal(error, settings)) from error
+
+
+def _refusal(error: ZooKeeperError, settings: ZooKeeperSettings) -> str:
+    """What is wrong if ZooKeeper refuses something to this node that it needs."""
+    if error.code is not ZooKeeperErrorCode.NO_AUTH:
+        return f"{error}; check zookeeper.connect"
+    login = settings.login
+    if login is not None:
+        who = f"the login of {login.user}" if login.user else "its login"
+    else:
+        who = "a node without a login" if settings.tls_context is None else "the certificate of this node"
+    return (
+        f"ZooKeeper does not let {who} write {error.path}: another login has created what is there, with "
+        "zookeeper.set.acl=true. Give this node the login of the other brokers (zookeeper.login.user and "
+        "zookeeper.login.password, zookeeper.jaas.file, or zookeeper.ssl.keystore.location)"
+    )
 
 
 def _some_log(disk: Disk, dirs: Sequence[str]) -> str | None:
@@ -101,10 +121,17 @@ def _some_log(disk: Disk, dirs: Sequence[str]) -> str | None:
 class ZooKeeperMember:
     """What `QuorumMember` needs instead of a quorum. Make it by `connect`; `open` makes `metadata`."""
 
-    def __init__(self, runtime: Runtime, tasks: TaskSupervisor, session: ZooKeeperSession) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        tasks: TaskSupervisor,
+        session: ZooKeeperSession,
+        settings: ZooKeeperSettings,
+    ) -> None:
         self._runtime: Final = runtime
         self._tasks: Final = tasks
         self._session: Final = session
+        self._settings: Final = settings
         self._driver: ZooKeeperLogDriver
         self.metadata: MetadataLog
         self._watches: ControllerWatches | None = None
@@ -112,7 +139,8 @@ class ZooKeeperMember:
     @classmethod
     async def connect(cls, runtime: Runtime, tasks: TaskSupervisor, config: NodeConfig) -> ZooKeeperMember:
         """Open a session with ZooKeeper. NodeFailed if no server answers."""
-        return cls(runtime, tasks, await _open_session(runtime, zookeeper_settings(config)))
+        settings = await runtime.pool.run(zookeeper_settings, config, runtime.disk)
+        return cls(runtime, tasks, await _open_session(runtime, settings), settings)
 
     async def close(self) -> None:
         await self._session.close()
@@ -130,8 +158,7 @@ class ZooKeeperMember:
             "is a legacy mode, to learn from and for the way to a quorum; Apache Kafka has removed it in 4.0",
             config.text("zookeeper.connect"),
         )
-        log = await self._runtime.pool.run(_some_log, self._runtime.disk, config.log_dirs)
-        await self._prepare(cluster_id, log)
+        metadata_id = await self._prepare(cluster_id, config.log_dirs)
         stream = MetadataStream()
         local = Voter(ReplicaKey(config.node_id, directory_id), endpoints)
         loaded = LoadedMetadata(stream, VoterSetHistory(VoterSet.of(local)), MetadataLoader(stream, None))
@@ -149,21 +176,32 @@ class ZooKeeperMember:
             session_timeout_ms=config.number("zookeeper.session.timeout.ms"),
             channel=InterNodeClient(self._runtime.network, security=security),
             can_lead=config.is_controller,
+            metadata_id=metadata_id,
         )
         metadata.watch_leader(self._on_leader_change)
         return metadata
 
-    async def _prepare(self, cluster_id: str, log: str | None) -> None:
-        """Make the cluster known in ZooKeeper, however often the connection is lost meanwhile."""
+    async def _prepare(self, cluster_id: str, dirs: Sequence[str]) -> str:
+        """Make the cluster known in ZooKeeper, however often the connection is lost meanwhile, and return the
+        id of its metadata, which is noted beside the logs.
+        """
+        disk, pool = self._runtime.disk, self._runtime.pool
+        log = await pool.run(_some_log, disk, dirs)
+        noted = await pool.run(read_zookeeper_mark, disk, dirs[0])
+        new_id = uuid_text(self._runtime.random.uuid())
         while True:
             try:
-                return await prepare_cluster(self._session, cluster_id, log=log)
+                found = await prepare_cluster(
+                    self._session, cluster_id, log=log, metadata_id=noted, new_id=new_id
+                )
+                await pool.run(note_zookeeper_mark, disk, dirs[0], found)
+                return found
             except ZooKeeperError as error:
                 if error.code not in (
                     ZooKeeperErrorCode.CONNECTION_LOSS,
                     ZooKeeperErrorCode.SESSION_EXPIRED,
                 ):
-                    raise NodeFailed(f"{error}; check zookeeper.connect, and who may write there") from error
+                    raise NodeFailed(_refusal(error, self._settings)) from error
                 _log.info("%s; it is tried again", error)
             await asyncio.sleep(_RETRY_SECONDS)
 

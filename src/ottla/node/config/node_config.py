@@ -124,10 +124,12 @@ class NodeConfig:
         self.dynamic_default = dict(dynamic_default or {})
         self.dynamic_broker = dict(dynamic_broker or {})
         self._values: dict[str, Value] = {name: key.default for name, key in BROKER.items()}
+        is_legacy = self.given.get(METADATA_STORE, "").strip() == ZOOKEEPER_STORE
         for layer in (self.given, self.dynamic_default, self.dynamic_broker):
             for name, text in layer.items():
                 key = broker_key(name)
-                if key is not None:
+                # What a migration from ZooKeeper left in a file means nothing, so it need not be valid.
+                if key is not None and (is_legacy or not name.startswith("zookeeper.")):
                     self._values[name] = key.parse(text)
         protocols = parse_protocol_map(self.text("listener.security.protocol.map"))
         for name in self.names("controller.listener.names"):

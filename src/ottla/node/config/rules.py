@@ -94,6 +94,16 @@ def _check_zookeeper(config: NodeConfig) -> None:
         bool(config.text("zookeeper.connect")),
         "metadata.store=zookeeper needs zookeeper.connect: the servers, as host:port,host:port/chroot",
     )
+    has_login = config["zookeeper.login.scheme"] is not None or config["zookeeper.jaas.file"] is not None
+    has_certificate = (
+        config.flag("zookeeper.ssl.client.enable") and config["zookeeper.ssl.keystore.location"] is not None
+    )
+    _require(
+        not config.flag("zookeeper.set.acl") or has_login or has_certificate,
+        "zookeeper.set.acl is true, but there is no login at ZooKeeper that znodes could belong to: set "
+        "zookeeper.login.scheme, zookeeper.login.user and zookeeper.login.password, zookeeper.jaas.file, or "
+        "zookeeper.ssl.client.enable=true with zookeeper.ssl.keystore.location",
+    )
     for name in ("controller.quorum.voters", "controller.quorum.bootstrap.servers"):
         _require(
             not config.names(name),

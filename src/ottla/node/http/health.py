@@ -262,7 +262,7 @@ def _quorum(metadata: MetadataLog) -> str | None:
     if metadata.failure is not None:
         return f"the metadata log failed: {metadata.failure}"
     if metadata.leader_id is None:
-        return f"the quorum has no leader; its voters are {metadata.known_voters}"
+        return metadata.missing_leader_text
     return None
 
 

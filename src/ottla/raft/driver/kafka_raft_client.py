@@ -244,6 +244,10 @@ class KafkaRaftClient:
         if refusal is not None:
             raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, refusal)
 
+    def describe_missing_leader(self, voters: str) -> str:
+        """Say why there may be no leader, for an operator; `voters` are their ids."""
+        return f"the quorum has no leader; its voters are {voters}"
+
     def describe(self) -> QuorumDescription | None:
         """Describe the quorum for DescribeQuorum; None if this node does not lead."""
         now_ms, wall_ms = self._now_ms(), self._runtime.clock.wall_ms()

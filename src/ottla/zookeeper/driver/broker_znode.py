@@ -41,6 +41,7 @@ _EPOCH: Final = "ottla_broker_epoch"
 _INCARNATION: Final = "ottla_incarnation_id"
 REGISTRATIONS: Final = "/ottla/brokers"
 _RETRY_SECONDS: Final = 0.2
+_MAX_RETRY_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ class BrokerZNode:
 
     async def run(self) -> None:
         """Create the znode and create it again, until this is cancelled."""
+        pause = _RETRY_SECONDS
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -170,9 +172,20 @@ class BrokerZNode:
                 continue
             try:
                 await self._write()
+                pause = _RETRY_SECONDS
             except ZooKeeperError as error:
-                _log.info("%s is tried again: %s", self._path, error)
-                await asyncio.sleep(_RETRY_SECONDS)
+                if error.code in (ZooKeeperErrorCode.CONNECTION_LOSS, ZooKeeperErrorCode.SESSION_EXPIRED):
+                    pause = _RETRY_SECONDS
+                    _log.info("%s is tried again: %s", self._path, error)
+                else:
+                    _log.error(
+                        "broker %d cannot register in ZooKeeper: %s; it tries again in %.1f s",
+                        self._id,
+                        error,
+                        pause,
+                    )
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _MAX_RETRY_SECONDS)
                 self._changed.set()
 
     async def _write(self) -> None:

@@ -40,7 +40,7 @@ from ottla.protocol.metadata_records import (
 )
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.steps import Steps
-from ottla.runtime.zookeeper import CreateZNode, DeleteZNode, SetZNode, ZNodeAccess, ZooKeeperOperation
+from ottla.runtime.zookeeper import CreateZNode, DeleteZNode, SetZNode, ZooKeeperOperation
 from ottla.zookeeper import znodes
 from ottla.zookeeper.driver.broker_znode import RegisteredBroker, registration_path
 
@@ -78,13 +78,10 @@ class ZNodeWriter:
     created when they are first needed: configurations, ACLs, tokens and the directories above them.
     """
 
-    def __init__(
-        self, image: MetadataImage, paths: Iterable[str], controller_epoch: int, *, secure: bool = False
-    ) -> None:
+    def __init__(self, image: MetadataImage, paths: Iterable[str], controller_epoch: int) -> None:
         self.image = image
         self._paths: Final = set(paths)
         self._epoch: Final = controller_epoch
-        self._secure: Final = secure
 
     def translate(self, records: Sequence[MetadataRecord]) -> Steps[list[ZooKeeperOperation]]:
         """The writes that store the records, which are applied to `image`."""
@@ -283,7 +280,7 @@ class ZNodeWriter:
             return
         self._ensure(path.rpartition("/")[0], operations)
         self._paths.add(path)
-        operations.append(CreateZNode(path, data, access=self._access(path)))
+        operations.append(CreateZNode(path, data))
 
     def _ensure(self, path: str, operations: list[ZooKeeperOperation]) -> None:
         """Create a znode without data, and those above it, if it is not there."""
@@ -291,17 +288,12 @@ class ZNodeWriter:
             return
         self._ensure(path.rpartition("/")[0], operations)
         self._paths.add(path)
-        operations.append(CreateZNode(path, access=self._access(path)))
+        operations.append(CreateZNode(path))
 
     def _delete(self, path: str, operations: list[ZooKeeperOperation]) -> None:
         if path in self._paths:
             self._paths.discard(path)
             operations.append(DeleteZNode(path))
-
-    def _access(self, path: str) -> ZNodeAccess:
-        if not self._secure:
-            return ZNodeAccess.OPEN
-        return ZNodeAccess.SENSITIVE if znodes.is_sensitive(path) else ZNodeAccess.SECURE
 
 
 def encode_state(partition: PartitionRegistration, controller_epoch: int) -> bytes:

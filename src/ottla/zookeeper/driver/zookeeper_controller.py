@@ -59,6 +59,7 @@ from ottla.zookeeper.driver.zookeeper_log_driver import LedEpoch
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS: Final = 0.1
+_MAX_RETRY_SECONDS: Final = 30.0
 # How often a reassignment that an operator wrote is looked at until it is done.
 _REASSIGNMENT_SECONDS: Final = 0.5
 # How long notifications of changed configurations are kept, as Kafka does.
@@ -109,6 +110,8 @@ class ControllerWatches:
             znodes.CONFIG_CHANGES: self._look_at_config_changes,
         }
         self._wanted: dict[str, None] = dict.fromkeys(self._looks)
+        # How often in a row a look has failed.
+        self._failures: dict[str, int] = {}
         self._changed: Final = asyncio.Event()
         self._changed.set()
         # The reassignment in ZooKeeper that was begun.
@@ -147,19 +150,30 @@ class ControllerWatches:
                 del self._wanted[name]
                 try:
                     await self._looks[name]()
+                    self._failures.pop(name, None)
                 except ZooKeeperError as error:
-                    _log.debug("%s is looked at again: %s", name, error)
-                    await self._again(name)
+                    if error.code in (ZooKeeperErrorCode.CONNECTION_LOSS, ZooKeeperErrorCode.SESSION_EXPIRED):
+                        _log.debug("%s is looked at again: %s", name, error)
+                        self._again(name)
+                    else:
+                        _log.warning("%s cannot be watched: %s; it is tried again", name, error)
+                        self._again_later(name)
                 except KafkaError as error:
                     if error.code is not ErrorCode.NOT_CONTROLLER:
                         _log.warning("what ZooKeeper has at %s is not done: %s", name, error)
-                        await self._again(name)
+                        self._again_later(name)
                 except znodes.ZNodeFormatError as error:
                     _log.warning("%s", error)
 
-    async def _again(self, name: str, seconds: float = _RETRY_SECONDS) -> None:
-        await asyncio.sleep(seconds)
-        self._want(name)
+    def _again(self, name: str, seconds: float = _RETRY_SECONDS) -> None:
+        """Look again after a while; other looks do not wait for it."""
+        asyncio.get_running_loop().call_later(seconds, self._want, name)
+
+    def _again_later(self, name: str) -> None:
+        """The same, after a time that doubles with each failure in a row."""
+        failures = self._failures.get(name, 0)
+        self._failures[name] = min(failures + 1, 30)
+        self._again(name, min(_RETRY_SECONDS * 2**failures, _MAX_RETRY_SECONDS))
 
     # Brokers
 
@@ -238,7 +252,7 @@ class ControllerWatches:
                 continue
             if self._is_writing:
                 # It may be the note of a deletion that is being written.
-                await self._again(name)
+                self._again(name)
                 return
             await self._delete(znodes.delete_topic_path(topic))
         if not wanted:
@@ -321,7 +335,7 @@ class ControllerWatches:
             if (partition := topics[tp.topic].partitions.get(tp.partition)) is not None
         )
         if is_running:
-            await self._again(path, _REASSIGNMENT_SECONDS)
+            self._again(path, _REASSIGNMENT_SECONDS)
             return
         await self._delete(path, node.stat.version)
         self._want(path)
@@ -367,6 +381,7 @@ class ControllerWatches:
                     raise
                 data = b""
             configs = znodes.decode_config(path, data)
+            _check_numbers(path, entity_path, configs)
             applied = await self._controller.decide(
                 partial(self._config_records, entity_path, configs, changes), for_client=False
             )
@@ -420,6 +435,18 @@ def _differences(
     for key, quota in wanted.items():
         if quotas.get(key) != quota:
             yield quota_record(entity, key, quota)
+
+
+def _check_numbers(path: str, entity_path: str, configs: Mapping[str, str]) -> None:
+    """ZNodeFormatError if a quota that was written by hand is no number."""
+    if _quota_entity(entity_path) is None:
+        return
+    for key, value in configs.items():
+        try:
+            if not key.startswith("SCRAM-"):
+                float(value)
+        except ValueError:
+            raise znodes.ZNodeFormatError(f"{path}: {key}={value} is no number") from None
 
 
 def _quota_entity(entity_path: str) -> QuotaEntity | None:

@@ -8,8 +8,9 @@ controller is elected, no write of this one succeeds. Only what is written is co
 read, by the requests by which brokers follow a quorum.
 
 A controller that does not know whether a write took place, or whose write is refused, stops leading, and the
-next one, perhaps itself, reads the znodes again. Invariant: of two controllers that both believe in
-themselves, only the one with the higher epoch can commit anything.
+next one, perhaps itself, reads the znodes again. Where it is not the connection that fails but what is in
+ZooKeeper, a node leaves the election to others for a time that doubles, and says why. Invariant: of two
+controllers that both believe in themselves, only the one with the higher epoch can commit anything.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ from ottla.runtime.zookeeper import (
 )
 from ottla.zookeeper import znodes
 from ottla.zookeeper.driver.broker_znode import RegisteredBroker
+from ottla.zookeeper.driver.cluster_znodes import other_metadata, read_metadata_id
 from ottla.zookeeper.driver.metadata_stream import MetadataStream, first_offset
 from ottla.zookeeper.driver.znode_reader import STORED_METADATA_VERSION, ZNodeReader
 from ottla.zookeeper.driver.znode_writer import ZNodeWriter, check_storable, transactions
@@ -74,6 +76,12 @@ _EPOCH: Final = "ottla_epoch"
 _ENDPOINTS: Final = "ottla_endpoints"
 _RETRY_SECONDS: Final = 0.1
 _FETCH_RETRY_SECONDS: Final = 0.05
+# How long a node leaves the election to others because of what is in ZooKeeper, at most; and how long all has
+# to be well after that until it begins with the shortest time again.
+_MAX_BACKOFF_SECONDS: Final = 30.0
+_HEALTHY_SECONDS: Final = 60.0
+# Errors that pass with the connection.
+_PASSING: Final = frozenset((ZooKeeperErrorCode.CONNECTION_LOSS, ZooKeeperErrorCode.SESSION_EXPIRED))
 # Of a session: how often a controller asks whether it still is the newest, and how long the answer counts.
 _CONFIRM_PART: Final = 1 / 9
 _CONFIRMED_PART: Final = 3 / 9
@@ -112,6 +120,8 @@ class ElectedController:
         found = {}
         for name, text in endpoints.items():
             host, _, port = str(text).rpartition(":")
+            if not port.isdecimal():
+                raise znodes.ZNodeFormatError(f"{znodes.CONTROLLER}: {text!r} is no address")
             found[name] = Address(host.strip("[]"), int(port))
         return cls(znodes.ControllerZNode.decode(data).broker_id, epoch, found)
 
@@ -155,7 +165,7 @@ class ZooKeeperLogDriver:
         session_timeout_ms: int,
         channel: InterNodeClient,
         can_lead: bool = True,
-        secure_znodes: bool = False,
+        metadata_id: str = "",
     ) -> None:
         self._runtime: Final = runtime
         self._tasks: Final = tasks
@@ -169,7 +179,16 @@ class ZooKeeperLogDriver:
         self._session_timeout_ms: Final = session_timeout_ms
         self._channel: Final = channel
         self._can_lead: Final = can_lead
-        self._secure: Final = secure_znodes
+        # The id of the metadata that this node belongs to, and the session in which ZooKeeper was seen to
+        # have the same.
+        self._metadata_id: Final = metadata_id
+        self._checked_session = 0
+        # Why this node neither leads nor follows, if it is for what is in ZooKeeper; how often in a row, and
+        # until when, of the monotonic clock, it leaves the election to others.
+        self.problem: str | None = None
+        self._problems = 0
+        self._stand_again_ns = 0
+        self._stand_timer: asyncio.TimerHandle | None = None
         self.failure: BaseException | None = None
         self._closed = False
         self._connected = True
@@ -251,6 +270,14 @@ class ZooKeeperLogDriver:
         limit_ns = int(self._session_timeout_ms * _CONFIRMED_PART * 1_000_000)
         return self.is_followed_since(self._runtime.clock.monotonic_ns() - limit_ns)
 
+    def describe_missing_leader(self, voters: str) -> str:
+        """Say why there may be no controller, for an operator."""
+        if self.problem is not None:
+            return f"there is no controller: {self.problem}"
+        if not self._connected:
+            return "ZooKeeper cannot be reached"
+        return "ZooKeeper has no /controller"
+
     def check_usable(self) -> None:
         if self.failure is not None:
             raise KafkaError(
@@ -278,8 +305,9 @@ class ZooKeeperLogDriver:
     async def close(self) -> None:
         """Stop taking part, and end the session: its ephemeral znodes are gone at once."""
         self._closed = True
-        if self._expiry is not None:
-            self._expiry.cancel()
+        for timer in (self._expiry, self._stand_timer):
+            if timer is not None:
+                timer.cancel()
         await self._tasks.stop([*self._started, *self._of_epoch])
         self._channel.close()
         await self._notify_committed()
@@ -324,7 +352,7 @@ class ZooKeeperLogDriver:
 
     async def _elect(self) -> None:
         """Look at `/controller` whenever it may have changed: lead, follow, or wait."""
-        while True:
+        while self.failure is None:
             await self._elections.wait()
             self._elections.clear()
             try:
@@ -333,24 +361,72 @@ class ZooKeeperLogDriver:
                 if error.code is ZooKeeperErrorCode.AUTH_FAILED:
                     self.fail(ConnectionError(f"ZooKeeper refuses the login: {error}"))
                     return
-                _log.debug("the election is tried again: %s", error)
-                await asyncio.sleep(_RETRY_SECONDS)
+                pause = _RETRY_SECONDS
+                if error.code in _PASSING or _is_fenced(error):
+                    _log.debug("the election is tried again: %s", error)
+                else:
+                    pause = self._note_problem(str(error))
+                await asyncio.sleep(pause)
+                self._elections.set()
+            except (znodes.ZNodeFormatError, StorageError) as error:
+                self._stop_leading(str(error))
+                self._follow_none()
+                await asyncio.sleep(self._note_problem(str(error)))
                 self._elections.set()
 
+    def _note_problem(self, text: str) -> float:
+        """Keep out of the election for a while: it is no use with what is in ZooKeeper. Returns the seconds,
+        which grow with each time in a row.
+        """
+        now_ns = self._runtime.clock.monotonic_ns()
+        if now_ns - self._stand_again_ns >= _HEALTHY_SECONDS * 1_000_000_000:
+            self._problems = 0
+        pause: float = min(_RETRY_SECONDS * 2**self._problems, _MAX_BACKOFF_SECONDS)
+        self._problems = min(self._problems + 1, 30)
+        self.problem = text
+        self._stand_again_ns = now_ns + int(pause * 1_000_000_000)
+        _log.error("this node cannot be the controller now: %s; it tries again in %.1f s", text, pause)
+        return pause
+
+    async def _check_metadata_id(self) -> None:
+        """Check in each session that ZooKeeper still has the metadata that this node belongs to: an empty
+        one, or that of another cluster, would have the node put its logs aside. StorageError if not.
+        """
+        session_id = self.session.session_id
+        if self._checked_session == session_id:
+            return
+        found = await read_metadata_id(self.session)
+        if found != self._metadata_id:
+            raise StorageError(other_metadata(self._metadata_id, found))
+        self._checked_session = session_id
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch < self._epoch:
+            raise StorageError(
+                f"{znodes.CONTROLLER_EPOCH} in ZooKeeper has gone back from {self._epoch} to {epoch}: its "
+                "data are older than what this node has seen. Restore the newest copy; or, to go on with "
+                "what is there, start the node again"
+            )
+
     async def _look_at_controller(self) -> None:
+        await self._check_metadata_id()
         try:
             node = await self.session.get(znodes.CONTROLLER, self._on_watch)
         except ZooKeeperError as error:
             if error.code is not ZooKeeperErrorCode.NO_NODE:
                 raise
+            if self.session.session_id != self._checked_session:
+                self._elections.set()
+                return
             self._stop_leading("its znode /controller is gone")
-            if self._followed is not None:
-                self._followed = None
-                self._listener.on_leader_change(None, self._epoch)
-            if self._can_lead:
+            self._follow_none()
+            if self._can_lead and not self._leaves_it_to_others():
                 await self._stand_for_election()
             elif await self.session.exists(znodes.CONTROLLER, self._on_watch) is not None:
                 self._elections.set()
+            return
+        if self.session.session_id != self._checked_session:
+            self._elections.set()
             return
         if node.stat.ephemeral_owner == self.session.session_id:
             if self._led is None:
@@ -362,13 +438,31 @@ class ZooKeeperLogDriver:
         if controller is None:
             if node.data != self._refused_controller:
                 self._refused_controller = node.data
-                _log.error(
-                    "/controller was written by another kind of broker: %s; brokers of Apache Kafka and of "
-                    "Ottla cannot share one ZooKeeper path, use another chroot in zookeeper.connect",
-                    node.data[:200],
+                self.problem = (
+                    f"/controller was written by another kind of broker: {node.data[:200]!r}; brokers of "
+                    "Apache Kafka and of Ottla cannot share one ZooKeeper path, use another chroot in "
+                    "zookeeper.connect"
                 )
+                _log.error("%s", self.problem)
             return
         self._follow(controller)
+
+    def _follow_none(self) -> None:
+        if self._followed is not None:
+            self._followed = None
+            self._listener.on_leader_change(None, self._epoch)
+
+    def _leaves_it_to_others(self) -> bool:
+        """Whether it is too early to stand for election again; the election is looked at when it is not."""
+        if self._stand_timer is not None:
+            self._stand_timer.cancel()
+            self._stand_timer = None
+        left_ns = self._stand_again_ns - self._runtime.clock.monotonic_ns()
+        if left_ns <= 0:
+            return False
+        loop = asyncio.get_running_loop()
+        self._stand_timer = loop.call_later(left_ns / 1_000_000_000, self._elections.set)
+        return True
 
     async def _delete_controller(self, version: int) -> None:
         try:
@@ -380,14 +474,21 @@ class ZooKeeperLogDriver:
 
     async def _stand_for_election(self) -> None:
         session = self.session
+        self._checked_session = 0  # who leads decides what others have, so it looks again
+        await self._check_metadata_id()
         try:
             current = await session.get(znodes.CONTROLLER_EPOCH)
         except ZooKeeperError as error:
             if error.code is not ZooKeeperErrorCode.NO_NODE:
                 raise
-            await session.create(znodes.CONTROLLER_EPOCH, znodes.encode_controller_epoch(0))
+            try:
+                await session.create(znodes.CONTROLLER_EPOCH, znodes.encode_controller_epoch(0))
+            except ZooKeeperError as error:
+                if error.code is not ZooKeeperErrorCode.NODE_EXISTS:
+                    raise
             current = await session.get(znodes.CONTROLLER_EPOCH)
         epoch = znodes.decode_controller_epoch(current.data) + 1
+        self._check_epoch(epoch - 1)
         elected = ElectedController(self.local.key.id, epoch, self.local.endpoints)
         try:
             _, stat = await session.multi(
@@ -408,18 +509,21 @@ class ZooKeeperLogDriver:
             return
         assert isinstance(stat, ZNodeStat)
         self._elections.set()  # the next look sets the watch
-        await self._begin_to_lead(epoch, stat.version)
+        try:
+            await self._begin_to_lead(epoch, stat.version)
+        except ZooKeeperError as error:
+            if error.code in _PASSING or _is_fenced(error):
+                raise
+            self._note_problem(f"{error}; what is there does not fit together")
+        except (ValueError, LookupError, KafkaError) as error:
+            self._note_problem(f"{error or type(error).__name__}; mend the znode, or delete it")
 
     async def _begin_to_lead(self, epoch: int, version: int) -> None:
         """Rebuild the metadata from the znodes, then lead."""
         began_ns = self._runtime.clock.monotonic_ns()
-        session_id = self.session.session_id
+        session_id = self._checked_session
         reader = ZNodeReader(self.session, epoch, self._runtime.random.uuid, Turns(self._runtime.clock))
-        try:
-            found = await reader.read()
-        except znodes.ZNodeFormatError as error:
-            self.fail(StorageError(str(error)))
-            return
+        found = await reader.read()
         for part in transactions(found.writes):
             await self.session.multi([CheckZNode(znodes.CONTROLLER_EPOCH, version), *part])
         if self.session.session_id != session_id or not self._connected or self.failure is not None:
@@ -438,9 +542,9 @@ class ZooKeeperLogDriver:
         if self.session.session_id != session_id or not self._connected or self._closed:
             return
         await self._stop_tasks_of_epoch()
-        writer = ZNodeWriter(image, found.paths, epoch, secure=self._secure)
+        writer = ZNodeWriter(image, found.paths, epoch)
         self._led = led = LedEpoch(epoch, version, writer, found.brokers, confirmed_ns=began_ns)
-        self._followed = None
+        self._followed = self.problem = None
         self._epoch = epoch
         self._stream.start_after(id, data)
         _log.info(
@@ -519,6 +623,8 @@ class ZooKeeperLogDriver:
                 except (ZooKeeperError, KafkaError) as error:
                     if self._led is led:
                         self._stop_leading(f"a write to ZooKeeper failed ({error})")
+                        if isinstance(error, KafkaError) or not (error.code in _PASSING or _is_fenced(error)):
+                            self._note_problem(str(error))
                     return
                 except BaseException as error:
                     # What was taken from the queue may not be written: what is behind it must not be either.
@@ -671,7 +777,9 @@ class ZooKeeperLogDriver:
     def _follow(self, controller: ElectedController) -> None:
         if self._followed == controller:
             return
+        self._check_epoch(controller.epoch)
         self._followed = controller
+        self.problem = None
         self._epoch = controller.epoch
         self._leader_high_watermark = None
         self._listener.on_leader_change(controller.id, controller.epoch)
@@ -758,6 +866,11 @@ class ZooKeeperLogDriver:
             if len(data) >= reply.size:
                 return bytes(data)
         return None
+
+
+def _is_fenced(error: ZooKeeperError) -> bool:
+    """Whether a write was refused as another controller is elected: each begins with that check."""
+    return error.code is ZooKeeperErrorCode.BAD_VERSION and error.index == 0
 
 
 def _kind(value: bytes | None) -> int:

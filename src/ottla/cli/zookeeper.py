@@ -282,37 +282,15 @@ def _zookeeper_settings(
 
 def _login(given: dict[str, str], jaas: str | None) -> ZooKeeperLogin | None:
     """The login at ZooKeeper: of the properties, or of the section Client of a JAAS file."""
-    from ottla.runtime.zookeeper import ZooKeeperLogin
+    from ottla.runtime.disk import RealDisk
+    from ottla.security.zookeeper_login import ZooKeeperSettingsError, load_login
 
-    scheme = given.get("zookeeper.login.scheme")
-    if scheme is not None:
-        if scheme not in ("digest", "sasl-digest", "kerberos"):
-            raise WrongUsage(f"zookeeper.login.scheme {scheme}: allowed are digest, sasl-digest and kerberos")
-        return ZooKeeperLogin(
-            scheme, given.get("zookeeper.login.user", ""), given.get("zookeeper.login.password", "")
-        )
-    if jaas is None:
-        return None
-    import re
-
-    from ottla.security.jaas import JaasError, parse_jaas
-
-    section = given.get("zookeeper.sasl.clientconfig", "Client")
+    if jaas is not None and not given.get("zookeeper.login.scheme"):
+        given = {**given, "zookeeper.jaas.file": jaas}
     try:
-        with open(jaas, encoding="utf-8") as file:
-            found = re.search(
-                rf"(?:^|[\s;}}]){re.escape(section)}\s*\{{(.*?)\}}\s*;?", file.read(), re.DOTALL
-            )
-        if found is None:
-            raise CliError(f"{jaas} has no section {section}, which is for ZooKeeper")
-        entry = parse_jaas(found[1])
-    except OSError as error:
-        raise CliError(f"cannot read {jaas}: {error.strerror}") from None
-    except JaasError as error:
-        raise CliError(f"{jaas}: {error}") from None
-    if entry.login_module.endswith("Krb5LoginModule"):
-        return ZooKeeperLogin("kerberos", entry.options.get("principal", ""))
-    return ZooKeeperLogin("sasl-digest", entry.options.get("username", ""), entry.options.get("password", ""))
+        return load_login(given, RealDisk())
+    except ZooKeeperSettingsError as error:
+        raise CliError(str(error)) from None
 
 
 def _pem_files(given: dict[str, str], scratch: str) -> tuple[str | None, str | None]:

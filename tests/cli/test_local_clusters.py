@@ -25,6 +25,7 @@ from ottla.cli.cluster_status import (
     PartitionStatus,
     ProcessReport,
     QuorumStatus,
+    facts,
     nodes_table,
     problems,
     topics_table,
@@ -341,6 +342,15 @@ REPORT = ProcessReport(
 
 
 class TestView:
+    def test_a_cluster_on_zookeeper_has_a_controller_and_no_quorum(self) -> None:
+        legacy = replace(WELL, zookeeper="127.0.0.1:2181")
+        shown = dict(facts(legacy))
+        assert "quorum" not in shown
+        assert shown["zookeeper"] == "127.0.0.1:2181, controller 1, epoch 3, high watermark 77"
+        unknown = dict(facts(replace(legacy, quorum=None)))["zookeeper"]
+        assert str(unknown).endswith("no controller is known")
+        assert "zookeeper" in nodes_table(legacy)[0]
+
     def test_what_nodes_say_of_themselves(self) -> None:
         well = replace(WELL, partitions=(), nodes=(replace(node(1), process=replace(REPORT, down_tasks=())),))
         assert well.is_healthy  # a task that had errors and runs again

@@ -170,6 +170,8 @@ class ClusterStatus:
     """None if no broker answered."""
     command_config: str | None = None
     """The file of settings that clients of a secured cluster need."""
+    zookeeper: str | None = None
+    """Legacy: where the metadata are, instead of in a quorum."""
 
     @property
     def offline(self) -> int:
@@ -246,6 +248,7 @@ async def read_status(
         else QuorumStatus(report.quorum.leader_id, report.quorum.leader_epoch, report.quorum.high_watermark),
         partitions=partitions,
         command_config=plan.command_config,
+        zookeeper=plan.zookeeper,
     )
 
 
@@ -404,20 +407,29 @@ def _in_quorum(node_id: int, quorum: Quorum | None) -> tuple[str | None, int | N
 
 
 def facts(status: ClusterStatus) -> list[tuple[str, Cell]]:
-    quorum = status.quorum
     return [
         ("cluster", status.cluster_id),
         ("directory", status.directory),
         ("brokers", status.bootstrap_servers),
         *([] if status.command_config is None else [("clients", clients_text(status))]),
-        (
-            "quorum",
-            "no leader is known"
-            if quorum is None
-            else f"leader {quorum.leader}, epoch {quorum.epoch}, high watermark {quorum.high_watermark}",
-        ),
+        (metadata_store(status), quorum_text(status, with_offset=True)),
         ("partitions", partitions_text(status)),
     ]
+
+
+def metadata_store(status: ClusterStatus) -> str:
+    """What has the metadata, as a label."""
+    return "quorum" if status.zookeeper is None else "zookeeper"
+
+
+def quorum_text(status: ClusterStatus, *, with_offset: bool = False) -> str:
+    """Who leads the quorum or, with ZooKeeper, is the controller."""
+    quorum = status.quorum
+    what, at = ("leader", "") if status.zookeeper is None else ("controller", f"{status.zookeeper}, ")
+    if quorum is None:
+        return f"{at}no {what} is known"
+    offset = f", high watermark {quorum.high_watermark}" if with_offset else ""
+    return f"{at}{what} {quorum.leader}, epoch {quorum.epoch}{offset}"
 
 
 def clients_text(status: ClusterStatus) -> str:
@@ -433,7 +445,8 @@ def partitions_text(status: ClusterStatus) -> str:
     if status.offline:
         text += f", {status.offline} without a leader"
     if status.quorum is None:
-        text += " (last known: without a quorum this does not change)"
+        what = "a quorum" if status.zookeeper is None else "a controller"
+        text += f" (last known: without {what} this does not change)"
     return text
 
 
@@ -450,7 +463,7 @@ def nodes_table(status: ClusterStatus, *, brief: bool = False) -> Table:
         "replicas": [node.replicas for node in status.nodes],
         "out of sync": [node.out_of_sync for node in status.nodes],
         "lag": [node.lag for node in status.nodes],
-        "quorum": [node.quorum for node in status.nodes],
+        metadata_store(status): [node.quorum for node in status.nodes],
         "metadata lag": [node.metadata_lag for node in status.nodes],
     }
     if any(node.process is not None for node in status.nodes):

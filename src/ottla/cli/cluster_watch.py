@@ -17,8 +17,10 @@ from ottla.cli.cluster_status import (
     clients_text,
     document,
     facts,
+    metadata_store,
     nodes_table,
     partitions_text,
+    quorum_text,
     read_status,
     topics_table,
 )
@@ -174,11 +176,8 @@ class _Lines:
             self._print_change(f"node {node.id}", f"{node.state}{where}{pid}")
         if status.command_config is not None:
             self._print_change("clients", clients_text(status))
-        quorum = status.quorum
-        if quorum is not None:
-            self._print_change("quorum", f"leader {quorum.leader}, epoch {quorum.epoch}")
-        elif any(node.state is ProcessState.RUNNING for node in status.nodes):
-            self._print_change("quorum", "no leader is known")
+        if status.quorum is not None or any(node.state is ProcessState.RUNNING for node in status.nodes):
+            self._print_change(metadata_store(status), quorum_text(status))
         if status.partitions is not None:
             self._print_change("partitions", partitions_text(status))
 

@@ -7,8 +7,9 @@ record is at the acknowledged offset, every number is in the output once, the ch
 nothing in the whole history, and all replicas have the same bytes. `OTTLA_CLUSTER_FAULT_SECONDS` says how
 long, `OTTLA_CLUSTER_FAULT_SEED` repeats the choice of faults (not the moment: these are real processes).
 `OTTLA_CLUSTER_FAULT_SECURITY=SASL_SSL` has everything on: TLS and logins on all listeners, and clients that
-are a user with just the ACLs needed. `OTTLA_CLUSTER_FAULT_ZOOKEEPER=HOST:PORT/PATH` is for the legacy mode:
-the metadata are there, below a path that is new.
+are a user with just the ACLs needed. `OTTLA_CLUSTER_FAULT_ZOOKEEPER=own` is for the legacy mode: the metadata
+are in a ZooKeeper of the test, which is killed and paused too; `HOST:PORT/PATH` instead of `own` is one that
+runs, with a path that is new.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from tests.support.process_faults import Nemesis
 from tests.support.replicas import replicas_of
 from tests.support.transform_workload import Copying, Worker, read
 from tests.support.users import ScramUser, add_user, admin_of, copying_acls
+from tests.support.zookeeper import ApacheZooKeeper
 
 SECONDS = float(os.environ.get("OTTLA_CLUSTER_FAULT_SECONDS", "20"))
 SEED = int(os.environ.get("OTTLA_CLUSTER_FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
@@ -82,13 +84,17 @@ def copied(copying: Copying, directory: Path) -> Iterator[list[Worker]]:
 @pytest.mark.timeout(2 * SECONDS + 700)
 def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
     print(f"repeat with OTTLA_CLUSTER_FAULT_SEED={SEED}")
-    with LocalCluster(
-        nodes=3,
-        settings=SETTINGS,
-        data_dir=str(tmp_path / "cluster"),
-        security=SECURITY,
-        zookeeper=ZOOKEEPER,
-    ) as cluster:
+    own = ApacheZooKeeper(tmp_path / "zookeeper") if ZOOKEEPER == "own" else None
+    with (
+        own or nullcontext(),
+        LocalCluster(
+            nodes=3,
+            settings=SETTINGS,
+            data_dir=str(tmp_path / "cluster"),
+            security=SECURITY,
+            zookeeper=ZOOKEEPER if own is None else own.connect,
+        ) as cluster,
+    ):
         bootstrap = cluster.bootstrap_servers
         with admin_of(cluster) as admin:
             for topic in (SOURCE, TARGET):
@@ -113,7 +119,7 @@ def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
                     worker.keep_alive()
                 load.wait_for_more(20)
 
-            nemesis = Nemesis(cluster, SEED, TARGET, progress)
+            nemesis = Nemesis(cluster, SEED, TARGET, progress, own)
             end = time.monotonic() + SECONDS
             while time.monotonic() < end:
                 nemesis.strike()

@@ -7,21 +7,34 @@ Faults are counted: a run that never paused a leader has shown nothing about pau
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
 
 from ottla.testing.local_cluster import LocalCluster, ProcessState
+from tests.support.zookeeper import ApacheZooKeeper
 
 # Longer than the session of a broker in these tests, and shorter.
 PAUSES_S = (0.3, 1.5, 5.0)
 
 
 class Nemesis:
-    """`topic` is one whose leader it goes for; `progress` returns once clients are served again."""
+    """`topic` is one whose leader it goes for; `progress` returns once clients are served again. With a
+    `zookeeper`, which has the metadata, it is killed and paused too.
+    """
 
-    def __init__(self, cluster: LocalCluster, seed: int, topic: str, progress: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        seed: int,
+        topic: str,
+        progress: Callable[[], None],
+        zookeeper: ApacheZooKeeper | None = None,
+    ) -> None:
+        self._zookeeper = zookeeper
         self._cluster = cluster
         self._random = random.Random(seed)
         self._topic = topic
@@ -41,6 +54,7 @@ class Nemesis:
                 self.restart_one,
                 self.kill_and_start_at_once,
                 self.kill_all,
+                *((self.kill_zookeeper, self.pause_zookeeper) if self._zookeeper is not None else ()),
             )
         )
         self.strikes[do.__name__] += 1
@@ -74,6 +88,22 @@ class Nemesis:
 
     def pause_controller(self) -> None:
         self._pause(self._cluster.controller())
+
+    def kill_zookeeper(self) -> None:
+        """Leaders serve on without it."""
+        assert self._zookeeper is not None
+        self._zookeeper.kill()
+        self._progress()
+        self._zookeeper.start()
+        self._cluster.wait_ready()
+
+    def pause_zookeeper(self) -> None:
+        assert self._zookeeper is not None
+        os.kill(self._zookeeper.pid, signal.SIGSTOP)
+        time.sleep(self._random.choice(PAUSES_S))  # the fault itself
+        self._progress()
+        os.kill(self._zookeeper.pid, signal.SIGCONT)
+        self._cluster.wait_ready()
 
     def restart_one(self) -> None:
         self._cluster.restart(self._any())

@@ -65,7 +65,8 @@ class DelegationTokensAdmin:
         be renewed for at most `max_lifetime_ms`; -1 is the longest that brokers allow.
         """
         renewer_names = [_split(each) for each in renewers]
-        owner_type, owner_name = _split(owner) if owner is not None else (None, None)
+        # Brokers from before 3.3 have no place for an owner; an empty one is the requester.
+        owner_type, owner_name = _split(owner) if owner is not None else ("", "")
         request = CreateDelegationTokenRequest(
             owner_principal_type=owner_type,
             owner_principal_name=owner_name,

@@ -179,20 +179,48 @@ def test_a_damaged_segment_stays_as_it_is() -> None:
     assert disk.list_dir("/data/orders-0")[0] == "00000000000000000000.index"
 
 
+def test_a_segment_that_ends_within_a_message_is_refused_unless_its_node_was_killed() -> None:
+    """A length that is damaged looks like that as well, and what follows it must not be dropped."""
+    for cut in (SEGMENT[:-7], SEGMENT[:-70], PLAIN_1 + b"\0" * 3):
+        disk = disk_with_segment()
+        write_file(disk, PATH, cut)
+        with pytest.raises(KafkaError, match="bytes are no message"):
+            upgrade_segment(disk, PATH)
+        assert disk.contents()[PATH] == cut
+        done = upgrade_segment(disk, PATH, may_be_torn=True)
+        assert done.torn_size > 0
+        found = records_of(disk.contents()[PATH])
+        assert [offset for offset, *_ in found] == list(range(len(found)))
+
+
+def test_an_old_format_in_the_middle_of_a_segment_is_found_by_a_thorough_look() -> None:
+    disk = disk_with_segment()
+    lowered = build_batch([(50, b"new", b"format")], base_offset=0) + message(1, b"old again")
+    write_file(disk, PATH, lowered)
+    assert old_segments(disk, "/data/orders-0") == []
+    assert old_segments(disk, "/data/orders-0", thorough=True) == [PATH]
+    upgrade_segment(disk, PATH)
+    assert [value for *_, value in records_of(disk.contents()[PATH])] == [b"format", b"old again"]
+    assert old_segments(disk, "/data/orders-0", thorough=True) == []
+
+
 def test_a_crash_leaves_the_old_segment_or_the_new_one() -> None:
     whole = disk_with_segment()
     upgrade_segment(whole, PATH)
     new = whole.contents()[PATH]
     for operation in itertools.count():
-        disk = disk_with_segment(operation)
-        disk.crash_after(operation)
-        try:
-            upgrade_segment(disk, PATH)
-            complete = True
-        except SimCrash:
-            complete = False
-        disk = disk.after_crash(operation)
-        assert disk.contents()[PATH] in (SEGMENT, new)
+        for seed in range(8):
+            disk = disk_with_segment(seed)
+            disk.crash_after(operation)
+            try:
+                upgrade_segment(disk, PATH)
+                complete = True
+            except SimCrash:
+                complete = False
+            disk = disk.after_crash(seed)
+            assert disk.contents()[PATH] in (SEGMENT, new)
+            if disk.contents()[PATH] == new:
+                assert not disk.exists(PATH.replace(".log", ".index")), "the index is of the old segment"
         if complete:
             assert disk.contents()[PATH] == new
             return

@@ -165,6 +165,14 @@ def upgrade_format(
         str | None,
         Option("--config", "-c", metavar="FILE", help="server.properties, for its directories."),
     ] = None,
+    thorough: Annotated[
+        bool,
+        Option(
+            "--thorough",
+            help="Look at every batch, not only at the first of each segment: for topics whose "
+            "message.format.version was lowered. Reads through all logs.",
+        ),
+    ] = False,
     apply: Annotated[
         bool, Option("--apply", help="Rewrite the segments; without it, nothing changes.")
     ] = False,
@@ -175,6 +183,7 @@ def upgrade_format(
     For a stopped node whose cluster was imported from ZooKeeper. Offsets, keys, values and timestamps stay as
     they are. May be interrupted, and run again.
     """
+    from ottla.log.directory.checkpoints import read_clean_shutdown
     from ottla.log.directory.dir_names import DirKind, parse_dir_name
     from ottla.log.format_upgrade import old_segments, upgrade_segment
     from ottla.protocol.errors import KafkaError
@@ -193,8 +202,13 @@ def upgrade_format(
         try:
             lock = disk.lock(os.path.join(path, ".lock"))
         except BlockingIOError:
-            raise CliError(f"{path} is in use: stop its node first") from None
+            raise CliError(
+                f"{path} is in use: stop its node, or wait until the other `ottla storage` has ended"
+            ) from None
+        except OSError as error:
+            raise CliError(f"cannot use {path}: {error.strerror}") from None
         try:
+            was_killed = read_clean_shutdown(disk, path) is None
             for name in disk.list_dir(path):
                 directory = os.path.join(path, name)
                 try:
@@ -202,14 +216,25 @@ def upgrade_format(
                         continue
                 except KafkaError:
                     continue
-                for segment in old_segments(disk, directory):
+                last = max((each for each in disk.list_dir(directory) if each.endswith(".log")), default="")
+                for segment in old_segments(disk, directory, thorough=thorough):
                     facts: dict[str, Any] = {"segment": segment, "bytes": disk.size(segment)}
                     if apply:
-                        done = upgrade_segment(disk, segment)
+                        may_be_torn = was_killed and os.path.basename(segment) == last
+                        done = upgrade_segment(disk, segment, may_be_torn=may_be_torn)
                         facts |= {"records": done.records, "bytes_after": done.size_after}
+                        if done.torn_size:
+                            facts["torn_bytes"] = done.torn_size
                     found.append(facts)
         except KafkaError as error:
-            raise CliError(f"{error.message}; the segment is as it was") from None
+            raise CliError(
+                f"{error.message}; the segment is as it was. Is there a replica of it elsewhere? Then move "
+                "this directory of the partition away; it is fetched again"
+            ) from None
+        except OSError as error:
+            raise CliError(
+                f"{error.filename or path}: {error.strerror}; no segment is lost. Solve that, run it again"
+            ) from None
         finally:
             lock.release()
     if as_json:

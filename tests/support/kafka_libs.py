@@ -24,6 +24,8 @@ KAFKA_VERSION = "4.3.1"
 OLD_CLIENT_VERSION = "3.5.0"
 # The last version that runs on ZooKeeper, and brings it.
 ZOOKEEPER_KAFKA_VERSION = "3.9.1"
+# The first version that an import is for; another one can be tried instead.
+OLDER_KAFKA_VERSION = os.environ.get("OTTLA_OLDER_KAFKA_VERSION", "2.8.2")
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 LIBS_VARIABLE = "OTTLA_KAFKA_LIBS"
@@ -66,6 +68,10 @@ ZOOKEEPER_KAFKA = Bundle(
     f"kafka-{ZOOKEEPER_KAFKA_VERSION}",
     (f"org.apache.kafka:kafka_2.13:{ZOOKEEPER_KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36"),
 )
+OLDER_KAFKA = Bundle(
+    f"kafka-{OLDER_KAFKA_VERSION}",
+    (f"org.apache.kafka:kafka_2.13:{OLDER_KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36"),
+)
 # Spark's own Kafka connector, for the pyspark that is installed here; Spark has the rest on its classpath.
 SPARK_CONNECTOR = Bundle(
     "spark-connector-4.2.0",
@@ -78,7 +84,7 @@ SPARK_CONNECTOR = Bundle(
     transitive=False,
 )
 
-BUNDLES = (BROKER, STREAMS, OLD_CLIENT, ZOOKEEPER_KAFKA, SPARK_CONNECTOR)
+BUNDLES = (BROKER, STREAMS, OLD_CLIENT, ZOOKEEPER_KAFKA, SPARK_CONNECTOR, OLDER_KAFKA)
 
 
 def missing_requirement() -> str | None:

@@ -1,4 +1,4 @@
-"""ZooKeeper, and Apache Kafka 3.9 on it, as processes in a folder on loopback: the oracle of znodes.
+"""ZooKeeper, and Apache Kafka 3.9 or older on it, as processes in a folder on loopback: the oracle of znodes.
 
 Sessions are short, so that a killed broker is forgotten after seconds. Leaving a context ends the process
 that was started; a failed start shows the end of its log.
@@ -129,8 +129,10 @@ class ApacheZooKeeper:
         settings: Mapping[str, str] | None = None,
         jvm: Sequence[str] = (),
         tls_port: int | None = None,
+        bundle: kafka_libs.Bundle = kafka_libs.ZOOKEEPER_KAFKA,
     ) -> None:
         self._directory = directory
+        self._bundle = bundle
         self._settings = dict(settings or {})
         self._jvm = tuple(jvm)
         self.tls_port = tls_port
@@ -164,7 +166,7 @@ class ApacheZooKeeper:
             + "".join(f"{name}={value}\n" for name, value in self._settings.items())
         )
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        self._java.launch(main, [str(file)], kafka_libs.ZOOKEEPER_KAFKA, self._jvm)
+        self._java.launch(main, [str(file)], self._bundle, self._jvm)
         self._java.await_port(self.port)
         if self.tls_port is not None:
             self._java.await_port(self.tls_port)
@@ -186,7 +188,7 @@ class ApacheZooKeeper:
 
 
 class ZooKeeperKafka:
-    """A broker of Apache Kafka 3.9 on ZooKeeper. It is ready when it lists itself."""
+    """A broker of Apache Kafka on ZooKeeper. It is ready when it lists itself."""
 
     def __init__(
         self,
@@ -198,7 +200,9 @@ class ZooKeeperKafka:
         port: int | None = None,
         properties: Mapping[str, str] | None = None,
         jvm: Sequence[str] = (),
+        bundle: kafka_libs.Bundle = kafka_libs.ZOOKEEPER_KAFKA,
     ) -> None:
+        self._bundle = bundle
         self.directory = directory
         self.broker_id = broker_id
         self.port = port if port is not None else free_ports(1)[0]
@@ -223,7 +227,7 @@ class ZooKeeperKafka:
         """Begin to start it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.file.write_text("".join(f"{name}={value}\n" for name, value in self.settings.items()))
-        self._java.launch("kafka.Kafka", [str(self.file)], kafka_libs.ZOOKEEPER_KAFKA, self._jvm)
+        self._java.launch("kafka.Kafka", [str(self.file)], self._bundle, self._jvm)
 
     def await_ready(self) -> None:
         self._java.await_port(self.port)

@@ -44,7 +44,7 @@ from ottla.zookeeper.migration.importer import (
     plan_import,
     write_import,
 )
-from ottla.zookeeper.migration.kraft_properties import ControllerVoter, kraft_properties
+from ottla.zookeeper.migration.kraft_properties import ControllerVoter, controller_address, kraft_properties
 from ottla.zookeeper.migration.metadata_records import ImportedMetadata, import_metadata
 from ottla.zookeeper.migration.password_encoder import decode_password, is_encoded
 from ottla.zookeeper.znodes import (
@@ -266,6 +266,37 @@ async def test_users_quotas_acls_tokens_and_producer_ids_come_over(tree: Znodes)
     ]
 
 
+async def test_the_levels_of_features_of_the_legacy_mode_do_not_go_down(tree: Znodes) -> None:
+    levels = {"group.version": 1, "transaction.version": 2, "unheard.of": 7}
+    tree.put(znodes.FEATURE, znodes.FeatureZNode(True, levels).encode())
+    _, imported = await imported_from(tree, release=METADATA_VERSIONS[14].level)
+    found = imported.image.features.finalized_versions()
+    assert (found["group.version"], found["transaction.version"]) == (1, 2)
+    assert imported.findings.left_behind == [
+        "the finalized features unheard.of: the metadata.version decides instead"
+    ]
+
+
+async def test_a_broker_that_starts_while_the_znodes_are_read_is_seen(tree: Znodes) -> None:
+    class StartsMeanwhile(Znodes):
+        async def children(self, path: str, watch: Any = None) -> list[str]:
+            if path == znodes.CONFIG_TOPICS:
+                for each, data in late.items():
+                    self.put(each, data)
+            return await super().children(path, watch)
+
+    late = {"/brokers/ids/7": b"{}"}
+    started = StartsMeanwhile()
+    started.nodes = dict(tree.nodes)
+    assert "brokers are running: 7" in check_cluster(await read_cluster(started))[0]
+    late = {"/controller": znodes.ControllerZNode(7, 2).encode()}
+    started.nodes = dict(tree.nodes)
+    assert "/controller names 7" in check_cluster(await read_cluster(started))[0]
+    late = {"/controller_epoch": b"4"}  # it has come and gone
+    started.nodes = dict(tree.nodes)
+    assert "a controller has run" in check_cluster(await read_cluster(started))[0]
+
+
 async def test_a_cluster_that_runs_is_refused(tree: Znodes) -> None:
     assert check_cluster(await read_cluster(tree)) == []
     tree.put("/controller", znodes.ControllerZNode(1, 2).encode())
@@ -372,6 +403,100 @@ async def test_a_directory_in_which_a_node_has_started_is_not_changed(tree: Znod
     assert "node 1 has started since the import" in plan.findings.problems[0]
 
 
+async def test_a_node_that_starts_after_the_plan_was_made_keeps_what_it_has(tree: Znodes) -> None:
+    """The plan may be made before all locks are held: what it decided is looked at again."""
+    disk = broker_disk()
+    write_import(disk, await planned(disk, tree))
+    tree.nodes.pop(znodes.topic_path("orders"))
+    plan = await planned(disk, tree)
+    write_file(disk, "/a/__cluster_metadata-0/quorum-state", b"{}")
+    before = disk.contents()
+    with pytest.raises(StorageError, match=r"node 1 has started since the import.*Nothing was written"):
+        write_import(disk, plan)
+    assert disk.contents() == before
+    disk = broker_disk()
+    plan = await planned(disk, tree)
+    write_file(disk, "/b/meta.properties", OLD.replace(b"broker.id=1", b"broker.id=2"))
+    before = disk.contents()
+    with pytest.raises(StorageError, match="was changed just now"):
+        write_import(disk, plan)
+    assert disk.contents() == before
+
+
+async def test_another_order_of_directories_does_not_hide_a_node_that_has_started(tree: Znodes) -> None:
+    disk = broker_disk()
+    write_import(disk, await planned(disk, tree))
+    turned = ImportNode(1, ("/b", "/a"), is_controller=True)
+    plan = await planned(disk, tree, turned)
+    assert plan.findings.problems == [
+        "/a/__cluster_metadata-0 is of an import when /a was the first of log.dirs: put it first again, or "
+        "remove the metadata there"
+    ]
+    write_file(disk, "/a/__cluster_metadata-0/00000000000000000007.log", b"")
+    plan = await planned(disk, tree, turned)
+    assert "node 1 has started since the import" in plan.findings.problems[0]
+
+
+async def test_a_broker_that_is_no_controller_any_more_has_no_metadata_left(tree: Znodes) -> None:
+    """It would begin with the metadata of the first import, which the controllers do not have."""
+    disk = broker_disk()
+    write_import(disk, await planned(disk, tree))
+    broker, controller = ImportNode(1, NODE.paths), ImportNode(100, ("/c",), False, True)
+    disk.make_dirs("/c")
+    plan = await planned(disk, tree, broker, controller)
+    assert "/a/__cluster_metadata-0" in plan.pending
+    write_import(disk, plan)
+    assert not disk.is_dir("/a/__cluster_metadata-0")
+    assert disk.is_dir("/c/__cluster_metadata-0")
+    assert (await planned(disk, tree, broker, controller)).pending == []
+
+
+LEGACY = f"#\ncluster.id={CLUSTER_ID}\ndirectory.id=1y8N55JZS7-UKFp5YmSX_w\nnode.id=1\nversion=1\n".encode()
+
+
+async def test_a_second_import_of_the_legacy_mode_is_harmless_at_any_operation(tree: Znodes) -> None:
+    """Its properties are the same before and after: a node refuses the directory by the mark."""
+    node = ImportNode(1, ("/a",), is_controller=True)
+    _, first = await imported_from(tree)
+    changed = Znodes()
+    changed.nodes = dict(tree.nodes)
+    with_topic(changed, "more", {0: PartitionAssignment((1,))}, id="AAAAAAAAAAAAAAAAAAAAAQ")
+    cluster, second = await imported_from(changed)
+    for operation in itertools.count():
+        disk = SimDisk(seed=operation)
+        disk.make_dirs("/a/orders-0")
+        write_file(disk, "/a/meta.properties", LEGACY)
+        mark_of_zookeeper(disk, "/a")
+        disk.sync_all()
+        write_import(disk, await planned(disk, tree, node))
+        check_metadata_store(disk, ["/a"], zookeeper=False)
+        plan = plan_import(disk, cluster, second, LATEST_METADATA_VERSION, [node])
+        disk.crash_after(operation)
+        try:
+            write_import(disk, plan)
+            complete = True
+        except SimCrash:
+            complete = False
+        disk = disk.after_crash(operation)
+        assert disk.contents()["/a/meta.properties"] == LEGACY, "the directory keeps its id"
+        try:
+            check_metadata_store(disk, ["/a"], zookeeper=False)
+        except StorageError:
+            pass
+        else:
+            assert image_of(disk) in (first.image, second.image)
+        plan = plan_import(disk, cluster, second, LATEST_METADATA_VERSION, [node])
+        assert plan.findings.problems == []
+        write_import(disk, plan)
+        assert image_of(disk) == second.image
+        assert sorted(disk.list_dir("/a")) == [
+            *("__cluster_metadata-0", "bootstrap.checkpoint", "meta.properties", "orders-0"),
+        ]
+        if complete:
+            assert operation > 10
+            return
+
+
 async def test_a_crash_at_any_operation_is_harmless(tree: Znodes) -> None:
     """A node refuses the directories until the metadata is complete, and a second run ends the same."""
     cluster, imported = await imported_from(tree)
@@ -431,7 +556,7 @@ async def test_directories_of_others_are_refused(tree: Znodes) -> None:
         "/b/meta.properties belongs to broker 2, not to 1",
     ]
     missing = await planned(disk, tree, ImportNode(1, ("/a", "/nowhere")))
-    assert "/nowhere, a directory of broker 1, does not exist" in missing.findings.problems
+    assert missing.findings.problems[0].startswith("/nowhere, a directory of broker 1, does not exist: ")
 
 
 async def test_a_directory_in_use_is_refused() -> None:
@@ -512,6 +637,73 @@ def test_the_settings_of_a_broker_are_rewritten() -> None:
     broker = kraft_properties(given, 4, voters).settings
     assert broker["process.roles"] == "broker"
     assert broker["listeners"] == given["listeners"]
+
+
+def test_the_listener_of_the_control_plane_goes() -> None:
+    """Many have called it CONTROLLER."""
+    given = {
+        "listeners": "CLIENTS://:9092,CONTROLLER://:9094",
+        "advertised.listeners": "CLIENTS://kafka-1:9092,CONTROLLER://kafka-1:9094",
+        "listener.security.protocol.map": "CLIENTS:SSL,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": "CLIENTS",
+        "control.plane.listener.name": "CONTROLLER",
+    }
+    settings = kraft_properties(given, 1, [ControllerVoter(1, "kafka-1", 9093)]).settings
+    assert settings["listeners"] == "CLIENTS://:9092,CONTROLLER://:9093"
+    assert settings["advertised.listeners"] == "CLIENTS://kafka-1:9092"
+    assert settings["listener.security.protocol.map"] == "CLIENTS:SSL,CONTROLLER:SSL"
+    del given["control.plane.listener.name"]  # then it is a listener for clients
+    settings = kraft_properties(given, 1, [ControllerVoter(1, "kafka-1", 9093)]).settings
+    assert settings["listeners"] == "CLIENTS://:9092,CONTROLLER://:9094,KRAFT_CONTROLLER://:9093"
+    assert settings["controller.listener.names"] == "KRAFT_CONTROLLER"
+
+
+def test_the_settings_of_kafka_2_are_understood() -> None:
+    given = {
+        "port": "9192",
+        "host.name": "10.0.0.1",
+        "advertised.host.name": "kafka-1",
+        "quota.producer.default": "1024",
+        "metadata.log.dir": "/elsewhere",
+    }
+    rewritten = kraft_properties(given, 1, [ControllerVoter(9, "nine", 9093)])
+    assert rewritten.settings["listeners"] == "PLAINTEXT://10.0.0.1:9192"
+    assert rewritten.settings["advertised.listeners"] == "PLAINTEXT://kafka-1:9192"
+    assert sorted(rewritten.removed) == sorted(given)
+    assert "ottla quotas set --default-client-id producer_byte_rate=1024" in rewritten.warnings[0]
+
+
+def test_the_settings_of_the_legacy_mode_lose_zookeeper_and_keep_their_controllers() -> None:
+    given = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "metadata.store": "zookeeper",
+        "zookeeper.connect": "zk:2181",
+        "listeners": "PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:SSL",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": "/a",
+    }
+    assert controller_address(given) == ("127.0.0.1", 9093)
+    voters = [ControllerVoter(1, "127.0.0.1", 9093)]
+    assert kraft_properties(given, 1, voters).settings == {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": "1@127.0.0.1:9093",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": given["listeners"],
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:SSL",
+        "log.dirs": "/a",
+    }
+    broker = kraft_properties(given, 1, [ControllerVoter(2, "two", 9093)]).settings
+    assert (broker["process.roles"], broker["listeners"]) == ("broker", "PLAINTEXT://127.0.0.1:9092")
+    alone = given | {"process.roles": "controller", "listeners": "CONTROLLER://:9093"}
+    controller = kraft_properties(alone, 1, voters).settings
+    assert (controller["process.roles"], controller["listeners"]) == (
+        "controller",
+        "CONTROLLER://127.0.0.1:9093",
+    )
+    assert controller_address(alone) is None
 
 
 def test_values_survive_the_new_file() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -13,7 +15,7 @@ from ottla.cli.output import print_json
 
 if TYPE_CHECKING:
     from ottla.metadata.features import MetadataVersion
-    from ottla.runtime.zookeeper import ZooKeeperLogin, ZooKeeperSettings
+    from ottla.runtime.zookeeper import KazooSession, ZooKeeperLogin, ZooKeeperSettings
     from ottla.zookeeper.migration.cluster_reader import ZooKeeperCluster
     from ottla.zookeeper.migration.importer import ImportNode, ImportPlan
     from ottla.zookeeper.migration.kraft_properties import ControllerVoter, KraftProperties
@@ -35,6 +37,8 @@ class _Broker:
     paths: list[str]
     file: str | None
     settings: dict[str, str]
+    roles: tuple[str, ...] = ("broker",)
+    """A node of Ottla's legacy mode may be a controller; Kafka's brokers on ZooKeeper have no roles."""
 
 
 @command(app, "import")
@@ -106,17 +110,18 @@ def import_(
 ) -> None:
     """Bring a stopped cluster of Kafka 2.8 to 3.9 from ZooKeeper to a quorum of controllers.
 
-    Reads ZooKeeper and the data directories, and writes the metadata log of the controllers, meta.properties
-    and the new settings of each node. Neither ZooKeeper nor a log of a partition is changed. Run it for the
+    Also one of Ottla whose metadata are in ZooKeeper (metadata.store=zookeeper). Reads ZooKeeper and the data
+    directories, and writes the metadata log of the controllers, meta.properties and the new settings of each
+    node. Neither ZooKeeper nor a log of a partition is changed. Run it for the
     directories of every node, on each machine with the same --controllers. Then start the nodes with the new
     settings, as Ottla or as Apache Kafka 4.
     """
     import asyncio
+    import contextlib
     import tempfile
 
     from ottla.log.directory.meta_properties import StorageError
     from ottla.runtime.disk import RealDisk
-    from ottla.runtime.zookeeper import ZooKeeperError
     from ottla.zookeeper.migration.importer import locked_directories, plan_import, write_import
     from ottla.zookeeper.migration.metadata_records import import_metadata
 
@@ -124,33 +129,39 @@ def import_(
     version = _version(release)
     brokers = [*(_read_file(file) for file in files or []), *(_given_dirs(each) for each in log_dirs or [])]
     _check_once(brokers)
+    paths = [path for broker in brokers for path in broker.paths]
+    paths += [os.path.abspath(_controller_dir(text)[1]) for text in controller_dir or []]
     try:
-        with tempfile.TemporaryDirectory(prefix="ottla-zookeeper-") as scratch:
+        with contextlib.ExitStack() as stack:
+            # The locks come first: what is read under them stays as it is. A directory that no node has ever
+            # locked is not touched before it is certain that something will be written.
+            locked = stack.enter_context(locked_directories(disk, paths, create=False))
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="ottla-zookeeper-"))
             settings = _zookeeper_settings(zookeeper, zookeeper_config, jaas, brokers, scratch)
             cluster = asyncio.run(_read(settings, wait))
-    except (ConnectionError, ZooKeeperError) as error:
-        raise CliError(str(error), status=UNREACHABLE) from None
-    imported = import_metadata(cluster, version, _password_decoder(brokers))
-    voters = _voters(controllers, brokers, imported)
-    nodes = _nodes(brokers, voters, controller_dir or [])
-    paths = [path for node in nodes for path in node.paths]
-    unlocked = [path for path in paths if not os.path.exists(os.path.join(path, ".lock"))]
-    try:
-        with locked_directories(disk, paths, create=False):
+            imported = import_metadata(cluster, version, _password_decoder(brokers))
+            voters = _voters(controllers, brokers, imported)
+            nodes = _nodes(brokers, voters, controller_dir or [])
             plan = plan_import(disk, cluster, imported, version, nodes)
             new_settings = _new_settings(brokers, voters, nodes, output)
             for properties in new_settings.values():
                 plan.findings.warnings += properties.warnings
             _check_controllers(voters, nodes, plan)
+            _check_settings(new_settings, plan)
             can_write = not plan.findings.problems and not dry_run
             if can_write:
-                with locked_directories(disk, unlocked, create=True):
-                    write_import(disk, plan)
-                    _write_settings(new_settings, plan)
+                others = [path for path in paths if path not in locked]
+                stack.enter_context(locked_directories(disk, others, create=True))
+                asyncio.run(_check_still_stopped(settings))
+                write_import(disk, plan)
+                _write_settings(new_settings)
     except StorageError as error:
         raise CliError(str(error)) from None
     except OSError as error:
-        raise CliError(f"cannot write {error.filename}: {error.strerror}; run the import again") from None
+        raise CliError(
+            f"cannot use {error.filename}: {error.strerror}. Solve that, and run the import again: it "
+            "goes on where it was. If the disk has failed, take the directory out of log.dirs"
+        ) from None
     if as_json:
         print_json(_document(imported, plan, voters, new_settings, written=can_write))
     else:
@@ -198,14 +209,23 @@ def _read_properties(file: str) -> dict[str, str]:
 
 def _read_file(file: str) -> _Broker:
     settings = _read_properties(file)
-    if "process.roles" in settings:
-        raise CliError(f"{file} has process.roles: it is for a node with a quorum, not for one on ZooKeeper")
-    text = settings.get("log.dirs") or settings.get("log.dir") or "/tmp/kafka-logs"
-    paths = [os.path.abspath(path.strip()) for path in text.split(",") if path.strip()]
-    id = settings.get("broker.id", "-1").strip()
+    is_legacy = settings.get("metadata.store", "").strip().lower() == "zookeeper"
+    if "process.roles" in settings and not is_legacy:
+        raise CliError(
+            f"{file} has process.roles: it is for a node with a quorum, not for one on ZooKeeper. Give the "
+            "file that the broker had on ZooKeeper"
+        )
+    text = settings.get("log.dirs") or settings.get("log.dir")
+    if text is None and is_legacy:
+        raise CliError(f"{file} has no log.dirs: name the directory of the node with --log-dirs ID=DIR")
+    paths = [os.path.abspath(path.strip()) for path in (text or "/tmp/kafka-logs").split(",") if path.strip()]
+    id = (settings.get("broker.id") or (settings.get("node.id") if is_legacy else None) or "-1").strip()
     if not id.lstrip("-").isdecimal():
         raise CliError(f"{file} has broker.id={id}, which is no number")
-    return _Broker(int(id) if int(id) >= 0 else _stored_id(file, paths), paths, file, settings)
+    roles = ("broker",)
+    if is_legacy:
+        roles = tuple(each.strip() for each in settings.get("process.roles", "broker,controller").split(","))
+    return _Broker(int(id) if int(id) >= 0 else _stored_id(file, paths), paths, file, settings, roles)
 
 
 def _stored_id(file: str, paths: list[str]) -> int:
@@ -370,13 +390,12 @@ async def _read(settings: ZooKeeperSettings, wait_s: float) -> ZooKeeperCluster:
 
     from ottla.cli.output import note
     from ottla.runtime.clock import SystemClock
-    from ottla.runtime.zookeeper import KAZOO_LOGGER, KazooSession
+    from ottla.runtime.zookeeper import KAZOO_LOGGER
     from ottla.zookeeper.migration.cluster_reader import read_cluster
     from ottla.zookeeper.migration.importer import check_cluster
 
     logging.getLogger(KAZOO_LOGGER).setLevel(logging.CRITICAL)  # what goes wrong is in the error
-    session = await KazooSession.connect(settings)
-    try:
+    async with _session(settings) as session:
         clock = SystemClock()
         deadline_ms = clock.monotonic_ns() // 1_000_000 + int(wait_s * 1000)
         waiting = False
@@ -386,12 +405,72 @@ async def _read(settings: ZooKeeperSettings, wait_s: float) -> ZooKeeperCluster:
             late = clock.monotonic_ns() // 1_000_000 >= deadline_ms
             if not problems:
                 return cluster
-            if late or not (cluster.brokers or cluster.controller) or cluster.migration is not None:
-                raise CliError(f"ZooKeeper at {settings.connect}: {'; '.join(problems)}")
+            may_end = cluster.brokers or cluster.controller or cluster.has_changed
+            if late or not may_end or cluster.migration is not None:
+                hint = "" if cluster.cluster_id is not None else await _other_chroots(settings)
+                raise CliError(f"ZooKeeper at {settings.connect}: {'; '.join(problems)}{hint}")
             if not waiting:
                 note(f"{problems[0]}; waiting up to {wait_s:g} s for that")
                 waiting = True
             await asyncio.sleep(_POLL_S)
+
+
+async def _check_still_stopped(settings: ZooKeeperSettings) -> None:
+    """Look once more, as an old broker may have been started on another machine since ZooKeeper was read."""
+    from ottla.zookeeper.migration.cluster_reader import registered_brokers
+
+    async with _session(settings) as session:
+        running = await registered_brokers(session)
+    if running:
+        raise CliError(
+            f"brokers are running: {', '.join(running)} (in /brokers/ids): started while the cluster was "
+            "read. Nothing was written. Stop them, and run the import again"
+        )
+
+
+async def _other_chroots(settings: ZooKeeperSettings) -> str:
+    """Where in this ZooKeeper clusters of Kafka are, for an operator who has named the wrong place."""
+    from dataclasses import replace
+
+    from ottla.runtime.zookeeper import ZooKeeperError
+    from ottla.zookeeper import znodes
+
+    try:
+        async with _session(replace(settings, connect=settings.hosts)) as session:
+            places = ["", *(f"/{name}" for name in await session.children("/"))]
+            found = [
+                f"{settings.hosts}{place}"
+                for place in places
+                if await session.exists(f"{place}{znodes.CLUSTER_ID}") is not None
+            ]
+    except (CliError, ZooKeeperError):
+        return ""
+    return f" Clusters of Kafka are at {', '.join(found)}" if found else ""
+
+
+@asynccontextmanager
+async def _session(settings: ZooKeeperSettings) -> AsyncIterator[KazooSession]:
+    """A session for a block, whose errors say what an operator can do."""
+    from ottla.runtime.zookeeper import KazooSession, ZooKeeperError, ZooKeeperErrorCode
+
+    try:
+        session = await KazooSession.connect(settings)
+    except ConnectionError as error:
+        raise CliError(str(error), status=UNREACHABLE) from None
+    try:
+        yield session
+    except ZooKeeperError as error:
+        if error.code is ZooKeeperErrorCode.NO_AUTH:
+            login = "without a login" if settings.login is None else f"the login {settings.login.user!r}"
+            raise CliError(
+                f"ZooKeeper at {settings.connect}: {login} may not read {error.path}. Give the login of the "
+                "brokers, with --jaas FILE or --zookeeper-config FILE. Nothing was written"
+            ) from None
+        raise CliError(
+            f"{error}. ZooKeeper at {settings.connect} went away while it was read. Nothing was written; run "
+            "the import again when it is back",
+            status=UNREACHABLE,
+        ) from None
     finally:
         await session.close()
 
@@ -406,6 +485,9 @@ def _voters(text: str | None, brokers: list[_Broker], imported: ImportedMetadata
         replicas = {
             id for _, _, registration in imported.image.topics.partitions() for id in registration.replicas
         }
+        named = _named_controllers(brokers)
+        if named and replicas <= {broker.id for broker in brokers}:
+            return named
         if len(brokers) != 1 or not replicas <= {brokers[0].id}:
             known = sorted(replicas | {broker.id for broker in brokers})
             raise WrongUsage(
@@ -427,22 +509,49 @@ def _voters(text: str | None, brokers: list[_Broker], imported: ImportedMetadata
     return sorted(voters)
 
 
+def _named_controllers(brokers: list[_Broker]) -> list[ControllerVoter]:
+    """The controllers that the files of Ottla's legacy mode have, if all of them have an address."""
+    from ottla.zookeeper.migration.kraft_properties import ControllerVoter, controller_address
+
+    found = []
+    for broker in brokers:
+        if "controller" in broker.roles:
+            address = controller_address(broker.settings)
+            if address is None:
+                return []
+            found.append(ControllerVoter(broker.id, *address))
+    return sorted(found)
+
+
+def _controller_dir(text: str) -> tuple[int, str]:
+    id, equals, path = text.partition("=")
+    if not equals or not id.isdecimal() or not path:
+        raise WrongUsage(f"--controller-dir {text}: expected ID=DIR")
+    return int(id), path
+
+
 def _nodes(
     brokers: list[_Broker], voters: list[ControllerVoter], controller_dirs: list[str]
 ) -> list[ImportNode]:
     from ottla.zookeeper.migration.importer import ImportNode
 
     ids = {voter.id for voter in voters}
-    nodes = [ImportNode(broker.id, tuple(broker.paths), is_controller=broker.id in ids) for broker in brokers]
+    nodes = []
+    for broker in brokers:
+        is_broker, is_controller = "broker" in broker.roles, broker.id in ids
+        if not is_broker and not is_controller:
+            raise WrongUsage(
+                f"{broker.file}: node {broker.id} is a controller and no broker, and not among "
+                "--controllers. It has no data: leave its file out"
+            )
+        nodes.append(ImportNode(broker.id, tuple(broker.paths), is_broker, is_controller))
     for text in controller_dirs:
-        id, equals, path = text.partition("=")
-        if not equals or not id.isdecimal() or not path:
-            raise WrongUsage(f"--controller-dir {text}: expected ID=DIR")
-        if int(id) not in ids:
+        id, path = _controller_dir(text)
+        if id not in ids:
             raise WrongUsage(f"--controller-dir {text}: {id} is not among --controllers")
-        if any(node.id == int(id) for node in nodes):
+        if any(node.id == id for node in nodes):
             raise WrongUsage(f"--controller-dir {text}: {id} has directories already")
-        nodes.append(ImportNode(int(id), (os.path.abspath(path),), is_broker=False, is_controller=True))
+        nodes.append(ImportNode(id, (os.path.abspath(path),), is_broker=False, is_controller=True))
     if not nodes:
         raise WrongUsage("no directory is given: name the server.properties of the brokers on this machine")
     return nodes
@@ -479,28 +588,46 @@ def _new_settings(
             path = os.path.join(output or ".", f"broker-{broker.id}-kraft.properties")
         found[os.path.abspath(path)] = kraft_properties(settings, broker.id, voters)
     for node in nodes:
-        if not node.is_broker:
+        if all(node.id != broker.id for broker in brokers):
             voter = next(voter for voter in voters if voter.id == node.id)
             path = os.path.join(output or ".", f"controller-{node.id}.properties")
             found[os.path.abspath(path)] = controller_properties(voter, voters, node.metadata_dir)
     return found
 
 
-def _write_settings(new_settings: dict[str, KraftProperties], plan: ImportPlan) -> None:
+# What the new settings must agree in with the metadata; the rest an operator may have changed.
+_DECISIVE: Final = ("process.roles", "node.id", "controller.quorum.voters", "log.dirs", "log.dir")
+
+
+def _check_settings(new_settings: dict[str, KraftProperties], plan: ImportPlan) -> None:
+    """Files that are there already stay as they are, so they have to be for the same node and controllers."""
     for path, properties in new_settings.items():
-        text = properties.text()
-        try:
-            with open(path, encoding="utf-8") as file:
-                current = file.read()
-        except FileNotFoundError:
-            current = ""
-        if current and current != text:
+        if not os.path.exists(path):
+            continue
+        current = _read_properties(path)
+        other = [name for name in _DECISIVE if current.get(name) != properties.settings.get(name)]
+        if other:
+            name = other[0]
+            plan.findings.problems.append(
+                f"{path} was there already, with {name}={current.get(name, '')}, and the import is for "
+                f"{properties.settings.get(name, '')}: move it away, or choose another place with --output"
+            )
+        elif current != properties.settings:
             plan.findings.notes.append(f"{path} was there already, with other settings, and is not changed")
-        elif not current:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+
+
+def _write_settings(new_settings: dict[str, KraftProperties]) -> None:
+    for path, properties in new_settings.items():
+        if os.path.exists(path):
+            continue
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        unfinished = f"{path}.tmp"
+        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(properties.text())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
 
 
 # The report

@@ -34,6 +34,7 @@ K = TypeVar("K")
 
 # How many requests to ZooKeeper are under way at the same time.
 _IN_FLIGHT: Final = 256
+_REQUEST_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class ZooKeeperCluster:
     features: FeatureZNode | None = None
     changed_ms: int = 0
     """When the newest of the znodes was changed."""
+    has_changed: bool = False
+    """Whether a controller has run while the znodes were read."""
     znodes_read: int = 0
     damaged: list[str] = field(default_factory=list)
 
@@ -80,6 +83,11 @@ class ZooKeeperCluster:
 async def read_cluster(session: ZooKeeperSession) -> ZooKeeperCluster:
     """Read everything; ZooKeeperError if ZooKeeper does not answer, or does not let this login read."""
     return await _Reader(session).read()
+
+
+async def registered_brokers(session: ZooKeeperSession) -> list[str]:
+    """The ids of the brokers that are running, as ZooKeeper has them."""
+    return await _Reader(session).registered()
 
 
 class _Reader:
@@ -97,7 +105,20 @@ class _Reader:
         await self._read_topics()
         await self._read_configs()
         await self._read_security()
+        await self._check_unchanged()
         return cluster
+
+    async def registered(self) -> list[str]:
+        return [name for name in await self._children(znodes.BROKER_IDS) if name.isdigit()]
+
+    async def _check_unchanged(self) -> None:
+        """Look again at who runs: reading takes a while, and a broker may have started since."""
+        cluster = self._cluster
+        for name in await self.registered():
+            cluster.brokers.setdefault(int(name), None)
+        cluster.controller = cluster.controller or await self._one(znodes.CONTROLLER, ControllerZNode.decode)
+        epoch = await self._one(znodes.CONTROLLER_EPOCH, znodes.decode_controller_epoch) or 0
+        cluster.has_changed = epoch != cluster.controller_epoch
 
     async def _read_cluster(self) -> None:
         cluster = self._cluster
@@ -108,12 +129,9 @@ class _Reader:
         cluster.migration = await self._one(znodes.MIGRATION, MigrationZNode.decode)
         cluster.features = await self._one(znodes.FEATURE, FeatureZNode.decode)
         cluster.producer_ids = await self._one(znodes.LATEST_PRODUCER_ID_BLOCK, ProducerIdBlockZNode.decode)
-        for name in await self._children(znodes.BROKER_IDS):
-            if name.isdigit():
-                id = int(name)
-                cluster.brokers[id] = await self._one(
-                    znodes.broker_path(id), partial(BrokerIdZNode.decode, id)
-                )
+        for name in await self.registered():
+            id = int(name)
+            cluster.brokers[id] = await self._one(znodes.broker_path(id), partial(BrokerIdZNode.decode, id))
         cluster.deleted_topics = await self._children(znodes.DELETE_TOPICS)
         cluster.requested_reassignments = (
             await self._one(znodes.REASSIGN_PARTITIONS, znodes.decode_reassign_partitions) or {}
@@ -226,25 +244,36 @@ class _Reader:
         return None
 
     async def _get(self, path: str) -> ZNode | None:
-        async with self._slots:
-            try:
-                node = await self._session.get(path)
-            except ZooKeeperError as error:
-                if error.code is ZooKeeperErrorCode.NO_NODE:
-                    return None
-                raise
+        try:
+            node = await self._ask(path, self._session.get)
+        except ZooKeeperError as error:
+            if error.code is ZooKeeperErrorCode.NO_NODE:
+                return None
+            raise
         self._cluster.znodes_read += 1
         self._cluster.changed_ms = max(self._cluster.changed_ms, node.stat.mtime_ms)
         return node
 
     async def _children(self, path: str) -> list[str]:
+        try:
+            return await self._ask(path, self._session.children)
+        except ZooKeeperError as error:
+            if error.code is ZooKeeperErrorCode.NO_NODE:
+                return []
+            raise
+
+    async def _ask(self, path: str, read: Callable[[str], Awaitable[T]]) -> T:
+        """Read with a bound: requests of a session that has lost its servers wait until one is back."""
         async with self._slots:
             try:
-                return await self._session.children(path)
-            except ZooKeeperError as error:
-                if error.code is ZooKeeperErrorCode.NO_NODE:
-                    return []
-                raise
+                async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                    return await read(path)
+            except TimeoutError:
+                raise ZooKeeperError(
+                    ZooKeeperErrorCode.CONNECTION_LOSS,
+                    path,
+                    f"ZooKeeper: no answer within {_REQUEST_TIMEOUT_S:g} s for {path}",
+                ) from None
 
 
 def _entity(name: str) -> str | None:

@@ -5,8 +5,9 @@ gets a `meta.properties` of version 1, and keeps the old one beside it. Neither 
 partition is changed.
 
 The order makes an interruption harmless: a directory of a broker on ZooKeeper is refused by every node until
-its `meta.properties` is new, or the metadata log is there, which comes with one rename and complete. A second
-run does the same again. Once a node has started in a directory, nothing is written there any more.
+its `meta.properties` is new and its mark of the legacy mode gone, or the metadata log is there, which comes
+with one rename and complete. A second run does the same again. Once a node has started in a directory,
+nothing is written there any more: that is looked at again when the locks of all directories are held.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ottla.log.directory.meta_properties import (
     ZOOKEEPER_MARK,
     MetaProperties,
     StorageError,
+    mark_of_zookeeper,
     read_meta_properties,
     unmark_of_zookeeper,
 )
@@ -111,6 +113,11 @@ def check_cluster(cluster: ZooKeeperCluster) -> list[str]:
         problems.append(
             f"/controller names {cluster.controller.broker_id}: a controller is running. Stop it first"
         )
+    elif cluster.has_changed:
+        problems.append(
+            "/controller_epoch has changed while the znodes were read: a controller has run. Stop all "
+            "brokers, and run the import again"
+        )
     return problems
 
 
@@ -141,7 +148,7 @@ def plan_import(
         plan.findings.add_all(check_identity(facts, node.id, cluster.cluster_id))
         if node.is_broker:
             plan.findings.add_all(check_partitions(facts, node.id, imported.image, cluster.deleted_topics))
-        _check_not_started(disk, node, plan)
+        plan.findings.problems += _check_metadata_dirs(disk, node)
         plan.pending += _pending(disk, node, plan)
     return plan
 
@@ -164,7 +171,10 @@ def _look(disk: Disk, node: ImportNode, plan: ImportPlan) -> list[DirectoryFacts
     for path in node.paths:
         if not disk.is_dir(path):
             if node.is_broker:
-                plan.findings.problems.append(f"{path}, a directory of broker {node.id}, does not exist")
+                plan.findings.problems.append(
+                    f"{path}, a directory of broker {node.id}, does not exist: is its disk mounted? If it "
+                    "never had data, or its data are lost, take it out of log.dirs"
+                )
             continue
         try:
             plan.facts[path] = read_directory(disk, path)
@@ -172,23 +182,36 @@ def _look(disk: Disk, node: ImportNode, plan: ImportPlan) -> list[DirectoryFacts
         except StorageError as error:
             plan.findings.problems.append(str(error))
         except OSError as error:
-            plan.findings.problems.append(f"cannot read {error.filename or path}: {error.strerror}")
+            plan.findings.problems.append(
+                f"cannot read {error.filename or path}: {error.strerror}. If its disk has failed, take "
+                f"{path} out of log.dirs"
+            )
     return found
 
 
-def _check_not_started(disk: Disk, node: ImportNode, plan: ImportPlan) -> None:
-    """A node that has started since has metadata that is newer than ZooKeeper's."""
-    directory = posixpath.join(node.metadata_dir, METADATA_PARTITION_DIR)
-    if not disk.is_dir(directory):
-        return
-    traces = [
-        name for name in sorted(disk.list_dir(directory)) if name.endswith(".log") or name == QUORUM_STATE
-    ]
-    if traces:
-        plan.findings.problems.append(
-            f"{directory} has {traces[0]}: node {node.id} has started since the import, and what is in "
-            "ZooKeeper is older than what it knows. To begin again, restore its directories as they were"
-        )
+def _check_metadata_dirs(disk: Disk, node: ImportNode) -> list[str]:
+    """Why the metadata log must not be written: a node that has started since has metadata that is newer than
+    ZooKeeper's, in whichever directory.
+    """
+    problems = []
+    for path in node.paths:
+        directory = posixpath.join(path, METADATA_PARTITION_DIR)
+        if not disk.is_dir(directory):
+            continue
+        traces = [
+            name for name in sorted(disk.list_dir(directory)) if name.endswith(".log") or name == QUORUM_STATE
+        ]
+        if traces:
+            problems.append(
+                f"{directory} has {traces[0]}: node {node.id} has started since the import, and what is in "
+                "ZooKeeper is older than what it knows. To begin again, restore its directories as they were"
+            )
+        elif path != node.metadata_dir:
+            problems.append(
+                f"{directory} is of an import when {path} was the first of log.dirs: put it first again, or "
+                "remove the metadata there"
+            )
+    return problems
 
 
 def _pending(disk: Disk, node: ImportNode, plan: ImportPlan) -> list[str]:
@@ -201,6 +224,8 @@ def _pending(disk: Disk, node: ImportNode, plan: ImportPlan) -> list[str]:
         bootstrap = posixpath.join(node.metadata_dir, BOOTSTRAP_CHECKPOINT)
         if not disk.exists(bootstrap) or read_file(disk, bootstrap) != plan.bootstrap:
             pending.append(bootstrap)
+    elif disk.is_dir(former := posixpath.join(node.metadata_dir, METADATA_PARTITION_DIR)):
+        pending.append(former)
     for number, path in enumerate(node.paths):
         facts = plan.facts.get(path)
         wanted = _properties(plan, node, number, None if facts is None else facts.properties)
@@ -223,12 +248,13 @@ def _properties(
 
 
 @contextmanager
-def locked_directories(disk: Disk, paths: Sequence[str], *, create: bool) -> Iterator[None]:
+def locked_directories(disk: Disk, paths: Sequence[str], *, create: bool) -> Iterator[list[str]]:
     """Hold the locks of the directories, which running brokers have; StorageError if one is taken.
 
     Without `create`, only of those that a broker has ever locked: the others are not touched.
     """
     locks: list[Lock] = []
+    locked: list[str] = []
     try:
         for path in paths:
             file = posixpath.join(path, LOCK)
@@ -238,22 +264,29 @@ def locked_directories(disk: Disk, paths: Sequence[str], *, create: bool) -> Ite
                 continue
             try:
                 locks.append(disk.lock(file))
+                locked.append(path)
             except BlockingIOError:
                 raise StorageError(
-                    f"Failed to acquire lock on file {LOCK} in {path}: a broker runs there. Stop it first"
+                    f"Failed to acquire lock on file {LOCK} in {path}: a broker runs there, or another "
+                    "import. Stop it first; nothing was written"
                 ) from None
-        yield
+        yield locked
     finally:
         for lock in locks:
             lock.release()
 
 
 def write_import(disk: Disk, plan: ImportPlan, *, progress: _Step = lambda _: None) -> None:
-    """Write what is pending, durably. The caller holds the locks of the directories."""
+    """Write what is pending, durably. The caller holds the locks of the directories. StorageError, and
+    nothing is written, if a node has used one since the plan was made.
+    """
     assert not plan.findings.problems, plan.findings.problems
+    _check_unchanged(disk, plan)
     for node in plan.nodes:
         if node.is_controller:
             _write_metadata(disk, node, plan, progress)
+        else:
+            _remove_metadata(disk, node, plan)
         for number, path in enumerate(node.paths):
             current = read_meta_properties(disk, path)
             wanted = _properties(plan, node, number, current)
@@ -266,23 +299,30 @@ def write_import(disk: Disk, plan: ImportPlan, *, progress: _Step = lambda _: No
             unmark_of_zookeeper(disk, path)
 
 
+def _check_unchanged(disk: Disk, plan: ImportPlan) -> None:
+    for node in plan.nodes:
+        for problem in _check_metadata_dirs(disk, node):
+            raise StorageError(f"{problem}. Nothing was written")
+        for path in node.paths:
+            facts = plan.facts.get(path)
+            if read_meta_properties(disk, path) != (None if facts is None else facts.properties):
+                raise StorageError(
+                    f"{posixpath.join(path, META_PROPERTIES)} was changed just now, by another program. "
+                    "Nothing was written; run the import again"
+                )
+
+
 def _write_metadata(disk: Disk, node: ImportNode, plan: ImportPlan, progress: _Step) -> None:
     """Write the metadata log of a controller: a snapshot, in a directory that appears complete."""
     path = node.metadata_dir
     directory = posixpath.join(path, METADATA_PARTITION_DIR)
     snapshot = posixpath.join(directory, plan.snapshot_id.file_name)
-    # A name that every Kafka takes for the rest of a partition that was deleted.
-    unfinished = posixpath.join(
-        path,
-        moved_dir_name(
-            CLUSTER_METADATA_PARTITION, DirKind.DELETE, derived_id("unfinished", plan.cluster_id, node.id)
-        ),
-    )
+    unfinished = _unfinished(node, plan)
     _remove(disk, unfinished)
     if not disk.exists(snapshot) or read_file(disk, snapshot) != plan.snapshot:
         if disk.is_dir(directory):
             # The state in ZooKeeper has changed since an import: that one must not be started any more.
-            _forget_import(disk, path)
+            _forget_import(disk, node)
             disk.rename(directory, unfinished)
             disk.sync_dir(path)
             _remove(disk, unfinished)
@@ -297,11 +337,36 @@ def _write_metadata(disk: Disk, node: ImportNode, plan: ImportPlan, progress: _S
         progress(bootstrap)
 
 
-def _forget_import(disk: Disk, path: str) -> None:
-    """Make the directory again one that no node starts in."""
+def _remove_metadata(disk: Disk, node: ImportNode, plan: ImportPlan) -> None:
+    """Remove what an import has left that made the node a controller: it would begin with that."""
+    directory, unfinished = (
+        posixpath.join(node.metadata_dir, METADATA_PARTITION_DIR),
+        _unfinished(node, plan),
+    )
+    _remove(disk, unfinished)
+    if disk.is_dir(directory):
+        disk.rename(directory, unfinished)
+        disk.sync_dir(node.metadata_dir)
+        _remove(disk, unfinished)
+
+
+def _unfinished(node: ImportNode, plan: ImportPlan) -> str:
+    """A directory whose name every Kafka takes for the rest of a partition that was deleted."""
+    id = derived_id("unfinished", plan.cluster_id, node.id)
+    name = moved_dir_name(CLUSTER_METADATA_PARTITION, DirKind.DELETE, id)
+    return posixpath.join(node.metadata_dir, name)
+
+
+def _forget_import(disk: Disk, node: ImportNode) -> None:
+    """Make the directory of the metadata log again one that no node starts in: by its old properties, or, of
+    a node of the legacy mode, whose properties are the same before and after, by its mark.
+    """
+    path = node.metadata_dir
     old, new = posixpath.join(path, OLD_META_PROPERTIES), posixpath.join(path, META_PROPERTIES)
     if disk.exists(old):
         write_file(disk, new, read_file(disk, old))
+    elif node.is_broker:
+        mark_of_zookeeper(disk, path)
     elif disk.exists(new):
         disk.unlink(new)
         disk.sync_dir(path)

@@ -15,7 +15,9 @@ from typing import Final
 
 from ottla.metadata.features import (
     ELIGIBLE_LEADER_REPLICAS_VERSION,
+    GROUP_VERSION,
     METADATA_VERSION,
+    TRANSACTION_VERSION,
     MetadataVersion,
     bootstrap_levels,
 )
@@ -132,9 +134,16 @@ class _Import:
                 "brokers have started"
             )
         features = {} if self._cluster.features is None else self._cluster.features.features
-        if features:
+        unknown = []
+        for name, level in sorted(features.items()):
+            if name in (GROUP_VERSION, TRANSACTION_VERSION):
+                # Of Ottla's legacy mode; records that were written at a level are not read at a lower one.
+                levels[name] = max(level, levels.get(name, 0))
+            else:
+                unknown.append(name)
+        if unknown:
             self._findings.left_behind.append(
-                f"the finalized features {some_of(sorted(features))}: the metadata.version decides instead"
+                f"the finalized features {some_of(unknown)}: the metadata.version decides instead"
             )
         return FeaturesImage(self._version, levels)
 

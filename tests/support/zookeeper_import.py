@@ -24,7 +24,7 @@ from ottla.client.admin.acls import AclBinding
 from ottla.client.admin.configs import ConfigSource, ResourceType
 from ottla.protocol import names
 from ottla.protocol.acl import AclOperation, AclPermissionType, AclResourceType, PatternType
-from ottla.protocol.errors import UnsupportedVersion
+from ottla.protocol.errors import KafkaError, UnsupportedVersion
 from ottla.testing.cluster_plan import free_ports
 from tests.support import java, kafka_libs
 from tests.support.command_line import CommandLine
@@ -117,7 +117,7 @@ async def fill_security(bootstrap: str, sasl_bootstrap: str) -> None:
         await admin.quotas.alter({"ip": "10.1.2.3"}, set={"connection_creation_rate": 15.0})
         await admin.configs.alter(ResourceType.BROKER, "1", set={"log.cleaner.threads": "2"})
         await admin.configs.alter(ResourceType.BROKER, "", set={"message.max.bytes": "2000000"})
-    login = {
+    login: dict[str, Any] = {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "SCRAM-SHA-256",
         "sasl.username": "alice",
@@ -196,7 +196,9 @@ async def observe_cluster(bootstrap: str) -> dict[str, Any]:
             [names.TopicPartition(topic, p) for topic, count in TOPICS.items() for p in range(count)]
         )
         seen["producers"] = {
-            str(partition): sorted(
+            str(partition): states
+            if isinstance(states, KafkaError)
+            else sorted(
                 (each.producer_id, each.producer_epoch, each.last_sequence, each.current_txn_start_offset)
                 for each in states
             )

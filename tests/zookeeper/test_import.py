@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -34,6 +35,7 @@ from ottla.runtime.zookeeper import ZNode, ZNodeStat, ZooKeeperError, ZooKeeperE
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import SimCrash
 from ottla.zookeeper import znodes
+from ottla.zookeeper.migration import cluster_reader
 from ottla.zookeeper.migration.cluster_reader import ZooKeeperCluster, read_cluster
 from ottla.zookeeper.migration.importer import (
     OLD_META_PROPERTIES,
@@ -709,3 +711,19 @@ def test_the_settings_of_the_legacy_mode_lose_zookeeper_and_keep_their_controlle
 def test_values_survive_the_new_file() -> None:
     odd = {"sasl.jaas.config": ' a "b\\c" \\', "x": "tab\tü"}
     assert parse_properties(kraft_properties(odd, 1, []).text()).items() >= odd.items()
+
+
+async def test_a_zookeeper_that_does_not_answer_any_more_is_not_waited_for(
+    tree: Znodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent(Znodes):
+        async def children(self, path: str, watch: Any = None) -> list[str]:
+            if path == znodes.TOPICS:
+                await asyncio.Event().wait()
+            return await super().children(path, watch)
+
+    monkeypatch.setattr(cluster_reader, "_REQUEST_TIMEOUT_S", 0.05)
+    silent = Silent()
+    silent.nodes = dict(tree.nodes)
+    with pytest.raises(ZooKeeperError, match=r"no answer within 0.05 s for /brokers/topics"):
+        await read_cluster(silent)

@@ -27,6 +27,8 @@ app = group("zookeeper", HELP)
 # The first of these that no listener of the broker has is the port of its controller.
 _CONTROLLER_PORTS: Final = (9093, *range(19093, 19193))
 _POLL_S: Final = 1.0
+# As Kafka has it, where the files do not.
+_CONNECT_TIMEOUT_MS: Final = 18_000
 
 
 @dataclass(slots=True)
@@ -222,7 +224,7 @@ def _read_file(file: str) -> _Broker:
     id = (settings.get("broker.id") or (settings.get("node.id") if is_legacy else None) or "-1").strip()
     if not id.lstrip("-").isdecimal():
         raise CliError(f"{file} has broker.id={id}, which is no number")
-    roles = ("broker",)
+    roles: tuple[str, ...] = ("broker",)
     if is_legacy:
         roles = tuple(each.strip() for each in settings.get("process.roles", "broker,controller").split(","))
     return _Broker(int(id) if int(id) >= 0 else _stored_id(file, paths), paths, file, settings, roles)
@@ -285,12 +287,15 @@ def _zookeeper_settings(
     if "zookeeper.connect" not in given:
         raise WrongUsage("no ZooKeeper is named: give a server.properties, or --zookeeper HOST:PORT/CHROOT")
     login = _login(given, jaas)
+    timeout = given.get("zookeeper.connection.timeout.ms", "").strip()
+    timeout_ms = int(timeout) if timeout.isdecimal() else _CONNECT_TIMEOUT_MS
     if given.get("zookeeper.ssl.client.enable", "false").strip().lower() != "true":
-        return ZooKeeperSettings(given["zookeeper.connect"], login=login)
+        return ZooKeeperSettings(given["zookeeper.connect"], login=login, connection_timeout_ms=timeout_ms)
     hostname = given.get("zookeeper.ssl.endpoint.identification.algorithm", "HTTPS")
     ca_file, key_file = _pem_files(given, scratch)
     return ZooKeeperSettings(
         given["zookeeper.connect"],
+        connection_timeout_ms=timeout_ms,
         login=login,
         tls=True,
         ca_file=ca_file,

@@ -7,15 +7,16 @@ from dataclasses import replace
 from ottla.log.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from ottla.remote.expiration import RemoteExpiration, plan_expiration
 from ottla.remote.lineage import (
+    LogLineage,
     epoch_entries_between,
     find_highest_remote_offset,
     find_remote_log_start_offset,
     is_covered_by_others,
-    is_within_leader_epochs,
     without_empty_epochs,
 )
 from ottla.remote.metadata_cache import RemoteLogMetadataCache
 from ottla.remote.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
+from ottla.runtime.steps import run_at_once
 from tests.remote.test_metadata_cache import copied, segment
 
 EPOCHS = LeaderEpochCache([(1, 0), (3, 100), (4, 200)])
@@ -29,7 +30,7 @@ def finished(
 
 
 def is_within(metadata: RemoteLogSegmentMetadata, end: int = 1000) -> bool:
-    return is_within_leader_epochs(metadata, EPOCHS.entries, end)
+    return LogLineage(EPOCHS.entries, end).has(metadata)
 
 
 def test_a_segment_is_of_the_lineage_if_its_epochs_are_those_of_the_log() -> None:
@@ -52,8 +53,8 @@ def test_a_segment_with_other_epochs_is_not() -> None:
 
 def test_epochs_that_the_log_start_has_passed_do_not_count() -> None:
     moved = (EpochEntry(3, 150), EpochEntry(4, 200))
-    assert is_within_leader_epochs(segment(50, 180, {1: 50, 3: 100}), moved, 1000)
-    assert not is_within_leader_epochs(segment(0, 99, {1: 0}), moved, 1000)
+    assert LogLineage(moved, 1000).has(segment(50, 180, {1: 50, 3: 100}))
+    assert not LogLineage(moved, 1000).has(segment(0, 99, {1: 0}))
 
 
 def test_epochs_without_records_are_left_out() -> None:
@@ -104,9 +105,9 @@ def test_records_of_an_epoch_that_the_log_has_lost_do_not_count() -> None:
 
 def test_the_log_start_in_remote_storage_is_that_of_the_oldest_segment() -> None:
     cache = RemoteLogMetadataCache()
-    assert find_remote_log_start_offset(EPOCHS, cache.list_remote_log_segments) is None
+    assert find_remote_log_start_offset(EPOCHS, cache.first_start_offset) is None
     copied(cache, segment(120, 150, {3: 120}), segment(200, 220, {4: 200}))
-    assert find_remote_log_start_offset(EPOCHS, cache.list_remote_log_segments) == 120
+    assert find_remote_log_start_offset(EPOCHS, cache.first_start_offset) == 120
 
 
 def test_an_unfinished_copy_is_covered_only_by_all_of_its_records() -> None:
@@ -136,7 +137,7 @@ def plan(segments: list[RemoteLogSegmentMetadata], **changes: int) -> RemoteExpi
         "now_ms": 1_000_000,
         **changes,
     }
-    return plan_expiration(segments, epochs=EPOCHS.entries, **values)  # type: ignore[arg-type]
+    return run_at_once(plan_expiration(segments, epochs=EPOCHS.entries, **values))  # type: ignore[arg-type]
 
 
 OLD = finished(0, 9, max_timestamp_ms=1_000)
@@ -190,14 +191,16 @@ def test_segments_of_epochs_older_than_the_log_go_and_others_outside_of_it_stay(
 def test_a_log_that_does_not_know_its_first_epochs_keeps_their_segments() -> None:
     # As after damage to the file of leader epochs: the batches on the disk begin with epoch 3.
     segments = [finished(0, 99), finished(100, 199, {3: 100})]
-    plan = plan_expiration(
-        segments,
-        epochs=[EpochEntry(3, 100)],
-        log_start_offset=0,
-        log_end_offset=1000,
-        local_only_bytes=0,
-        retention_ms=-1,
-        retention_bytes=-1,
-        now_ms=0,
+    plan = run_at_once(
+        plan_expiration(
+            segments,
+            epochs=[EpochEntry(3, 100)],
+            log_start_offset=0,
+            log_end_offset=1000,
+            local_only_bytes=0,
+            retention_ms=-1,
+            retention_bytes=-1,
+            now_ms=0,
+        )
     )
     assert plan == RemoteExpiration(())

@@ -36,7 +36,8 @@ def test_closed_segments_are_copied_and_the_active_one_is_not() -> None:
     world.check_store()
     assert world.remote_log() == world.local_log()
     assert log.highest_offset_in_remote_storage == log.active_segment.base_offset - 1
-    assert world.manager.lag() == [(TP, 0, 0)]
+    assert world.manager.lag() == []
+    assert world.manager.led_topics == [TP.topic]
 
 
 def test_a_segment_is_copied_when_progress_shows_that_it_was_closed() -> None:
@@ -329,3 +330,35 @@ def test_a_partition_at_rest_sets_no_timer_and_takes_no_step() -> None:
     world.run(86_400)
     assert world.steps == steps
     assert world.loop.time() >= lives + 86_400
+
+
+def test_a_leader_copies_nothing_twice_when_the_metadata_have_lost_its_events() -> None:
+    world = copied_world()
+    log = world.partition.log
+    before = {each.id for each in world.segments()}
+    highest, puts = log.highest_offset_in_remote_storage, world.store.puts
+    assert highest > 0
+
+    def lose() -> None:
+        del world.events[4:]
+        world.metadata.store.forget(ID)
+        world.metadata.store.assign(ID)
+        for listener in world.metadata._listeners:
+            listener(ID)
+        assert log.highest_offset_in_remote_storage == -1
+        world.metadata.store.forget(ID)
+        world.metadata.assign_partitions([ID])
+        for listener in world.metadata._listeners:
+            listener(ID)
+
+    world.in_broker(lose)
+    world.run()
+    world.check_store()
+    assert {each.id for each in world.segments()} == before
+    assert log.highest_offset_in_remote_storage == highest
+    assert world.store.puts == puts
+    world.produce(14)
+    world.progress()
+    world.run()
+    assert world.remote_log() == world.local_log()
+    world.check_store()

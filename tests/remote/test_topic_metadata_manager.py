@@ -21,6 +21,7 @@ from ottla.remote.segment_metadata import (
     RemoteLogSegmentState,
     RemoteStorageError,
     RemoteStorageNotReady,
+    encode_event,
 )
 from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom
@@ -37,8 +38,12 @@ class FakeTopic:
 
     def __init__(self, partitions: int = 2) -> None:
         self.partition_count = 0
+        self.topic_id: bytes | None = None
         self._partitions = partitions
         self.values: dict[int, list[bytes]] = {}
+        # The leader epoch of what is appended, and of each value.
+        self.leader_epoch = 0
+        self.epochs: dict[int, list[int]] = {}
         self.failures = 0
         self.reads = 0
         self._progress = asyncio.Event()
@@ -46,26 +51,47 @@ class FakeTopic:
     async def create(self) -> None:
         await self._fail()
         self.partition_count = self._partitions
+        self.topic_id = b"metadata-topic-%d" % self.leader_epoch
+
+    def delete(self) -> None:
+        self.partition_count, self.topic_id = 0, None
+        self.leader_epoch += 1
+        self.values.clear()
+        self.epochs.clear()
+
+    def truncate(self, partition: int, end: int) -> None:
+        """Lose events, as an unclean election may do."""
+        del self.values[partition][end:], self.epochs[partition][end:]
+        self.leader_epoch += 1
+        self._progress.set()
 
     async def append(self, partition: int, value: bytes) -> int:
         await self._fail()
         values = self.values.setdefault(partition, [])
         values.append(value)
+        self.epochs.setdefault(partition, []).append(self.leader_epoch)
         self._progress.set()
         return len(values) - 1
 
-    async def read(self, partition: int, offset: int, *, waits: bool) -> MetadataRead:
+    async def read(self, partition: int, offset: int, *, waits: bool, last_epoch: int = -1) -> MetadataRead:
         await self._fail()
         self.reads += 1
+        if not self.partition_count:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, "there is no topic")
         values = self.values.setdefault(partition, [])
-        if offset > len(values):
+        epochs = self.epochs.setdefault(partition, [])
+        is_other = 0 < offset <= len(epochs) and 0 <= last_epoch != epochs[offset - 1]
+        if offset > len(values) or is_other:
             return MetadataRead(b"", 0, len(values), is_truncated=True)
         while waits and offset >= len(values):
             self._progress.clear()
             await self._progress.wait()
         # A few at a time, so that a read does not bring all.
-        some = values[offset : offset + 3]
-        data = build_batch([(0, None, each) for each in some], base_offset=offset) if some else b""
+        some = list(zip(values, epochs, strict=True))[offset : offset + 3]
+        data = b"".join(
+            build_batch([(0, None, value)], base_offset=offset + number, leader_epoch=epoch)
+            for number, (value, epoch) in enumerate(some)
+        )
         return MetadataRead(data, 0, len(values))
 
     async def _fail(self) -> None:
@@ -207,10 +233,10 @@ def test_a_topic_that_has_lost_events_is_read_again() -> None:
             await copy(manager, 0, number)
         assert len(manager.list_remote_log_segments(id_of(0))) == 4
         index = metadata_partition(id_of(0), 1)
-        del topic.values[index][3:]
         # The reader waits at the old end; what is appended next is below.
-        topic.values[index].append(topic.values[index][0])
-        topic._progress.set()
+        first = topic.values[index][0]
+        topic.truncate(index, 3)
+        await topic.append(index, first)
         manager.assign_partitions([id_of(1)])
         await manager.wait_until_ready(id_of(1))
         await manager.wait_until_ready(id_of(0))
@@ -220,10 +246,84 @@ def test_a_topic_that_has_lost_events_is_read_again() -> None:
     run(test())
 
 
+def test_lost_events_are_noticed_though_the_topic_grew_past_them() -> None:
+    async def test() -> None:
+        topic = FakeTopic(1)
+        manager = manager_of(topic)
+        heard: list[tuple[TopicIdPartition, bool]] = []
+        manager.add_listener(lambda id: heard.append((id, manager.is_ready(id))))
+        manager.assign_partitions([id_of(0), id_of(1)])
+        for number in range(4):
+            await copy(manager, 0, number)
+        topic.truncate(0, 3)
+        heard.clear()
+        # Before the reader comes to it, there are more events than it has read.
+        for number in range(10, 14):
+            topic.values[0].append(encode_event(segment(1, number)))
+            topic.values[0].append(topic.values[0][0])
+            topic.epochs[0] += [1, 1]
+        await asyncio.sleep(60)
+        assert (id_of(0), False) in heard
+        assert heard.index((id_of(0), False)) < heard.index((id_of(0), True))
+        assert [each.start_offset for each in manager.list_remote_log_segments(id_of(0))] == [0, 10]
+        assert len(manager.list_remote_log_segments(id_of(1))) == 4
+        await copy(manager, 0, 1)
+        await manager.close()
+
+    run(test())
+
+
+def test_a_change_whose_event_was_lost_fails() -> None:
+    async def test() -> None:
+        topic = FakeTopic(1)
+        manager = manager_of(topic)
+        manager.assign_partitions([id_of(0)])
+        await copy(manager, 0, 0)
+        append = topic.append
+
+        async def append_and_lose(partition: int, value: bytes) -> int:
+            offset = await append(partition, value)
+            topic.truncate(partition, 0)
+            return offset
+
+        topic.append = append_and_lose  # type: ignore[method-assign]
+        with pytest.raises(RemoteStorageNotReady):
+            await copy(manager, 0, 1)
+        await manager.close()
+
+    run(test())
+
+
+def test_a_topic_that_was_deleted_is_created_again_and_all_is_read_from_it() -> None:
+    async def test() -> None:
+        topic = FakeTopic(2)
+        manager = manager_of(topic)
+        lost: list[TopicIdPartition] = []
+        manager.add_listener(lambda id: None if manager.is_ready(id) else lost.append(id))
+        manager.assign_partitions([id_of(0), id_of(1), id_of(2)])
+        for partition in range(3):
+            await copy(manager, partition, 0)
+        manager.on_topic_changed()
+        assert not lost
+        topic.delete()
+        manager.on_topic_changed()
+        await asyncio.sleep(1)
+        assert sorted(lost) == [id_of(0), id_of(1), id_of(2)]
+        for partition in range(3):
+            await manager.wait_until_ready(id_of(partition))
+            assert manager.list_remote_log_segments(id_of(partition)) == []
+            await copy(manager, partition, 1)
+            assert len(manager.list_remote_log_segments(id_of(partition))) == 1
+        await manager.close()
+
+    run(test())
+
+
 def test_records_that_cannot_be_read_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         topic = FakeTopic(1)
         topic.values[0] = [b"", b"\x01\x63\x00", b"nonsense"]
+        topic.epochs[0] = [0, 0, 0]
         manager = manager_of(topic)
         manager.assign_partitions([id_of(0)])
         await manager.wait_until_ready(id_of(0))

@@ -14,8 +14,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ottla.log.leader_epoch_cache import EpochEntry
-from ottla.remote.lineage import is_within_leader_epochs, without_empty_epochs
+from ottla.remote.lineage import LogLineage
 from ottla.remote.segment_metadata import RemoteLogSegmentId, RemoteLogSegmentMetadata, RemoteLogSegmentState
+from ottla.runtime.steps import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,42 +40,43 @@ def plan_expiration(
     retention_bytes: int,
     now_ms: int,
     being_copied: Collection[RemoteLogSegmentId] = (),
-) -> RemoteExpiration:
+) -> Steps[RemoteExpiration]:
     """Return what is to be deleted of `segments`, which are all of the partition, by their start offsets.
     `local_only_bytes` is the size of what is not in remote storage; a negative limit is no limit.
     """
-    lineage = without_empty_epochs(epochs)
-    if not lineage:
+    lineage = LogLineage(epochs, log_end_offset)
+    if not lineage.entries:
         return RemoteExpiration(())
+    first_epoch = lineage.entries[0]
     excess = 0
     if retention_bytes >= 0:
-        remote_bytes = sum(
-            each.segment_size_in_bytes
-            for each in segments
-            if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-            and is_within_leader_epochs(each, lineage, log_end_offset)
-        )
+        remote_bytes = 0
+        for metadata in segments:
+            if metadata.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED and lineage.has(metadata):
+                remote_bytes += metadata.segment_size_in_bytes
+            yield
         excess = max(0, local_only_bytes + remote_bytes - retention_bytes)
-    knows_first_epoch = lineage[0].start_offset <= log_start_offset
+    knows_first_epoch = first_epoch.start_offset <= log_start_offset
     expired: list[RemoteLogSegmentMetadata] = []
     new_start: int | None = None
     next_check_ms: int | None = None
     is_open = True
     for metadata in segments:
+        yield
         if metadata.id in being_copied:
             continue
         if metadata.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED or (
-            knows_first_epoch and _is_of_older_epochs(metadata, lineage[0])
+            knows_first_epoch and _is_of_older_epochs(metadata, first_epoch)
         ):
             expired.append(metadata)
             continue
-        if metadata.end_offset < log_start_offset and metadata.leader_epochs[-1] <= lineage[0].epoch:
+        if metadata.end_offset < log_start_offset and metadata.leader_epochs[-1] <= first_epoch.epoch:
             expired.append(metadata)
             excess = max(0, excess - metadata.segment_size_in_bytes)
             continue
         if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             continue
-        if not is_open or not is_within_leader_epochs(metadata, lineage, log_end_offset):
+        if not is_open or not lineage.has(metadata):
             continue
         if 0 <= retention_ms < now_ms - metadata.max_timestamp_ms + 1:
             excess = max(0, excess - metadata.segment_size_in_bytes)

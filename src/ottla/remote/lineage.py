@@ -13,6 +13,7 @@ from typing import Final
 
 from ottla.log.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from ottla.remote.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentState
+from ottla.runtime.steps import Steps
 
 NO_REMOTE_OFFSET: Final = -1
 
@@ -55,13 +56,31 @@ def _common_end(epochs: LeaderEpochCache, metadata: RemoteLogSegmentMetadata, ep
 
 
 def find_remote_log_start_offset(
-    epochs: LeaderEpochCache, segments_of_epoch: Callable[[int], Sequence[RemoteLogSegmentMetadata]]
+    epochs: LeaderEpochCache, first_of_epoch: Callable[[int], int | None]
 ) -> int | None:
-    """Return where the oldest remote segment of the log begins; None if there is none."""
+    """Return where the oldest remote segment of the log begins; None if there is none. `first_of_epoch` tells
+    where the first segment of an epoch begins.
+    """
     for entry in epochs.entries:
-        segments = segments_of_epoch(entry.epoch)
-        if segments:
-            return segments[0].start_offset
+        first = first_of_epoch(entry.epoch)
+        if first is not None:
+            return first
+    return None
+
+
+def find_gap(
+    epochs: LeaderEpochCache, log_start_offset: int, local_start_offset: int, find: FindSegment
+) -> Steps[int | None]:
+    """Return the first offset of the log that is neither on this disk nor in a remote segment; None if all
+    are in one of them.
+    """
+    offset = log_start_offset
+    while offset < local_start_offset:
+        end = _remote_end(epochs, offset, find)
+        if end is None:
+            return offset
+        offset = end + 1
+        yield
     return None
 
 
@@ -86,37 +105,43 @@ def without_empty_epochs(entries: Sequence[EpochEntry]) -> tuple[EpochEntry, ...
     )
 
 
-def is_within_leader_epochs(
-    metadata: RemoteLogSegmentMetadata, epochs: Sequence[EpochEntry], log_end_offset: int
-) -> bool:
-    """Whether all records of the segment are in the log, or were before its start moved. `epochs` are those
-    of the log that have records.
-    """
-    if not epochs or metadata.end_offset >= log_end_offset:
-        return False
-    of_segment = without_empty_epochs(
-        [EpochEntry(epoch, metadata.segment_leader_epochs[epoch]) for epoch in metadata.leader_epochs]
-    )
-    of_log = {entry.epoch: index for index, entry in enumerate(epochs)}
-    # The log start may have moved past the first epochs of the segment.
-    relevant = [entry for entry in of_segment if entry.epoch >= epochs[0].epoch]
-    if not relevant:
-        return False
-    for index, entry in enumerate(relevant):
-        at = of_log.get(entry.epoch)
-        if at is None:
+class LogLineage:
+    """The leader epochs of a log that have records, prepared to judge many segments."""
+
+    __slots__ = ("_at", "entries", "log_end_offset")
+
+    def __init__(self, epochs: Sequence[EpochEntry], log_end_offset: int) -> None:
+        self.entries: Final = without_empty_epochs(epochs)
+        self.log_end_offset: Final = log_end_offset
+        self._at: Final = {entry.epoch: index for index, entry in enumerate(self.entries)}
+
+    def has(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        """Whether all records of the segment are in the log, or were before its start moved."""
+        epochs = self.entries
+        if not epochs or metadata.end_offset >= self.log_end_offset:
             return False
-        if index == 0 and at > 0 and entry.start_offset < epochs[at].start_offset:
+        of_segment = without_empty_epochs(
+            [EpochEntry(epoch, metadata.segment_leader_epochs[epoch]) for epoch in metadata.leader_epochs]
+        )
+        # The log start may have moved past the first epochs of the segment.
+        relevant = [entry for entry in of_segment if entry.epoch >= epochs[0].epoch]
+        if not relevant:
             return False
-        if index > 0 and entry.start_offset != epochs[at].start_offset:
-            return False
-        following = epochs[at + 1] if at + 1 < len(epochs) else None
-        if index + 1 == len(relevant):
-            if following is not None and metadata.end_offset >= following.start_offset:
+        for index, entry in enumerate(relevant):
+            at = self._at.get(entry.epoch)
+            if at is None:
                 return False
-        elif following != relevant[index + 1]:
-            return False
-    return True
+            if index == 0 and at > 0 and entry.start_offset < epochs[at].start_offset:
+                return False
+            if index > 0 and entry.start_offset != epochs[at].start_offset:
+                return False
+            following = epochs[at + 1] if at + 1 < len(epochs) else None
+            if index + 1 == len(relevant):
+                if following is not None and metadata.end_offset >= following.start_offset:
+                    return False
+            elif following != relevant[index + 1]:
+                return False
+        return True
 
 
 def is_covered_by_others(

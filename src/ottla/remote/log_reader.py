@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -24,7 +24,11 @@ from ottla.protocol.names import TopicIdPartition
 from ottla.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, find_timestamp, iter_batches
 from ottla.remote.metadata_manager import RemoteLogMetadataManager
 from ottla.remote.segment_cache import RemoteSegmentCache
-from ottla.remote.segment_metadata import RemoteLogSegmentMetadata, RemoteStorageError
+from ottla.remote.segment_metadata import (
+    RemoteLogSegmentMetadata,
+    RemoteStorageError,
+    RemoteStorageNotReady,
+)
 from ottla.remote.storage_manager import IndexType
 from ottla.runtime.pool import Pool
 
@@ -52,7 +56,7 @@ class RemoteRecords(NamedTuple):
 class RemoteLogReader:
     """The remote parts of the logs of a broker."""
 
-    __slots__ = ("_cache", "_failing", "_metadata", "_pool")
+    __slots__ = ("_cache", "_failing", "_metadata", "_pool", "is_settled")
 
     def __init__(self, metadata: RemoteLogMetadataManager, cache: RemoteSegmentCache, pool: Pool) -> None:
         self._metadata: Final = metadata
@@ -60,6 +64,9 @@ class RemoteLogReader:
         self._pool: Final = pool
         # Partitions whose last read failed, so that a store that is away is not reported for each read.
         self._failing: dict[TopicIdPartition, None] = {}
+        # Whether the metadata of a partition are all that there will be: while a leader still looks for
+        # segments in the store, what is not found is not known to be gone.
+        self.is_settled: Callable[[TopicIdPartition], bool] = _always
 
     def on_read_failed(self, partition: TopicIdPartition) -> bool:
         """Note that a read failed; True if the one before had not, so that it is to be logged."""
@@ -122,12 +129,19 @@ class RemoteLogReader:
             None if epoch is None else self._metadata.remote_log_segment_metadata(partition, epoch, offset)
         )
         if epoch is None or segment is None:
+            self._check_settled(partition)
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
                 f"Received request for offset {offset} for leader epoch {epoch} and partition "
                 f"{log.topic_partition} which does not exist in remote tier.",
             )
         return epoch, segment
+
+    def _check_settled(self, partition: TopicIdPartition) -> None:
+        if not self.is_settled(partition):
+            raise RemoteStorageNotReady(
+                f"The remote segments of partition {partition.partition} are still being looked for"
+            )
 
     def _newest_epoch_of(self, partition: TopicIdPartition, offset: int) -> int | None:
         """The newest leader epoch in which a remote segment has the offset."""
@@ -241,6 +255,7 @@ class RemoteLogReader:
                 else self._metadata.remote_log_segment_metadata(partition, epoch, offset)
             )
             if epoch is None or segment is None:
+                self._check_settled(partition)
                 return
             yield segment
             # The next segment may be one of another upload, where the lineage parts from this one.
@@ -372,3 +387,7 @@ def _epoch_of(entry: EpochEntry) -> int:
 
 def _damaged(segment: RemoteLogSegmentMetadata, position: int) -> RemoteStorageError:
     return RemoteStorageError(f"{segment.id} is damaged at position {position}: there is no whole batch")
+
+
+def _always(_: TopicIdPartition) -> bool:
+    return True

@@ -6,12 +6,16 @@ two leaders may have uploaded different records for one offset, and only one of 
 
 Invariants: a segment is found by offset exactly while its state is COPY_SEGMENT_FINISHED and no later upload
 covers it; a segment is listed from its first event until DELETE_SEGMENT_FINISHED.
+
+A partition may have a hundred thousand segments. So they are kept in the order in which they are asked for,
+and offsets are in arrays, which take a quarter of the memory of lists.
 """
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right, insort
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from ottla.remote.segment_metadata import (
@@ -29,13 +33,14 @@ _log = logging.getLogger(__name__)
 class RemoteLogLeaderEpochState:
     """The remote segments that have records of one leader epoch."""
 
-    __slots__ = ("_ids", "_offsets", "highest_offset", "unreferenced")
+    __slots__ = ("_ends", "_ids", "_offsets", "highest_offset", "unreferenced")
 
     def __init__(self) -> None:
-        # The offsets at which finished segments begin in this epoch, ascending, and the segment of each with
-        # its last offset in the epoch.
-        self._offsets: list[int] = []
-        self._ids: dict[int, tuple[RemoteLogSegmentId, int]] = {}
+        # The offsets at which finished segments begin in this epoch, ascending; beside each its segment, and
+        # the last offset of that in the epoch.
+        self._offsets = array("q")
+        self._ids: list[RemoteLogSegmentId] = []
+        self._ends = array("q")
         # Segments that no lookup returns: being copied, covered by a later upload, or being deleted. As keys
         # of a dict, which has an order.
         self.unreferenced: dict[RemoteLogSegmentId, None] = {}
@@ -49,12 +54,16 @@ class RemoteLogLeaderEpochState:
     def floor(self, offset: int) -> RemoteLogSegmentId | None:
         """The finished segment that begins at this offset or is the last to begin before it."""
         at = bisect_right(self._offsets, offset)
-        return self._ids[self._offsets[at - 1]][0] if at else None
+        return self._ids[at - 1] if at else None
+
+    @property
+    def first(self) -> RemoteLogSegmentId | None:
+        """The finished segment that begins first."""
+        return self._ids[0] if self._ids else None
 
     def segment_ids(self) -> Iterator[RemoteLogSegmentId]:
         """All segments, those that lookups return first and in their order."""
-        for offset in self._offsets:
-            yield self._ids[offset][0]
+        yield from self._ids
         yield from self.unreferenced
 
     def on_copy_started(self, id: RemoteLogSegmentId) -> None:
@@ -65,35 +74,30 @@ class RemoteLogLeaderEpochState:
         be followed by one whose segments are cut differently. A segment that is covered itself, as the late
         upload of an earlier leader may be, changes no lookup.
         """
-        offsets = self._offsets
+        offsets, ids, ends = self._offsets, self._ids, self._ends
         at = bisect_right(offsets, start_offset)
-        if at:
-            other, other_end = self._ids[offsets[at - 1]]
-            if other != id and other_end >= end_offset:
-                self.unreferenced[id] = None
-                return
-        while (
-            offsets
-            and offsets[-1] >= start_offset
-            and (self.highest_offset is None or self.highest_offset <= end_offset)
-        ):
-            covered, _ = self._ids.pop(offsets.pop())
-            self.unreferenced[covered] = None
-        previous = self._ids.get(start_offset)
-        if previous is None:
-            insort(offsets, start_offset)
+        if at and ids[at - 1] != id and ends[at - 1] >= end_offset:
+            self.unreferenced[id] = None
+            return
+        if self.highest_offset is None or self.highest_offset <= end_offset:
+            at = bisect_left(offsets, start_offset)
+            self.unreferenced.update(dict.fromkeys(ids[at:]))
+            del offsets[at:], ids[at:], ends[at:]
+        if at and offsets[at - 1] == start_offset:
+            self.unreferenced[ids[at - 1]] = None
+            ids[at - 1], ends[at - 1] = id, end_offset
         else:
-            self.unreferenced[previous[0]] = None
-        self._ids[start_offset] = (id, end_offset)
+            offsets.insert(at, start_offset)
+            ids.insert(at, id)
+            ends.insert(at, end_offset)
         self.unreferenced.pop(id, None)
         if self.highest_offset is None or end_offset > self.highest_offset:
             self.highest_offset = end_offset
 
     def on_delete_started(self, start_offset: int, id: RemoteLogSegmentId) -> None:
-        found = self._ids.get(start_offset)
-        if found is not None and found[0] == id:
-            del self._ids[start_offset]
-            self._offsets.pop(bisect_right(self._offsets, start_offset) - 1)
+        at = bisect_left(self._offsets, start_offset)
+        if at < len(self._ids) and self._ids[at] == id:
+            del self._offsets[at], self._ids[at], self._ends[at]
         self.unreferenced[id] = None
 
     def on_delete_finished(self, id: RemoteLogSegmentId) -> None:
@@ -103,10 +107,16 @@ class RemoteLogLeaderEpochState:
 class RemoteLogMetadataCache:
     """The remote segments of one partition."""
 
-    __slots__ = ("_epochs", "_segments", "is_initialized")
+    __slots__ = ("_epochs", "_ordered", "_segments", "_starts", "_unfinished", "is_initialized")
 
     def __init__(self) -> None:
-        self._segments: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = {}
+        # By their own ids: all are of one partition.
+        self._segments: dict[bytes, RemoteLogSegmentMetadata] = {}
+        # All of them by their start offsets, which are beside.
+        self._ordered: list[RemoteLogSegmentMetadata] = []
+        self._starts = array("q")
+        # Those whose copy was started, and neither finished nor given up.
+        self._unfinished: dict[bytes, None] = {}
         self._epochs: dict[int, RemoteLogLeaderEpochState] = {}
         # False until the topic has been read to where it ended when the partition was assigned. Before, an
         # update without its segment is one whose segment was removed by retention of the topic.
@@ -139,20 +149,31 @@ class RemoteLogMetadataCache:
     def list_remote_log_segments(self, leader_epoch: int | None = None) -> list[RemoteLogSegmentMetadata]:
         """Return the segments of an epoch, or of all, by their start offsets; in every state."""
         if leader_epoch is None:
-            found = list(self._segments.values())
-        else:
-            state = self._epochs.get(leader_epoch)
-            found = [] if state is None else [self._segments[id] for id in state.segment_ids()]
+            return self._ordered.copy()
+        state = self._epochs.get(leader_epoch)
+        found = [] if state is None else [self._segments[id.id] for id in state.segment_ids()]
         found.sort(key=lambda metadata: metadata.start_offset)
         return found
 
+    def first_start_offset(self, leader_epoch: int) -> int | None:
+        """Return where the first segment of the epoch begins, in any state; None if it has none."""
+        state = self._epochs.get(leader_epoch)
+        if state is None:
+            return None
+        ids = state.unreferenced if state.first is None else (state.first, *state.unreferenced)
+        return min((self._segments[id.id].start_offset for id in ids), default=None)
+
+    def unfinished_copies(self) -> list[RemoteLogSegmentMetadata]:
+        """Return the segments whose copy was started, and neither finished nor given up."""
+        return [self._segments[id] for id in self._unfinished]
+
     def get(self, id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
-        return self._segments.get(id)
+        return self._segments.get(id.id)
 
     def _floor(self, leader_epoch: int, offset: int) -> RemoteLogSegmentMetadata | None:
         state = self._epochs.get(leader_epoch)
         id = None if state is None else state.floor(offset)
-        return None if id is None else self._segments[id]
+        return None if id is None else self._segments[id.id]
 
     # Events
 
@@ -160,18 +181,24 @@ class RemoteLogMetadataCache:
         """Add a segment whose copy begins."""
         if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
             raise ValueError(f"{metadata.id} is in state {metadata.state.name}, and its copy is to begin")
-        known = self._segments.get(metadata.id)
+        known = self._segments.get(metadata.id.id)
         if not self._is_valid(None if known is None else known.state, metadata.state, metadata.id):
             return
         for epoch in metadata.leader_epochs:
             self._epoch(epoch).on_copy_started(metadata.id)
-        self._segments[metadata.id] = metadata
+        if known is not None:
+            self._remove_ordered(known)
+        at = bisect_right(self._starts, metadata.start_offset)
+        self._starts.insert(at, metadata.start_offset)
+        self._ordered.insert(at, metadata)
+        self._segments[metadata.id.id] = metadata
+        self._unfinished[metadata.id.id] = None
 
     def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         """Change the state of a segment. An event that its state does not allow is dropped and logged."""
         if update.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:
             raise ValueError(f"{update.id}: an update cannot begin a copy")
-        known = self._segments.get(update.id)
+        known = self._segments.get(update.id.id)
         if known is None:
             if not self.is_initialized:
                 return
@@ -189,10 +216,23 @@ class RemoteLogMetadataCache:
                     state.on_delete_started(start, metadata.id)
                 case RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
                     state.on_delete_finished(metadata.id)
+        self._unfinished.pop(metadata.id.id, None)
         if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-            del self._segments[metadata.id]
+            self._remove_ordered(known)
+            del self._segments[metadata.id.id]
         else:
-            self._segments[metadata.id] = metadata
+            self._ordered[self._place_of(known)] = metadata
+            self._segments[metadata.id.id] = metadata
+
+    def _place_of(self, metadata: RemoteLogSegmentMetadata) -> int:
+        at = bisect_left(self._starts, metadata.start_offset)
+        while self._ordered[at] is not metadata:
+            at += 1
+        return at
+
+    def _remove_ordered(self, metadata: RemoteLogSegmentMetadata) -> None:
+        at = self._place_of(metadata)
+        del self._ordered[at], self._starts[at]
 
     def _epoch(self, epoch: int) -> RemoteLogLeaderEpochState:
         state = self._epochs.get(epoch)

@@ -76,6 +76,12 @@ class RemoteLogMetadataManager(Protocol):
     ) -> list[RemoteLogSegmentMetadata]:
         """Return the segments of an epoch, or of all, by their start offsets; in every state."""
 
+    def first_start_offset(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
+        """Return where the first segment of an epoch begins, in any state; None if it has none."""
+
+    def unfinished_copies(self, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+        """Return the segments whose copy was started, and neither finished nor given up."""
+
     def assign_partitions(self, partitions: Iterable[TopicIdPartition]) -> None:
         """Begin to read the events of these partitions, which this broker now leads or follows."""
 
@@ -89,7 +95,9 @@ class RemoteLogMetadataManager(Protocol):
         """Return once lookups of it are answered; `RemoteStorageNotReady` if it is not assigned."""
 
     def add_listener(self, listener: Callable[[TopicIdPartition], None]) -> None:
-        """Call a listener after each change to the metadata of a partition, and when it becomes ready."""
+        """Call a listener after each change to the metadata of a partition, when it becomes ready, and when
+        its events are lost: then it is not ready until they have been read again.
+        """
 
 
 def partition_of(event: RemoteLogMetadataEvent) -> TopicIdPartition:
@@ -208,6 +216,12 @@ class InMemoryRemoteLogMetadataManager:
         self, partition: TopicIdPartition, leader_epoch: int | None = None
     ) -> list[RemoteLogSegmentMetadata]:
         return self.store.cache(partition).list_remote_log_segments(leader_epoch)
+
+    def first_start_offset(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
+        return self.store.cache(partition).first_start_offset(leader_epoch)
+
+    def unfinished_copies(self, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+        return self.store.cache(partition).unfinished_copies()
 
     def assign_partitions(self, partitions: Iterable[TopicIdPartition]) -> None:
         for partition in partitions:

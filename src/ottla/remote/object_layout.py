@@ -11,9 +11,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ottla.protocol.names import uuid_text
+from ottla.protocol.names import TopicPartition, parse_uuid, uuid_text
 from ottla.protocol.primitives import read_uvarint
-from ottla.remote.segment_metadata import RemoteLogSegmentMetadata, RemoteStorageError
+from ottla.remote.segment_metadata import RemoteLogSegmentId, RemoteLogSegmentMetadata, RemoteStorageError
 from ottla.remote.storage_manager import IndexType, LogSegmentData
 
 LOG_SUFFIX: Final = "log"
@@ -44,6 +44,12 @@ def main_path(metadata: RemoteLogSegmentMetadata) -> str:
     id = metadata.id
     topic, partition = id.topic_partition
     return f"{topic}-{uuid_text(id.topic_id)}/{partition}/{metadata.start_offset:020d}-{uuid_text(id.id)}"
+
+
+def partition_prefix(prefix: str, topic_id: bytes, topic_partition: TopicPartition) -> str:
+    """What the keys of all objects of a partition begin with, unless its metadata name another place."""
+    topic, partition = topic_partition
+    return f"{prefix}{topic}-{uuid_text(topic_id)}/{partition}/"
 
 
 def object_key(prefix: str, metadata: RemoteLogSegmentMetadata, suffix: str) -> str:
@@ -173,3 +179,34 @@ def decode_manifest(data: bytes, key: str) -> SegmentManifest:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RemoteStorageError(f"{key} is not a manifest: {error!r}") from None
+
+
+def decode_manifest_metadata(data: bytes, key: str) -> RemoteLogSegmentMetadata:
+    """Read the metadata of its segment from a manifest, as they were when its copy began;
+    `RemoteStorageError` if it cannot be read.
+    """
+    manifest = decode_manifest(data, key)
+    try:
+        described: Any = json.loads(data)["remoteLogSegmentMetadata"]
+        id = described["remoteLogSegmentId"]
+        at = id["topicIdPartition"]
+        place = at["topicPartition"]
+        return RemoteLogSegmentMetadata(
+            id=RemoteLogSegmentId(
+                parse_uuid(at["topicId"]),
+                TopicPartition(str(place["topic"]), int(place["partition"])),
+                parse_uuid(id["id"]),
+            ),
+            start_offset=int(described["startOffset"]),
+            end_offset=int(described["endOffset"]),
+            max_timestamp_ms=int(described["maxTimestampMs"]),
+            broker_id=int(described["brokerId"]),
+            event_timestamp_ms=int(described["eventTimestampMs"]),
+            segment_size_in_bytes=manifest.log_size,
+            segment_leader_epochs={
+                int(epoch): int(offset) for epoch, offset in described["segmentLeaderEpochs"].items()
+            },
+            txn_index_empty=IndexType.TRANSACTION not in manifest.indexes,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RemoteStorageError(f"{key} does not describe its segment: {error!r}") from None

@@ -6,10 +6,13 @@ only its own id names; deleting the segment deletes them, however far the upload
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
+from ottla.protocol.names import TopicPartition, parse_uuid
 from ottla.remote.object_layout import (
     DEFAULT_CHUNK_SIZE,
     INDEXES_SUFFIX,
@@ -18,11 +21,14 @@ from ottla.remote.object_layout import (
     SUFFIXES,
     SegmentManifest,
     decode_manifest,
+    decode_manifest_metadata,
     encode_manifest,
     indexes_object,
     object_key,
+    partition_prefix,
 )
 from ottla.remote.segment_metadata import (
+    RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteResourceNotFound,
     RemoteStorageError,
@@ -30,7 +36,12 @@ from ottla.remote.segment_metadata import (
 from ottla.remote.storage_manager import IndexType, LogSegmentData
 from ottla.runtime.object_store import ObjectNotFound, ObjectStore, ObjectStoreError
 
+_log = logging.getLogger(__name__)
+
 _MAX_MANIFESTS: Final = 1_000
+# Keys of a list that are looked at in one turn of the event loop, and manifests that are read at once.
+_KEYS_AT_ONCE: Final = 256
+_MANIFESTS_AT_ONCE: Final = 16
 
 
 class ObjectStoreStatistics:
@@ -102,6 +113,44 @@ class ObjectStorageManager:
             self.statistics.errors += 1
             raise RemoteStorageError(f"Deleting {metadata.id} from remote storage failed: {error}") from error
 
+    async def list_log_segments(
+        self, topic_id: bytes, topic_partition: TopicPartition, is_known: Callable[[RemoteLogSegmentId], bool]
+    ) -> list[RemoteLogSegmentMetadata]:
+        prefix = partition_prefix(self._prefix, topic_id, topic_partition)
+        try:
+            objects = await self._store.list_objects(prefix)
+        except ObjectStoreError as error:
+            raise self._read_error(error) from error
+        unknown: list[str] = []
+        for number, (key, _) in enumerate(objects, 1):
+            name, _, suffix = key.removeprefix(prefix).partition(".")
+            if suffix == MANIFEST_SUFFIX:
+                id = _segment_id(name)
+                if id is not None and not is_known(RemoteLogSegmentId(topic_id, topic_partition, id)):
+                    unknown.append(key)
+            if number % _KEYS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        found: list[RemoteLogSegmentMetadata] = []
+        for at in range(0, len(unknown), _MANIFESTS_AT_ONCE):
+            some = await asyncio.gather(
+                *(self._described(key) for key in unknown[at : at + _MANIFESTS_AT_ONCE])
+            )
+            found += [each for each in some if each is not None]
+        return found
+
+    async def _described(self, key: str) -> RemoteLogSegmentMetadata | None:
+        """The segment that a manifest describes; None if it is none of ours, or was deleted."""
+        try:
+            metadata = decode_manifest_metadata(await self._store.get(key), key)
+        except ObjectNotFound:
+            return None
+        except ObjectStoreError as error:
+            raise self._read_error(error) from error
+        except RemoteStorageError as error:
+            _log.warning("a segment in remote storage is passed over: %s", error.message)
+            return None
+        return metadata if self._key(metadata, MANIFEST_SUFFIX) == key else None
+
     def _key(self, metadata: RemoteLogSegmentMetadata, suffix: str) -> str:
         return object_key(self._prefix, metadata, suffix)
 
@@ -144,3 +193,11 @@ class ObjectStorageManager:
             yield data
 
         await self._store.put(key, whole(), len(data))
+
+
+def _segment_id(name: str) -> bytes | None:
+    """The id of a segment in the name of its objects, `<start offset>-<id>`; None if there is none."""
+    try:
+        return parse_uuid(name.partition("-")[2])
+    except ValueError:
+        return None

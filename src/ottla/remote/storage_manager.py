@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from ottla.remote.segment_metadata import RemoteLogSegmentMetadata
+from ottla.protocol.names import TopicPartition
+from ottla.remote.segment_metadata import RemoteLogSegmentId, RemoteLogSegmentMetadata
 
 
 class IndexType(Enum):
@@ -57,3 +58,8 @@ class RemoteStorageManager(Protocol):
 
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Delete what is there of the segment. Repeating it is harmless."""
+
+    async def list_log_segments(
+        self, topic_id: bytes, topic_partition: TopicPartition, is_known: Callable[[RemoteLogSegmentId], bool]
+    ) -> list[RemoteLogSegmentMetadata]:
+        """Return the complete segments of a partition that are there and not known."""

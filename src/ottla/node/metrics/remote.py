@@ -37,7 +37,7 @@ class RemoteStorageCollector:
             ("remotedeleteerrors", "Deletions in remote storage that failed", done.delete_errors),
         ):
             text.counter(f"{_TOPICS}{name}_total", help, value)
-        lag: dict[str, tuple[int, int]] = {}
+        lag = dict.fromkeys(remote.manager.led_topics, (0, 0))
         for (topic, _), segments, size in remote.manager.lag():
             before = lag.get(topic, (0, 0))
             lag[topic] = before[0] + segments, before[1] + size

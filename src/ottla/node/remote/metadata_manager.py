@@ -6,6 +6,10 @@ have events of partitions which it leads or follows, each from its beginning and
 the events to caches. A partition that is assigned later than others is brought up to them by a second read,
 before the first goes on. It is ready once all has been read that was committed when its reading began.
 
+Events may be lost: by an unclean election of a partition of the topic, which the leader epoch of the last
+event shows, or because the topic was deleted. Then the partitions whose events were there are not ready any
+more, their listeners are called, and all is read again.
+
 A change is appended, and returns once it has been read back: so changes take effect in the order of the topic
 on every broker. Invariant: what a cache has is what the events below the reader's position make of it.
 """
@@ -34,6 +38,7 @@ from ottla.remote.segment_metadata import (
     decode_event,
     encode_event,
 )
+from ottla.replication.partition import NO_EPOCH
 from ottla.rpc.backoff import ExponentialBackoff
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
@@ -52,11 +57,13 @@ DEFAULT_CONSUME_WAIT_MS: Final = 120_000
 class _MetadataPartitionReader:
     """Reads one partition of the topic for all partitions whose events it has."""
 
-    __slots__ = ("active", "changed", "new", "position", "task", "unready", "waiting")
+    __slots__ = ("active", "changed", "epoch", "new", "position", "task", "unready", "waiting")
 
     def __init__(self) -> None:
         # Events below it have been applied; None before the first read.
         self.position: int | None = None
+        # The leader epoch of the last of them.
+        self.epoch = NO_EPOCH
         # Partitions whose events are applied.
         self.active: dict[TopicIdPartition, None] = {}
         # Those of them that are not ready, and the position at which each is; -1 until the next read says.
@@ -106,6 +113,9 @@ class TopicBasedRemoteLogMetadataManager:
         # Assigned while there was no topic.
         self._unplaced: dict[TopicIdPartition, None] = {}
         self._creation: SupervisedTask | None = None
+        # The id and the number of partitions of the topic whose partitions are read; None if none are.
+        self._placed_in: tuple[bytes | None, int] | None = None
+        self._restart: SupervisedTask | None = None
         self._ready: dict[TopicIdPartition, asyncio.Event] = {}
         self._listeners: list[Callable[[TopicIdPartition], None]] = []
         self._closed = False
@@ -113,7 +123,8 @@ class TopicBasedRemoteLogMetadataManager:
     async def close(self) -> None:
         self._closed = True
         tasks = [reader.task for reader in self._readers.values() if reader.task is not None]
-        await self._tasks.stop([*tasks, *([self._creation] if self._creation is not None else [])])
+        others = [each for each in (self._creation, self._restart) if each is not None]
+        await self._tasks.stop([*tasks, *others])
         for reader in self._readers.values():
             reader.give_up()
         await self._topic.close()
@@ -133,10 +144,15 @@ class TopicBasedRemoteLogMetadataManager:
                 self._place(partition)
             else:
                 self._unplaced[partition] = None
+        self._create_if_needed()
+
+    def _create_if_needed(self) -> None:
         if self._unplaced and (self._creation is None or self._creation.is_done):
             self._creation = self._tasks.start("creation of the remote log metadata topic", self._create)
 
     def _place(self, partition: TopicIdPartition) -> None:
+        if self._placed_in is None:
+            self._placed_in = self._topic.topic_id, self._topic.partition_count
         index = metadata_partition(partition, self._topic.partition_count)
         reader = self._readers.get(index)
         if reader is None:
@@ -148,6 +164,17 @@ class TopicBasedRemoteLogMetadataManager:
 
     async def _create(self) -> None:
         """Have the topic created, and place the partitions that wait for it."""
+        turns = Turns(self._runtime.clock)
+        while self._unplaced:
+            await self._create_topic()
+            while self._unplaced and self._topic.partition_count:
+                partition = next(iter(self._unplaced))
+                del self._unplaced[partition]
+                self._place(partition)
+                if turns.is_due():
+                    await turns.pause()
+
+    async def _create_topic(self) -> None:
         pauses = ExponentialBackoff(self._runtime.random, _FIRST_PAUSE_MS, _MAX_CREATION_PAUSE_MS)
         failures = 0
         while not self._topic.partition_count:
@@ -162,9 +189,6 @@ class TopicBasedRemoteLogMetadataManager:
                         REMOTE_LOG_METADATA_TOPIC,
                     )
                 await asyncio.sleep(pauses.next_ms() / 1000)
-        while self._unplaced:
-            self._place(next(iter(self._unplaced)))
-            del self._unplaced[next(iter(self._unplaced))]
 
     def stop_partitions(self, partitions: Iterable[TopicIdPartition]) -> None:
         for partition in partitions:
@@ -186,6 +210,51 @@ class TopicBasedRemoteLogMetadataManager:
                 reader.task.cancel()
                 reader.give_up()
                 del self._readers[index]
+
+    def on_topic_changed(self) -> None:
+        """Called after new metadata of the cluster. A topic that is gone, or another one of the same name,
+        has not the events that were read; with another number of partitions they are elsewhere.
+        """
+        known = self._placed_in
+        if known is None or self._closed or known == (self._topic.topic_id, self._topic.partition_count):
+            return
+        _log.error(
+            "%s was deleted or replaced: what is in remote storage is looked for there",
+            REMOTE_LOG_METADATA_TOPIC,
+        )
+        self._placed_in = None
+        for reader in self._readers.values():
+            if reader.task is not None:
+                reader.task.cancel()
+            reader.give_up()
+        self._readers.clear()
+        if self._restart is not None:
+            self._restart.cancel()
+        self._restart = self._tasks.start(
+            "reading of the remote log metadata from another topic", self._start_over
+        )
+
+    async def _start_over(self) -> None:
+        """Place all partitions in the topic that there is now."""
+        turns = Turns(self._runtime.clock)
+        for partition in self._store:
+            if partition in self._store:
+                self._on_events_lost(partition)
+                if self._topic.partition_count:
+                    self._unplaced.pop(partition, None)
+                    self._place(partition)
+                else:
+                    self._unplaced[partition] = None
+            if turns.is_due():
+                await turns.pause()
+        self._create_if_needed()
+
+    def _on_events_lost(self, partition: TopicIdPartition) -> None:
+        """Forget what is known of a partition, and have those know that use it."""
+        self._store.forget(partition)
+        self._store.assign(partition)
+        self._ready[partition].clear()
+        self._notify(partition)
 
     def is_ready(self, partition: TopicIdPartition) -> bool:
         return self._store.is_ready(partition)
@@ -211,10 +280,11 @@ class TopicBasedRemoteLogMetadataManager:
                 if found is None:
                     continue
                 if found.is_truncated:
-                    self._begin_again(index, reader)
+                    await self._begin_again(index, reader)
                     continue
-                reader.position = max(reader.position, found.log_start_offset)
-                reader.position = await self._apply(found, reader.position, None, reader.active)
+                position = max(reader.position, found.log_start_offset)
+                reader.position, epoch = await self._apply(found, position, None, reader.active)
+                reader.epoch = reader.epoch if epoch is None else epoch
                 await self._complete(reader, found.high_watermark)
                 pauses.reset()
             except (KafkaError, OSError) as error:
@@ -224,7 +294,9 @@ class TopicBasedRemoteLogMetadataManager:
     async def _read_or_change(self, index: int, reader: _MetadataPartitionReader) -> MetadataRead | None:
         """Read from the position on; None if partitions were assigned meanwhile."""
         assert reader.position is not None
-        read = asyncio.ensure_future(self._topic.read(index, reader.position, waits=not reader.unready))
+        read = asyncio.ensure_future(
+            self._topic.read(index, reader.position, waits=not reader.unready, last_epoch=reader.epoch)
+        )
         change = asyncio.ensure_future(reader.changed.wait())
         try:
             await asyncio.wait((read, change), return_when=asyncio.FIRST_COMPLETED)
@@ -238,10 +310,14 @@ class TopicBasedRemoteLogMetadataManager:
     async def _bring_up(self, index: int, reader: _MetadataPartitionReader) -> None:
         """Apply the events below the position to the partitions that are new."""
         new = list(reader.new)
+        turns = Turns(self._runtime.clock)
         # An attempt before, that failed half-way, may have applied some of them already.
         for partition in new:
-            self._store.forget(partition)
-            self._store.assign(partition)
+            if partition in reader.new:
+                self._store.forget(partition)
+                self._store.assign(partition)
+            if turns.is_due():
+                await turns.pause()
         position = 0
         wanted = dict.fromkeys(new)
         while reader.position is not None and position < reader.position:
@@ -249,30 +325,37 @@ class TopicBasedRemoteLogMetadataManager:
             position = max(position, found.log_start_offset)
             if position >= found.high_watermark and position < reader.position:
                 # The leader does not know yet how much is committed, or events are lost.
-                if (await self._topic.read(index, reader.position, waits=False)).is_truncated:
-                    self._begin_again(index, reader)
+                at_position = await self._topic.read(
+                    index, reader.position, waits=False, last_epoch=reader.epoch
+                )
+                if at_position.is_truncated:
+                    await self._begin_again(index, reader)
                 raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"it ends at {found.high_watermark} now")
             if position < reader.position:
-                position = await self._apply(found, position, reader.position, wanted)
+                position, _ = await self._apply(found, position, reader.position, wanted)
         if reader.position is None:
             reader.position = 0
+            reader.epoch = NO_EPOCH
         for partition in new:
             if partition in reader.new:
                 del reader.new[partition]
                 reader.active[partition] = None
                 reader.unready[partition] = -1
 
-    def _begin_again(self, index: int, reader: _MetadataPartitionReader) -> None:
+    async def _begin_again(self, index: int, reader: _MetadataPartitionReader) -> None:
         """Read the partition from its beginning: it has lost events, as an unclean election may do."""
-        _log.warning("partition %d of the remote log metadata has lost events; it is read again", index)
-        reader.position = None
-        for partition in reader.active:
+        _log.error("partition %d of the remote log metadata has lost events; it is read again", index)
+        reader.position, reader.epoch = None, NO_EPOCH
+        # Whether their events are among the lost ones is not known.
+        reader.give_up()
+        turns = Turns(self._runtime.clock)
+        while reader.active:
+            partition, _ = reader.active.popitem()
+            reader.unready.pop(partition, None)
             reader.new[partition] = None
-            self._store.forget(partition)
-            self._store.assign(partition)
-            self._ready[partition].clear()
-        reader.active.clear()
-        reader.unready.clear()
+            self._on_events_lost(partition)
+            if turns.is_due():
+                await turns.pause()
 
     async def _apply(
         self,
@@ -280,15 +363,18 @@ class TopicBasedRemoteLogMetadataManager:
         position: int,
         end: int | None,
         wanted: dict[TopicIdPartition, None],
-    ) -> int:
-        """Apply the events from `position` to before `end`, and return the position behind them."""
+    ) -> tuple[int, int | None]:
+        """Apply the events from `position` to before `end`, and return the position behind them and the
+        leader epoch of the last one; None if there are none.
+        """
         turns = Turns(self._runtime.clock)
+        epoch: int | None = None
         data = found.records
         for at, header in iter_batches(data):
             if header.next_offset <= position:
                 continue
             if end is not None and header.base_offset >= end:
-                return end
+                return end, epoch
             verify_crc(data, at, header)
             if not header.is_control:
                 for record in read_records(data, at):
@@ -296,8 +382,8 @@ class TopicBasedRemoteLogMetadataManager:
                         self._apply_record(record.value, record.offset, wanted)
                     if turns.is_due():
                         await turns.pause()
-            position = header.next_offset
-        return position
+            position, epoch = header.next_offset, header.leader_epoch
+        return position, epoch
 
     def _apply_record(
         self,
@@ -410,3 +496,9 @@ class TopicBasedRemoteLogMetadataManager:
         self, partition: TopicIdPartition, leader_epoch: int | None = None
     ) -> list[RemoteLogSegmentMetadata]:
         return self._store.cache(partition).list_remote_log_segments(leader_epoch)
+
+    def first_start_offset(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
+        return self._store.cache(partition).first_start_offset(leader_epoch)
+
+    def unfinished_copies(self, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+        return self._store.cache(partition).unfinished_copies()

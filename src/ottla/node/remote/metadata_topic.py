@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.cache import MetadataCache
 from ottla.metadata.image.entities import NO_LEADER
 from ottla.node.cluster.peers import PeerBrokers
@@ -33,7 +34,7 @@ from ottla.protocol.names import REMOTE_LOG_METADATA_TOPIC, TopicPartition
 from ottla.records.builder import build_batch
 from ottla.records.validation import AppendOrigin
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
-from ottla.replication.partition import Partition
+from ottla.replication.partition import NO_EPOCH, Partition
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.rpc.request_batcher import RequestBatcher
 from ottla.runtime.runtime import Runtime
@@ -57,13 +58,14 @@ class MetadataRead(NamedTuple):
     log_start_offset: int
     high_watermark: int
     is_truncated: bool = False
-    """True if the partition ends below the offset that was asked for: events are lost."""
+    """True if what the reader has read below the offset is no longer in the partition: events are lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Fetch:
     partition: int
     offset: int
+    epoch: int
     topic_id: bytes
     waits: bool
 
@@ -115,6 +117,12 @@ class RemoteLogMetadataTopic:
         await self._fetches.close()
         self._fetch_channel.close()
         self._produce_channel.close()
+
+    @property
+    def topic_id(self) -> bytes | None:
+        """The id of the topic; None while there is none. Another one if it was deleted and created again."""
+        topic = self._metadata.image.topics.by_name.get(REMOTE_LOG_METADATA_TOPIC)
+        return None if topic is None else topic.id
 
     @property
     def partition_count(self) -> int:
@@ -196,35 +204,47 @@ class RemoteLogMetadataTopic:
 
     # Reads
 
-    async def read(self, partition: int, offset: int, *, waits: bool) -> MetadataRead:
+    async def read(
+        self, partition: int, offset: int, *, waits: bool, last_epoch: int = NO_EPOCH
+    ) -> MetadataRead:
         """Read what is committed from `offset` on. If that is nothing, and it `waits`, return once there is
-        something, or after some time.
+        something, or after some time. `last_epoch` is the leader epoch of the last event that the reader has:
+        where the partition does not have that event before `offset` any more, it `is_truncated`, also if it
+        has grown past the offset again.
         """
         leader, topic_id = self._leader(partition)
         if leader == self._broker_id:
-            return await self._read_here(partition, offset, waits)
-        found = await self._fetches.submit(leader, _Fetch(partition, offset, topic_id, waits))
+            return await self._read_here(partition, offset, last_epoch, waits)
+        found = await self._fetches.submit(leader, _Fetch(partition, offset, last_epoch, topic_id, waits))
         if isinstance(found, KafkaError) and found.code is ErrorCode.OFFSET_OUT_OF_RANGE:
             start, end = [await self._offset_at(leader, partition, at) for at in (_EARLIEST, _LATEST)]
-            return MetadataRead(b"", start, end, is_truncated=offset > end)
+            # Within the log, it is the epoch that the leader does not have.
+            is_truncated = offset > end or (last_epoch != NO_EPOCH and offset >= start)
+            return MetadataRead(b"", start, end, is_truncated)
         if isinstance(found, KafkaError):
             raise found
         return found
 
-    async def _read_here(self, index: int, offset: int, waits: bool) -> MetadataRead:
+    async def _read_here(self, index: int, offset: int, last_epoch: int, waits: bool) -> MetadataRead:
         partition = self._replicas.partition(TopicPartition(REMOTE_LOG_METADATA_TOPIC, index))
         partition.check_leader()
         log = partition.log
-        if offset > log.log_end_offset:
-            return MetadataRead(b"", log.log_start_offset, log.high_watermark, is_truncated=True)
-        if waits and offset >= log.high_watermark:
+        if waits and offset >= log.high_watermark and not _has_diverged(log, offset, last_epoch):
             await self._wait_for_progress(partition, offset)
+            partition.check_leader()
         start, high_watermark = log.log_start_offset, log.high_watermark
+        if _has_diverged(log, offset, last_epoch):
+            return MetadataRead(b"", start, high_watermark, is_truncated=True)
         if not start <= offset < high_watermark:
             return MetadataRead(b"", start, high_watermark)
+        truncations = log.truncation_count
         found = await self._pool.run(
             lambda: log.read(offset, _READ_BYTES, upper_offset=high_watermark, min_one_batch=True)
         )
+        if log.truncation_count != truncations:
+            raise KafkaError(
+                ErrorCode.LEADER_NOT_AVAILABLE, f"{log.topic_partition} was truncated while it was read"
+            )
         return MetadataRead(found.records, start, high_watermark)
 
     async def _wait_for_progress(self, partition: Partition, offset: int) -> None:
@@ -243,7 +263,10 @@ class RemoteLogMetadataTopic:
         for each in fetches:
             topics.setdefault(each.topic_id, []).append(
                 FetchPartition(
-                    partition=each.partition, fetch_offset=each.offset, partition_max_bytes=_READ_BYTES
+                    partition=each.partition,
+                    fetch_offset=each.offset,
+                    last_fetched_epoch=each.epoch,
+                    partition_max_bytes=_READ_BYTES,
                 )
             )
         response = await self._fetch_channel.request(
@@ -266,7 +289,12 @@ class RemoteLogMetadataTopic:
             for data in topic.partitions:
                 code = ErrorCode.of(data.error_code or response.error_code)
                 found[data.partition_index] = (
-                    MetadataRead(bytes(data.records or b""), data.log_start_offset, data.high_watermark)
+                    MetadataRead(
+                        bytes(data.records or b""),
+                        data.log_start_offset,
+                        data.high_watermark,
+                        is_truncated=data.diverging_epoch.epoch >= 0 or data.diverging_epoch.end_offset >= 0,
+                    )
                     if code is ErrorCode.NONE
                     else KafkaError(code, f"{REMOTE_LOG_METADATA_TOPIC}-{data.partition_index}: {code.text}")
                 )
@@ -285,3 +313,13 @@ class RemoteLogMetadataTopic:
         if answer.error_code != ErrorCode.NONE:
             raise KafkaError(ErrorCode.of(answer.error_code), "the offsets could not be listed")
         return answer.offset
+
+
+def _has_diverged(log: UnifiedLog, offset: int, last_epoch: int) -> bool:
+    """Whether the log does not have the event before `offset` that the leader of `last_epoch` wrote."""
+    if offset > log.log_end_offset:
+        return True
+    if last_epoch == NO_EPOCH or offset <= log.log_start_offset:
+        return False
+    epoch, end = log.end_offset_for_epoch(last_epoch)
+    return epoch != last_epoch or end < offset

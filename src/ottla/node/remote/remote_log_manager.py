@@ -6,6 +6,10 @@ for a deletion. So whatever a crash leaves behind is in the metadata, and the ne
 that this broker had begun is done again under its own name, others are deleted once another copy has their
 records. The log start passes what expires before its deletion begins.
 
+The metadata may have lost events. Then all begins again for their partitions, and a leader whose log has
+records that neither its disk nor the metadata have looks for them in the store: the manifests there say what
+was announced once, and it is announced again.
+
 Nothing here runs for a partition at rest. A segment is copied when it is closed and stable, which the
 progress of the partition shows; expiry is checked when something was copied, when the log start or a setting
 changed, and at the time at which the oldest segment becomes too old. What fails is tried again after a pause
@@ -38,6 +42,8 @@ from ottla.protocol.names import TopicIdPartition, TopicPartition
 from ottla.remote.expiration import plan_expiration
 from ottla.remote.lineage import (
     NO_REMOTE_OFFSET,
+    FindSegment,
+    find_gap,
     find_highest_remote_offset,
     find_remote_log_start_offset,
     is_covered_by_others,
@@ -57,8 +63,11 @@ from ottla.remote.storage_manager import LogSegmentData, RemoteStorageManager
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges
 from ottla.rpc.backoff import ExponentialBackoff
+from ottla.runtime.clock import Clock
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
+from ottla.runtime.turns import Turns
+from ottla.runtime.work_queue import in_turns
 from ottla.security.quota.rate import QuotaWindows, Rate
 
 _log = logging.getLogger(__name__)
@@ -70,8 +79,6 @@ _DELETIONS_AT_A_TIME: Final = 10
 _DAY_MS: Final = 24 * 60 * 60 * 1000
 # A copy that waits for its quota looks again after this time at the latest.
 _QUOTA_PAUSE_MS: Final = 1_000
-# What expires of more segments than these is decided off the event loop.
-_SEGMENTS_AT_ONCE: Final = 500
 
 
 class RemoteLogStatistics:
@@ -120,6 +127,7 @@ class _LedPartition:
         "copy",
         "copying",
         "expiration",
+        "has_lost_metadata",
         "id",
         "is_closed",
         "leader_epoch",
@@ -148,6 +156,8 @@ class _LedPartition:
         self.log_start_offset = -1
         # Copies that were begun in an earlier life of a leader, as far as is known.
         self.unfinished: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = {}
+        # True if events of the metadata were lost, so the store may have more than they say.
+        self.has_lost_metadata = False
         self.is_closed = False
 
     @property
@@ -166,12 +176,14 @@ class _Pool:
     def __init__(
         self,
         name: str,
+        clock: Clock,
         tasks: TaskSupervisor,
         size: Callable[[], int],
         work_of: Callable[[_LedPartition], _Work],
         work: Callable[[_LedPartition], Awaitable[None]],
     ) -> None:
         self._name: Final = name
+        self._clock: Final = clock
         self._tasks: Final = tasks
         self._size: Final = size
         self._work_of: Final = work_of
@@ -211,6 +223,7 @@ class _Pool:
 
     async def _run(self) -> None:
         """Work until nothing is due. There are as many workers as there is work at the same time."""
+        turns = Turns(self._clock)
         try:
             while self._due and self._running <= self._size():
                 led = self._due.popleft()
@@ -222,6 +235,8 @@ class _Pool:
                     work.is_running = False
                     if work.is_queued and not led.is_closed:
                         self._due.append(led)
+                if turns.is_due():
+                    await turns.pause()
         finally:
             self._running -= 1
             self._workers = {each: None for each in self._workers if not each.is_done}
@@ -253,6 +268,9 @@ class RemoteLogManager:
         self._led_by_id: dict[TopicIdPartition, _LedPartition] = {}
         self._followed: dict[TopicIdPartition, Partition] = {}
         self._ids: dict[TopicPartition, TopicIdPartition] = {}
+        # How many partitions of each topic are led here, and those of them that may have segments to copy.
+        self._led_of_topic: dict[str, int] = {}
+        self._behind: dict[TopicPartition, _LedPartition] = {}
         # Copies that are being made now, also by a leader of an epoch that is over: each has one writer.
         self._being_copied: dict[RemoteLogSegmentId, None] = {}
         # Partitions of deleted topics whose segments are being deleted.
@@ -266,6 +284,7 @@ class RemoteLogManager:
         self._copy_rate: Final = Rate(self._quota_windows, self._monotonic_ms())
         self._copies: Final = _Pool(
             "copies to remote storage",
+            runtime.clock,
             tasks,
             lambda: self._config.current.number("remote.log.manager.copier.thread.pool.size"),
             lambda led: led.copy,
@@ -273,6 +292,7 @@ class RemoteLogManager:
         )
         self._expirations: Final = _Pool(
             "expiry in remote storage",
+            runtime.clock,
             tasks,
             lambda: self._config.current.number("remote.log.manager.expiration.thread.pool.size"),
             lambda led: led.expiration,
@@ -314,9 +334,9 @@ class RemoteLogManager:
             self._begin(partition)
 
     @property
-    def partitions(self) -> list[Partition]:
+    def partitions(self) -> list[TopicPartition]:
         """The partitions that may have segments in remote storage."""
-        return [*(led.partition for led in self._led.values()), *self._followed.values()]
+        return list(self._ids)
 
     def on_configs_changed(self, partitions: Iterable[Partition]) -> None:
         """Look again at partitions whose settings have changed: remote storage may be on or off now."""
@@ -328,7 +348,7 @@ class RemoteLogManager:
             if led is None or not led.is_led or not partition.log.config.is_remote:
                 self._begin(partition)
             else:
-                self._copies.submit(led)
+                self._submit_copy(led)
                 self._expirations.submit(led)
 
     def _begin(self, partition: Partition) -> None:
@@ -346,6 +366,7 @@ class RemoteLogManager:
         if partition.is_leader:
             led = _LedPartition(partition, id, _Work(self._pauses()), _Work(self._pauses()))
             self._led[tp] = self._led_by_id[id] = led
+            self._led_of_topic[tp.topic] = self._led_of_topic.get(tp.topic, 0) + 1
         else:
             self._followed[id] = partition
         self._metadata.assign_partitions([id])
@@ -357,6 +378,10 @@ class RemoteLogManager:
         led = self._led.pop(tp, None)
         if led is not None:
             self._led_by_id.pop(led.id, None)
+            self._behind.pop(tp, None)
+            self._led_of_topic[tp.topic] -= 1
+            if not self._led_of_topic[tp.topic]:
+                del self._led_of_topic[tp.topic]
             self._close(led)
         id = self._ids.get(tp)
         if id is not None:
@@ -399,16 +424,35 @@ class RemoteLogManager:
                 )
 
     def _on_metadata_changed(self, id: TopicIdPartition) -> None:
-        """Something is known of remote segments that was not before."""
+        """Something is known of remote segments that was not before, or events are lost."""
+        if not self._metadata.is_ready(id):
+            self._on_metadata_lost(id)
+            return
         led = self._led_by_id.get(id)
         if led is not None:
             if led.copied_offset is None and not led.copy.is_running:
-                self._copies.submit(led)
+                self._submit_copy(led)
                 self._expirations.submit(led)
             return
         partition = self._followed.get(id)
         if partition is not None and partition.log.config.is_remote:
             self._update_highest_offset(partition.log, id)
+
+    def _on_metadata_lost(self, id: TopicIdPartition) -> None:
+        """Take up a partition again: what is believed to be in remote storage may not be known there."""
+        led = self._led_by_id.get(id)
+        partition = self._followed.get(id) if led is None else led.partition
+        if partition is None:
+            return
+        self._begin(partition)
+        led = self._led_by_id.get(id)
+        if led is not None:
+            led.has_lost_metadata = True
+
+    def _submit_copy(self, led: _LedPartition) -> None:
+        if not led.is_closed:
+            self._behind[led.partition.topic_partition] = led
+            self._copies.submit(led)
 
     def _update_highest_offset(self, log: UnifiedLog, id: TopicIdPartition) -> int:
         """Note up to where the log is in remote storage: as far it may leave this disk."""
@@ -418,12 +462,17 @@ class RemoteLogManager:
             # What was there in this leader epoch is still there, or was expired.
             max(log.segments[0].base_offset, known + 1),
             log.log_end_offset,
-            lambda epoch, offset: self._metadata.remote_log_segment_metadata(id, epoch, offset),
+            self._find_of(id),
         )
         highest = max(highest, known)
         if highest != log.highest_offset_in_remote_storage:
             log.update_highest_offset_in_remote_storage(highest)
         return highest
+
+    def is_settled(self, id: TopicIdPartition) -> bool:
+        """Whether all remote segments of a partition are known, if this broker has to find that out."""
+        led = self._led_by_id.get(id)
+        return led is None or led.copied_offset is not None or not led.log.config.is_remote
 
     def on_partition_progress(self, partition: Partition) -> None:
         """Called after every progress of any partition, so it looks at little."""
@@ -436,13 +485,13 @@ class RemoteLogManager:
         if log.active_segment.base_offset != led.seen_base or (
             led.wanted_end is not None and log.last_stable_offset >= led.wanted_end
         ):
-            self._copies.submit(led)
+            self._submit_copy(led)
 
     def on_segment_closed(self, log: UnifiedLog) -> None:
         """A segment of a log was closed other than by an append."""
         led = self._led.get(log.topic_partition)
         if led is not None:
-            self._copies.submit(led)
+            self._submit_copy(led)
 
     # Copying
 
@@ -450,10 +499,13 @@ class RemoteLogManager:
         try:
             if led.is_led and led.log.config.is_remote and self._metadata.is_ready(led.id):
                 if led.copied_offset is None:
-                    self._initialize(led)
-                if led.log.config.copies_to_remote:
+                    await self._initialize(led)
+                    self._expirations.submit(led)
+                if led.log.config.copies_to_remote and led.copied_offset is not None:
                     await self._copy_segments(led)
             led.copy.pauses.reset()
+            if not led.copy.is_queued and not led.is_closed and not uncopied_segments(led.log):
+                self._behind.pop(led.partition.topic_partition, None)
         except Exception as error:
             _log_unexpected(error)
             self.statistics.copy_errors += 1
@@ -466,23 +518,67 @@ class RemoteLogManager:
             )
             self._copies.submit_later(led, pause_ms)
 
-    def _initialize(self, led: _LedPartition) -> None:
+    async def _initialize(self, led: _LedPartition) -> None:
         """Find out how far the log is in remote storage, and where it starts there."""
         log = led.log
+        await self._recover_metadata(led)
+        if not led.is_led:
+            return
         start = find_remote_log_start_offset(
-            log.leader_epoch_cache,
-            lambda epoch: self._metadata.list_remote_log_segments(led.id, epoch),
+            log.leader_epoch_cache, lambda epoch: self._metadata.first_start_offset(led.id, epoch)
         )
         start = log.local_log_start_offset if start is None else start
         # A log that does not know the epochs of its first records cannot tell which segments have them.
         if log.log_start_offset < start <= log.high_watermark and not log.lacks_auxiliary_state:
             led.partition.delete_records_on_leader(start, "the start of what remote storage has")
         led.copied_offset = self._update_highest_offset(log, led.id)
-        led.unfinished = {
-            each.id: each
-            for each in self._metadata.list_remote_log_segments(led.id)
-            if each.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
-        }
+        led.unfinished = {each.id: each for each in self._metadata.unfinished_copies(led.id)}
+
+    async def _recover_metadata(self, led: _LedPartition) -> None:
+        """Announce the segments again that the store has and the metadata do not know, if events were lost or
+        records of the log are nowhere else.
+        """
+        log = led.log
+        if not led.has_lost_metadata:
+            gap = find_gap(
+                log.leader_epoch_cache,
+                log.log_start_offset,
+                log.local_log_start_offset,
+                self._find_of(led.id),
+            )
+            if await in_turns(gap, Turns(self._runtime.clock)) is None or log.lacks_auxiliary_state:
+                return
+        tp = led.partition.topic_partition
+        segments = await self._storage.list_log_segments(
+            led.id.topic_id, tp, lambda id: self._metadata.segment_by_id(id) is not None
+        )
+        for metadata in segments:
+            if not led.is_led:
+                return
+            await self._announce_again(metadata)
+        led.has_lost_metadata = False
+        if segments:
+            _log.warning(
+                "%s: %d segments in remote storage were not in the metadata, and are announced again",
+                tp,
+                len(segments),
+            )
+
+    async def _announce_again(self, metadata: RemoteLogSegmentMetadata) -> None:
+        if self._metadata.segment_by_id(metadata.id) is None:
+            await self._metadata.add_remote_log_segment_metadata(metadata)
+            await self._metadata.update_remote_log_segment_metadata(
+                RemoteLogSegmentMetadataUpdate(
+                    metadata.id,
+                    self._now_ms(),
+                    RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+                    self._broker_id,
+                    metadata.custom_metadata,
+                )
+            )
+
+    def _find_of(self, id: TopicIdPartition) -> FindSegment:
+        return lambda epoch, offset: self._metadata.remote_log_segment_metadata(id, epoch, offset)
 
     async def _copy_segments(self, led: _LedPartition) -> None:
         while led.is_led and led.log.config.copies_to_remote:
@@ -658,12 +754,10 @@ class RemoteLogManager:
     async def _expire_segments(self, led: _LedPartition) -> None:
         log = led.log
         if led.copied_offset is None:
-            self._initialize(led)
+            return  # when that is known, this is called again
         copying = led.copying
-        segments = self._metadata.list_remote_log_segments(led.id)
-        decide = partial(
-            plan_expiration,
-            segments,
+        steps = plan_expiration(
+            self._metadata.list_remote_log_segments(led.id),
             epochs=log.leader_epoch_cache.entries,
             log_start_offset=log.log_start_offset,
             log_end_offset=log.log_end_offset,
@@ -673,7 +767,7 @@ class RemoteLogManager:
             now_ms=self._now_ms(),
             being_copied=() if copying is None else (copying.id,),
         )
-        plan = decide() if len(segments) <= _SEGMENTS_AT_ONCE else await self._runtime.pool.run(decide)
+        plan = await in_turns(steps, Turns(self._runtime.clock, check_every=16))
         if not led.is_led:
             return
         if plan.new_log_start_offset is not None:
@@ -700,7 +794,7 @@ class RemoteLogManager:
                 continue  # an earlier leader of this broker gives it up itself
             elif (led.copying is None or led.copying.id != metadata.id) and is_covered_by_others(
                 metadata,
-                lambda epoch, offset: self._metadata.remote_log_segment_metadata(led.id, epoch, offset),
+                self._find_of(led.id),
                 led.log.leader_epoch_cache,
             ):
                 await self._delete_segment(metadata)
@@ -756,10 +850,11 @@ class RemoteLogManager:
         while True:
             try:
                 await self._metadata.wait_until_ready(id)
+            except RemoteStorageNotReady:
+                break
+            try:
                 async with self._deletions_at_a_time:
                     await self._delete_all_segments(id)
-                break
-            except RemoteStorageNotReady:
                 break
             except (KafkaError, OSError) as error:
                 pause_ms = pauses.next_ms()
@@ -787,13 +882,21 @@ class RemoteLogManager:
 
     # What metrics show
 
+    @property
+    def led_topics(self) -> list[str]:
+        """The topics of which partitions with remote storage are led here."""
+        return list(self._led_of_topic)
+
     def lag(self) -> list[tuple[TopicPartition, int, int]]:
-        """The closed segments of each partition that are still to be copied: how many, and their bytes."""
+        """The closed segments of each partition that are still to be copied: how many, and their bytes.
+        Partitions that have none are left out.
+        """
         found = []
-        for tp, led in self._led.items():
+        for tp, led in self._behind.items():
             if led.log.config.copies_to_remote and not led.log.is_closed:
                 segments = uncopied_segments(led.log)
-                found.append((tp, len(segments), sum(segment.size for segment in segments)))
+                if segments:
+                    found.append((tp, len(segments), sum(segment.size for segment in segments)))
         return found
 
 

@@ -21,12 +21,12 @@ from ottla.node.remote.settings import metadata_topic_settings, remote_storage_s
 from ottla.protocol.names import TopicPartition
 from ottla.remote.object_storage import ObjectStorageManager
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
-from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
 from ottla.runtime.object_store import ObjectStoreError, ObjectStoreKind, open_object_store
 from ottla.runtime.pool import separate_pool
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
+from ottla.runtime.work_queue import WorkQueue
 
 _DIRECTORY_THREADS: Final = 4
 
@@ -79,31 +79,42 @@ class RemoteStorage:
             self.storage,
             caches_on_disk=not is_directory,
         )
+        self.reader.is_settled = self.manager.is_settled
         self._deleted: Final = DeletedPartitions(runtime, tasks, topic, self.manager.delete_partitions)
+        self._config_changes: Final = WorkQueue(runtime.clock, "settings of topics with remote storage")
         replicas.add_progress_listener(self.manager.on_partition_progress)
         replicas.logs.on_segment_closed = self.manager.on_segment_closed
 
     def apply(self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None) -> None:
         """Follow new metadata, after the manager has followed the changes of replicas."""
+        self.metadata.on_topic_changed()
         self._deleted.apply(changes, delta)
         if delta is not None and delta.changed_configs:
-            self.manager.on_configs_changed(self._configured_partitions(image, delta))
+            changed = self._configured_partitions(image, delta)
+            self._config_changes.submit(lambda: self._on_configs_changed(changed))
 
-    def _configured_partitions(self, image: MetadataImage, delta: MetadataDelta) -> list[Partition]:
+    async def _on_configs_changed(self, changed: list[TopicPartition]) -> None:
+        """Look again at partitions whose settings have changed, in turns: that may be all."""
+        for tp in changed:
+            partition = self._replicas.find(tp)
+            if partition is not None:
+                self.manager.on_configs_changed([partition])
+            if self._config_changes.turns.is_due():
+                await self._config_changes.turns.pause()
+
+    def _configured_partitions(self, image: MetadataImage, delta: MetadataDelta) -> list[TopicPartition]:
         if any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs):
             # What turns remote storage on or off are settings of topics alone.
             return self.manager.partitions
         changed = sorted(each.name for each in delta.changed_configs if each.type == ConfigResourceType.TOPIC)
-        found: list[Partition] = []
+        found: list[TopicPartition] = []
         for name in changed:
             topic = image.topics.by_name.get(name)
-            for index in () if topic is None else topic.partitions:
-                partition = self._replicas.find(TopicPartition(name, index))
-                if partition is not None:
-                    found.append(partition)
+            found += [] if topic is None else [TopicPartition(name, index) for index in topic.partitions]
         return found
 
     async def close(self) -> None:
+        await self._config_changes.close()
         await self.reader.close()
         await self._deleted.close()
         await self.manager.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 from ottla.log.directory.checkpoints import encode_entries
@@ -52,12 +51,7 @@ def next_segment_to_copy(log: UnifiedLog, copied_offset: int) -> SegmentToCopy |
 
 def uncopied_segments(log: UnifiedLog) -> list[LogSegment]:
     """The closed segments that are not in remote storage."""
-    segments = log.segments
-    return [
-        segment
-        for segment, after in pairwise(segments)
-        if after.base_offset - 1 > log.highest_offset_in_remote_storage
-    ]
+    return log.local_log.segments_from(log.highest_offset_in_remote_storage + 1)[:-1]
 
 
 def local_only_bytes(log: UnifiedLog) -> int:

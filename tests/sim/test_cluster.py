@@ -57,6 +57,7 @@ SCENARIOS: dict[str, tuple[ClusterScenario | None, str, tuple[str, ...]]] = {
         ("cut off from ZooKeeper", "expire a session"),
     ),
     "share-groups": (ClusterScenario(share_groups=True), "--share-groups", ()),
+    "tiered-storage": (ClusterScenario(tiered=True), "--tiered", ("tier: offsets in the store only",)),
 }
 
 

@@ -30,6 +30,7 @@ ShareGroups = Annotated[bool, Option("--share-groups", help="Have a share group 
 OnZooKeeper = Annotated[
     bool, Option("--zookeeper", help="Legacy: keep the metadata in ZooKeeper, and inject its faults.")
 ]
+Tiered = Annotated[bool, Option("--tiered", help="Have topics whose segments go to an object store.")]
 Plant = Annotated[
     str | None, Option("--plant", metavar="BUG", help="Insert a known bug, to check that it is found.")
 ]
@@ -45,6 +46,7 @@ def app(
     secured: Secured = False,
     share_groups: ShareGroups = False,
     zookeeper: OnZooKeeper = False,
+    tiered: Tiered = False,
     plant: Plant = None,
     as_json: Json = False,
 ) -> None:
@@ -64,7 +66,7 @@ def app(
     with plant_cluster_bug(plant):
         for number in range(seed, seed + seeds):
             scenario = ClusterScenario(
-                nodes=nodes, secured=secured, share_groups=share_groups, zookeeper=zookeeper
+                nodes=nodes, secured=secured, share_groups=share_groups, zookeeper=zookeeper, tiered=tiered
             )
             outcome = _run(number, scenario, minutes, trace=trace and not as_json)
             outcomes.append(outcome)
@@ -85,6 +87,7 @@ def app(
         replay = f"ottla sim --seed {last.seed} --nodes {nodes} --minutes {minutes:g} --trace"
         more = (" --secured" if secured else "") + (" --share-groups" if share_groups else "")
         more += " --zookeeper" if zookeeper else ""
+        more += " --tiered" if tiered else ""
         more += "" if plant is None else f" --plant {plant}"
         raise CliError(f"a guarantee was broken: {last.violations[0]}\nreplay it: {replay}{more}")
 

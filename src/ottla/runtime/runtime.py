@@ -13,6 +13,7 @@ from ottla.runtime.pool import Pool, ThreadPool
 from ottla.runtime.random import Random, SystemRandom
 
 if TYPE_CHECKING:
+    from ottla.runtime.object_store import ObjectStore, ObjectStoreSettings
     from ottla.runtime.zookeeper import ZooKeeperSession, ZooKeeperSettings
 
 __all__ = ["Runtime"]
@@ -27,6 +28,8 @@ class Runtime:
     network: Network
     # Opens a session with ZooKeeper, for the legacy mode; None for a real one.
     zookeeper: Callable[[ZooKeeperSettings], Awaitable[ZooKeeperSession]] | None = None
+    # Opens the object store of tiered storage; None for a real one.
+    object_store: Callable[[ObjectStoreSettings], ObjectStore] | None = None
 
     @classmethod
     def real(cls, *, pool_workers: int = 4, guest: bool = False) -> Runtime:

@@ -55,6 +55,7 @@ def node(seed: int, seeds: int, seconds: float, trace: bool) -> None:
 @click.option("--secured", is_flag=True, help="Ask all clients for a login, and change ACLs meanwhile.")
 @click.option("--share-groups", is_flag=True, help="Have a share group whose members lose locks.")
 @click.option("--zookeeper", is_flag=True, help="Legacy: keep the metadata in ZooKeeper.")
+@click.option("--tiered", is_flag=True, help="Have topics whose segments go to an object store.")
 @click.option("--trace", is_flag=True, help="Show what happens, line by line.")
 def cluster(
     seed: int,
@@ -65,16 +66,20 @@ def cluster(
     secured: bool,
     share_groups: bool,
     zookeeper: bool,
+    tiered: bool,
     trace: bool,
 ) -> None:
     """A whole cluster with clients of every kind."""
     scenario = MANY_PARTITIONS if many_partitions else ClusterScenario(nodes=nodes)
-    scenario = replace(scenario, secured=secured, share_groups=share_groups, zookeeper=zookeeper)
+    scenario = replace(
+        scenario, secured=secured, share_groups=share_groups, zookeeper=zookeeper, tiered=tiered
+    )
     more = "" if nodes is None else f" --nodes {nodes}"
     more += " --many-partitions" if many_partitions else ""
     more += " --secured" if secured else ""
     more += " --share-groups" if share_groups else ""
     more += " --zookeeper" if zookeeper else ""
+    more += " --tiered" if tiered else ""
     _run(partial(ClusterRun, scenario=scenario), seed, seeds, seconds, trace, more)
 
 

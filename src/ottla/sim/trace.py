@@ -49,10 +49,14 @@ class TraceHandler(logging.Handler):
         self._trace = trace
         # (process, text) of every exception that was logged: the code under test did not expect it.
         self.unexpected: list[tuple[str, str]] = []
+        # True while the coroutines of a killed process are closed: what they log then was never logged.
+        self.is_muted = False
         # Whether a fault explains that this process logs this exception now.
         self.is_explained: Callable[[str, Exception], bool] = lambda _who, _error: False
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self.is_muted:
+            return
         process = current_process()
         who = "world" if process is None else process.name
         self._trace.add(who, record.getMessage())

@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from ottla.runtime import invariants
+from ottla.runtime.object_store import ObjectStore, ObjectStoreSettings
 from ottla.runtime.random import SeededRandom
 from ottla.runtime.runtime import Runtime
 from ottla.sim.clock import LoopClock
@@ -93,6 +94,7 @@ class SimMachine:
             self.pool,
             network,
             None if world.zookeeper is None else world.zookeeper(network),
+            world.object_store,
         )
         world.trace.add(self.name, f"boots, number {self.boots}")
         world.loop.spawn(process, self._run(runtime), f"main of {self.name}")
@@ -128,7 +130,9 @@ class SimMachine:
             self.disk.crash()
         else:
             self.disk.kill()
+        world.log_handler.is_muted = True
         world.loop.kill(process)
+        world.log_handler.is_muted = False
 
     def pause(self) -> None:
         if self.process is not None:
@@ -154,6 +158,8 @@ class World:
         self.machines: dict[str, SimMachine] = {}
         # Gives a machine what it opens sessions with ZooKeeper with; None where there is none.
         self.zookeeper: Callable[[SimNetwork], Any] | None = None
+        # Opens the object store that machines share; None where there is none.
+        self.object_store: Callable[[ObjectStoreSettings], ObjectStore] | None = None
         # How often each kind of fault was injected.
         self.coverage: Counter[str] = Counter()
         self.log_handler = TraceHandler(self.trace)

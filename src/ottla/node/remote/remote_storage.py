@@ -56,8 +56,10 @@ class RemoteStorage:
             separate_pool(runtime.pool, _DIRECTORY_THREADS, "ottla-remote") if is_directory else None
         )
         try:
-            self._store: Final = open_object_store(
-                settings.store, runtime.disk, self._threads or runtime.pool
+            self._store: Final = (
+                open_object_store(settings.store, runtime.disk, self._threads or runtime.pool)
+                if runtime.object_store is None
+                else runtime.object_store(settings.store)
             )
         except ObjectStoreError as error:
             raise NodeFailed(f"the store of tiered storage cannot be opened: {error}") from error

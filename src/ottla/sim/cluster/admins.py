@@ -73,7 +73,12 @@ class TopicChurn(Administrator):
             if random.random() < 0.5:
                 factor = random.randrange(1, len(self.environment.brokers) + 1)
                 partitions = random.randrange(1, 4)
-                await admin.topics.create(name, partitions=partitions, replication_factor=factor)
+                await admin.topics.create(
+                    name,
+                    partitions=partitions,
+                    replication_factor=factor,
+                    configs=self.environment.topic_settings,
+                )
                 self.count("create a topic")
                 await self._write(name, runtime)
             else:
@@ -87,7 +92,8 @@ class TopicChurn(Administrator):
         async with Producer(
             self.environment.servers, runtime=runtime, enable_idempotence=False, **producer_settings(runtime)
         ) as producer:
-            for number in range(runtime.random.randrange(0, 10)):
+            # More where there are settings, so that a tiered topic has segments in the store.
+            for number in range(runtime.random.randrange(0, 40 if self.environment.topic_settings else 10)):
                 await producer.send(name, b"%d" % number)
 
 

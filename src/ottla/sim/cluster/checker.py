@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.node import Node
 from ottla.protocol.errors import KafkaError
-from ottla.protocol.names import SHARE_GROUP_STATE_TOPIC, TopicPartition
+from ottla.protocol.names import REMOTE_LOG_METADATA_TOPIC, SHARE_GROUP_STATE_TOPIC, TopicPartition
 from ottla.records.batch import iter_batches, read_records
 from ottla.replication.partition import Partition
 from ottla.sim.cluster.history import Mismatch, PartitionHistory
 from ottla.sim.cluster.journal import SentRecord
 from ottla.sim.cluster.share_checker import ShareChecker
+from ottla.sim.cluster.tier_checker import TierChecker
 from ottla.sim.disk import SimDisk
 from ottla.sim.world import SimMachine, World
 
@@ -60,6 +61,7 @@ class ClusterChecker:
         self.watches: dict[int, NodeWatcher] = {}  # of the nodes that are up
         self.machines: dict[int, SimMachine] = {}
         self.share = ShareChecker(world, self.histories, self._compare_share_state)
+        self.tier: TierChecker | None = None
 
     @property
     def elections(self) -> int:
@@ -98,7 +100,14 @@ class ClusterChecker:
             self._by_name[tp] = history
             if tp.topic == SHARE_GROUP_STATE_TOPIC:
                 history.on_record = self.share.on_state_record
+            elif tp.topic == REMOTE_LOG_METADATA_TOPIC and self.tier is not None:
+                history.on_record = self.tier.on_metadata_record
         return history
+
+    def compare_remote_log_metadata(self) -> None:
+        """Compare what the replicas of the topic of remote segments have committed by now."""
+        for watch in self.watches.values():
+            watch.check(REMOTE_LOG_METADATA_TOPIC)
 
     def _compare_share_state(self) -> None:
         """Compare what the replicas of the share coordinator's topic have committed by now."""
@@ -302,7 +311,7 @@ class NodeWatcher:
             self._world.event("commits", self._checker.machines[self.id])
         try:
             with self._disk.undisturbed():
-                self._compare(partition, max(min(checked, high_watermark), log.log_start_offset))
+                self._compare(partition, max(min(checked, high_watermark), log.local_log_start_offset))
         except Mismatch as mismatch:
             self._world.report_violation(str(mismatch))
         except (KafkaError, OSError) as error:
@@ -322,6 +331,11 @@ class NodeWatcher:
     def _compare(self, partition: Partition, start: int) -> None:
         log, history = partition.log, self._checker.history_of(partition)
         end = log.high_watermark
+        if log.config.is_remote and log.log_start_offset < start <= end and start > history.end:
+            raise Mismatch(
+                f"node {self.id} has {history.name} on its disk from {start} on, where only what is below "
+                f"{history.end} was committed"
+            )
         while start < end:
             data = log.read(start, _READ_BYTES, upper_offset=end).records
             before = start

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from ottla.sim.cluster.admins import ReplicaMover, SettingsChanger, TopicChurn
-from ottla.sim.cluster.environment import COPIES, EVENTS, MANY, ORDERS, ClusterEnvironment, SimClient
+from ottla.sim.cluster.environment import (
+    COPIES,
+    EVENTS,
+    EXPIRING,
+    MANY,
+    ORDERS,
+    ClusterEnvironment,
+    SimClient,
+)
 from ottla.sim.cluster.journal import GroupHistory
 from ottla.sim.cluster.readers import Copier, GroupReader, StandaloneReader
 from ottla.sim.cluster.scenario import ClusterScenario
@@ -60,6 +68,8 @@ def make_clients(
             SecurityChanger(environment, "security"),
             GuardedWriter(environment, "guarded", servers, access),
         ]
+    if scenario.tiered:
+        wanted.append(Writer(environment, "expiring", acks=-1, idempotent=True, topic=EXPIRING))
     terms = environment.checker.share.terms
     if terms is not None:
         wanted += [ShareWorker(environment, f"worker-{n}", terms) for n in range(terms.workers)]

@@ -12,11 +12,22 @@ from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.journal import Journal, OperationState, SentRecord
 from ottla.sim.world import World
 
-__all__ = ["COPIES", "EVENTS", "JOBS", "MANY", "ORDERS", "SimClient", "ClusterEnvironment", "attempt"]
+__all__ = [
+    "COPIES",
+    "EVENTS",
+    "EXPIRING",
+    "JOBS",
+    "MANY",
+    "ORDERS",
+    "SimClient",
+    "ClusterEnvironment",
+    "attempt",
+]
 
 # Topics: written with any acks; written by idempotent producers only; copies of the orders; one with many
-# partitions, if the scenario has one; and one that is deleted and created again, for share groups.
-EVENTS, ORDERS, COPIES, MANY, JOBS = "events", "orders", "copies", "many", "jobs"
+# partitions, if the scenario has one; one that is deleted and created again, for share groups; and one whose
+# records expire, where topics are tiered.
+EVENTS, ORDERS, COPIES, MANY, JOBS, EXPIRING = "events", "orders", "copies", "many", "jobs", "expiring"
 
 
 @dataclass(slots=True)
@@ -28,6 +39,8 @@ class ClusterEnvironment:
     brokers: tuple[int, ...]
     # The topics that are there from the beginning, and the number of their partitions.
     topics: Mapping[str, int]
+    # The settings of new topics.
+    topic_settings: Mapping[str, str] = field(default_factory=dict)
     journal: Journal = field(default_factory=Journal)
     # `stopping`: writers and administrators finish. `draining`, after that: readers read the rest and finish.
     stopping: bool = False

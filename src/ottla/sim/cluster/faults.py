@@ -18,10 +18,11 @@ from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.members import ClusterMember
 from ottla.sim.disk import READ_ONLY, Op
 from ottla.sim.nemesis import Nemesis, NemesisConfig
+from ottla.sim.object_store import SimObjectStore
 from ottla.sim.world import SimMachine, World
 from ottla.sim.zookeeper import SimZooKeeper
 
-__all__ = ["ClusterFaultInjector", "DiskFaultInjector"]
+__all__ = ["ClusterFaultInjector", "DiskFaultInjector", "StoreFaultInjector"]
 
 _WHOLE_DISK_BYTES = 1 << 50
 # How much space is left on a disk that is about to be full.
@@ -47,8 +48,10 @@ class ClusterFaultInjector:
         synced: bool,
         directories: Sequence[str],
         zookeeper: SimZooKeeper | None = None,
+        store: SimObjectStore | None = None,
     ) -> None:
         self._world = world
+        self._store = StoreFaultInjector(world, store) if store is not None else None
         self._zookeeper = zookeeper
         self._members = {member.machine.name: member for member in members}
         self._checker = checker
@@ -67,6 +70,7 @@ class ClusterFaultInjector:
             "cut off from ZooKeeper": self._cut_off_from_zookeeper,
             "expire a session": lambda _: self._expire_session(),
             "delete /controller": lambda _: self._delete_controller(),
+            **({} if self._store is None else self._store.faults),
         }
         self.nemesis = Nemesis(
             world,
@@ -78,6 +82,8 @@ class ClusterFaultInjector:
         )
         checker.is_steady = lambda id: self.nemesis.is_steady(checker.machines[id])
         self._disks.nemesis = self.nemesis
+        if self._store is not None:
+            self._store.nemesis = self.nemesis
 
     async def run(self, seconds: float) -> None:
         """Inject faults for this long."""
@@ -92,6 +98,8 @@ class ClusterFaultInjector:
         """Remove all faults."""
         self._disks.is_operator_waiting = True
         self._disks.heal()
+        if self._store is not None:
+            self._store.heal()
         self.nemesis.stop()
 
     def _spawn(self, what: Coroutine[Any, Any, None], name: str) -> None:
@@ -323,5 +331,67 @@ class DiskFaultInjector:
             undo()
             self._world.trace.add("nemesis", f"{what} ends: {machine.name}")
             end()
+
+        self.nemesis.undo_later(undone)
+
+
+class StoreFaultInjector:
+    """Injects faults of the object store."""
+
+    def __init__(self, world: World, store: SimObjectStore) -> None:
+        self._world = world
+        self._store = store
+        self.nemesis: Nemesis  # set by `ClusterFaultInjector`, which creates both
+
+    @property
+    def faults(self) -> Mapping[str, Callable[[SimMachine], None]]:
+        return {
+            "store is away": lambda _: self._send_away(),
+            "store is slow": lambda _: self._slow_down(),
+            "store throttles": lambda _: self._throttle(),
+            "store fails": lambda _: self._fail(),
+            "cut off from the store": self._cut_off,
+            "stale lists": lambda _: self._make_stale(),
+        }
+
+    def heal(self) -> None:
+        self._store.heal()
+
+    def _send_away(self) -> None:
+        self._store.is_away = True
+        self._inject("store is away", "", lambda: setattr(self._store, "is_away", False))
+
+    def _slow_down(self) -> None:
+        self._store.slowness = self._world.random.choice((10.0, 50.0, 200.0))
+        detail = f"{self._store.slowness:.0f} times"
+        self._inject("store is slow", detail, lambda: setattr(self._store, "slowness", 1.0))
+
+    def _throttle(self) -> None:
+        self._store.throttles = True
+        self._inject("store throttles", "", lambda: setattr(self._store, "throttles", False))
+
+    def _fail(self) -> None:
+        self._store.error_rate = self._world.random.choice((0.2, 0.5, 0.9))
+        self._inject("store fails", f"{self._store.error_rate:.0%} of all requests", self._store.calm)
+
+    def _cut_off(self, machine: SimMachine) -> None:
+        self._store.cut_off[machine.name] = None
+        self._inject(
+            "cut off from the store",
+            machine.name,
+            lambda: self._store.cut_off.pop(machine.name, None),
+        )
+
+    def _make_stale(self) -> None:
+        self._store.stale_s = 5.0
+        self._inject("stale lists", "", lambda: setattr(self._store, "stale_s", 0.0))
+
+    def _inject(self, what: str, detail: str, undo: Callable[[], object]) -> None:
+        self.nemesis.count(what, detail)
+
+        def undone() -> None:
+            if not self.nemesis.is_stopped:
+                undo()
+                self._world.trace.add("nemesis", f"{what} ends {detail}".rstrip())
 
         self.nemesis.undo_later(undone)

@@ -181,6 +181,8 @@ class ClusterMember:
         self.check_metadata()
         if self.node is not None and self.watcher is not None:
             self.watcher.check()
+        if self._checker.tier is not None:
+            self._checker.tier.check_replicas(self)
 
     def check_metadata(self) -> None:
         node = self.node
@@ -238,6 +240,8 @@ def make_members(
         settings = _settings(scenario, id, brokers, controllers)
         if terms is not None:
             settings |= terms.node_settings()
+        if checker.tier is not None:
+            settings |= checker.tier.terms.node_settings(min(len(brokers), 3), scenario.min_insync or 1)
         member = ClusterMember(world, checker, id, settings)
         in_set = scenario.dynamic and id in controllers
         paths = DIRECTORIES[:1] if scenario.zookeeper else DIRECTORIES

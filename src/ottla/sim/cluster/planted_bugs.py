@@ -44,6 +44,7 @@ from ottla.records.validation import AppendOrigin
 from ottla.replication.partition import FetchIsolation, Partition
 from ottla.runtime.zookeeper import SetZNode
 from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
+from ottla.sim.cluster.planted_tier_bugs import TIER_BUGS
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.loop import current_process
 from ottla.sim.nemesis import NemesisConfig
@@ -372,6 +373,7 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "snapshot-without-states": _snapshot_without_states,
     "controller-not-checked-by-writes": _controller_not_checked_by_writes,
     "brokers-not-watched": _brokers_not_watched,
+    **TIER_BUGS,
 }
 
 _KILLS = {"kill a process": 3, "kill it after some steps": 2, "power loss": 2, "isolate a machine": 3}
@@ -425,6 +427,9 @@ _DELETED_CONTROLLERS = replace(
         weights={"delete /controller": 8, "cut off from ZooKeeper": 4, "kill a process": 1},
     ),
 )
+_TIERED = replace(
+    _scenario("idempotent", "transactional", kill_a_process=2, sever_connections=1), tiered=True
+)
 SCENARIOS: Mapping[str, ClusterScenario] = {
     "sync-skipped": _scenario("idempotent", synced=True, power_loss=3, kill_all=2),
     "divergence-not-noticed": _scenario("acks-1", "idempotent", longest_s=4.0, split_the_network=1),
@@ -465,6 +470,7 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     # The controller learns late, or not at all, that its znode was deleted, and goes on.
     "controller-not-checked-by-writes": _DELETED_CONTROLLERS,
     "brokers-not-watched": _ON_ZOOKEEPER,
+    **dict.fromkeys(TIER_BUGS, _TIERED),
 }
 
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.names import TopicPartition
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.admins import admin_settings
 from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.clients import make_clients
-from ottla.sim.cluster.environment import COPIES, EVENTS, MANY, ORDERS, ClusterEnvironment
+from ottla.sim.cluster.environment import COPIES, EVENTS, EXPIRING, MANY, ORDERS, ClusterEnvironment
 from ottla.sim.cluster.faults import ClusterFaultInjector
 from ottla.sim.cluster.journal import PartitionKey
 from ottla.sim.cluster.members import BROKER_PORT, DIRECTORIES, make_members
@@ -28,7 +29,10 @@ from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.security import AccessView, login_settings
 from ottla.sim.cluster.share_checker import SHARE_GROUP, ShareGroupTerms
 from ottla.sim.cluster.share_workers import ShareWorker, share_partitions
+from ottla.sim.cluster.tier_auditor import TierAuditor
+from ottla.sim.cluster.tier_checker import TierChecker, TierTerms
 from ottla.sim.cluster.verdict import verdict
+from ottla.sim.object_store import SimObjectStore
 from ottla.sim.world import World
 from ottla.sim.zookeeper import SimZooKeeper, connector
 
@@ -37,6 +41,9 @@ __all__ = ["ClusterRun", "ClusterOutcome"]
 # How long a new cluster may take to be ready, and how long everything may take to recover at the end.
 _START_S = 60.0
 _RECOVERY_S = 120.0
+# How long it may take until remote storage has no more than it should: brokers look for the segments of
+# deleted topics a minute later.
+_CLEANING_S = 240.0
 _CHECK_EVERY_S = 0.25
 _PARTITIONS = 2
 _FAILURES = {
@@ -99,12 +106,16 @@ class ClusterRun:
         topics = dict.fromkeys((EVENTS, ORDERS, COPIES), _PARTITIONS)
         if scenario.partitions:
             topics[MANY] = scenario.partitions
+        if scenario.tiered:
+            topics[EXPIRING] = _PARTITIONS
+            self._make_store(seed, topics)
         self.environment = ClusterEnvironment(
             self.world,
             self.checker,
             login_settings(servers) if scenario.secured else servers,
             brokers,
             topics,
+            self._topic_settings(),
         )
         self.zookeeper = SimZooKeeper(self.world) if scenario.zookeeper else None
         if scenario.zookeeper:
@@ -118,6 +129,7 @@ class ClusterRun:
             synced=bool(scenario.synced),
             directories=DIRECTORIES,
             zookeeper=self.zookeeper,
+            store=None if self.checker.tier is None else self.checker.tier.store,
         )
         self._clients = make_clients(self.environment, scenario, servers, AccessView(self.members))
         self._created = False
@@ -126,8 +138,24 @@ class ClusterRun:
         self._recovery_s = 0.0
         self.world.log_handler.is_explained = self._is_explained
         self.world.trace.add("world", str(scenario))
+        if self.checker.tier is not None:
+            self.world.trace.add("world", str(self.checker.tier.terms))
         if scenario.share_groups:
             self.world.trace.add("world", str(self.checker.share.terms))
+
+    def _make_store(self, seed: int | str, topics: dict[str, int]) -> None:
+        # Drawn apart, so that the same seed without tiered topics has the same draws.
+        terms = TierTerms.draw(random.Random(f"{seed}/tier"))
+        store = SimObjectStore(self.world, part_bytes=terms.part_bytes, error_rate=terms.error_rate)
+        self.world.object_store = store.open
+        keeps_all = [topic for topic in topics if topic != EXPIRING]
+        self.checker.tier = TierChecker(
+            self.world, terms, store, keeps_all, self.checker.compare_remote_log_metadata
+        )
+
+    def _topic_settings(self, topic: str = "") -> dict[str, str]:
+        tier = self.checker.tier
+        return {} if tier is None else tier.terms.topic_settings(expires=topic == EXPIRING)
 
     # The run
 
@@ -197,6 +225,8 @@ class ClusterRun:
             lambda: None if self._offsets_read else "the committed offsets cannot be read", _RECOVERY_S
         ):
             return
+        if self.checker.tier is not None and not await self._audit_tier(self.checker.tier):
+            return
         checking.cancel()
         broken = next(verdict(self.checker, environment.journal, self._committed), None)
         if broken is None and self.scenario.share_groups:
@@ -204,6 +234,35 @@ class ClusterRun:
         if broken is not None:
             world.report_violation(broken)
         self._check_logged_errors()
+
+    async def _audit_tier(self, tier: TierChecker) -> bool:
+        """Wait until everything is copied, read it from its beginning, and wait until the store is clean."""
+        if not await self._until(lambda: tier.reason_not_copied(self.members), _RECOVERY_S):
+            return False
+        tier.count_tiered(self.members)
+        auditor = TierAuditor(self.environment, list(self.environment.topics))
+        self.world.machine("tier-auditor", auditor.main).boot()
+        if not await self._until(auditor.reason_not_done, _RECOVERY_S):
+            return False
+        if not await self._until(lambda: tier.reason_store_not_clean(self.checker.newest), _CLEANING_S):
+            return False
+        missing = next(tier.missing_objects(self.checker.newest), None)
+        broken = next(auditor.differences(self._log_starts()), None)
+        if missing is not None:
+            self.world.report_violation(f"{missing} is of a finished copy, and not in the store")
+        elif broken is not None:
+            self.world.report_violation(broken)
+        return missing is None and broken is None
+
+    def _log_starts(self) -> dict[TopicPartition, int]:
+        """The log start of each partition, at its leader."""
+        return {
+            partition.topic_partition: partition.log.log_start_offset
+            for member in self.members
+            if member.node is not None and member.node.remote_storage is not None
+            for partition in member.node.replicas
+            if partition.is_leader
+        }
 
     def _busy(self, names: set[str]) -> str | None:
         busy = sorted(names - self.environment.ended)
@@ -265,7 +324,12 @@ class ClusterRun:
                         await admin.configs.alter(ResourceType.GROUP, SHARE_GROUP, set=settings)
                     for topic, partitions in self.environment.topics.items():
                         try:
-                            await admin.topics.create(topic, partitions=partitions, replication_factor=factor)
+                            await admin.topics.create(
+                                topic,
+                                partitions=partitions,
+                                replication_factor=factor,
+                                configs=self._topic_settings(topic),
+                            )
                         except KafkaError as error:
                             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                                 raise

@@ -8,7 +8,14 @@ from random import Random
 
 from ottla.sim.nemesis import FAULTS, NemesisConfig
 
-__all__ = ["CLIENTS", "CLUSTER_FAULTS", "MANY_PARTITIONS", "ZOOKEEPER_FAULTS", "ClusterScenario"]
+__all__ = [
+    "CLIENTS",
+    "CLUSTER_FAULTS",
+    "MANY_PARTITIONS",
+    "STORE_FAULTS",
+    "ZOOKEEPER_FAULTS",
+    "ClusterScenario",
+]
 
 # The kinds of clients, by the name under which a scenario lists them.
 CLIENTS = (
@@ -35,6 +42,16 @@ ZOOKEEPER_FAULTS: Mapping[str, int] = {
     "expire a session": 10,
     "delete /controller": 8,
 }
+STORE_FAULTS: Mapping[str, int] = {
+    "store is away": 5,
+    "store is slow": 5,
+    "store throttles": 5,
+    "store fails": 5,
+    "cut off from the store": 8,
+    "stale lists": 1,
+}
+# The clients that every run with tiered topics has, beside those that are drawn.
+_TIER_CLIENTS = ("committed-follower", "follower", "topics")
 
 CLUSTER_FAULTS: Mapping[str, int] = {
     **FAULTS,
@@ -93,12 +110,22 @@ class ClusterScenario:
     share_groups: bool = False
     # Whether the metadata are in ZooKeeper, the legacy mode, and not in a quorum; it is not drawn.
     zookeeper: bool = False
+    # Whether topics have remote storage, in a simulated object store; it is not drawn.
+    tiered: bool = False
 
     def draw(self, random: Random) -> ClusterScenario:
         """A copy with all fields set. Takes the same draws for every scenario, so runs can be compared."""
         drawn = _draw(random, self.nodes)
         given = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
         drawn = replace(drawn, **given)
+        if drawn.tiered:
+            assert drawn.nemesis is not None
+            weights = {**STORE_FAULTS, **drawn.nemesis.weights}
+            drawn = replace(
+                drawn,
+                clients=tuple(sorted({*(drawn.clients or ()), *_TIER_CLIENTS})),
+                nemesis=replace(drawn.nemesis, weights=weights),
+            )
         if not drawn.zookeeper:
             return drawn
         # Kafka's znodes have no place for eligible leader replicas, without which a disk that loses data may

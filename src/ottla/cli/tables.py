@@ -226,6 +226,7 @@ def show(
             ("lag (records)", _lag(info, known)),
             ("location", info.location),
             ("metadata", info.metadata_location),
+            ("mode", info.mode),
             ("partitioned by", info.partitioning),
             ("columns", ", ".join(f"{name} {kind}" for name, kind in info.columns.items())),
             ("rows", info.rows),

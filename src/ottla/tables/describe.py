@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ottla.tables.offsets import committed_offsets
-from ottla.tables.topic_table import TOPIC, TOPIC_ID
+from ottla.tables.topic_table import MODE, TOPIC, TOPIC_ID
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -32,6 +32,7 @@ class TableInfo:
     topic_id: str | None
     location: str
     metadata_location: str
+    mode: str
     partitioning: str
     columns: dict[str, str]
     rows: int
@@ -64,6 +65,7 @@ def describe_table(table: Table) -> TableInfo:
         topic_id=table.properties.get(TOPIC_ID),
         location=metadata.location,
         metadata_location=table.metadata_location,
+        mode=table.properties.get(MODE, "append"),
         partitioning=", ".join(fields) or "none",
         columns=columns,
         rows=total("total-records"),

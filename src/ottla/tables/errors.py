@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["OffsetsMoved", "TableError"]
+__all__ = ["MissedDeletes", "OffsetsMoved", "TableError"]
 
 
 class TableError(Exception):
     """The table cannot be used as it is; the text says what to do."""
+
+
+class MissedDeletes(Exception):
+    """The log may have lost tombstones that the table has not seen: the partition has to be read again from
+    its start.
+    """
 
 
 class OffsetsMoved(Exception):

@@ -19,7 +19,7 @@ from ottla.runtime.clock import pause_thread
 from ottla.tables.errors import TableError
 from ottla.tables.offsets import OFFSETS, committed_offsets, offsets_text
 from ottla.tables.settings import MaintenanceSettings
-from ottla.tables.topic_table import MAX_ATTEMPTS, TOPIC_ID, commit_once
+from ottla.tables.topic_table import MAX_ATTEMPTS, MODE, TOPIC_ID, commit_once
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -83,7 +83,8 @@ def _merge(table: Table, tasks: list[FileScanTask]) -> int:
     from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
 
     rows = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_table(tasks)
-    rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending")])
+    by = ("partition", "key", "offset") if table.properties.get(MODE) == "latest" else ("partition", "offset")
+    rows = rows.sort_by([(name, "ascending") for name in by])
     files = list(_dataframe_to_data_files(table_metadata=table.metadata, df=rows, io=table.io))
     before = sum(each.file.record_count for each in tasks)
     assert sum(each.record_count for each in files) == rows.num_rows == before, (rows.num_rows, before)
@@ -208,8 +209,16 @@ def check_rows(table: Table) -> RowCheck:
     for each in rows.group_by("partition").aggregate(counts).to_pylist():
         found.last[each["partition"]] = each["offset_max"]
         found.duplicates += each["offset_count"] - each["offset_count_distinct"]
+    if table.properties.get(MODE) == "latest":
+        found.duplicates += _repeated_keys(table)
     found.offsets_are_lost |= any(partition not in found.offsets for partition in found.last)
     return found
+
+
+def _repeated_keys(table: Table) -> int:
+    """How many rows of a table of latest values have a key that another row has, too."""
+    rows = table.scan(row_filter="key is not null", selected_fields=("partition", "key")).to_arrow()
+    return int(rows.num_rows - rows.group_by(["partition", "key"]).aggregate([]).num_rows)
 
 
 def repair_offsets(table: Table) -> dict[int, int]:

@@ -17,22 +17,40 @@ from ottla.tables.errors import TableError
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
-__all__ = ["OFFSETS", "committed_offsets", "offsets_text", "parse_offsets"]
+__all__ = [
+    "OFFSETS",
+    "READ_TIMES",
+    "committed_offsets",
+    "committed_read_times",
+    "offsets_text",
+    "parse_offsets",
+]
 
 OFFSETS: Final = "ottla.offsets"
+# When each partition was read for the commit, in milliseconds; only tables of latest values have it.
+READ_TIMES: Final = "ottla.read-times"
 
 
 def committed_offsets(metadata: TableMetadata) -> dict[int, int]:
     """The offset of the next record to come, by partition; a partition that has none yet is not there."""
+    return _newest(metadata, OFFSETS)
+
+
+def committed_read_times(metadata: TableMetadata) -> dict[int, int]:
+    """When the rows of each partition were read from the log, in wall-clock milliseconds."""
+    return _newest(metadata, READ_TIMES)
+
+
+def _newest(metadata: TableMetadata, name: str) -> dict[int, int]:
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     at = metadata.current_snapshot_id
     while at is not None and (snapshot := by_id.pop(at, None)) is not None:
-        if snapshot.summary is not None and (text := snapshot.summary.get(OFFSETS)) is not None:
+        if snapshot.summary is not None and (text := snapshot.summary.get(name)) is not None:
             return parse_offsets(text)
         at = snapshot.parent_snapshot_id
     if metadata.current_snapshot_id is None:
         return {}
-    return parse_offsets(metadata.properties.get(OFFSETS, "{}"))
+    return parse_offsets(metadata.properties.get(name, "{}"))
 
 
 def parse_offsets(text: str) -> dict[int, int]:

@@ -17,7 +17,6 @@ __all__ = [
 ]
 
 CATALOG_PREFIX: Final = "table.catalog."
-# Those of the settings of this prefix that are not properties of pyiceberg's own.
 # What a broker is asked for.
 BROKER_SETTINGS: Final = (
     *(f"{CATALOG_PREFIX}{name}" for name in ("type", "uri", "warehouse", "name")),
@@ -25,6 +24,7 @@ BROKER_SETTINGS: Final = (
     "log.dirs",
     "log.dir",
 )
+# Those of the settings of this prefix that are not properties of pyiceberg's own.
 _OWN: Final = frozenset(("type", "uri", "warehouse", "name"))
 
 
@@ -119,6 +119,10 @@ class TableSettings:
     topic_id: str
     cluster_id: str
     metadata_offset: int = 0
+    mode: str = "append"
+    """append: a row for each record; latest: one for each key, with its latest value."""
+    delete_retention_ms: int = 86_400_000
+    """How long the log keeps a tombstone, at least."""
     partition_by: str = "none"
     schema_type: str = "none"
     schema: str = ""

@@ -8,8 +8,13 @@ of metadata in which that partition's offset is the one that this round began wi
 round after a crash, nor a leader that has moved, nor two writers at once can add a record twice or leave one
 out.
 
-This module and `maintenance` are the only ones that use what pyiceberg does not document: its transaction
-would repeat a commit that lost against another one by itself, without a look at the offsets.
+A table of latest values (`latest`) is committed in the same way, by a snapshot that replaces files. It also
+has when each partition was read: where the log has been compacted beyond the table's offset, and tombstones
+may have gone since, the partition is built again from the start of its log, in one commit with the removal of
+its old rows.
+
+This module, `latest` and `maintenance` are the only ones that use what pyiceberg does not document: its
+transaction would repeat a commit that lost against another one by itself, without a look at the offsets.
 """
 
 from __future__ import annotations
@@ -20,10 +25,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.records.arrow import ArrowDecoder
+from ottla.records.batch import iter_batches
 from ottla.runtime.clock import pause_thread
-from ottla.tables.columns import TypedColumns, record_schema, record_table
-from ottla.tables.errors import OffsetsMoved, TableError
-from ottla.tables.offsets import OFFSETS, committed_offsets, offsets_text
+from ottla.tables.columns import ERROR, TypedColumns, record_schema, record_table
+from ottla.tables.errors import MissedDeletes, OffsetsMoved, TableError
+from ottla.tables.latest import (
+    files_of,
+    has_gap,
+    latest_by_key,
+    rewrite_partition,
+    with_errors,
+    without_tombstones,
+)
+from ottla.tables.offsets import (
+    OFFSETS,
+    READ_TIMES,
+    committed_offsets,
+    committed_read_times,
+    offsets_text,
+)
 from ottla.tables.settings import CatalogSettings, TableSettings, table_name
 from ottla.tables.values import ValueColumns
 
@@ -43,8 +63,11 @@ TOPIC: Final = "ottla.topic"
 TOPIC_ID: Final = "ottla.topic-id"
 CLUSTER_ID: Final = "ottla.cluster-id"
 METADATA_OFFSET: Final = "ottla.metadata-offset"
+MODE: Final = "ottla.mode"
 # Rows are held in memory up to so many bytes; then they are a file.
 FLUSH_BYTES: Final = 32 * 1024 * 1024
+# A table of latest values holds the rows of a round until its commit: beyond so many bytes the round is full.
+MAX_ROUND_BYTES: Final = 64 * 1024 * 1024
 MAX_ATTEMPTS: Final = 10
 _PROPERTIES: Final = {
     "format-version": "2",
@@ -83,10 +106,14 @@ class _Range:
 @dataclass(slots=True)
 class _Round:
     ranges: dict[int, _Range] = field(default_factory=dict)
-    tables: list[pa.Table] = field(default_factory=list)
+    tables: list[tuple[int, pa.Table]] = field(default_factory=list)
     buffered: int = 0
     rows: int = 0
     files: list[DataFile] = field(default_factory=list)
+    # Of a table of latest values: files that go, and partitions that are built again from their start.
+    replaced: list[DataFile] = field(default_factory=list)
+    rebuilt: set[int] = field(default_factory=set)
+    is_full: bool = False
 
 
 class TopicTable:
@@ -107,6 +134,8 @@ class TopicTable:
         self._table: Table | None = None
         self._values: ValueColumns | None = None
         self._offsets: dict[int, int] = {}
+        self._read_times: dict[int, int] = {}
+        self._now_ms = 0
         self._round = _Round()
 
     @property
@@ -114,15 +143,21 @@ class TopicTable:
         assert self._table is not None, "the table has not been opened"
         return self._table
 
-    def open(self) -> dict[int, int]:
+    @property
+    def _is_latest(self) -> bool:
+        return self.settings.mode == "latest"
+
+    def open(self, now_ms: int = 0) -> dict[int, int]:
         """Load the table, or make it, and return the offsets that it has. What was appended and not committed
-        is forgotten.
+        is forgotten. `now_ms` is the wall-clock time, before anything of the round is read.
         """
+        self._now_ms = now_ms
         self._round = _Round()
         self._table = self._load_or_create()
         if self._values is None:
             self._values = ValueColumns(self.settings, self._evolve)
         self._offsets = committed_offsets(self._table.metadata)
+        self._read_times = committed_read_times(self._table.metadata) if self._is_latest else {}
         return dict(self._offsets)
 
     def append(
@@ -131,34 +166,112 @@ class TopicTable:
         start_offset: int,
         records: Any,
         aborted: Iterable[tuple[int, int]] = (),
+        *,
+        is_rebuilt: bool = False,
     ) -> int:
-        """Add what a consumer of committed records sees of the batches. Return the offset that follows."""
-        decoder = ArrowDecoder(
-            start_offset=start_offset, expected_bytes=len(records), check_crc=True, empty_headers=True
-        )
-        decoder.set_aborted(aborted)
-        decoder.feed(records)
-        next_offset = decoder.next_offset
-        if next_offset <= start_offset:
-            return start_offset
+        """Add what a consumer of committed records sees of the batches. Return the offset that follows. Those
+        from which the rows of a partition are built again, `is_rebuilt`, begin where its log does.
+        """
         round = self._round
-        found = round.ranges.get(partition)
-        if found is None:
-            round.ranges[partition] = _Range(self._offsets.get(partition), next_offset)
-        else:
-            found.next_offset = next_offset
-        batch = decoder.finish()
-        if batch.num_rows:
-            rows = record_table(partition, batch)
-            round.tables.append(rows)
-            round.rows += rows.num_rows
-            round.buffered += rows.nbytes
-            if round.buffered >= FLUSH_BYTES:
-                self._write()
-        return next_offset
+        if self._is_latest:
+            if is_rebuilt and partition not in round.rebuilt:
+                round.rebuilt.add(partition)
+                round.tables = [each for each in round.tables if each[0] != partition]
+                round.buffered = sum(each.nbytes for _, each in round.tables)
+            self._check_deletes(partition, start_offset, records)
+        decoder = ArrowDecoder(start_offset=start_offset, check_crc=True, empty_headers=True)
+        decoder.set_aborted(aborted)
+        with memoryview(records) as view:
+            # One by one: a few kilobytes may inflate to hundreds of megabytes.
+            for position, header in iter_batches(view):
+                decoder.feed(view[position : position + header.size])
+                if decoder.nbytes >= FLUSH_BYTES:
+                    self._take(partition, decoder)
+        if decoder.next_offset <= start_offset:
+            return start_offset
+        self._take(partition, decoder)
+        return decoder.next_offset
+
+    def _take(self, partition: int, decoder: ArrowDecoder) -> None:
+        """Take over the rows of the batches that were decoded."""
+        round = self._round
+        round.ranges[partition] = _Range(self._offsets.get(partition), decoder.next_offset)
+        if not decoder.rows:
+            return
+        rows = record_table(partition, decoder.finish())
+        round.tables.append((partition, rows))
+        round.rows += rows.num_rows
+        round.buffered += rows.nbytes
+        if self._is_latest:
+            if round.buffered >= MAX_ROUND_BYTES:
+                self._drop_superseded()
+                round.is_full = round.buffered >= MAX_ROUND_BYTES // 2
+        elif round.buffered >= FLUSH_BYTES:
+            self._write()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the round should be committed before more is appended."""
+        return self._round.is_full
+
+    def _check_deletes(self, partition: int, start_offset: int, records: Any) -> None:
+        """MissedDeletes if the log has been compacted beyond the table, so long ago that a tombstone may have
+        come and gone since.
+        """
+        round = self._round
+        read_ms = self._read_times.get(partition)
+        if read_ms is None or partition in round.rebuilt:
+            return
+        if self._now_ms - read_ms < self.settings.delete_retention_ms:
+            return
+        headers = [header for _, header in iter_batches(records)]
+        found = [(each.base_offset, each.last_offset, each.count) for each in headers]
+        if has_gap(start_offset, found):
+            raise MissedDeletes(
+                f"partition {partition} of {self.settings.topic} was compacted beyond the offset "
+                f"{start_offset} of its table"
+            )
+
+    def _drop_superseded(self) -> None:
+        """Keep the latest row of each key only."""
+        import pyarrow as pa
+
+        round = self._round
+        by_partition: dict[int, list[pa.Table]] = {}
+        for partition, rows in round.tables:
+            by_partition.setdefault(partition, []).append(rows)
+        round.tables = [
+            (partition, latest_by_key(pa.concat_tables(tables))) for partition, tables in by_partition.items()
+        ]
+        round.buffered = sum(each.nbytes for _, each in round.tables)
+
+    def _write_latest(self) -> None:
+        """Write the files with the latest rows of this round, and note which ones they replace."""
+        import pyarrow.compute as pc
+
+        round = self._round
+        assert self._values is not None
+        self._drop_superseded()
+        tables, round.tables, round.buffered = round.tables, [], 0
+        latest = dict(tables)
+        for partition in sorted({*latest, *round.rebuilt}):
+            rows = latest.pop(partition, None)
+            if rows is None:
+                rows = record_schema().empty_table()
+            changed = pc.drop_null(rows.column("key").combine_chunks())
+            # Adding columns may replace the table's metadata.
+            rows = with_errors(self._values.append_to(without_tombstones(rows)))
+            replaced, files = rewrite_partition(
+                self.table, partition, changed, rows, is_rebuilt=partition in round.rebuilt
+            )
+            round.replaced += replaced
+            round.files += files
 
     def _write(self) -> None:
         """Write the rows that are in memory to files, which no snapshot has yet."""
+        if self._is_latest:
+            self._write_latest()
+            return
         import pyarrow as pa
         from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
@@ -167,7 +280,7 @@ class TopicTable:
             return
         assert self._values is not None
         # Adding columns may replace the table's metadata.
-        rows = self._values.append_to(pa.concat_tables(round.tables).combine_chunks())
+        rows = self._values.append_to(pa.concat_tables([each for _, each in round.tables]).combine_chunks())
         table = self.table
         round.tables.clear()
         round.buffered = 0
@@ -194,6 +307,8 @@ class TopicTable:
             self._check_offsets(offsets)
             if table.metadata.default_spec_id != spec_id:
                 raise OffsetsMoved("the partitioning of the table has changed")
+            if attempt:
+                self._check_replaced(table)
             offsets |= {partition: each.next_offset for partition, each in round.ranges.items()}
             snapshot_id = self._try_commit(table, offsets)
             if snapshot_id is not None:
@@ -220,15 +335,28 @@ class TopicTable:
                     f"{each.expected} as this broker read it"
                 )
 
+    def _check_replaced(self, table: Table) -> None:
+        """OffsetsMoved if the files that this round replaces are others by now."""
+        partitions = {partition for partition in self._round.ranges if self._round.replaced}
+        present = {each.file.file_path for index in partitions for each in files_of(table, index)}
+        if not all(each.file_path in present for each in self._round.replaced):
+            raise OffsetsMoved("the files with keys of this commit were rewritten meanwhile")
+
     def _try_commit(self, table: Table, offsets: dict[int, int]) -> int | None:
         """Commit on top of these metadata. Return the snapshot, or None if others have changed the table."""
         text = offsets_text(offsets)
         transaction = table.transaction()
-        summary = {OFFSETS: text, TOPIC_ID: self.settings.topic_id}
-        with transaction.update_snapshot(snapshot_properties=summary).merge_append() as append:
+        noted = {OFFSETS: text}
+        if self._is_latest:
+            times = committed_read_times(table.metadata) | dict.fromkeys(self._round.ranges, self._now_ms)
+            noted[READ_TIMES] = offsets_text(times)
+        update = transaction.update_snapshot(snapshot_properties={**noted, TOPIC_ID: self.settings.topic_id})
+        with update.overwrite() if self._round.replaced else update.merge_append() as append:
+            for each in self._round.replaced:
+                append.delete_data_file(each)
             for each in self._round.files:
                 append.append_data_file(each)
-        transaction.set_properties({OFFSETS: text})
+        transaction.set_properties(noted)
         self._on_step("manifests written")
         return append.snapshot_id if commit_once(table, transaction, append.snapshot_id) else None
 
@@ -269,6 +397,12 @@ class TopicTable:
             )
         if properties[TOPIC_ID] != self.settings.topic_id:
             raise OffsetsMoved(f"the table {self._shown} is of a topic of this name with another id")
+        mode = properties.get(MODE, "append")
+        if mode != self.settings.mode:
+            raise TableError(
+                f"the table {self._shown} has table.mode={mode} and the topic "
+                f"table.mode={self.settings.mode}: set it back, or rename or drop the table to get another"
+            )
 
     @property
     def _shown(self) -> str:
@@ -304,15 +438,20 @@ class TopicTable:
 
             typed = TypedColumns(make_schema("table.schema", settings.schema_type, settings.schema))
             fields += list(typed.arrow_schema())
+        elif self._is_latest:
+            import pyarrow as pa
+
+            fields.append(pa.field(ERROR, pa.string()))
         schema = _iceberg_schema(fields)
         self._catalog.create_namespace_if_not_exists(self._identifier[0])
         table = self._catalog.create_table(
             self._identifier,
             schema,
             location=self._location(),
-            partition_spec=_partition_spec(settings.partition_by, schema),
+            partition_spec=_partition_spec("latest" if self._is_latest else settings.partition_by, schema),
             properties={
                 **_PROPERTIES,
+                MODE: settings.mode,
                 TOPIC: settings.topic,
                 TOPIC_ID: settings.topic_id,
                 CLUSTER_ID: settings.cluster_id,
@@ -416,6 +555,8 @@ def _partition_spec(partition_by: str, schema: Schema) -> PartitionSpec:
     match partition_by:
         case "none":
             return PartitionSpec()
+        case "latest":
+            column, transform, name = "partition", IdentityTransform(), "partition"
         case "day":
             column, transform, name = "timestamp", DayTransform(), "day"
         case "hour":

@@ -15,7 +15,7 @@ from ottla.runtime import process
 from ottla.runtime.child_process import serve_requests
 from ottla.runtime.clock import SystemClock
 from ottla.tables.catalog import open_catalog
-from ottla.tables.errors import OffsetsMoved, TableError
+from ottla.tables.errors import MissedDeletes, OffsetsMoved, TableError
 from ottla.tables.settings import CatalogSettings, MaintenanceSettings, TableSettings
 from ottla.tables.topic_table import TopicTable
 
@@ -64,11 +64,20 @@ class TableWorker:
         self._tables[settings.topic] = table
         while len(self._tables) > _MAX_TABLES:
             del self._tables[next(iter(self._tables))]
-        return {str(partition): offset for partition, offset in table.open().items()}
+        return {str(partition): offset for partition, offset in table.open(SystemClock().wall_ms()).items()}
 
-    def _on_append(self, head: dict[str, Any], payload: bytes) -> int:
+    def _on_append(self, head: dict[str, Any], payload: bytes) -> dict[str, Any]:
+        """`rebuild`: nothing was taken, and the partition is wanted again from the start of its log."""
         aborted = [(int(producer), int(first)) for producer, first in head["aborted"]]
-        return self._tables[head["topic"]].append(head["partition"], head["offset"], payload, aborted)
+        table = self._tables[head["topic"]]
+        try:
+            following = table.append(
+                head["partition"], head["offset"], payload, aborted, is_rebuilt=head["rebuild"]
+            )
+        except MissedDeletes as error:
+            _log.warning("%s: its rows are built again", error)
+            return {"rebuild": True}
+        return {"next": following, "full": table.is_full}
 
     def _on_commit(self, head: dict[str, Any], _: bytes) -> dict[str, Any]:
         """Commit; without rows only if `always`: offsets that no row stands behind can wait."""

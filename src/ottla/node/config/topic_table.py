@@ -20,6 +20,15 @@ def check_table_settings(config: NodeConfig, values: Mapping[str, Value]) -> Non
         raise _invalid(
             "table.schema.type=registry needs table.schema.registry.url in the settings of brokers"
         )
+    if values["table.mode"] == "latest":
+        policy = values["cleanup.policy"]
+        if "compact" not in (policy if isinstance(policy, list | tuple) else str(policy)):
+            raise _invalid("table.mode=latest needs cleanup.policy=compact: set it as well")
+        if partition_by != "none":
+            raise _invalid(
+                f"table.mode=latest has no table.partition.by={partition_by}: its table is partitioned by "
+                "the partition of the topic"
+            )
     columns: set[str] = set()
     if kind in ("json", "avro", "protobuf"):
         if not text:

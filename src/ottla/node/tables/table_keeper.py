@@ -249,13 +249,16 @@ class TableKeeper:
     ) -> bool:
         left = self._broker.config.number("table.commit.max.bytes")
         positions: dict[int, int] = {}
-        is_complete = True
+        is_complete, is_full = True, False
         for index, end in ends.items():
             partition = led[index]
             position = offsets.get(index, 0)
             start = partition.log.log_start_offset
+            is_rebuilt = False
             if position < start:
-                if index in offsets:
+                if index in offsets and self._mode(state.topic) == "latest":
+                    is_rebuilt = True
+                elif index in offsets:
                     state.skipped += start - position
                     _log.error(
                         "%s: the log begins at %d and its table ends at %d: these records are in neither",
@@ -270,24 +273,28 @@ class TableKeeper:
                     "the log has lost records (an unclean election?); see docs/tables.md"
                 )
             while position < end:
-                if left <= 0:
+                if left <= 0 or is_full:
                     is_complete = False
                     break
                 read = await self._read(partition, position)
                 if not read.records:
                     break
                 left -= len(read.records)
-                head = {
+                head: dict[str, Any] = {
                     "op": "append",
                     "topic": state.topic,
                     "partition": index,
                     "offset": position,
                     "aborted": [(each.producer_id, each.first_offset) for each in read.aborted or ()],
+                    "rebuild": is_rebuilt,
                 }
-                following = await self._ask(head, read.records)
-                if following <= position:
+                answer = await self._ask(head, read.records)
+                if "rebuild" in answer and not is_rebuilt:
+                    is_rebuilt, position = True, partition.log.log_start_offset
+                    continue
+                if answer["next"] <= position:
                     break
-                position = following
+                position, is_full = answer["next"], answer["full"]
             positions[index] = position
         moved = sum(position - offsets.get(index, 0) for index, position in positions.items())
         always = moved >= _MANY_OFFSETS
@@ -380,11 +387,17 @@ class TableKeeper:
             topic_id=uuid_text(state.topic_id),
             cluster_id=self._broker.cluster_id,
             metadata_offset=image.provenance.last_contained_offset,
+            mode=self._mode(state.topic),
+            delete_retention_ms=self._setting(state.topic, "delete.retention.ms"),
             partition_by=overrides.get("table.partition.by", "none"),
             schema_type=overrides.get("table.schema.type", "none"),
             schema=overrides.get("table.schema", ""),
             registry_url=None if registry is None else str(registry),
         ).to_json()
+
+    def _mode(self, topic: str) -> str:
+        overrides = self._broker.image.config(ConfigResource(ConfigResourceType.TOPIC, topic))
+        return overrides.get("table.mode", "append")
 
     def _setting(self, topic: str, name: str) -> int:
         overrides = self._broker.image.config(ConfigResource(ConfigResourceType.TOPIC, topic))

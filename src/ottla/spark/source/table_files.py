@@ -126,7 +126,7 @@ def find_tables(options: SourceOptions, ids: Mapping[str, bytes]) -> dict[str, T
     from pyiceberg.exceptions import NoSuchTableError
 
     from ottla.tables.catalog import has_catalog, open_catalog
-    from ottla.tables.topic_table import TOPIC_ID, table_identifier
+    from ottla.tables.topic_table import MODE, TOPIC_ID, table_identifier
 
     settings = _catalog_settings(options)
     found: dict[str, TopicFiles] = {}
@@ -138,7 +138,14 @@ def find_tables(options: SourceOptions, ids: Mapping[str, bytes]) -> dict[str, T
             table = catalog.load_table(table_identifier(settings, topic))
         except NoSuchTableError:
             table = None
-        if table is not None and table.properties.get(TOPIC_ID) == uuid_text(topic_id):
+        if table is not None and table.properties.get(MODE) == "latest":
+            # It has not every record that a consumer sees.
+            if options.read_from is ReadFrom.TABLE:
+                raise ValueError(
+                    f"readFrom=table: the table of topic {topic} has the latest values by key only "
+                    "(table.mode=latest): read it as an Iceberg table, or use readFrom=auto"
+                )
+        elif table is not None and table.properties.get(TOPIC_ID) == uuid_text(topic_id):
             found[topic] = TopicFiles(topic, table)
         elif options.read_from is ReadFrom.TABLE:
             raise ValueError(

@@ -129,6 +129,10 @@ TOPIC: Final[dict[str, ConfigKey]] = table(
         ValidString(("none", "iceberg")), internal=True),
     key("table.freshness.ms", LONG, 60_000, MEDIUM,
         "How often new records are committed to the topic's table.", InRange(100), internal=True),
+    key("table.mode", STRING, "append", MEDIUM,
+        "What the rows of the topic's table are: append, one for each record; or latest, one for each key of "
+        "a compacted topic, with its latest value, until a tombstone deletes it. For a new table.",
+        ValidString(("append", "latest")), internal=True),
     key("table.partition.by", STRING, "none", MEDIUM,
         "How a new table is partitioned: none, day or hour (of the records' timestamps), or field:NAME, a "
         "column of table.schema.", Matches(r"none|day|hour|field:\S+", "none, day, hour or field:NAME"),

@@ -1,0 +1,98 @@
+"""Brokers keep tables of latest values: what a client makes of a compacted topic is what its table has."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import duckdb
+import pytest
+from confluent_kafka import Producer
+
+from ottla.testing.local_node import LocalNode
+from tests.support.table_metrics import metric
+from tests.support.waiting import wait_until
+from tests.tables.test_table_keeper import HTTP, create, records, rows, set_config, workers
+
+SETTINGS = {"table_mode": "latest", "cleanup_policy": "compact"}
+
+
+def latest_values(bootstrap: str) -> dict[tuple[int, bytes], tuple[int, bytes]]:
+    """What a client makes of the topic."""
+    found: dict[tuple[int, bytes], tuple[int, bytes]] = {}
+    for partition, offset, key, value in records(bootstrap):
+        found.pop((partition, key), None)
+        if value is not None:
+            found[(partition, key)] = (offset, value)
+    return found
+
+
+def assert_same(node: LocalNode, warehouse: str) -> None:
+    wait_until(lambda: metric(node, "ottla_table_lag_records") == 0, "the table lags", 240)
+    expected = latest_values(node.bootstrap_servers)
+    with duckdb.connect() as connection:
+        connection.register("orders", rows(warehouse))
+        found = connection.sql('select partition, key, "offset", value from orders').fetchall()
+    assert len(found) == len(expected)
+    assert {(row[0], row[1]): (row[2], row[3]) for row in found} == expected
+
+
+def update(bootstrap: str, round: int, count: int = 300) -> None:
+    """Change each key, delete every third, and abort a transaction that would change all."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "t"})
+    producer.init_transactions(60)
+    for commits in (False, True):
+        producer.begin_transaction()
+        for number in range(count):
+            is_deleted = commits and (number + round) % 3 == 0
+            value = None if is_deleted else f"{round}-{commits}".encode()
+            producer.produce("orders", key=str(number), value=value)
+        assert producer.flush(60) == 0
+        producer.commit_transaction(60) if commits else producer.abort_transaction(60)
+
+
+def test_a_table_has_the_latest_values_of_its_topic_while_workers_are_killed(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    settings = HTTP | {"log.cleaner.backoff.ms": "200", "table.maintenance.interval.ms": "1000"}
+    settings["table.compaction.min.files"] = "2"
+    with LocalNode(settings, data_dir=data) as node:
+        create(node.bootstrap_servers, segment_ms="500", min_cleanable_dirty_ratio="0.01", **SETTINGS)
+        for round in range(4):
+            update(node.bootstrap_servers, round)
+            if round:
+                wait_until(lambda: bool(workers()), "there is no worker", 240)
+                for pid in workers():
+                    os.kill(pid, signal.SIGKILL)
+        assert_same(node, f"{data}-tables")
+        # A table that was left alone while the log was cleaned, and tombstones went with it.
+        set_config(node.bootstrap_servers, table_format="none", delete_retention_ms="0")
+        update(node.bootstrap_servers, 4)
+        update(node.bootstrap_servers, 5, 400)
+        before = len(records(node.bootstrap_servers))
+        producer = Producer({"bootstrap.servers": node.bootstrap_servers})
+
+        def is_cleaned() -> bool:
+            producer.produce("orders", key="a segment ends", value=b"x", partition=0)
+            producer.produce("orders", key="a segment ends", value=b"x", partition=1)
+            producer.flush(60)
+            left = [value for *_, value in records(node.bootstrap_servers)]
+            return len(left) < before / 2 and left.count(None) < 20
+
+        wait_until(is_cleaned, "the log is not compacted", 240)
+        set_config(node.bootstrap_servers, table_format="iceberg")
+        wait_until(lambda: metric(node, "ottla_table_lag_records") is not None, "the table is not kept", 240)
+        assert_same(node, f"{data}-tables")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"table_mode": "latest"}, "table.mode=latest needs cleanup.policy=compact"),
+        ({**SETTINGS, "table_partition_by": "day"}, "partitioned by the partition of the topic"),
+        ({"table_mode": "newest"}, "append, latest"),
+    ],
+)
+def test_settings_that_no_table_of_latest_values_can_have_are_refused(settings, problem: str) -> None:
+    with LocalNode() as node, pytest.raises(Exception, match=problem):
+        create(node.bootstrap_servers, **settings)

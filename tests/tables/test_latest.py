@@ -173,13 +173,14 @@ def test_records_without_a_key_are_there_with_a_word_on_it(warehouse: Warehouse)
 
 
 def test_latest_values_have_typed_columns_that_may_change(warehouse: Warehouse) -> None:
-    schema = {"type": "object", "properties": {"id": {"type": "integer"}, "tags": {"type": "array"}}}
+    fields: dict[str, object] = {"id": {"type": "integer"}, "tags": {"type": "array"}}
     commit(warehouse, [(b"a", b'{"id":1}'), (b"b", b'{"id":2,"tags":["x"]}'), (b"c", b"no JSON")])
-    text = json.dumps(schema)
+    text = json.dumps({"type": "object", "properties": fields})
     commit(warehouse, [(b"a", b'{"id":3}'), (b"d", b"{")], schema_type="json", schema=text)
-    schema["properties"]["who"] = {"type": "object", "properties": {"name": {"type": "string"}}}
+    fields["who"] = {"type": "object", "properties": {"name": {"type": "string"}}}
+    wider = json.dumps({"type": "object", "properties": fields})
     more = [(b"b", b'{"id":4,"who":{"name":"n"}}')]
-    commit(warehouse, more, schema_type="json", schema=json.dumps(schema))
+    commit(warehouse, more, schema_type="json", schema=wider)
     rows = {row["key"]: row for row in warehouse.rows()}
     assert {key: row["id"] for key, row in rows.items()} == {b"a": 3, b"b": 4, b"c": None, b"d": None}
     assert rows[b"b"]["who"] == {"name": "n"}

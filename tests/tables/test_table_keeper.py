@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from ottla.blocking import Consumer
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.tables.table_keeper import TableKeeper, TableState
+from ottla.runtime.child_process import ChildTimedOut
 from ottla.runtime.clock import SystemClock
 from ottla.tables.catalog import open_catalog
 from ottla.tables.errors import TableError
@@ -283,8 +285,8 @@ async def test_a_worker_that_could_not_be_started_is_replaced_by_one_that_knows_
     broker = SimpleNamespace(config=config, image=MetadataImage.EMPTY, runtime=runtime)
     workers = [FakeWorker(error), FakeWorker(None)]
     left = iter(workers)
-    keeper = TableKeeper(broker, lambda: next(left))
-    keeper._round = lambda _: keeper._ask({"op": "open"})  # type: ignore[method-assign]
+    keeper = TableKeeper(broker, lambda _: next(left))
+    keeper._round = lambda _: keeper._ask(keeper._fast, {"op": "open"})  # type: ignore[method-assign]
     state = TableState("orders", bytes(16), 0, 0, 0)
     await keeper._keep(state)
     assert (state.failures, state.error) == (1, str(error))
@@ -292,3 +294,62 @@ async def test_a_worker_that_could_not_be_started_is_replaced_by_one_that_knows_
     await keeper._keep(state)
     assert state.error is None
     assert workers[1].asked == ["configure", "open"]
+
+
+async def test_a_table_that_hangs_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    runtime = SimpleNamespace(clock=SystemClock())
+    config = NodeConfig({"log.dirs": str(tmp_path)})
+    broker = SimpleNamespace(config=config, image=MetadataImage.EMPTY, runtime=runtime)
+    is_mended = asyncio.Event()
+    limits: list[float] = []
+
+    class HangingWorker(FakeWorker):
+        def __init__(self, timeout_seconds: float) -> None:
+            super().__init__(None)
+            self.timeout_seconds = timeout_seconds
+            limits.append(timeout_seconds)
+
+        async def request(self, head: dict, payload: bytes = b"") -> dict:
+            if head.get("topic") == "bad":
+                if self.timeout_seconds < 100:
+                    raise ChildTimedOut("no answer")
+                await is_mended.wait()
+            return {"ok": {}}
+
+    keeper = TableKeeper(broker, HangingWorker)
+    good, bad = (TableState(topic, bytes(16), due, 0, 2**62) for topic, due in (("good", 1), ("bad", 0)))
+    rounds: list[str] = []
+
+    async def take_up() -> None:
+        pass
+
+    async def keep(state: TableState) -> bool:
+        await keeper._ask(keeper._lane(state), {"op": "open", "topic": state.topic})
+        rounds.append(state.topic)
+        return True
+
+    keeper._take_up, keeper._round = take_up, keep  # type: ignore[method-assign]
+    keeper._tables.update(good=good, bad=bad)
+    keeper._topics = {"good", "bad"}
+    tasks = [asyncio.ensure_future(keeper.run()), asyncio.ensure_future(keeper.run_slow())]
+
+    async def wait_for(is_so) -> None:
+        async with asyncio.timeout(60):
+            while not is_so():
+                good.due_ms = min(good.due_ms, 0)
+                keeper._fast.changed.set()
+                await asyncio.sleep(0.01)
+
+    await wait_for(lambda: bad.is_slow and len(limits) == 3)
+    count = len(rounds)
+    await wait_for(lambda: len(rounds) > count + 3)
+    assert set(rounds) == {"good"}
+    # It comes back when it answers.
+    is_mended.set()
+    await wait_for(lambda: "bad" in rounds)
+    assert not bad.is_slow
+    assert bad.error is None
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert sorted(limits) == [60.0, 60.0, 600.0]

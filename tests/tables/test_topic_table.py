@@ -10,9 +10,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from pyiceberg.exceptions import NoSuchTableError
 
+from ottla.records.batch import Codec, Record
+from ottla.records.builder import build_batch
 from ottla.schemas.schema import make_schema
+from ottla.tables.describe import describe_table
 from ottla.tables.errors import OffsetsMoved, TableError
-from ottla.tables.maintenance import compact, expire, remove_orphans, repair_offsets
+from ottla.tables.maintenance import (
+    _groups,
+    _merge,
+    check_rows,
+    compact,
+    expire,
+    remove_orphans,
+    repair_offsets,
+)
 from ottla.tables.offsets import committed_offsets
 from tests.tables.conftest import NOW_MS, TOPIC_ID, Warehouse, batches
 
@@ -378,7 +389,11 @@ def test_offsets_are_made_from_rows_where_they_were_lost(warehouse: Warehouse) -
 @pytest.fixture
 def registry():
     """A registry that has two schemas, and counts how often it is asked."""
-    schemas = {"1": json.dumps(AVRO), "2": json.dumps({**AVRO, "fields": [*AVRO["fields"], NOTE]})}
+    schemas = {
+        "3": "no schema",
+        "1": json.dumps(AVRO),
+        "2": json.dumps({**AVRO, "fields": [*AVRO["fields"], NOTE]}),
+    }
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -386,8 +401,8 @@ def registry():
             asked.append(self.path)
             text = schemas.get(self.path.rpartition("/")[2])
             body = json.dumps({"schema": text}).encode()
-            if self.path.endswith("/8"):
-                body = json.dumps({"error_code": 40403, "message": "Schema 8 not found"}).encode()
+            if self.path.endswith("/8") or len(self.path.rpartition("/")[2]) > 2:
+                body = json.dumps({"error_code": 40403, "message": "Schema not found"}).encode()
             self.send_response(200 if text else 404)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -447,3 +462,111 @@ def test_a_value_that_no_column_can_have_does_not_stop_the_table(warehouse: Ware
     assert [row["id"] for row in rows] == [1, None, 2]
     assert rows[1]["value"] == value
     assert [row["_error"] is None for row in rows][::2] == [True, True]
+
+
+def test_a_topic_of_another_format_does_not_ask_the_registry_for_each_record(
+    warehouse: Warehouse, registry
+) -> None:
+    url, asked = registry
+    one = bytes([0, 0, 0, 0, 1]) + make_schema("1", "avro", json.dumps(AVRO)).encode(VALUE)
+    garbage = [b"\x00" + (1000 + n).to_bytes(4, "big") + b"x" for n in range(200)]
+    table = warehouse.table(schema_type="registry", registry_url=url)
+    table.open()
+    table.append(0, 0, batches([one, *garbage, one]))
+    table.commit()
+    rows = warehouse.rows()
+    assert [row["id"] for row in rows] == [5, *[None] * 200, 5]
+    assert len(asked) == 33
+    assert "was not looked up" in rows[-2]["_error"]
+    assert all(row["_error"] for row in rows[1:-1])
+    # What it did not have is remembered.
+    table.open()
+    table.append(0, 202, batches([garbage[0], garbage[1]], 202))
+    table.commit()
+    assert len(asked) == 33
+
+
+def test_a_text_of_a_registry_that_is_no_schema_does_not_stop_the_table(
+    warehouse: Warehouse, registry
+) -> None:
+    commit(warehouse, [bytes([0, 0, 0, 0, 3]) + b"x"], schema_type="registry", registry_url=registry[0])
+    assert "the schema 3 of the registry cannot be used" in warehouse.rows()[0]["_error"]
+
+
+@pytest.mark.parametrize(
+    ("partition_by", "then"),
+    [
+        ("field:id", "bucket[4](id)"),
+        ("field:price", "none"),
+        ("hour", "day(timestamp)"),
+        ("day", "none"),
+    ],
+)
+def test_a_partitioning_with_too_many_values_becomes_coarser(
+    warehouse: Warehouse, partition_by: str, then: str, monkeypatch
+) -> None:
+    monkeypatch.setattr("ottla.tables.partitioning.MAX_FILES", 8)
+    monkeypatch.setattr("ottla.tables.partitioning._BUCKETS", 4)
+    schema = with_fields(id="integer", price="number")
+    settings = {"partition_by": partition_by, "schema_type": "json", "schema": schema}
+    commit(warehouse, [json.dumps({"id": n, "price": n / 10}).encode() for n in range(6)], **settings)
+    step_ms = {"hour": 3_600_000, "day": 400 * DAY_MS}.get(partition_by, 0)
+    values = [json.dumps({"id": n, "price": n / 10}).encode() for n in range(6, 26)]
+
+    def fill() -> None:
+        table = warehouse.table(**settings)
+        start = table.open()[0]
+        for n, value in enumerate(values):
+            table.append(0, start + n, batches([value], start + n, NOW_MS + n * step_ms))
+        table.commit()
+
+    with pytest.raises(OffsetsMoved, match="too many values"):
+        fill()
+    fill()
+    assert sorted(row["id"] for row in warehouse.rows()) == list(range(26))
+    table = warehouse.catalog.load_table(("topics", "orders"))
+    assert describe_table(table).partitioning == then
+    # Files of the earlier partitioning are merged into the new one.
+    while compact(table, 1_000_000, 2):
+        pass
+    assert len(list(table.refresh().scan().plan_files())) <= 8
+    assert sorted(row["id"] for row in warehouse.rows()) == list(range(26))
+
+
+def test_two_merges_at_once_do_not_double_rows(warehouse: Warehouse) -> None:
+    for n in range(4):
+        commit(warehouse, [f"{n}".encode()])
+    one, other = (warehouse.catalog.load_table(("topics", "orders")) for _ in range(2))
+    (group,) = _groups(other, 1_000_000, 2)
+    assert compact(one, 1_000_000, 2) == 4
+    # The other run has lost an earlier merge, and so read the table again.
+    other.refresh()
+    assert _merge(other, group) == 0
+    assert values_of(warehouse.rows()) == [b"0", b"1", b"2", b"3"]
+    assert check_rows(other.refresh()).duplicates == 0
+
+
+def test_batches_that_inflate_are_not_in_memory_together(warehouse: Warehouse, monkeypatch) -> None:
+    monkeypatch.setattr("ottla.tables.topic_table.FLUSH_BYTES", 1_000_000)
+    records = b"".join(compressed([bytes(2_000_000)], n) for n in range(8))
+    assert len(records) < 100_000
+    table = warehouse.table()
+    table.open()
+    most = 0
+    write = type(table)._write
+
+    def watch(self) -> None:
+        nonlocal most
+        most = max(most, self._round.buffered)
+        write(self)
+
+    monkeypatch.setattr(type(table), "_write", watch)
+    assert table.append(0, 0, records) == 8
+    assert 0 < most < 5_000_000
+    table.commit()
+    assert [len(value) for value in values_of(warehouse.rows())] == [2_000_000] * 8
+
+
+def compressed(values, start: int) -> bytes:
+    records = [Record(offset=start + n, timestamp=NOW_MS, value=value) for n, value in enumerate(values)]
+    return bytes(build_batch(records, codec=Codec.ZSTD))

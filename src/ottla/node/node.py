@@ -657,6 +657,7 @@ class Node:
             self.table_keeper = TableKeeper(self)
             self._on_stop(self.table_keeper.close)
             self._on_stop(self.tasks.start("upkeep of tables", self.table_keeper.run).stop)
+            self._on_stop(self.tasks.start("upkeep of slow tables", self.table_keeper.run_slow).stop)
         self.table_keeper.update(topics, image)
 
     async def _retry_offline(self) -> None:

@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 
 from ottla.runtime.pool import ThreadPool
 
-__all__ = ["ChildFailed", "ChildProcess", "serve_requests"]
+__all__ = ["ChildFailed", "ChildProcess", "ChildTimedOut", "serve_requests"]
 
 _HEAD: Final = struct.Struct(">II")
 _MAX_HEAD: Final = 16 * 1024 * 1024
@@ -33,6 +33,10 @@ _PARENT_SECONDS: Final = 2.0
 
 class ChildFailed(Exception):
     """The child has ended, or answers no more. It has to be replaced."""
+
+
+class ChildTimedOut(ChildFailed):
+    """The child has not answered in time, and was ended."""
 
 
 class ChildProcess:
@@ -61,7 +65,7 @@ class ChildProcess:
         except (TimeoutError, asyncio.CancelledError) as error:
             self.kill()
             if isinstance(error, TimeoutError):
-                raise ChildFailed(f"no answer within {self._timeout_seconds:.0f} s") from None
+                raise ChildTimedOut(f"no answer within {self._timeout_seconds:.0f} s") from None
             raise
         if isinstance(answer, ChildFailed):
             raise answer

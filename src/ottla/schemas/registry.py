@@ -77,9 +77,25 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
 
 
 class NoSuchSchema(str):
-    """Why there is no schema: the registry works, and does not know the id."""
+    """Why there is no schema: the registry works, and does not know the id, or has a text for it that is no
+    schema.
+    """
 
     __slots__ = ()
+
+
+def _parse(
+    schema_id: int, document: dict[str, Any], references: tuple[str, ...]
+) -> MessageSchema | NoSuchSchema:
+    try:
+        return make_schema(
+            f"registry id {schema_id}",
+            str(document.get("schemaType") or "AVRO"),
+            str(document.get("schema") or ""),
+            references=references,
+        )
+    except SchemaError as error:
+        return NoSuchSchema(f"the schema {schema_id} of the registry cannot be used: {error}")
 
 
 class _NotFound(Exception):
@@ -131,12 +147,7 @@ class SchemaRegistry:
         try:
             document = await self._get(f"/schemas/ids/{schema_id}")
             references = await self._references(document, set())
-            result = make_schema(
-                f"registry id {schema_id}",
-                str(document.get("schemaType") or "AVRO"),
-                str(document.get("schema") or ""),
-                references=references,
-            )
+            result = _parse(schema_id, document, references)
         except _NotFound:
             result = NoSuchSchema(f"the registry has no schema {schema_id}")
         except (HttpError, SchemaError, ValueError) as error:

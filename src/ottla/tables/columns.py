@@ -21,7 +21,15 @@ from ottla.schemas.schema import MessageSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ERROR", "RECORD_COLUMNS", "TypedColumns", "arrow_type", "record_table", "record_schema"]
+__all__ = [
+    "ERROR",
+    "RECORD_COLUMNS",
+    "TypedColumns",
+    "arrow_type",
+    "error_field",
+    "record_table",
+    "record_schema",
+]
 
 ERROR: Final = "_error"
 RECORD_COLUMNS: Final = ("partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers")
@@ -47,6 +55,13 @@ def record_schema() -> pa.Schema:
             pa.field("headers", pa.list_(header)),
         ]
     )
+
+
+def error_field() -> pa.Field:
+    """The column that says why a value has no typed columns."""
+    import pyarrow as pa
+
+    return pa.field(ERROR, pa.string())
 
 
 def record_table(partition: int, batch: pa.RecordBatch) -> pa.Table:
@@ -116,7 +131,7 @@ class TypedColumns:
         import pyarrow as pa
 
         fields = [pa.field(name, arrow_type(each.type)) for name, each in self.columns.items()]
-        return pa.schema([*fields, pa.field(ERROR, pa.string())])
+        return pa.schema([*fields, error_field()])
 
     def decoder(self) -> Callable[[bytes], dict[str, Any]]:
         """Make the function that decodes a value to its columns; WrongData if it has another form."""

@@ -88,9 +88,7 @@ def has_gap(expected: int, batches: Iterable[tuple[int, int, int]]) -> bool:
 
 def files_of(table: Table, partition: int) -> list[FileScanTask]:
     """The files with rows of a partition of the topic."""
-    from pyiceberg.expressions import EqualTo
-
-    return list(table.scan(row_filter=EqualTo("partition", partition)).plan_files())
+    return list(table.scan(row_filter=f"partition = {partition}").plan_files())
 
 
 def rewrite_partition(

@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 # Merges of one run: the next one continues.
 _MAX_MERGES: Final = 16
 _MAX_MERGED_FILES: Final = 512
+# Rows of one merge in memory: files may inflate.
+_MAX_MERGED_BYTES: Final = 256 * 1024 * 1024
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -55,12 +57,10 @@ def _groups(table: Table, target_bytes: int, min_files: int) -> list[list[FileSc
     small: dict[Any, list[FileScanTask]] = defaultdict(list)
     for task in table.scan().plan_files():
         file = task.file
-        if (
-            file.spec_id == table.metadata.default_spec_id
-            and not task.delete_files
-            and file.file_size_in_bytes < target_bytes * 3 // 4
-        ):
-            small[repr(file.partition)].append(task)
+        if not task.delete_files and file.file_size_in_bytes < target_bytes * 3 // 4:
+            # Those of an earlier partitioning get the present one.
+            is_current = file.spec_id == table.metadata.default_spec_id
+            small[repr(file.partition) if is_current else ""].append(task)
     groups: list[list[FileScanTask]] = []
     for tasks in small.values():
         if len(tasks) < min_files:
@@ -79,10 +79,20 @@ def _groups(table: Table, target_bytes: int, min_files: int) -> list[list[FileSc
 
 
 def _merge(table: Table, tasks: list[FileScanTask]) -> int:
+    import pyarrow as pa
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
 
-    rows = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_table(tasks)
+    scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+    parts: list[pa.Table] = []
+    for task in tasks:
+        parts.append(scan.to_table([task]))
+        if sum(each.nbytes for each in parts) > _MAX_MERGED_BYTES:
+            break
+    tasks = tasks[: len(parts)]
+    if len(tasks) < 2:
+        return 0
+    rows = pa.concat_tables(parts)
     by = ("partition", "key", "offset") if table.properties.get(MODE) == "latest" else ("partition", "offset")
     rows = rows.sort_by([(name, "ascending") for name in by])
     files = list(_dataframe_to_data_files(table_metadata=table.metadata, df=rows, io=table.io))
@@ -93,9 +103,10 @@ def _merge(table: Table, tasks: list[FileScanTask]) -> int:
         if attempt:
             pause_thread(0.05 * 2 ** min(attempt, 5))
             table.refresh()
-            present = {each.file.file_path for each in table.scan().plan_files()}
-            if not all(each.file_path in present for each in replaced):
-                break  # another program has rewritten them
+        # Those of a plan may be gone even at the first attempt, if an earlier merge of it had to refresh.
+        present = {each.file.file_path for each in table.scan().plan_files()}
+        if not all(each.file_path in present for each in replaced):
+            break  # another program has rewritten them
         if _replace(table, replaced, files):
             return len(replaced)
     for each in files:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ottla.records.arrow import ArrowDecoder
 from ottla.records.batch import iter_batches
 from ottla.runtime.clock import pause_thread
-from ottla.tables.columns import ERROR, TypedColumns, record_schema, record_table
+from ottla.tables.columns import TypedColumns, error_field, record_schema, record_table
 from ottla.tables.errors import MissedDeletes, OffsetsMoved, TableError
 from ottla.tables.latest import (
     files_of,
@@ -44,6 +44,7 @@ from ottla.tables.offsets import (
     committed_read_times,
     offsets_text,
 )
+from ottla.tables.partitioning import coarsen, crowded_field, partition_spec
 from ottla.tables.settings import CatalogSettings, TableSettings, table_name
 from ottla.tables.values import ValueColumns
 
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
-    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table, Transaction
 
@@ -155,6 +155,9 @@ class TopicTable:
         self._round = _Round()
         self._table = self._load_or_create()
         if self._values is None:
+            if self.settings.schema_type == "registry":
+                # The first records may all be ones that do not parse.
+                self._add_columns([error_field()])
             self._values = ValueColumns(self.settings, self._evolve)
         self._offsets = committed_offsets(self._table.metadata)
         self._read_times = committed_read_times(self._table.metadata) if self._is_latest else {}
@@ -282,6 +285,9 @@ class TopicTable:
         # Adding columns may replace the table's metadata.
         rows = self._values.append_to(pa.concat_tables([each for _, each in round.tables]).combine_chunks())
         table = self.table
+        if (finer := crowded_field(table, rows)) is not None:
+            coarsen(table, finer, rows)
+            raise OffsetsMoved("the partitioning of the table has changed: it had too many values")
         round.tables.clear()
         round.buffered = 0
         round.files += _dataframe_to_data_files(table_metadata=table.metadata, df=rows, io=table.io)
@@ -307,7 +313,7 @@ class TopicTable:
             self._check_offsets(offsets)
             if table.metadata.default_spec_id != spec_id:
                 raise OffsetsMoved("the partitioning of the table has changed")
-            if attempt:
+            if round.replaced:
                 self._check_replaced(table)
             offsets |= {partition: each.next_offset for partition, each in round.ranges.items()}
             snapshot_id = self._try_commit(table, offsets)
@@ -337,8 +343,7 @@ class TopicTable:
 
     def _check_replaced(self, table: Table) -> None:
         """OffsetsMoved if the files that this round replaces are others by now."""
-        partitions = {partition for partition in self._round.ranges if self._round.replaced}
-        present = {each.file.file_path for index in partitions for each in files_of(table, index)}
+        present = {each.file.file_path for index in self._round.ranges for each in files_of(table, index)}
         if not all(each.file_path in present for each in self._round.replaced):
             raise OffsetsMoved("the files with keys of this commit were rewritten meanwhile")
 
@@ -439,16 +444,14 @@ class TopicTable:
             typed = TypedColumns(make_schema("table.schema", settings.schema_type, settings.schema))
             fields += list(typed.arrow_schema())
         elif self._is_latest:
-            import pyarrow as pa
-
-            fields.append(pa.field(ERROR, pa.string()))
+            fields.append(error_field())
         schema = _iceberg_schema(fields)
         self._catalog.create_namespace_if_not_exists(self._identifier[0])
         table = self._catalog.create_table(
             self._identifier,
             schema,
             location=self._location(),
-            partition_spec=_partition_spec("latest" if self._is_latest else settings.partition_by, schema),
+            partition_spec=partition_spec("latest" if self._is_latest else settings.partition_by, schema),
             properties={
                 **_PROPERTIES,
                 MODE: settings.mode,
@@ -474,8 +477,11 @@ class TopicTable:
         return f"{base}/{namespace}/{name}-{_short(self.settings.topic_id)}"
 
     def _evolve(self, typed: TypedColumns) -> None:
-        """Add the columns of a schema that the table does not have. One that it has with another type stays
-        as it is, and gets no values.
+        typed.unfit |= self._add_columns(typed.arrow_schema())
+
+    def _add_columns(self, columns: Iterable[pa.Field]) -> set[str]:
+        """Add the columns that the table does not have. One that it has with another type stays as it is, and
+        gets no values; return the names of those.
         """
         import pyarrow as pa
         from pyiceberg.exceptions import CommitFailedException, ValidationError
@@ -484,7 +490,8 @@ class TopicTable:
             table = self.table
             present = table.schema().as_arrow()
             try:
-                for wanted in typed.arrow_schema():
+                unfit: set[str] = set()
+                for wanted in columns:
                     index = present.get_field_index(wanted.name)
                     if index >= 0 and _same_type(present.field(index).type, wanted.type):
                         continue
@@ -493,9 +500,9 @@ class TopicTable:
                             update.union_by_name(pa.schema([wanted]))
                     except (ValidationError, TypeError, ValueError):
                         _log.warning("the table %s has another type for %s", self._shown, wanted.name)
-                        typed.unfit.add(wanted.name)
+                        unfit.add(wanted.name)
                 self._table = table
-                return
+                return unfit
             except CommitFailedException:
                 self._table = self._load()
         raise TableError(f"the columns of {self._shown} could not be changed: others change it all the time")
@@ -545,28 +552,3 @@ def _iceberg_schema(fields: list[pa.Field]) -> Schema:
     from pyiceberg.schema import assign_fresh_schema_ids
 
     return assign_fresh_schema_ids(Catalog._convert_schema_if_needed(pa.schema(fields)))
-
-
-def _partition_spec(partition_by: str, schema: Schema) -> PartitionSpec:
-    from pyiceberg.partitioning import PartitionField, PartitionSpec
-    from pyiceberg.transforms import DayTransform, HourTransform, IdentityTransform, Transform
-
-    transform: Transform[Any, Any]
-    match partition_by:
-        case "none":
-            return PartitionSpec()
-        case "latest":
-            column, transform, name = "partition", IdentityTransform(), "partition"
-        case "day":
-            column, transform, name = "timestamp", DayTransform(), "day"
-        case "hour":
-            column, transform, name = "timestamp", HourTransform(), "hour"
-        case _:
-            column = partition_by.removeprefix("field:")
-            if column.lower() in {each.name.lower() for each in record_schema()}:
-                column = f"field_{column}"
-            transform, name = IdentityTransform(), f"by_{column}"
-    source = schema.find_field(column)
-    return PartitionSpec(
-        PartitionField(source_id=source.field_id, field_id=1000, transform=transform, name=name)
-    )

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["ValueColumns"]
 
 Decoder = Callable[[bytes], dict[str, Any]]
+# Ids without a schema that are looked up for one write. A producer of another format makes a new one with
+# each record, and each costs a request.
+_MAX_MISSING: Final = 32
+# Such ids that are remembered, and for how long.
+_MAX_REMEMBERED: Final = 10_000
+_REMEMBERED_NS: Final = 300 * 1_000_000_000
 # Gives the typed columns the columns of the table, before rows are written.
 Evolve = Callable[[TypedColumns], None]
 
@@ -34,6 +40,10 @@ class ValueColumns:
         self._registry: SchemaRegistry | None = None
         # By the id of the schema: how its values are decoded, and their columns.
         self._by_id: dict[int, tuple[Decoder, TypedColumns]] = {}
+        # Those without a schema: why, and until when that holds.
+        self._missing: dict[int, tuple[str, int]] = {}
+        self._clock: Final = SystemClock()
+        self._missing_left = _MAX_MISSING
         kind = settings.schema_type
         if kind in ("json", "avro", "protobuf"):
             try:
@@ -52,6 +62,7 @@ class ValueColumns:
             decode = self._fixed.decoder()
             return _with_columns(table, [decode] * table.num_rows, [self._fixed])
         if self._registry is not None:
+            self._missing_left = _MAX_MISSING
             decoders, used = self._decoders(table.column("value").to_pylist())
             return _with_columns(table, decoders, used)
         return table
@@ -79,8 +90,22 @@ class ValueColumns:
         found = self._by_id.get(wire.schema_id)
         if found is None:
             assert self._registry is not None
+            now_ns = self._clock.monotonic_ns()
+            missing = self._missing.get(wire.schema_id)
+            if missing is not None and now_ns < missing[1]:
+                raise WrongData(missing[0])
+            if self._missing_left <= 0:
+                raise WrongData(
+                    f"the schema {wire.schema_id} was not looked up: the registry did not have "
+                    f"{_MAX_MISSING} others of this commit"
+                )
             schema = asyncio.run(self._registry.schema(wire.schema_id))
             if isinstance(schema, NoSuchSchema):
+                self._missing_left -= 1
+                self._missing.pop(wire.schema_id, None)
+                self._missing[wire.schema_id] = schema, now_ns + _REMEMBERED_NS
+                while len(self._missing) > _MAX_REMEMBERED:
+                    del self._missing[next(iter(self._missing))]
                 raise WrongData(schema)
             if not isinstance(schema, MessageSchema):
                 # The failure of a registry must not make its records ones that do not parse.

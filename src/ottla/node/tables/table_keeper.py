@@ -5,9 +5,13 @@ log of this broker and cross no network, the work moves with the leaders, and no
 itself decides who is right, as `ottla.tables.topic_table` explains. Only committed records below the last
 stable offset are sent.
 
-The keeper waits for the disk in the pool and for the worker in a thread of the worker's own. It holds one
+The keeper waits for the disk in the pool and for a worker in a thread of the worker's own. It holds one
 piece of a log at a time. What fails (a store, a catalog, a worker that was killed) is tried again with a
 back-off, per topic; the lag grows meanwhile, and nothing else of the node notices.
+
+There are two lanes, each with a worker: one for tables whose requests are answered soon, and one for those
+that had to be given up, and for merging files, which takes long. So a table that hangs holds up the others
+once, for as long as the first lane waits for an answer.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition, uuid_text
 from ottla.replication.partition import FetchIsolation, LogReadInfo, Partition
 from ottla.replication.replica_manager import ReplicaManager
-from ottla.runtime.child_process import ChildFailed, ChildProcess
+from ottla.runtime.child_process import ChildFailed, ChildProcess, ChildTimedOut
 from ottla.runtime.disk import NotInMemory
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.turns import Turns
@@ -38,8 +42,12 @@ __all__ = ["TableKeeper", "TableState", "topics_with_tables"]
 _log = logging.getLogger(__name__)
 
 _WORKER: Final = "ottla.tables.worker"
-# One request to the worker; merging files takes longest.
-_REQUEST_SECONDS: Final = 600.0
+# One request to the worker of the first lane. A table that needs longer goes to the second.
+_FAST_SECONDS: Final = 60.0
+# One to that of the second; merging files takes longest.
+_SLOW_SECONDS: Final = 600.0
+# A round in the second lane that took less brings its table back to the first.
+_BACK_MS: Final = 20_000
 _READ_BYTES: Final = 1024 * 1024
 _FIRST_BACKOFF_MS: Final = 500
 _MAX_BACKOFF_MS: Final = 60_000
@@ -93,6 +101,8 @@ class TableState:
     complete_ms: int
     """Everything that was committed before that moment is in the table."""
     maintenance_ms: int
+    is_slow: bool = False
+    """Whether it is in the second lane."""
     # The offset that follows what has been sent, by partition that this broker leads.
     positions: dict[int, int] = field(default_factory=dict)
     backoff_ms: int = 0
@@ -105,19 +115,50 @@ class TableState:
     """Offsets that the log had deleted before they were in the table."""
 
 
-class TableKeeper:
-    """One for a broker, made when the first topic asks for a table. `run` is its task."""
+class Lane:
+    """A worker, and the tables that wait for it. It starts with the first request."""
 
-    def __init__(self, broker: TableBroker, make_worker: Callable[[], Worker] | None = None) -> None:
+    def __init__(self, timeout_seconds: float, make_worker: Callable[[float], Worker]) -> None:
+        self._timeout_seconds: Final = timeout_seconds
+        self._make_worker: Final = make_worker
+        self._worker: Worker | None = None
+        self.changed: Final = asyncio.Event()
+
+    async def worker(self, catalog: Callable[[], CatalogSettings]) -> Worker:
+        if self._worker is None:
+            settings = catalog()
+            worker = self._worker = self._make_worker(self._timeout_seconds)
+            await worker.request({"op": "configure", "catalog": settings.to_json()})
+        return self._worker
+
+    async def replace_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.close()
+
+    async def wait(self, pause_ms: int) -> None:
+        try:
+            async with asyncio.timeout(max(pause_ms, 0) / 1000):
+                await self.changed.wait()
+        except TimeoutError:
+            pass
+
+
+class TableKeeper:
+    """One for a broker, made when the first topic asks for a table. `run` and `run_slow` are its tasks."""
+
+    def __init__(self, broker: TableBroker, make_worker: Callable[[float], Worker] | None = None) -> None:
         self._broker: Final = broker
         self._clock: Final = broker.runtime.clock
-        self._make_worker: Final = make_worker or (
-            lambda: ChildProcess(_WORKER, timeout_seconds=_REQUEST_SECONDS)
-        )
-        self._worker: Worker | None = None
+        if make_worker is None:
+
+            def make_worker(timeout_seconds: float) -> Worker:
+                return ChildProcess(_WORKER, timeout_seconds=timeout_seconds)
+
+        self._fast: Final = Lane(_FAST_SECONDS, make_worker)
+        self._slow: Final = Lane(_SLOW_SECONDS, make_worker)
         self._tables: Final[dict[str, TableState]] = {}
         self._topics: set[str] = set()
-        self._changed: Final = asyncio.Event()
 
     def __iter__(self) -> Iterator[TableState]:
         return iter(list(self._tables.values()))
@@ -146,34 +187,56 @@ class TableKeeper:
                     state.due_ms, state.backoff_ms = self._now_ms(), 0
             else:
                 self._topics.discard(topic)
-        self._changed.set()
+        self._fast.changed.set()
+        self._slow.changed.set()
 
-    # The task
+    # The tasks
 
     async def run(self) -> None:
+        """Keep the tables of the first lane."""
+        lane = self._fast
         while True:
-            self._changed.clear()
+            lane.changed.clear()
             await self._take_up()
+            await self._keep_due(lane)
+            if not self._tables:
+                await lane.replace_worker()
+            dues = [state.due_ms for state in self._tables.values() if not state.is_slow]
+            await lane.wait(min(dues) - self._now_ms() if dues else _IDLE_WORKER_MS)
+
+    async def run_slow(self) -> None:
+        """Keep the tables of the second lane, and all in order."""
+        lane = self._slow
+        idle_ms = self._now_ms()
+        while True:
+            lane.changed.clear()
+            kept = await self._keep_due(lane)
+            for state in list(self._tables.values()):
+                if state.maintenance_ms <= self._now_ms() and state.topic in self._topics:
+                    kept |= await self._maintain(state)
             now_ms = self._now_ms()
-            due = [state for state in self._tables.values() if state.due_ms <= now_ms]
-            for state in sorted(due, key=lambda each: each.due_ms):
-                if state.topic in self._topics:
-                    await self._keep(state)
-            if not self._tables and self._worker is not None:
-                await self._replace_worker()
-            await self._wait()
+            idle_ms = now_ms if kept else idle_ms
+            if now_ms - idle_ms >= _IDLE_WORKER_MS or not self._tables:
+                await lane.replace_worker()
+            dues = [state.due_ms for state in self._tables.values() if state.is_slow]
+            dues += [state.maintenance_ms for state in self._tables.values()]
+            await lane.wait(min([*dues, now_ms + _IDLE_WORKER_MS]) - now_ms)
 
     async def close(self) -> None:
-        await self._replace_worker()
+        await self._fast.replace_worker()
+        await self._slow.replace_worker()
 
-    async def _wait(self) -> None:
-        dues = [state.due_ms for state in self._tables.values()]
-        pause_ms = max(min(dues) - self._now_ms(), 0) if dues else _IDLE_WORKER_MS
-        try:
-            async with asyncio.timeout(pause_ms / 1000):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+    async def _keep_due(self, lane: Lane) -> bool:
+        """Do a round of each table of a lane that is due. Return whether there was one."""
+        is_slow, now_ms = lane is self._slow, self._now_ms()
+        due = [each for each in self._tables.values() if each.is_slow == is_slow and each.due_ms <= now_ms]
+        for state in sorted(due, key=lambda each: each.due_ms):
+            if state.topic in self._topics:
+                await self._keep(state)
+        return bool(due)
+
+    def _lane(self, state: TableState) -> Lane:
+        return self._slow if state.is_slow else self._fast
 
     async def _take_up(self) -> None:
         """Begin with new topics, and forget those that have no table any more, or another id."""
@@ -189,6 +252,7 @@ class TableKeeper:
             if found is not None and state is None:
                 interval_ms = self._broker.config.number("table.maintenance.interval.ms")
                 self._tables[topic] = TableState(topic, found.id, now_ms, now_ms, now_ms + interval_ms)
+                self._slow.changed.set()
 
     async def _keep(self, state: TableState) -> None:
         """Do one round of a table, and decide when the next one is due."""
@@ -196,6 +260,9 @@ class TableKeeper:
         try:
             is_complete = await self._round(state)
             state.error, state.backoff_ms = None, 0
+            if state.is_slow and self._now_ms() - started_ms < _BACK_MS:
+                state.is_slow = False
+                self._fast.changed.set()
             if is_complete:
                 state.complete_ms = started_ms
                 state.due_ms = started_ms + self._setting(state.topic, "table.freshness.ms")
@@ -206,7 +273,7 @@ class TableKeeper:
             text = str(error) or type(error).__name__
             if not isinstance(error, UpkeepFailed | KafkaError):
                 # The worker may have ended, or not even know its catalog.
-                await self._replace_worker()
+                await self._lane(state).replace_worker()
                 if not isinstance(error, ChildFailed | OSError) and text != state.error:
                     _log.error("the upkeep of the table of %s failed", state.topic, exc_info=error)
             state.positions.clear()
@@ -216,11 +283,9 @@ class TableKeeper:
             if text != state.error:
                 _log.warning("the table of %s is not kept, and will be tried again: %s", state.topic, text)
             state.error = text
-
-    async def _replace_worker(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            await worker.close()
+            if isinstance(error, ChildTimedOut) and not state.is_slow:
+                state.is_slow = True
+                self._slow.changed.set()
 
     # A round
 
@@ -236,11 +301,10 @@ class TableKeeper:
             if state.positions.get(index) != end:
                 ends[index] = end
             await turns.pause_if_due()
-        if not ends and led:
-            return await self._maybe_maintain(state)
-        if not led:
+        if not ends:
             return True
-        answer = await self._ask({"op": "open", "topic": state.topic, "table": self._table(state)})
+        head = {"op": "open", "topic": state.topic, "table": self._table(state)}
+        answer = await self._ask(self._lane(state), head)
         offsets = {int(partition): offset for partition, offset in answer.items()}
         return await self._send(state, led, ends, offsets)
 
@@ -288,7 +352,7 @@ class TableKeeper:
                     "aborted": [(each.producer_id, each.first_offset) for each in read.aborted or ()],
                     "rebuild": is_rebuilt,
                 }
-                answer = await self._ask(head, read.records)
+                answer = await self._ask(self._lane(state), head, read.records)
                 if "rebuild" in answer and not is_rebuilt:
                     is_rebuilt, position = True, partition.log.log_start_offset
                     continue
@@ -298,13 +362,13 @@ class TableKeeper:
             positions[index] = position
         moved = sum(position - offsets.get(index, 0) for index, position in positions.items())
         always = moved >= _MANY_OFFSETS
-        result = await self._ask({"op": "commit", "topic": state.topic, "always": always})
+        head = {"op": "commit", "topic": state.topic, "always": always}
+        result = await self._ask(self._lane(state), head)
         state.positions |= positions
         if result["rows"] or always:
             state.commits += 1
             state.rows += result["rows"]
             state.bytes += result["bytes"]
-        await self._maybe_maintain(state)
         return is_complete
 
     async def _read(self, partition: Partition, offset: int) -> LogReadInfo:
@@ -331,15 +395,33 @@ class TableKeeper:
         assert found is not None
         return found
 
-    async def _maybe_maintain(self, state: TableState) -> bool:
-        """Let the leader of the first partition keep the table in order, now and then."""
-        config, now_ms = self._broker.config, self._now_ms()
-        if now_ms < state.maintenance_ms:
-            return True
-        state.maintenance_ms = now_ms + config.number("table.maintenance.interval.ms")
-        if 0 not in self._led(state):
-            return True
-        await self._ask({"op": "open", "topic": state.topic, "table": self._table(state)})
+    async def _maintain(self, state: TableState) -> bool:
+        """Let the leader of the first partition keep the table in order. Return whether that is this one."""
+        started_ms = self._now_ms()
+        interval_ms = self._broker.config.number("table.maintenance.interval.ms")
+        state.maintenance_ms = started_ms + interval_ms
+        if 0 not in self._led(state) or not state.commits + len(state.positions):
+            return False
+        try:
+            await self._merge_and_expire(state)
+        except Exception as error:
+            if not isinstance(error, UpkeepFailed):
+                await self._slow.replace_worker()
+            state.failures += 1
+            # One that hangs leaves most of the time to the others.
+            pause_ms = max(interval_ms, 10 * (self._now_ms() - started_ms))
+            state.maintenance_ms = self._now_ms() + pause_ms
+            _log.warning(
+                "the files of the table of %s were not put in order, which will be tried again in %d s: %s",
+                state.topic,
+                pause_ms // 1000,
+                str(error) or type(error).__name__,
+            )
+        return True
+
+    async def _merge_and_expire(self, state: TableState) -> None:
+        config = self._broker.config
+        await self._ask(self._slow, {"op": "open", "topic": state.topic, "table": self._table(state)})
         settings = MaintenanceSettings(
             target_bytes=config.number("table.file.target.bytes"),
             min_files=config.number("table.compaction.min.files"),
@@ -348,27 +430,18 @@ class TableKeeper:
             orphan_min_age_ms=config.number("table.orphan.min.age.ms"),
         )
         head = {"op": "maintain", "topic": state.topic, "settings": settings.to_json()}
-        await self._ask(head)
-        return True
+        await self._ask(self._slow, head)
 
-    async def _ask(self, head: dict[str, Any], payload: bytes = b"") -> Any:
-        """Send a request to the worker. UpkeepFailed if the answer is an error."""
-        if self._worker is None:
-            self._check_catalog()
-            worker = self._make_worker()
-            self._worker = worker
-            await worker.request({"op": "configure", "catalog": self._catalog().to_json()})
-        answer = await self._worker.request(head, payload)
+    async def _ask(self, lane: Lane, head: dict[str, Any], payload: bytes = b"") -> Any:
+        """Send a request to the worker of a lane. UpkeepFailed if the answer is an error."""
+        worker = await lane.worker(self._catalog)
+        answer = await worker.request(head, payload)
         if "ok" not in answer:
             raise UpkeepFailed(answer.get("moved") or answer.get("error") or "the worker does not say why")
         return answer["ok"]
 
     def _catalog(self) -> CatalogSettings:
-        config = self._broker.config
-        return CatalogSettings.from_settings(config.given, config.log_dirs[0])
-
-    def _check_catalog(self) -> None:
-        """UpkeepFailed if each broker would have a catalog of its own."""
+        """The catalog. UpkeepFailed if each broker would have one of its own."""
         config = self._broker.config
         if config["table.catalog.uri"] is None and config["table.catalog.warehouse"] is None:
             brokers = len(self._broker.image.cluster.brokers)
@@ -377,6 +450,7 @@ class TableKeeper:
                     f"the {brokers} brokers would have {brokers} catalogs: set table.catalog.warehouse to a "
                     "directory that all of them share, or table.catalog.uri"
                 )
+        return CatalogSettings.from_settings(config.given, config.log_dirs[0])
 
     def _table(self, state: TableState) -> dict[str, Any]:
         config, image = self._broker.config, self._broker.image

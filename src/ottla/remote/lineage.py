@@ -144,6 +144,23 @@ class LogLineage:
         return True
 
 
+def end_of_lineage(entries: Sequence[EpochEntry], segment: RemoteLogSegmentMetadata, epoch: int) -> int:
+    """The offset behind the records of the segment that are also those of the log with these epochs, from
+    `epoch` on, which both have: where their epochs begin at other offsets, they part.
+    """
+    at = bisect_right(entries, epoch, key=_epoch)
+    end = segment.end_offset + 1
+    theirs = [each for each in segment.leader_epochs if each > epoch]
+    ours = entries[at:]
+    for number, each in enumerate(theirs):
+        start = segment.segment_leader_epochs[each]
+        if number >= len(ours) or ours[number] != (each, start):
+            return min(start, ours[number].start_offset) if number < len(ours) else start
+    if len(ours) > len(theirs):
+        return min(end, ours[len(theirs)].start_offset)
+    return end
+
+
 def is_covered_by_others(
     metadata: RemoteLogSegmentMetadata, find: FindSegment, epochs: LeaderEpochCache
 ) -> bool:
@@ -161,3 +178,7 @@ def is_covered_by_others(
 
 def _start_offset(entry: EpochEntry) -> int:
     return entry.start_offset
+
+
+def _epoch(entry: EpochEntry) -> int:
+    return entry.epoch

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
-from ottla.log.leader_epoch_cache import EpochEntry
 from ottla.log.segment.segment import TimestampAndOffset
 from ottla.log.segment.txn_index import AbortedTxn, CorruptTxnIndexError, decode_entries
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicIdPartition
 from ottla.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, find_timestamp, iter_batches
+from ottla.remote.lineage import end_of_lineage
 from ottla.remote.metadata_manager import RemoteLogMetadataManager
 from ottla.remote.segment_cache import RemoteSegmentCache
 from ottla.remote.segment_metadata import (
@@ -364,25 +364,7 @@ def _epoch(header: BatchHeader) -> int | None:
 
 
 def _end_of_lineage(log: UnifiedLog, segment: RemoteLogSegmentMetadata, epoch: int) -> int:
-    """The offset behind the records of the segment that are also those of the log, from `epoch` on, which
-    both have: where their epochs begin at other offsets, they part.
-    """
-    entries = log.leader_epoch_cache.entries
-    at = bisect_right(entries, epoch, key=_epoch_of)
-    end = segment.end_offset + 1
-    theirs = [each for each in segment.leader_epochs if each > epoch]
-    ours = entries[at:]
-    for number, each in enumerate(theirs):
-        start = segment.segment_leader_epochs[each]
-        if number >= len(ours) or ours[number] != (each, start):
-            return min(start, ours[number].start_offset) if number < len(ours) else start
-    if len(ours) > len(theirs):
-        return min(end, ours[len(theirs)].start_offset)
-    return end
-
-
-def _epoch_of(entry: EpochEntry) -> int:
-    return entry.epoch
+    return end_of_lineage(log.leader_epoch_cache.entries, segment, epoch)
 
 
 def _damaged(segment: RemoteLogSegmentMetadata, position: int) -> RemoteStorageError:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ottla.spark.source.offset_ranges import OffsetRange
     from ottla.spark.source.offset_reader import OffsetReader, Offsets, SourcePartitions
     from ottla.spark.source.offsets import OffsetLimit
+    from ottla.spark.source.segments import SegmentRange
     from ottla.spark.source.table_files import FileRange, TopicFiles
 
 __all__ = [
@@ -38,6 +39,13 @@ class FilePartition(InputPartition):
     """The files of a table that one task reads."""
 
     def __init__(self, value: FileRange) -> None:
+        super().__init__(value)
+
+
+class SegmentPartition(InputPartition):
+    """The offsets that one task reads from segments in the store."""
+
+    def __init__(self, value: SegmentRange) -> None:
         super().__init__(value)
 
 
@@ -75,6 +83,10 @@ def read_partition(options: SourceOptions, partition: InputPartition) -> Iterato
         from ottla.spark.source.table_files import read_files
 
         return read_files(options, partition.value)
+    if isinstance(partition, SegmentPartition):
+        from ottla.spark.source.segments import read_segments
+
+        return read_segments(source_client(options.connection), options, partition.value)
     return read_range(source_client(options.connection), options, partition.value)
 
 
@@ -90,11 +102,16 @@ class BatchReader(DataSourceReader):
         from ottla.spark.source.offset_reader import OffsetReader
 
         options, offset_reader = self._options, OffsetReader(self._options)
-        if options.read_from is not ReadFrom.BROKERS:
+        if options.read_from.takes_tables:
             files, ranges = self._divide(offset_reader)
         else:
             files, ranges = [], self._ranges(offset_reader)
         large = [each for each in ranges if each.size > 0]
+        if options.read_from.takes_segments:
+            from ottla.spark.source.segments import find_segment_ranges
+
+            segments, large = find_segment_ranges(options, offset_reader, large)
+            files += map(SegmentPartition, segments)
         return files + [
             RangePartition(each)
             for each in split(

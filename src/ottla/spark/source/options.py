@@ -36,6 +36,13 @@ log = logging.getLogger(__name__)
 
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushdown", "readFrom")
 _CATALOG = "table.catalog."
+_STORE = "rsm.config."
+# Options are in Spark's plans and its user interface.
+_STORE_SECRETS = (
+    *(f"{_STORE}storage.aws.{name}" for name in ("access.key.id", "secret.access.key", "session.token")),
+    *(f"{_STORE}storage.azure.{name}" for name in ("account.key", "sas.token", "connection.string")),
+    f"{_STORE}storage.gcs.credentials.json",
+)
 _WHY_BATCH_ONLY = {
     "pushdown": "Spark offers filters to batches only",
     "readFrom": "a stream reads from brokers",
@@ -108,11 +115,22 @@ _BYTES = re.compile(r"\s*(\d+)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 
 
 class ReadFrom(Enum):
-    """Where records come from: a topic's table has what was committed to it, brokers have the rest."""
+    """Where records come from: a topic's table has what was committed to it, the store of tiered storage has
+    its old segments, brokers have the rest.
+    """
 
     BROKERS = "brokers"
     TABLE = "table"
+    TIER = "tier"
     AUTO = "auto"
+
+    @property
+    def takes_tables(self) -> bool:
+        return self in (ReadFrom.TABLE, ReadFrom.AUTO)
+
+    @property
+    def takes_segments(self) -> bool:
+        return self in (ReadFrom.TIER, ReadFrom.AUTO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +167,8 @@ class SourceOptions:
     read_from: ReadFrom = ReadFrom.BROKERS
     catalog: tuple[tuple[str, str], ...] = ()
     """The settings of the catalog that has the tables, if they were given."""
+    store: tuple[tuple[str, str], ...] = ()
+    """The settings of the store that has the remote segments, if they were given: no secrets."""
 
     @property
     def subject(self) -> str:
@@ -211,7 +231,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
         columns=columns_of(given),
         # A table has nothing of aborted transactions, so brokers must not add any.
-        read_committed=kafka.read_committed or read_from is not ReadFrom.BROKERS,
+        read_committed=kafka.read_committed or read_from.takes_tables,
         check_crcs=kafka.check_crcs,
         client_rack=kafka.client_rack,
         fetch_bytes=kafka.fetch_bytes,
@@ -232,6 +252,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         commit_to_group=group,
         read_from=read_from,
         catalog=tuple(sorted((name, text) for name, text in given.items() if name.startswith(_CATALOG))),
+        store=_store(given),
     )
 
 
@@ -240,14 +261,24 @@ def _read_from(given: Mapping[str, str]) -> ReadFrom:
     try:
         found = ReadFrom(text)
     except ValueError:
-        raise ValueError(f"readFrom={text!r}: allowed are brokers, table and auto") from None
-    if found is ReadFrom.BROKERS:
+        raise ValueError(f"readFrom={text!r}: allowed are brokers, table, tier and auto") from None
+    if not found.takes_tables:
         return found
     if given.get("kafka.isolation.level", "").strip().lower() == "read_uncommitted":
         raise ValueError(f"readFrom={text}: a table has committed records; leave out kafka.isolation.level")
     if _flag(given, "pushdown", default=False):
         raise ValueError(f"readFrom={text} and pushdown cannot be combined")
     return found
+
+
+def _store(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    for name in _STORE_SECRETS:
+        if name in given:
+            raise ValueError(
+                f"{name} is refused, as options are in Spark's plans: give credentials to the driver and the "
+                "executors as the tools of the store take them, by the environment, a file or a role"
+            )
+    return tuple(sorted((name, text) for name, text in given.items() if name.startswith(_STORE)))
 
 
 def parse_duration_ms(option: str, text: str) -> int:
@@ -269,7 +300,7 @@ def parse_bytes(option: str, text: str) -> int:
 def _check_names(given: Mapping[str, str], *, streaming: bool) -> None:
     known = {name.lower(): name for name in _KNOWN}
     for name in given:
-        if name in known or name in _ADDED_BY_SPARK or name.startswith(("kafka.", _CATALOG)):
+        if name in known or name in _ADDED_BY_SPARK or name.startswith(("kafka.", _CATALOG, _STORE)):
             continue
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean {known[near[0]]}?" if near else "docs/spark/source.md lists them"

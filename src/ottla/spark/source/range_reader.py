@@ -40,7 +40,7 @@ from ottla.spark.source.options import SourceOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["read_range"]
+__all__ = ["Fetched", "RangeReader", "read_range"]
 
 BATCH_ROWS = 100_000
 BATCH_BYTES = 8 * 1024 * 1024
@@ -59,7 +59,7 @@ _TOPIC_CHANGED = frozenset(
 
 
 @dataclass(slots=True)
-class _Fetched:
+class Fetched:
     """An answer with records from `offset` on, or no data and the start and end of the log."""
 
     offset: int
@@ -74,16 +74,12 @@ class _TopicReplaced(Exception):
 
 def read_range(client: SourceClient, options: SourceOptions, what: OffsetRange) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `what` in order, in batches that fit Spark's schema."""
-    reader = _RangeReader(client, options, what)
-    try:
-        yield from reader.batches()
-    except _TopicReplaced:
-        reader.loss.report_recreated(what.partition.topic)
-    finally:
-        reader.close()
+    return RangeReader(client, options, what).read()
 
 
-class _RangeReader:
+class RangeReader:
+    """Reads one range; `fetch` may be replaced by one that has the records from elsewhere."""
+
     def __init__(self, client: SourceClient, options: SourceOptions, what: OffsetRange) -> None:
         self._client = client
         self._options = options
@@ -93,9 +89,18 @@ class _RangeReader:
         # From the last answer, to ask for as much as is left and not much more.
         self._bytes_per_offset = what.expected_bytes / what.size if what.expected_bytes else 0.0
         self._replica = -1
-        self._next_answer: Future[_Fetched] | None = None
+        self._next_answer: Future[Fetched] | None = None
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in order, in batches that fit Spark's schema."""
+        try:
+            yield from self._batches()
+        except _TopicReplaced:
+            self.loss.report_recreated(self._range.partition.topic)
+        finally:
+            self.close()
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
         offset, end = self._range.start, self._range.end
         decoder = self._decoder(offset)
         self._request(offset)
@@ -181,7 +186,7 @@ class _RangeReader:
     def _learn(self, size: int, offsets: int) -> None:
         self._bytes_per_offset = size / offsets
 
-    def _skip_missing(self, fetched: _Fetched) -> int:
+    def _skip_missing(self, fetched: Fetched) -> int:
         """Report the records that are missing from `fetched.offset` on; the offset to continue at."""
         partition, end = self._range.partition, self._range.end
         if fetched.offset < fetched.log_start:
@@ -193,9 +198,9 @@ class _RangeReader:
     # Requests.
 
     def _request(self, offset: int) -> None:
-        self._next_answer = self._client.submit(self._fetch(offset))
+        self._next_answer = self._client.submit(self.fetch(offset))
 
-    def _await_answer(self) -> _Fetched:
+    def _await_answer(self) -> Fetched:
         assert self._next_answer is not None
         answer, self._next_answer = self._next_answer, None
         return answer.result()
@@ -211,7 +216,7 @@ class _RangeReader:
         left = int((self._range.end - offset) * self._bytes_per_offset * 1.1)
         return min(max(left, MIN_FETCH_BYTES), self._options.fetch_bytes)
 
-    async def _fetch(self, offset: int) -> _Fetched:
+    async def fetch(self, offset: int) -> Fetched:
         """Fetch until there are records, for as long as the options allow."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.poll_timeout_ms / 1000
@@ -222,7 +227,7 @@ class _RangeReader:
                 data = await self._fetch_once(offset)
                 code = ErrorCode.of(data.error_code)
                 if not code and data.records:
-                    return _Fetched(offset, data)
+                    return Fetched(offset, data)
                 if not code and data.preferred_read_replica not in (-1, self._replica):
                     self._replica = data.preferred_read_replica
                     continue
@@ -333,7 +338,7 @@ class _RangeReader:
         if info is None or info.error in _TOPIC_CHANGED or (wanted is not None and info.topic_id != wanted):
             raise _TopicReplaced
 
-    async def _out_of_range(self, offset: int) -> _Fetched:
+    async def _out_of_range(self, offset: int) -> Fetched:
         """Find where the log begins and ends, which shows what has happened."""
         from ottla.client.admin.offsets import FoundOffset, OffsetsAdmin, OffsetSpec
 
@@ -351,4 +356,4 @@ class _RangeReader:
                 ErrorCode.OFFSET_NOT_AVAILABLE,
                 f"{partition}: offset {offset} is refused, though the log has {log_start} to {log_end - 1}",
             )
-        return _Fetched(offset, None, log_start, log_end)
+        return Fetched(offset, None, log_start, log_end)

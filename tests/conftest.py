@@ -111,6 +111,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"NOT TRIED WITH S3: {len(untried)} tests skipped, {missing}", yellow=True, bold=True
         )
+    if untried := [each for each in every if kafka_libs.OLDER_KAFKA_SKIP in str(each.longrepr)]:
+        terminalreporter.write_line(
+            f"NOT IMPORTED FROM AN OLDER KAFKA: {len(untried)} tests skipped, no jars of Apache Kafka "
+            f"{kafka_libs.OLDER_KAFKA_VERSION}",
+            yellow=True,
+            bold=True,
+        )
     if untried := [each for each in every if KERBEROS_SKIP in str(each.longrepr)]:
         missing = str(untried[0].longrepr).partition(KERBEROS_SKIP)[2].rstrip("')")
         terminalreporter.write_line(

@@ -72,6 +72,7 @@ OLDER_KAFKA = Bundle(
     f"kafka-{OLDER_KAFKA_VERSION}",
     (f"org.apache.kafka:kafka_2.13:{OLDER_KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36"),
 )
+OLDER_KAFKA_SKIP = "Older Apache Kafka not tried: "
 # Spark's own Kafka connector, for the pyspark that is installed here; Spark has the rest on its classpath.
 SPARK_CONNECTOR = Bundle(
     "spark-connector-4.2.0",

@@ -446,7 +446,7 @@ async def test_a_broker_that_is_no_controller_any_more_has_no_metadata_left(tree
     broker, controller = ImportNode(1, NODE.paths), ImportNode(100, ("/c",), False, True)
     disk.make_dirs("/c")
     plan = await planned(disk, tree, broker, controller)
-    assert "/a/__cluster_metadata-0" in plan.pending
+    assert "/a/__cluster_metadata-0 (removed)" in plan.pending
     write_import(disk, plan)
     assert not disk.is_dir("/a/__cluster_metadata-0")
     assert disk.is_dir("/c/__cluster_metadata-0")

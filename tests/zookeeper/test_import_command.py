@@ -171,6 +171,15 @@ def test_directories_that_are_missing_or_fail_are_told(broker: Broker) -> None:
     broker.is_refused("If the disk has failed, take the directory out of log.dirs")
 
 
+def test_another_user_is_told_that_the_broker_may_not_read_what_is_written(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert broker.run("--dry-run", "--json").json["warnings"] == []
+    monkeypatch.setattr("os.geteuid", lambda: broker.data.stat().st_uid + 1)
+    (warning,) = broker.run("--dry-run", "--json").json["warnings"]
+    assert "run it as that user, or give it the new files" in warning
+
+
 def test_settings_of_another_import_are_not_mixed_with_this_one(broker: Broker) -> None:
     assert broker.run("--controllers", "1@127.0.0.1:9093").status == 0
     broker.is_refused(

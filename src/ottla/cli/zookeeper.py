@@ -149,6 +149,7 @@ def import_(
             for properties in new_settings.values():
                 plan.findings.warnings += properties.warnings
             _check_controllers(voters, nodes, plan)
+            _check_owner(plan)
             _check_settings(new_settings, plan)
             can_write = not plan.findings.problems and not dry_run
             if can_write:
@@ -574,6 +575,18 @@ def _check_controllers(voters: list[ControllerVoter], nodes: list[ImportNode], p
         plan.findings.warnings.append(
             f"{len(voters)} controllers are not safer than {len(voters) - 1}: an odd number is usual"
         )
+
+
+def _check_owner(plan: ImportPlan) -> None:
+    """What is written belongs to the user of this command, and a broker of another may not read it."""
+    user = os.geteuid()
+    for path in plan.facts:
+        owner = os.stat(path).st_uid
+        if owner != user:
+            plan.findings.warnings.append(
+                f"{path} belongs to the user with the id {owner}, and this command runs as {user}: run it as "
+                "that user, or give it the new files before the start"
+            )
 
 
 def _new_settings(

@@ -225,7 +225,7 @@ def _pending(disk: Disk, node: ImportNode, plan: ImportPlan) -> list[str]:
         if not disk.exists(bootstrap) or read_file(disk, bootstrap) != plan.bootstrap:
             pending.append(bootstrap)
     elif disk.is_dir(former := posixpath.join(node.metadata_dir, METADATA_PARTITION_DIR)):
-        pending.append(former)
+        pending.append(f"{former} (removed)")
     for number, path in enumerate(node.paths):
         facts = plan.facts.get(path)
         wanted = _properties(plan, node, number, None if facts is None else facts.properties)
@@ -233,7 +233,7 @@ def _pending(disk: Disk, node: ImportNode, plan: ImportPlan) -> list[str]:
             pending.append(posixpath.join(path, META_PROPERTIES))
         mark = posixpath.join(path, ZOOKEEPER_MARK)
         if disk.exists(mark):
-            pending.append(mark)
+            pending.append(f"{mark} (removed)")
     return pending
 
 

@@ -291,7 +291,9 @@ class _Import:
                 except ValueError:
                     value = -1.0
                 if name not in _QUOTA_KEYS or not value > 0:
-                    self._findings.problems.append(f"{_entity(entity)} has {name}={text}, which is no quota")
+                    self._findings.problems.append(
+                        f"{_entity(entity)} has {name}={text}, which is no quota: remove it, or set one"
+                    )
                     continue
                 quotas.setdefault(entity, {})[name] = value
         return quotas

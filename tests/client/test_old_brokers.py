@@ -15,6 +15,10 @@ from ottla.client.admin import Admin
 from ottla.client.consumer import CommittedOffset, Consumer, TopicPartition
 from ottla.client.producer import Producer
 from ottla.protocol.errors import KafkaError
+from ottla.protocol.messages.create_delegation_token import (
+    CreateDelegationTokenRequest,
+    CreateDelegationTokenResponse,
+)
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
 from ottla.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from ottla.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
@@ -40,7 +44,7 @@ KAFKA_2_1 = {
     0: (0, 7), 1: (0, 10), 2: (0, 4), 3: (0, 7), 8: (0, 6), 9: (0, 5), 10: (0, 2), 11: (0, 3), 12: (0, 2),
     13: (0, 2), 14: (0, 2), 15: (0, 2), 16: (0, 2), 17: (0, 1), 18: (0, 2), 19: (0, 3), 20: (0, 3),
     21: (0, 1), 22: (0, 1), 23: (0, 2), 24: (0, 1), 25: (0, 1), 26: (0, 1), 28: (0, 2), 32: (0, 2),
-    33: (0, 1), 37: (0, 1),
+    33: (0, 1), 37: (0, 1), 38: (0, 1),
 }  # fmt: skip
 
 
@@ -87,6 +91,20 @@ async def test_a_consumer_reads_what_it_was_assigned(cluster: FakeCluster) -> No
             while len(offsets) < 10:
                 offsets += [record.offset for record in await consumer.poll()]
     assert sorted(offsets) == sorted([*range(5)] * 2)
+
+
+async def test_a_delegation_token_is_for_who_asks_as_they_know_no_owner(cluster: FakeCluster) -> None:
+    cluster.on(
+        CreateDelegationTokenRequest,
+        lambda _, request: CreateDelegationTokenResponse(
+            principal_type="User", principal_name="alice", token_id="id", hmac=b"secret"
+        ),
+    )
+    async with Admin(cluster.servers) as admin:
+        token = await admin.tokens.create(renewers=["User:bob"])
+        assert (token.owner, token.requester) == ("User:alice", "User:alice")
+        with pytest.raises(KafkaError, match="has no owner_principal_type"):
+            await admin.tokens.create(owner="User:carol")
 
 
 async def test_a_group_of_one_joins_and_commits(cluster: FakeCluster) -> None:

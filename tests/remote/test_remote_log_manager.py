@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 from ottla.metadata.image.image import MetadataImage
+from ottla.node.remote import remote_log_manager
+from ottla.node.remote.remote_log_manager import _Pool, _Work
 from ottla.protocol.names import TopicIdPartition
 from ottla.remote.segment_metadata import (
     RemoteLogSegmentMetadata,
@@ -15,6 +19,11 @@ from ottla.remote.segment_metadata import (
     RemoteLogSegmentState,
 )
 from ottla.replication.replica_manager import ReplicaChanges
+from ottla.rpc.backoff import ExponentialBackoff
+from ottla.runtime.random import SeededRandom
+from ottla.runtime.tasks import TaskSupervisor
+from ottla.sim.clock import LoopClock
+from ottla.sim.loop import SimLoop
 from tests.remote.remote_harness import ID, SMALL, RemoteWorld
 from tests.replication.partition_harness import TP, registration
 
@@ -362,3 +371,74 @@ def test_a_leader_copies_nothing_twice_when_the_metadata_have_lost_its_events() 
     world.run()
     assert world.remote_log() == world.local_log()
     world.check_store()
+
+
+def test_records_without_a_leader_epoch_are_not_copied_and_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = RemoteWorld()
+    world.produce(14)
+    log = world.partition.log
+    first = log.segments[1]
+    # As in a log that was begun before there were leader epochs: its second segment is the first with one.
+    log.leader_epoch_cache.clear()
+    log.leader_epoch_cache.assign(world.partition.leader_epoch, first.base_offset + 1)
+    world.run_lives()
+    world.produce(4)
+    world.progress()
+    world.run()
+    assert not world.segments()
+    assert not world.store.puts
+    assert log.highest_offset_in_remote_storage == -1
+    reports = [each.message for each in caplog.records if "without a leader epoch" in each.message]
+    assert len(reports) == 1
+    assert f"The segment of 0 to {first.base_offset - 1} of {TP}" in reports[0]
+    # Once its records are deleted, the rest is copied.
+    world.in_broker(lambda: world.partition.delete_records_on_leader(first.base_offset + 1))
+    world.progress()
+    world.run()
+    assert world.segments()[0].start_offset == first.base_offset
+    assert log.highest_offset_in_remote_storage == log.active_segment.base_offset - 1
+
+
+def test_work_of_many_partitions_gives_way_to_others() -> None:
+    loop = SimLoop(1)  # type: ignore[abstract]
+    clock = LoopClock(lambda: loop.now_ns)
+    done: list[int] = []
+    others: list[int] = []
+
+    async def test() -> None:
+        async def work(led: object) -> None:
+            done.append(1)
+
+        pool = _Pool(
+            "work", clock, TaskSupervisor(clock, lambda reason: None), lambda: 2, lambda led: led.copy, work
+        )
+        for _ in range(1000):
+            pause = ExponentialBackoff(SeededRandom(1), 100, 1000)
+            pool.submit(SimpleNamespace(copy=_Work(pause), is_closed=False))  # type: ignore[arg-type]
+        while len(done) < 1000:
+            others.append(len(done))
+            await asyncio.sleep(0)
+
+    loop.run_until_complete(test())
+    assert max(after - before for before, after in pairwise(others)) <= 64
+
+
+def test_the_lag_is_looked_for_only_where_something_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = copied_world()
+    looked_at: list[object] = []
+    real = remote_log_manager.uncopied_segments
+    monkeypatch.setattr(
+        remote_log_manager, "uncopied_segments", lambda log: looked_at.append(log) or real(log)
+    )
+    assert world.manager.lag() == []
+    assert not looked_at
+    world.store.failures = 1_000_000
+    world.produce(8)
+    world.progress()
+    world.run()
+    ((tp, segments, size),) = world.manager.lag()
+    assert tp == TP
+    assert segments >= 2
+    assert size > 600

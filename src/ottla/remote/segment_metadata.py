@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
@@ -29,6 +30,8 @@ from ottla.protocol.remote_log_records import (
 from ottla.protocol.schema import Buffer
 
 RECORD_VERSION: Final = 0
+# Names of partitions, and tuples of leader epochs, that are kept to be shared between segments.
+_SHARED_NAMES: Final = 10_000
 
 
 class RemoteLogSegmentState(IntEnum):
@@ -130,7 +133,7 @@ class RemoteLogSegmentMetadata:
             )
         if self.start_offset < 0 or self.end_offset < self.start_offset - 1:
             raise ValueError(f"a segment cannot be from {self.start_offset} to {self.end_offset}")
-        object.__setattr__(self, "_epochs", tuple(sorted(self.segment_leader_epochs)))
+        object.__setattr__(self, "_epochs", _shared_epochs(tuple(sorted(self.segment_leader_epochs))))
 
     @property
     def leader_epochs(self) -> tuple[int, ...]:
@@ -295,4 +298,15 @@ def _id_entry(id: RemoteLogSegmentId) -> RemoteLogSegmentIdEntry:
 
 def _segment_id(entry: RemoteLogSegmentIdEntry) -> RemoteLogSegmentId:
     at = entry.topic_id_partition
-    return RemoteLogSegmentId(bytes(at.id), TopicPartition(at.name, at.partition), bytes(entry.id))
+    return RemoteLogSegmentId(*_partition_names(bytes(at.id), at.name, at.partition), bytes(entry.id))
+
+
+@lru_cache(maxsize=_SHARED_NAMES)
+def _partition_names(topic_id: bytes, topic: str, partition: int) -> tuple[bytes, TopicPartition]:
+    """The names of a partition, the same objects for all of its segments."""
+    return topic_id, TopicPartition(topic, partition)
+
+
+@lru_cache(maxsize=_SHARED_NAMES)
+def _shared_epochs(epochs: tuple[int, ...]) -> tuple[int, ...]:
+    return epochs

@@ -22,15 +22,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
+from ottla.log.leader_epoch_cache import EpochEntry
 from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.remote.segment_data import (
     SegmentToCopy,
+    UncopyableSegment,
     local_only_bytes,
     next_segment_to_copy,
     read_segment_data,
@@ -129,6 +131,7 @@ class _LedPartition:
         "expiration",
         "has_lost_metadata",
         "id",
+        "is_blocked",
         "is_closed",
         "leader_epoch",
         "log_start_offset",
@@ -158,6 +161,8 @@ class _LedPartition:
         self.unfinished: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = {}
         # True if events of the metadata were lost, so the store may have more than they say.
         self.has_lost_metadata = False
+        # True once the next segment was found to be one that cannot be copied.
+        self.is_blocked = False
         self.is_closed = False
 
     @property
@@ -482,6 +487,8 @@ class RemoteLogManager:
         log = partition.log
         if log.log_start_offset != led.log_start_offset:
             self._expirations.submit(led)
+            if led.is_blocked:
+                self._submit_copy(led)
         if log.active_segment.base_offset != led.seen_base or (
             led.wanted_end is not None and log.last_stable_offset >= led.wanted_end
         ):
@@ -506,6 +513,12 @@ class RemoteLogManager:
             led.copy.pauses.reset()
             if not led.copy.is_queued and not led.is_closed and not uncopied_segments(led.log):
                 self._behind.pop(led.partition.topic_partition, None)
+        except UncopyableSegment as error:
+            # Trying again does not help before the log start has passed it, which is noticed.
+            self.statistics.copy_errors += 1
+            if not led.is_blocked:
+                _log.error("%s", error.message)
+            led.is_blocked = True
         except Exception as error:
             _log_unexpected(error)
             self.statistics.copy_errors += 1
@@ -587,10 +600,12 @@ class RemoteLogManager:
             found = next_segment_to_copy(led.log, led.copied_offset)
             if found is None:
                 return
+            epochs = segment_leader_epochs(led.log, found)
+            led.is_blocked = False
             await self._wait_for_quota(led, found)
             if not led.is_led:
                 return
-            await self._copy_segment(led, found)
+            await self._copy_segment(led, found, epochs)
             config = led.log.config
             expires_first = config.retention_ms >= 0 and led.expiration.timer is None
             if config.retention_bytes >= 0 or led.unfinished or expires_first:
@@ -622,12 +637,16 @@ class RemoteLogManager:
             await asyncio.sleep(pause_ms / 1000)
         self._copy_rate.record(found.segment.size, self._monotonic_ms())
 
-    async def _copy_segment(self, led: _LedPartition, found: SegmentToCopy) -> None:
+    async def _copy_segment(
+        self, led: _LedPartition, found: SegmentToCopy, epochs: Sequence[EpochEntry]
+    ) -> None:
         log = led.log
         self.statistics.copy_requests += 1
         truncations = log.truncation_count
         data = await read_segment_data(log, found, self._runtime.pool)
-        metadata = await self._prepare_copy(led, found, txn_index_empty=data.transaction_index is None)
+        metadata = await self._prepare_copy(
+            led, found, epochs, txn_index_empty=data.transaction_index is None
+        )
         self._being_copied[metadata.id] = None
         try:
             await self._announce(led, metadata)
@@ -689,11 +708,15 @@ class RemoteLogManager:
         )
 
     async def _prepare_copy(
-        self, led: _LedPartition, found: SegmentToCopy, *, txn_index_empty: bool
+        self,
+        led: _LedPartition,
+        found: SegmentToCopy,
+        epochs: Sequence[EpochEntry],
+        *,
+        txn_index_empty: bool,
     ) -> RemoteLogSegmentMetadata:
         """What is to be copied, under the name that this broker gave it if it had begun the same before."""
-        log, segment = led.log, found.segment
-        epochs = {each.epoch: each.start_offset for each in segment_leader_epochs(log, found)}
+        segment = found.segment
         max_timestamp = await self._runtime.pool.run(lambda: segment.largest_timestamp)
         metadata = RemoteLogSegmentMetadata(
             id=RemoteLogSegmentId(
@@ -705,7 +728,7 @@ class RemoteLogManager:
             broker_id=self._broker_id,
             event_timestamp_ms=self._now_ms(),
             segment_size_in_bytes=segment.size,
-            segment_leader_epochs=epochs,
+            segment_leader_epochs={each.epoch: each.start_offset for each in epochs},
             txn_index_empty=txn_index_empty,
         )
         for begun in (led.copying, *led.unfinished.values()):

@@ -13,6 +13,7 @@ from ottla.log.segment.file_names import INDEX, TIME_INDEX
 from ottla.log.segment.segment import LogSegment
 from ottla.log.unified_log import UnifiedLog
 from ottla.remote.lineage import epoch_entries_between
+from ottla.remote.segment_metadata import RemoteStorageError
 from ottla.remote.storage_manager import LogSegmentData
 from ottla.runtime.disk import Disk, read_file
 from ottla.runtime.pool import Pool
@@ -34,6 +35,20 @@ class SegmentToCopy(NamedTuple):
     def end_offset(self) -> int:
         """Its last offset; also where the last records of the segment were compacted away."""
         return self.next_base_offset - 1
+
+
+class UncopyableSegment(RemoteStorageError):
+    """A segment has records without a leader epoch, as logs of Kafka before 0.11 do. A remote segment is
+    found by the epochs of its records, so these would be lost when they leave the disk.
+    """
+
+    def __init__(self, log: UnifiedLog, found: SegmentToCopy) -> None:
+        super().__init__(
+            f"The segment of {found.segment.base_offset} to {found.end_offset} of {log.topic_partition} has "
+            "records without a leader epoch, and cannot be copied to remote storage; what follows it cannot "
+            f"either. Delete these records (kafka-delete-records, up to offset {found.next_base_offset}), or "
+            "turn remote.storage.enable off for the topic, which stays on the disk then"
+        )
 
 
 def next_segment_to_copy(log: UnifiedLog, copied_offset: int) -> SegmentToCopy | None:
@@ -61,7 +76,12 @@ def local_only_bytes(log: UnifiedLog) -> int:
 
 
 def segment_leader_epochs(log: UnifiedLog, found: SegmentToCopy) -> tuple[EpochEntry, ...]:
-    return epoch_entries_between(log.leader_epoch_cache, found.segment.base_offset, found.next_base_offset)
+    """The leader epochs of the records of a segment; `UncopyableSegment` if some have none."""
+    base_offset = found.segment.base_offset
+    epochs = epoch_entries_between(log.leader_epoch_cache, base_offset, found.next_base_offset)
+    if not epochs or epochs[0].start_offset > max(base_offset, log.log_start_offset):
+        raise UncopyableSegment(log, found)
+    return epochs
 
 
 async def read_segment_data(log: UnifiedLog, found: SegmentToCopy, pool: Pool) -> LogSegmentData:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -94,7 +95,12 @@ def _handler(store: FakeS3) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             if (request := self._request()) is None:
                 return
-            key, query, _ = request
+            key, query, body = request
+            if "delete" in query:
+                for each in re.findall("<Key>(.*?)</Key>", body.decode()):
+                    store.objects.pop(each, None)
+                self._send(200, f"<DeleteResult {_NAMESPACE}></DeleteResult>".encode())
+                return
             if "uploads" in query:
                 upload = f"upload-{len(store.uploads)}"
                 store.uploads[upload] = {}
@@ -124,7 +130,8 @@ def _handler(store: FakeS3) -> type[BaseHTTPRequestHandler]:
                     for each in sorted(store.objects)
                     if each.startswith(prefix)
                 )
-                body = f"<ListBucketResult {_NAMESPACE}><IsTruncated>false</IsTruncated>{found}</ListBucketResult>"
+                name = "ListBucketResult"
+                body = f"<{name} {_NAMESPACE}><IsTruncated>false</IsTruncated>{found}</{name}>"
                 self._send(200, body.encode())
                 return
             data = store.objects.get(key)
@@ -152,6 +159,10 @@ def _handler(store: FakeS3) -> type[BaseHTTPRequestHandler]:
             else:
                 store.objects.pop(key, None)
             self._send(204)
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):
+                super().handle()
 
         def log_message(self, *_: object) -> None:
             """The output of the tests is not the place for it."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 
 from ottla.protocol.names import TopicPartition, parse_uuid
@@ -38,6 +39,8 @@ from ottla.runtime.object_store import ObjectNotFound, ObjectStore, ObjectStoreE
 
 _log = logging.getLogger(__name__)
 
+# Longer than the time after which a store over the network gives a request up by itself.
+DEFAULT_STALL_MS: Final = 150_000
 _MAX_MANIFESTS: Final = 1_000
 # Keys of a list that are looked at in one turn of the event loop, and manifests that are read at once.
 _KEYS_AT_ONCE: Final = 256
@@ -47,24 +50,61 @@ _MANIFESTS_AT_ONCE: Final = 16
 class ObjectStoreStatistics:
     """What the store was asked for, for metrics."""
 
-    __slots__ = ("errors", "read_bytes", "reads")
+    __slots__ = ("errors", "read_bytes", "reads", "timeouts", "under_way")
 
     def __init__(self) -> None:
-        self.reads = self.read_bytes = self.errors = 0
+        self.reads = self.read_bytes = self.errors = self.timeouts = 0
+        # When each of the operations under way began or last made progress, by the time of the event loop.
+        self.under_way: dict[object, float] = {}
+
+    def longest_wait_s(self) -> float:
+        """For how long the operation has waited that waits longest; it grows while the store hangs."""
+        if not self.under_way:
+            return 0.0
+        return max(0.0, asyncio.get_running_loop().time() - min(self.under_way.values()))
 
 
 class ObjectStorageManager:
     """`RemoteStorageManager` over an object store."""
 
-    __slots__ = ("_chunk_size", "_manifests", "_prefix", "_store", "statistics")
+    __slots__ = ("_chunk_size", "_manifests", "_prefix", "_stall_s", "_store", "statistics")
 
-    def __init__(self, store: ObjectStore, *, prefix: str = "", chunk_size: int = DEFAULT_CHUNK_SIZE) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        prefix: str = "",
+        chunk_size: int = DEFAULT_CHUNK_SIZE,
+        stall_ms: int = DEFAULT_STALL_MS,
+    ) -> None:
+        """An operation fails that makes no progress for `stall_ms`."""
         self._store = store
         self._prefix = prefix
         self._chunk_size = chunk_size
         # By key, the ones used last at the end. A manifest never changes.
         self._manifests: OrderedDict[str, SegmentManifest] = OrderedDict()
+        self._stall_s = stall_ms / 1000
         self.statistics = ObjectStoreStatistics()
+
+    @asynccontextmanager
+    async def _operation(self) -> AsyncIterator[Callable[[], None]]:
+        """Bound the time of an operation of the store; what it yields is to be called at each progress."""
+        loop, under_way, key = asyncio.get_running_loop(), self.statistics.under_way, object()
+        try:
+            async with asyncio.timeout(self._stall_s) as limit:
+
+                def on_progress() -> None:
+                    under_way[key] = now = loop.time()
+                    if not limit.expired():
+                        limit.reschedule(now + self._stall_s)
+
+                on_progress()
+                yield on_progress
+        except TimeoutError:
+            self.statistics.timeouts += 1
+            raise ObjectStoreError(f"the store did not answer for {self._stall_s:g} s") from None
+        finally:
+            del under_way[key]
 
     async def copy_log_segment_data(
         self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData
@@ -72,7 +112,9 @@ class ObjectStorageManager:
         indexes, places = indexes_object(data)
         manifest = SegmentManifest(data.log_size, self._chunk_size, places)
         try:
-            await self._store.put(self._key(metadata, LOG_SUFFIX), data.log(), data.log_size)
+            async with self._operation() as on_progress:
+                pieces = _observed(data.log(), on_progress)
+                await self._store.put(self._key(metadata, LOG_SUFFIX), pieces, data.log_size)
             await self._put(self._key(metadata, INDEXES_SUFFIX), indexes)
             await self._put(self._key(metadata, MANIFEST_SUFFIX), encode_manifest(manifest, metadata))
         except ObjectStoreError as error:
@@ -108,7 +150,8 @@ class ObjectStorageManager:
         keys = [self._key(metadata, suffix) for suffix in reversed(SUFFIXES)]
         self._manifests.pop(keys[0], None)
         try:
-            await self._store.delete(keys)
+            async with self._operation():
+                await self._store.delete(keys)
         except ObjectStoreError as error:
             self.statistics.errors += 1
             raise RemoteStorageError(f"Deleting {metadata.id} from remote storage failed: {error}") from error
@@ -141,7 +184,9 @@ class ObjectStorageManager:
     async def _described(self, key: str) -> RemoteLogSegmentMetadata | None:
         """The segment that a manifest describes; None if it is none of ours, or was deleted."""
         try:
-            metadata = decode_manifest_metadata(await self._store.get(key), key)
+            async with self._operation():
+                data = await self._store.get(key)
+            metadata = decode_manifest_metadata(data, key)
         except ObjectNotFound:
             return None
         except ObjectStoreError as error:
@@ -159,7 +204,8 @@ class ObjectStorageManager:
         manifest = self._manifests.get(key)
         if manifest is None:
             try:
-                data = await self._store.get(key)
+                async with self._operation():
+                    data = await self._store.get(key)
             except ObjectStoreError as error:
                 raise self._read_error(error) from error
             self._count(data)
@@ -172,7 +218,8 @@ class ObjectStorageManager:
 
     async def _get_range(self, key: str, start: int, end: int) -> bytes:
         try:
-            data = await self._store.get_range(key, start, end)
+            async with self._operation():
+                data = await self._store.get_range(key, start, end)
         except ObjectStoreError as error:
             raise self._read_error(error) from error
         self._count(data)
@@ -192,7 +239,14 @@ class ObjectStorageManager:
         async def whole() -> AsyncIterator[bytes]:
             yield data
 
-        await self._store.put(key, whole(), len(data))
+        async with self._operation():
+            await self._store.put(key, whole(), len(data))
+
+
+async def _observed(pieces: AsyncIterator[bytes], on_progress: Callable[[], None]) -> AsyncIterator[bytes]:
+    async for piece in pieces:
+        on_progress()
+        yield piece
 
 
 def _segment_id(name: str) -> bytes | None:

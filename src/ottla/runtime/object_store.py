@@ -12,12 +12,14 @@ name others, and are in no message and no `repr`.
 
 from __future__ import annotations
 
+import asyncio
 import configparser
 import os
 import posixpath
 import re
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -42,6 +44,7 @@ __all__ = [
 _PART_SUFFIX: Final = ".part"
 DEFAULT_PART_BYTES: Final = 8 * 1024 * 1024
 _PARTS_AT_ONCE: Final = 2
+_CLOSE_SECONDS: Final = 10
 
 
 class ObjectStoreError(Exception):
@@ -207,7 +210,10 @@ class DirectoryStore:
                 _check_size(key, position, size)
                 await self._pool.run(part.sync)
             finally:
-                await self._pool.run(part.close)
+                # A write that hangs holds the file, and must not hold what has given it up.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_CLOSE_SECONDS):
+                        await self._pool.run(part.close)
             await self._pool.run(self._finish, path)
         except OSError as error:
             raise _disk_error(error) from error

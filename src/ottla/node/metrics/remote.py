@@ -63,5 +63,20 @@ class RemoteStorageCollector:
         text.counter("ottla_remote_store_reads_total", "Reads from the object store", store.reads)
         text.counter("ottla_remote_store_read_bytes_total", "Bytes from the object store", store.read_bytes)
         text.counter(
+            "ottla_remote_store_timeouts_total",
+            "Operations of the object store that made no progress for too long",
+            store.timeouts,
+        )
+        text.gauge(
+            "ottla_remote_store_operations",
+            "Operations of the object store under way",
+            len(store.under_way),
+        )
+        text.gauge(
+            "ottla_remote_store_longest_wait_seconds",
+            "How long the object store has not answered the operation that waits longest",
+            store.longest_wait_s(),
+        )
+        text.counter(
             "ottla_remote_store_errors_total", "Operations of the object store that failed", store.errors
         )

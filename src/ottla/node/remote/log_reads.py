@@ -53,12 +53,14 @@ def make_log_reader(
     storage: RemoteStorageManager,
     *,
     caches_on_disk: bool,
+    load_timeout_ms: int,
 ) -> RemoteLogReader:
     """With `caches_on_disk`, what was read is kept in the first log directory too."""
     current = config.current
     limits = SegmentCacheLimits(
         loads_at_once=current.number("remote.log.reader.threads"),
         max_pending_loads=current.number("remote.log.reader.max.pending.tasks"),
+        load_timeout_s=load_timeout_ms / 1000,
     )
     disk_cache = None
     if caches_on_disk:

@@ -64,8 +64,10 @@ class RemoteStorage:
         except ObjectStoreError as error:
             raise NodeFailed(f"the store of tiered storage cannot be opened: {error}") from error
         self._replicas: Final = replicas
+        # A store over the network gives a request up by itself, after its time or after repeating it.
+        stall_ms = settings.store.request_timeout_ms * 5 // 2
         self.storage: Final = ObjectStorageManager(
-            self._store, prefix=settings.prefix, chunk_size=settings.chunk_size
+            self._store, prefix=settings.prefix, chunk_size=settings.chunk_size, stall_ms=stall_ms
         )
         topic = RemoteLogMetadataTopic(
             runtime, config.current.node_id, metadata, peers, replicas, log_flushes, create_topic
@@ -80,6 +82,7 @@ class RemoteStorage:
             self.metadata,
             self.storage,
             caches_on_disk=not is_directory,
+            load_timeout_ms=stall_ms,
         )
         self.reader.is_settled = self.manager.is_settled
         self._deleted: Final = DeletedPartitions(runtime, tasks, topic, self.manager.delete_partitions)

@@ -213,3 +213,23 @@ def test_a_leader_without_remote_storage_yet_is_asked_again(caplog: Any) -> None
 
     lab.live(part)
     lab.check_follower()
+
+
+def test_a_new_follower_begins_behind_what_is_in_remote_storage_if_it_is_set_to() -> None:
+    lab = TieredLab()
+    lab.fill()
+    log = lab.leader.log
+    for _ in range(12):
+        lab.leader.produce(2, acks=1)
+    log.update_high_watermark(log.log_end_offset)
+    log.update_highest_offset_in_remote_storage(log.segments[2].base_offset - 1)
+    pending = log.highest_offset_in_remote_storage + 1
+    assert log.local_log_start_offset < pending < log.log_end_offset
+    lab.follows = replace(lab.follows, fetches_last_tiered_offset=lambda: True)
+    lab.fetcher = ReplicaFetcher(0, lab, lab.follows)
+    follow_to_the_end(lab)
+    follower = lab.partition.log
+    assert lab.store.asked == [(0, pending - 1)]
+    assert follower.segments[0].base_offset == pending
+    assert follower.log_start_offset == 0
+    assert follower.read(pending, 10_000).records == log.read(pending, 10_000).records

@@ -67,9 +67,11 @@ _log = logging.getLogger(__name__)
 
 FETCH_VERSION: Final = 17
 _LIST_OFFSETS_VERSION: Final = 8
+_PENDING_UPLOAD_VERSION: Final = 11
 _LATEST: Final = -1
 _EARLIEST: Final = -2
 _EARLIEST_LOCAL: Final = -4
+_EARLIEST_PENDING_UPLOAD: Final = -6
 _OFFSET_FOR_LEADER_EPOCH_VERSION: Final = 4
 # A fetch under way is not aborted more often than this, so that large responses get through in the end.
 _DISCONNECT_EVERY_MS: Final = 1_000
@@ -160,6 +162,8 @@ class ReplicaFetcherContext:
     remote_log_reader: Callable[[], RemoteLogReader | None] = lambda: None
     # Truncations of logs that begin behind what is in remote storage, apart: the store may be slow.
     tier_states: ReplicaTruncations | None = None
+    # `follower.fetch.last.tiered.offset.enable`, as it is now.
+    fetches_last_tiered_offset: Callable[[], bool] = lambda: False
 
     def now_ms(self) -> int:
         """The monotonic time, for pauses."""
@@ -645,6 +649,12 @@ class ReplicaFetcher:
         local = await self._fetch_listed_offset(state, _EARLIEST_LOCAL)
         if start is None or local is None or not start < local.offset:
             return None
+        if self._context.fetches_last_tiered_offset() and state.partition.log.log_end_offset == 0:
+            # What the leader has both on its disk and in remote storage need not be fetched (KIP-1023).
+            pending = await self._fetch_listed_offset(
+                state, _EARLIEST_PENDING_UPLOAD, _PENDING_UPLOAD_VERSION
+            )
+            local = local if pending is None else max(local, pending, key=lambda each: each.offset)
         epoch = local.leader_epoch
         if epoch > 0:
             # Whether the last record before is of an earlier epoch.
@@ -692,7 +702,7 @@ class ReplicaFetcher:
         return None if found is None else found.offset
 
     async def _fetch_listed_offset(
-        self, state: PartitionFetchState, timestamp: int
+        self, state: PartitionFetchState, timestamp: int, version: int = _LIST_OFFSETS_VERSION
     ) -> ListOffsetsPartitionResponse | None:
         tp = state.partition.topic_partition
         request = ListOffsetsRequest(
@@ -710,7 +720,7 @@ class ReplicaFetcher:
                 )
             ],
         )
-        response = await self._send(request, _LIST_OFFSETS_VERSION, ListOffsetsResponse)
+        response = await self._send(request, version, ListOffsetsResponse)
         for topic in response.topics:
             for partition in topic.partitions:
                 if partition.error_code == ErrorCode.NONE and partition.offset >= 0:

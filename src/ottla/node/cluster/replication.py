@@ -144,6 +144,7 @@ class BrokerReplication:
             self._on_fetch_failed,
             lambda: self.remote_log_reader,
             ReplicaTruncations(self._pool),
+            lambda: self._config.current.flag("follower.fetch.last.tiered.offset.enable"),
         )
         return ReplicaFetcherManager(
             self._tasks,

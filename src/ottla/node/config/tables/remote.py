@@ -26,20 +26,23 @@ REMOTE: Final[dict[str, ConfigKey]] = table(
     key("remote.log.storage.system.enable", BOOLEAN, False, MEDIUM,
         "Whether tiered storage is available to topics."),
     key("remote.log.storage.manager.class.name", STRING, None, MEDIUM,
-        "What keeps remote segments.", NON_EMPTY),
+        "What keeps remote segments in Apache Kafka. Ottla ignores it; rsm.config.storage.url is the store.",
+        NON_EMPTY),
     key("remote.log.storage.manager.class.path", STRING, None, MEDIUM,
         "The class path of the storage manager in Apache Kafka. Ottla ignores it."),
     key("remote.log.storage.manager.impl.prefix", STRING, "rsm.config.", MEDIUM,
         "Settings with this prefix are handed to the storage manager.", NON_EMPTY),
     key("remote.log.metadata.manager.class.name", STRING,
         "org.apache.kafka.server.log.remote.metadata.storage.TopicBasedRemoteLogMetadataManager", MEDIUM,
-        "What keeps the metadata of remote segments.", NON_EMPTY),
+        "What keeps the metadata of remote segments in Apache Kafka. Ottla ignores it, and keeps them in "
+        "__remote_log_metadata as this class does.", NON_EMPTY),
     key("remote.log.metadata.manager.class.path", STRING, None, MEDIUM,
         "The class path of the metadata manager in Apache Kafka. Ottla ignores it."),
     key("remote.log.metadata.manager.impl.prefix", STRING, "rlmm.config.", MEDIUM,
         "Settings with this prefix are handed to the metadata manager.", NON_EMPTY),
     key("remote.log.metadata.manager.listener.name", STRING, None, MEDIUM,
-        "The listener by which the metadata manager reaches the brokers.", NON_EMPTY),
+        "The listener by which the metadata manager reaches the brokers in Apache Kafka. Ottla ignores it, "
+        "and uses that of the brokers.", NON_EMPTY),
     key("remote.log.metadata.custom.metadata.max.bytes", INT, 128, LOW,
         "How many bytes of its own a storage manager may keep with each segment.", InRange(0)),
     key("remote.log.index.file.cache.total.size.bytes", LONG, 1_073_741_824, LOW,
@@ -47,15 +50,18 @@ REMOTE: Final[dict[str, ConfigKey]] = table(
     key("remote.log.index.file.cache.ttl.ms", LONG, 900_000, LOW,
         "How long an unused index of a remote segment stays in the cache.", InRange(-1), internal=True),
     key("remote.log.manager.thread.pool.size", INT, 2, MEDIUM,
-        "Tasks of tiered storage that run at the same time.", InRange(1)),
+        "The threads of tiered storage in Apache Kafka. Ottla ignores it: copies and deletions have limits "
+        "of their own.", InRange(1)),
     key("remote.log.manager.copier.thread.pool.size", INT, 10, MEDIUM,
         "Uploads that run at the same time.", InRange(1), mode=CLUSTER_WIDE),
     key("remote.log.manager.expiration.thread.pool.size", INT, 10, MEDIUM,
         "Deletions of expired remote segments that run at the same time.", InRange(1), mode=CLUSTER_WIDE),
     key("remote.log.manager.follower.thread.pool.size", INT, 2, MEDIUM,
-        "Tasks of tiered storage for followers that run at the same time.", InRange(1), mode=CLUSTER_WIDE),
+        "The threads for followers in Apache Kafka. Ottla ignores it: followers hear of what was copied, "
+        "and look for nothing.", InRange(1), mode=CLUSTER_WIDE),
     key("remote.log.manager.task.interval.ms", LONG, 30_000, LOW,
-        "How often the node looks for segments to upload and to delete.", InRange(1)),
+        "How often Apache Kafka looks for segments to upload and to delete. Ottla ignores it: both are done "
+        "when there is something to do.", InRange(1)),
     key("remote.log.manager.task.retry.backoff.ms", LONG, 500, LOW,
         "The first pause before a failed task is tried again.", InRange(1), internal=True),
     key("remote.log.manager.task.retry.backoff.max.ms", LONG, 30_000, LOW,
@@ -84,6 +90,7 @@ REMOTE: Final[dict[str, ConfigKey]] = table(
         "How long a search for an offset by time may wait for remote segments.",
         InRange(1), mode=CLUSTER_WIDE),
     key("follower.fetch.last.tiered.offset.enable", BOOLEAN, False, MEDIUM,
-        "Whether a new follower begins behind what is already in remote storage.", mode=CLUSTER_WIDE),
+        "Whether a new follower begins behind what is already in remote storage, and leaves out what its "
+        "leader still has on the disk too.", mode=CLUSTER_WIDE),
 )
 # fmt: on

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
+from ottla.log.segment.segment import LogSegment
+from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.image import MetadataImage
-from ottla.node.remote import remote_log_manager
 from ottla.node.remote.remote_log_manager import _Pool, _Work
+from ottla.node.remote.segment_data import uncopied_segments
 from ottla.protocol.names import TopicIdPartition
 from ottla.remote.segment_metadata import (
     RemoteLogSegmentMetadata,
@@ -428,10 +431,12 @@ def test_work_of_many_partitions_gives_way_to_others() -> None:
 def test_the_lag_is_looked_for_only_where_something_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     world = copied_world()
     looked_at: list[object] = []
-    real = remote_log_manager.uncopied_segments
-    monkeypatch.setattr(
-        remote_log_manager, "uncopied_segments", lambda log: looked_at.append(log) or real(log)
-    )
+
+    def observed(log: UnifiedLog) -> Sequence[LogSegment]:
+        looked_at.append(log)
+        return uncopied_segments(log)
+
+    monkeypatch.setattr("ottla.node.remote.remote_log_manager.uncopied_segments", observed)
     assert world.manager.lag() == []
     assert not looked_at
     world.store.failures = 1_000_000

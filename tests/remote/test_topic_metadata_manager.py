@@ -45,6 +45,7 @@ class FakeTopic:
         self.leader_epoch = 0
         self.epochs: dict[int, list[int]] = {}
         self.failures = 0
+        self.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
         self.reads = 0
         self._progress = asyncio.Event()
 
@@ -98,7 +99,7 @@ class FakeTopic:
         await asyncio.sleep(0.001)
         if self.failures:
             self.failures -= 1
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the leader has moved")
+            raise KafkaError(self.error, "the leader has moved, or does not allow it")
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -207,6 +208,21 @@ def test_failures_are_tried_again() -> None:
         await manager.close()
 
     run(test())
+
+
+def test_a_broker_that_may_not_use_the_topic_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        topic = FakeTopic()
+        manager = manager_of(topic)
+        manager.assign_partitions([id_of(0)])
+        await manager.wait_until_ready(id_of(0))
+        topic.failures, topic.error = 5, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        await copy(manager, 0, 0)
+        await manager.close()
+
+    run(test())
+    (report,) = (each.getMessage() for each in caplog.records if "super.users" in each.getMessage())
+    assert "needs the ACLs Read, Write and Describe on the topic __remote_log_metadata" in report
 
 
 def test_a_change_that_takes_too_long_fails() -> None:

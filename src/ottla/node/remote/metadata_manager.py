@@ -51,6 +51,7 @@ _MAX_PAUSE_MS: Final = 10_000
 _MAX_CREATION_PAUSE_MS: Final = 30_000
 # A topic that was just created may take a moment to be seen.
 _FAILURES_TO_WARN: Final = 4
+_DENIED: Final = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED})
 DEFAULT_CONSUME_WAIT_MS: Final = 120_000
 
 
@@ -119,6 +120,8 @@ class TopicBasedRemoteLogMetadataManager:
         self._ready: dict[TopicIdPartition, asyncio.Event] = {}
         self._listeners: list[Callable[[TopicIdPartition], None]] = []
         self._closed = False
+        # True once it was reported that this broker may not use the topic.
+        self._is_denied = False
 
     async def close(self) -> None:
         self._closed = True
@@ -288,8 +291,22 @@ class TopicBasedRemoteLogMetadataManager:
                 await self._complete(reader, found.high_watermark)
                 pauses.reset()
             except (KafkaError, OSError) as error:
-                _log.info("partition %d of the remote log metadata could not be read: %s", index, error)
+                self._report(f"partition {index} of the remote log metadata could not be read", error)
                 await asyncio.sleep(pauses.next_ms() / 1000)
+
+    def _report(self, what: str, error: KafkaError | OSError) -> None:
+        """Log an error, after which it is tried again; one that no retry helps is for the operator."""
+        if not isinstance(error, KafkaError) or error.code not in _DENIED:
+            _log.info("%s: %s", what, error)
+        elif not self._is_denied:
+            self._is_denied = True
+            _log.error(
+                "%s: %s. The principal by which brokers reach each other needs the ACLs Read, Write and "
+                "Describe on the topic %s, or has to be in super.users",
+                what,
+                error,
+                REMOTE_LOG_METADATA_TOPIC,
+            )
 
     async def _read_or_change(self, index: int, reader: _MetadataPartitionReader) -> MetadataRead | None:
         """Read from the position on; None if partitions were assigned meanwhile."""
@@ -471,7 +488,7 @@ class TopicBasedRemoteLogMetadataManager:
             try:
                 return await self._topic.append(index, value)
             except (KafkaError, OSError) as error:
-                _log.info("an event of the remote log metadata could not be written: %s", error)
+                self._report("an event of the remote log metadata could not be written", error)
             await asyncio.sleep(pauses.next_ms() / 1000)
 
     # Lookups

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, NamedTuple
 
 from ottla.log.directory.checkpoints import encode_entries
@@ -64,7 +64,7 @@ def next_segment_to_copy(log: UnifiedLog, copied_offset: int) -> SegmentToCopy |
     return SegmentToCopy(segments[0], segments[1].base_offset)
 
 
-def uncopied_segments(log: UnifiedLog) -> list[LogSegment]:
+def uncopied_segments(log: UnifiedLog) -> Sequence[LogSegment]:
     """The closed segments that are not in remote storage."""
     return log.local_log.segments_from(log.highest_offset_in_remote_storage + 1)[:-1]
 

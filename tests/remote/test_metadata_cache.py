@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 
 import pytest
 
@@ -208,3 +209,55 @@ def test_the_metadata_partition_is_the_one_that_kafka_chooses() -> None:
         *((0, 50, 45), (1, 50, 3), (2, 50, 5), (7, 50, 45), (12345, 50, 47)),
     ):
         assert metadata_partition(TopicIdPartition(TOPIC_ID, number), count) == expected
+
+
+def test_segments_are_listed_in_order_however_they_came() -> None:
+    cache = RemoteLogMetadataCache()
+    cache.is_initialized = True
+    first, second, third = segment(0, 9), segment(10, 19), segment(20, 29)
+    again = segment(10, 14)
+    for each in (third, first, again, second):
+        cache.add_copy_in_progress_segment(each)
+        cache.add_copy_in_progress_segment(each)
+    assert [each.id for each in cache.unfinished_copies()] == [third.id, first.id, again.id, second.id]
+    assert cache.first_start_offset(0) == 0
+    assert cache.first_start_offset(1) is None
+    for each in (second, third, first):
+        cache.update_remote_log_segment_metadata(update(each, FINISHED))
+    assert [each.id for each in cache.unfinished_copies()] == [again.id]
+    assert [each.id for each in cache.list_remote_log_segments()] == [
+        first.id,
+        again.id,
+        second.id,
+        third.id,
+    ]
+    cache.update_remote_log_segment_metadata(update(first, DELETING))
+    assert cache.first_start_offset(0) == 0
+    cache.update_remote_log_segment_metadata(update(first, DELETED))
+    assert cache.first_start_offset(0) == 10
+    assert [each.state for each in cache.list_remote_log_segments()] == [STARTED, FINISHED, FINISHED]
+
+
+def test_a_segment_takes_less_than_a_kilobyte_of_memory() -> None:
+    count = 2_000
+    events = []
+    for number in range(count):
+        metadata = segment(number * 100_000, number * 100_000 + 99_999, {7: number * 100_000})
+        events += [encode_event(metadata), encode_event(update(metadata, FINISHED))]
+    cache = RemoteLogMetadataCache()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for value in events:
+            event = decode_event(value)
+            if isinstance(event, RemoteLogSegmentMetadata):
+                cache.add_copy_in_progress_segment(event)
+            else:
+                assert isinstance(event, RemoteLogSegmentMetadataUpdate)
+                cache.update_remote_log_segment_metadata(event)
+            del event
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(cache) == count
+    assert (after - before) / count < 1000

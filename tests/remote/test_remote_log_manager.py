@@ -376,6 +376,29 @@ def test_a_leader_copies_nothing_twice_when_the_metadata_have_lost_its_events() 
     world.check_store()
 
 
+@pytest.mark.parametrize("step", range(1, 21))
+def test_a_kill_at_any_step_of_finding_lost_segments_loses_none(step: int) -> None:
+    world = copied_world()
+    log = world.partition.log
+    log.update_config(replace(SMALL, local_retention_bytes=1, local_retention_ms=-1))
+    log.delete_old_segments(world.harness.now_ms)
+    before = world.remote_log()
+    assert 0 == log.log_start_offset < log.local_log_start_offset
+    # The broker ends, and while it is down the metadata lose all but the first segments.
+    world.steps, world.kill_at = 0, 1
+    world.produce(4)
+    world.progress()
+    world.run()
+    assert not world.is_alive
+    del world.events[4:]
+    world.steps, world.kill_at = 0, step
+    world.run_lives()
+    world.check_store()
+    assert log.log_start_offset == 0
+    assert world.remote_log().startswith(before)
+    assert log.highest_offset_in_remote_storage == log.active_segment.base_offset - 1
+
+
 def test_records_without_a_leader_epoch_are_not_copied_and_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

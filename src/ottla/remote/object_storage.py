@@ -44,6 +44,7 @@ DEFAULT_STALL_MS: Final = 150_000
 _MAX_MANIFESTS: Final = 1_000
 # Keys of a list that are looked at in one turn of the event loop, and manifests that are read at once.
 _KEYS_AT_ONCE: Final = 256
+_STALLS_OF_A_LIST: Final = 10
 _MANIFESTS_AT_ONCE: Final = 16
 
 
@@ -87,22 +88,24 @@ class ObjectStorageManager:
         self.statistics = ObjectStoreStatistics()
 
     @asynccontextmanager
-    async def _operation(self) -> AsyncIterator[Callable[[], None]]:
+    async def _operation(self, limit_s: float | None = None) -> AsyncIterator[Callable[[], None]]:
         """Bound the time of an operation of the store; what it yields is to be called at each progress."""
         loop, under_way, key = asyncio.get_running_loop(), self.statistics.under_way, object()
+        limit_s = self._stall_s if limit_s is None else limit_s
+        under_way[key] = loop.time()
         try:
-            async with asyncio.timeout(self._stall_s) as limit:
+            async with asyncio.timeout(limit_s) as limit:
 
                 def on_progress() -> None:
-                    under_way[key] = now = loop.time()
-                    if not limit.expired():
-                        limit.reschedule(now + self._stall_s)
+                    # The library may ask for more of what it has given up.
+                    if key in under_way and not limit.expired():
+                        under_way[key] = now = loop.time()
+                        limit.reschedule(now + limit_s)
 
-                on_progress()
                 yield on_progress
         except TimeoutError:
             self.statistics.timeouts += 1
-            raise ObjectStoreError(f"the store did not answer for {self._stall_s:g} s") from None
+            raise ObjectStoreError(f"the store did not answer for {limit_s:g} s") from None
         finally:
             del under_way[key]
 
@@ -161,7 +164,9 @@ class ObjectStorageManager:
     ) -> list[RemoteLogSegmentMetadata]:
         prefix = partition_prefix(self._prefix, topic_id, topic_partition)
         try:
-            objects = await self._store.list_objects(prefix)
+            # A list may come in many parts.
+            async with self._operation(self._stall_s * _STALLS_OF_A_LIST):
+                objects = await self._store.list_objects(prefix)
         except ObjectStoreError as error:
             raise self._read_error(error) from error
         unknown: list[str] = []

@@ -563,12 +563,13 @@ class RemoteLogManager:
                 return
         tp = led.partition.topic_partition
         segments = await self._storage.list_log_segments(
-            led.id.topic_id, tp, lambda id: self._metadata.segment_by_id(id) is not None
+            led.id.topic_id, tp, lambda id: self._is_accounted_for(led, id)
         )
         for metadata in segments:
             if not led.is_led:
                 return
-            await self._announce_again(metadata)
+            if not self._is_accounted_for(led, metadata.id):
+                await self._announce_again(metadata)
         led.has_lost_metadata = False
         if segments:
             _log.warning(
@@ -577,18 +578,29 @@ class RemoteLogManager:
                 len(segments),
             )
 
+    def _is_accounted_for(self, led: _LedPartition, id: RemoteLogSegmentId) -> bool:
+        """Whether the metadata say all of a segment that is in the store. Of one that this broker has on its
+        disk, an unfinished copy is repeated or deleted; of others, it is what a kill has left of this.
+        """
+        known = self._metadata.segment_by_id(id)
+        return known is not None and (
+            known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED
+            or known.end_offset >= led.log.local_log_start_offset
+            or id in self._being_copied
+        )
+
     async def _announce_again(self, metadata: RemoteLogSegmentMetadata) -> None:
         if self._metadata.segment_by_id(metadata.id) is None:
             await self._metadata.add_remote_log_segment_metadata(metadata)
-            await self._metadata.update_remote_log_segment_metadata(
-                RemoteLogSegmentMetadataUpdate(
-                    metadata.id,
-                    self._now_ms(),
-                    RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
-                    self._broker_id,
-                    metadata.custom_metadata,
-                )
+        await self._metadata.update_remote_log_segment_metadata(
+            RemoteLogSegmentMetadataUpdate(
+                metadata.id,
+                self._now_ms(),
+                RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+                self._broker_id,
+                metadata.custom_metadata,
             )
+        )
 
     def _find_of(self, id: TopicIdPartition) -> FindSegment:
         return lambda epoch, offset: self._metadata.remote_log_segment_metadata(id, epoch, offset)

@@ -274,6 +274,21 @@ def test_a_deleted_topic_leaves_remote_storage_also_when_the_store_fails_for_a_w
     assert not world.metadata.is_ready(ID)
 
 
+def test_a_deleted_topic_leaves_remote_storage_also_when_its_metadata_were_lost() -> None:
+    world = copied_world()
+    assert world.store.memory.objects
+
+    def lose_and_delete() -> None:
+        world.events.clear()
+        world.metadata.store.forget(ID)
+        world.metadata.assign_partitions([ID])
+        world.manager.apply(MetadataImage.EMPTY, ReplicaChanges(deleted=[TP]))
+
+    world.in_broker(lose_and_delete)
+    world.run()
+    assert not world.store.memory.objects
+
+
 def test_a_topic_of_many_partitions_is_deleted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     world = copied_world()
     under_way, most, done = 0, 0, []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +23,7 @@ from ottla.runtime.object_store import (
     StoredObject,
     open_object_store,
 )
-from ottla.runtime.pool import InlinePool
+from ottla.runtime.pool import InlinePool, ThreadPool
 
 
 async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
@@ -177,3 +180,33 @@ def test_the_kind_of_store_is_chosen_by_its_settings(tmp_path: Path) -> None:
     ):
         settings = ObjectStoreSettings(kind, str(tmp_path), region="nowhere")
         assert isinstance(open_object_store(settings, RealDisk(), InlinePool()), expected)
+
+
+async def test_an_upload_to_a_directory_that_hangs_can_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ottla.runtime.object_store._CLOSE_SECONDS", 0.1)
+    answers, hangs = threading.Event(), threading.Event()
+
+    class HangingPool(ThreadPool):
+        async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+            def hang() -> Any:
+                hangs.set()
+                answers.wait()
+                return fn(*args)
+
+            is_write = getattr(fn, "__name__", "") == "write"
+            return await super().run(hang) if is_write else await super().run(fn, *args)
+
+    pool = HangingPool(2)
+    try:
+        store = DirectoryStore(str(tmp_path / "store"), RealDisk(), pool)
+        upload = asyncio.ensure_future(store.put("one", pieces(b"12"), 2))
+        await asyncio.to_thread(hangs.wait)
+        upload.cancel()
+        done, _ = await asyncio.wait({upload}, timeout=60)
+        assert done
+    finally:
+        answers.set()
+        pool.close()
+    assert not await DirectoryStore(str(tmp_path / "store"), RealDisk(), InlinePool()).list_objects("")

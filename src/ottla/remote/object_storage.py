@@ -186,6 +186,21 @@ class ObjectStorageManager:
             found += [each for each in some if each is not None]
         return found
 
+    async def delete_partition_data(self, topic_id: bytes, topic_partition: TopicPartition) -> int:
+        prefix = partition_prefix(self._prefix, topic_id, topic_partition)
+        try:
+            async with self._operation(self._stall_s * _STALLS_OF_A_LIST):
+                keys = [key for key, _ in await self._store.list_objects(prefix)]
+            for at in range(0, len(keys), _KEYS_AT_ONCE):
+                async with self._operation(self._stall_s * _STALLS_OF_A_LIST):
+                    await self._store.delete(keys[at : at + _KEYS_AT_ONCE])
+        except ObjectStoreError as error:
+            self.statistics.errors += 1
+            raise RemoteStorageError(
+                f"Deleting the objects of {topic_partition} from remote storage failed: {error}"
+            ) from error
+        return len(keys)
+
     async def _described(self, key: str) -> RemoteLogSegmentMetadata | None:
         """The segment that a manifest describes; None if it is none of ours, or was deleted."""
         try:

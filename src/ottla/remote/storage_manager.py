@@ -59,6 +59,11 @@ class RemoteStorageManager(Protocol):
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Delete what is there of the segment. Repeating it is harmless."""
 
+    async def delete_partition_data(self, topic_id: bytes, topic_partition: TopicPartition) -> int:
+        """Delete all objects of a partition whose topic is deleted, also those of segments that are not
+        known; return how many there were.
+        """
+
     async def list_log_segments(
         self, topic_id: bytes, topic_partition: TopicPartition, is_known: Callable[[RemoteLogSegmentId], bool]
     ) -> list[RemoteLogSegmentMetadata]:

@@ -280,6 +280,8 @@ class RemoteLogManager:
         self._being_copied: dict[RemoteLogSegmentId, None] = {}
         # Partitions of deleted topics whose segments are being deleted.
         self._deletions: dict[TopicIdPartition, SupervisedTask] = {}
+        # The names of those of them that were led here.
+        self._deleted_names: dict[TopicIdPartition, TopicPartition] = {}
         self._deletions_at_a_time: Final = asyncio.Semaphore(_DELETIONS_AT_A_TIME)
         current = config.current
         self._quota_windows: Final = QuotaWindows(
@@ -416,6 +418,7 @@ class RemoteLogManager:
         id = self._ids.get(tp)
         self._stop(tp)
         if led is not None and id is not None and id.topic_id not in image.topics.by_id:
+            self._deleted_names[id] = tp
             self.delete_partitions([id])
         self._forget(tp)
 
@@ -896,6 +899,7 @@ class RemoteLogManager:
                 _log.warning("segments of a deleted topic are still in remote storage: %s", error)
                 await asyncio.sleep(pause_ms / 1000)
         del self._deletions[id]
+        self._deleted_names.pop(id, None)
         if id not in self._led_by_id and id not in self._followed:
             self._metadata.stop_partitions([id])
 
@@ -907,6 +911,22 @@ class RemoteLogManager:
             for metadata in segments:
                 await self._delete_segment(metadata)
             await self._announce_partition(id, tp, _FINISHED)
+        await self._delete_unknown_objects(id, segments[0].id.topic_partition if segments else None)
+
+    async def _delete_unknown_objects(self, id: TopicIdPartition, tp: TopicPartition | None) -> None:
+        """Delete what is left of a partition whose events were lost. A store may not allow lists."""
+        tp = tp or self._deleted_names.get(id)
+        if tp is None:
+            return
+        try:
+            deleted = await self._storage.delete_partition_data(id.topic_id, tp)
+        except RemoteStorageError as error:
+            _log.warning("objects of a deleted topic may be left in remote storage: %s", error.message)
+            return
+        if deleted:
+            _log.warning(
+                "%s: %d objects in remote storage were not in the metadata, and are deleted", tp, deleted
+            )
 
     async def _announce_partition(
         self, id: TopicIdPartition, tp: TopicPartition, state: RemotePartitionDeleteState

@@ -109,6 +109,13 @@ def test_members_of_a_share_group_learn_an_assignment_whose_response_was_lost(
     assert not outcome.violations, explain(outcome)
 
 
+def test_records_cross_the_border_to_the_store_and_come_back() -> None:
+    outcome = ClusterRun(1, seconds=8, scenario=cluster_bug_scenario("local-retention-before-the-copy")).run()
+    assert not outcome.violations, f"{explain(outcome)} --tiered"
+    for event in ("copies", "deletions of finished copies", "offsets in the store only"):
+        assert outcome.coverage[f"tier: {event}"] > 0, event
+
+
 def test_answers_to_a_client_are_compared_with_the_acls_that_nodes_have_applied() -> None:
     outcome = ClusterRun(0, seconds=6, scenario=cluster_bug_scenario("allowed-stays-allowed")).run()
     assert not outcome.violations, explain(outcome)

@@ -95,6 +95,10 @@ class PartitionHistory:
             if header.is_transactional:
                 self._open.setdefault(header.producer_id, []).append(entry)
 
+    def leader_epochs(self) -> list[tuple[int, int]]:
+        """The base offset and the leader epoch of each batch, in order."""
+        return [(base, batch.epoch) for base, batch in self._batches.items()]
+
     def visible(self) -> list[CommittedRecord]:
         """The records that a `read_committed` consumer sees now, in order."""
         stable = self.last_stable_offset

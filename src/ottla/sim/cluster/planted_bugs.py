@@ -430,6 +430,10 @@ _DELETED_CONTROLLERS = replace(
 _TIERED = replace(
     _scenario("idempotent", "transactional", kill_a_process=2, sever_connections=1), tiered=True
 )
+# Replicas move to nodes that have nothing of the partition, and most of it is in the store only.
+_TIERED_FOLLOWERS = replace(
+    _scenario("idempotent", "moves", longest_s=1.0, kill_a_process=3), nodes=4, tiered=True
+)
 SCENARIOS: Mapping[str, ClusterScenario] = {
     "sync-skipped": _scenario("idempotent", synced=True, power_loss=3, kill_all=2),
     "divergence-not-noticed": _scenario("acks-1", "idempotent", longest_s=4.0, split_the_network=1),
@@ -471,6 +475,7 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "controller-not-checked-by-writes": _DELETED_CONTROLLERS,
     "brokers-not-watched": _ON_ZOOKEEPER,
     **dict.fromkeys(TIER_BUGS, _TIERED),
+    "followers-without-auxiliary-state": _TIERED_FOLLOWERS,
 }
 
 

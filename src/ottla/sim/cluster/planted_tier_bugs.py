@@ -6,14 +6,18 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ottla.log.unified_log import UnifiedLog
+from ottla.log.unified_log import RemoteLogAuxState, UnifiedLog
 from ottla.node.remote import segment_data
 from ottla.node.remote.remote_log_manager import RemoteLogManager
+from ottla.remote import object_storage
+from ottla.remote.object_layout import MANIFEST_SUFFIX
 from ottla.remote.object_storage import ObjectStorageManager
 from ottla.remote.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
 )
+from ottla.replication import tier_state_machine
+from ottla.replication.tier_state_machine import TieredStart
 
 __all__ = ["TIER_BUGS"]
 
@@ -49,6 +53,20 @@ def _copy_finished_before_the_upload() -> list[Patch]:
     return [(ObjectStorageManager, "copy_log_segment_data", copy)]
 
 
+def _followers_without_auxiliary_state() -> list[Patch]:
+    """A replica that begins behind the store neither knows the leader epochs there, nor that it does not."""
+    original = tier_state_machine.fetch_tiered_start
+
+    async def fetch(*args: Any) -> TieredStart:
+        start = await original(*args)
+        return start._replace(auxiliary_state=RemoteLogAuxState((), None))
+
+    return [
+        (tier_state_machine, "fetch_tiered_start", fetch),
+        (UnifiedLog, "lacks_auxiliary_state", property(lambda _: False)),
+    ]
+
+
 def _aborted_transactions_not_copied() -> list[Patch]:
     original = segment_data._read_indexes
 
@@ -72,9 +90,15 @@ def _deleted_before_it_is_announced() -> list[Patch]:
     return [(RemoteLogManager, "_announce_deletion", announce)]
 
 
+def _only_manifests_deleted() -> list[Patch]:
+    return [(object_storage, "SUFFIXES", (MANIFEST_SUFFIX,))]
+
+
 TIER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "local-retention-before-the-copy": _local_retention_before_the_copy,
     "copy-finished-before-the-upload": _copy_finished_before_the_upload,
+    "followers-without-auxiliary-state": _followers_without_auxiliary_state,
     "aborted-transactions-not-copied": _aborted_transactions_not_copied,
     "deleted-before-it-is-announced": _deleted_before_it_is_announced,
+    "only-manifests-deleted": _only_manifests_deleted,
 }

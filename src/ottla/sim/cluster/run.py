@@ -44,6 +44,8 @@ _RECOVERY_S = 120.0
 # How long it may take until remote storage has no more than it should: brokers look for the segments of
 # deleted topics a minute later.
 _CLEANING_S = 240.0
+# How long what fails in the store takes at most until it is tried again.
+_RETRY_S = 20.0
 _CHECK_EVERY_S = 0.25
 _PARTITIONS = 2
 _FAILURES = {
@@ -239,10 +241,16 @@ class ClusterRun:
         """Wait until everything is copied, read it from its beginning, and wait until the store is clean."""
         if not await self._until(lambda: tier.reason_not_copied(self.members), _RECOVERY_S):
             return False
+        unknown = tier.reason_epochs_unknown(self.members, self.checker.histories)
+        if unknown is not None:
+            self.world.report_violation(unknown)
+            return False
         tier.count_tiered(self.members)
         auditor = TierAuditor(self.environment, list(self.environment.topics))
         self.world.machine("tier-auditor", auditor.main).boot()
         if not await self._until(auditor.reason_not_done, _RECOVERY_S):
+            return False
+        if not await self._until(tier.reason_store_not_clean, _RETRY_S):
             return False
         if not await self._until(lambda: tier.reason_store_not_clean(self.checker.newest), _CLEANING_S):
             return False

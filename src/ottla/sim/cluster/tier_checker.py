@@ -3,7 +3,8 @@
 - A copy that is announced as finished is in the store at that moment, whole.
 - An object of a finished copy is not deleted before that is announced, and what topics that keep everything
   have in the store is not deleted while no other copy has its records.
-- What has left the disk of a replica, leader or follower, is in finished copies, without a hole.
+- What has left the disk of a replica, leader or follower, is in finished copies, without a hole. At the end
+  each replica knows the leader epochs of these records.
 - At the end everything that can be copied is copied, a consumer of either isolation level reads the same
   records as were committed, once, in order, none missing, and the store has no object that no metadata name.
 
@@ -32,6 +33,7 @@ from ottla.remote.segment_metadata import (
     is_valid_transition,
 )
 from ottla.replication.partition import Partition
+from ottla.sim.cluster.history import PartitionHistory
 from ottla.sim.object_store import SimObjectStore
 from ottla.sim.world import World
 
@@ -202,9 +204,9 @@ class TierChecker:
                 f"{key} is deleted, and the metadata say that {_name(self.segments[id])} is there"
             )
 
-    def reason_store_not_clean(self, image: MetadataImage) -> str | None:
-        """The first object that is in the store for no reason: that no metadata name, or of a deleted topic,
-        or of a copy that was deleted.
+    def reason_store_not_clean(self, image: MetadataImage | None = None) -> str | None:
+        """The first object that is in the store for no reason: that no metadata name, or of a copy that was
+        deleted, or of a topic that is not in this image.
         """
         keys = [*self.store.objects, *(key for key, _ in self.store.parts)]
         for key in sorted(dict.fromkeys(keys)):
@@ -215,7 +217,7 @@ class TierChecker:
                 return f"{key} is in the store, and no metadata name it"
             if self.segments[id].state is _DELETED:
                 return f"{key} is in the store, and {_name(self.segments[id])} is deleted"
-            if id.topic_id not in image.topics.by_id:
+            if image is not None and id.topic_id not in image.topics.by_id:
                 return f"{key} is in the store, and its topic is deleted"
         return None
 
@@ -229,12 +231,9 @@ class TierChecker:
 
     def check_replicas(self, member: TieredNode) -> None:
         """Check that what has left the disk of a node is in finished copies."""
-        node = member.node
-        if node is None or node.remote_storage is None:
-            return
-        for partition in node.replicas:
+        for partition in _remote(member.node):
             log = partition.log
-            if partition.topic_id is None or not log.config.is_remote or log.is_closed or log.is_truncating:
+            if partition.topic_id is None or log.is_closed or log.is_truncating:
                 continue
             id = TopicIdPartition(partition.topic_id, partition.topic_partition.partition)
             local = log.segments[0].base_offset
@@ -267,6 +266,25 @@ class TierChecker:
                     )
         return None
 
+    def reason_epochs_unknown(
+        self, members: Sequence[TieredNode], histories: Mapping[tuple[bytes, int], PartitionHistory]
+    ) -> str | None:
+        """The first record in the store only whose leader epoch a replica does not know."""
+        for member in members:
+            for partition in _remote(member.node):
+                log, tp = partition.log, partition.topic_partition
+                history = histories.get((partition.topic_id or b"", tp.partition))
+                for base, epoch in () if history is None else history.leader_epochs():
+                    if not log.log_start_offset <= base < log.local_log_start_offset:
+                        continue
+                    known = log.leader_epoch_cache.epoch_for_offset(base)
+                    if known != epoch:
+                        return (
+                            f"node {member.id} takes {tp} {base}, which is in the store only, for a record "
+                            f"of leader epoch {known}, not {epoch}"
+                        )
+        return None
+
     def count_tiered(self, members: Sequence[TieredNode]) -> None:
         """Count the offsets that are in remote storage only, at their leaders."""
         for member in members:
@@ -276,10 +294,15 @@ class TierChecker:
                 self._world.coverage["tier: offsets in the store only"] += tiered
 
 
-def _led_remote(node: Node | None) -> list[Partition]:
+def _remote(node: Node | None) -> list[Partition]:
+    """The replicas of tiered topics."""
     if node is None or node.remote_storage is None:
         return []
-    return [each for each in node.replicas if each.is_leader and each.log.config.is_remote]
+    return [each for each in node.replicas if each.log.config.is_remote]
+
+
+def _led_remote(node: Node | None) -> list[Partition]:
+    return [each for each in _remote(node) if each.is_leader]
 
 
 def _covered_end(copied: Mapping[int, int], start: int) -> int:

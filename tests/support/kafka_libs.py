@@ -162,8 +162,8 @@ def _pom(bundle: Bundle) -> str:
     )
     dependencies = "".join(
         f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
-        f"{alone}</dependency>"
-        for group, artifact, version in (each.split(":") for each in bundle.coordinates)
+        f"{''.join(f'<classifier>{each}</classifier>' for each in classifier)}{alone}</dependency>"
+        for group, artifact, version, *classifier in (each.split(":") for each in bundle.coordinates)
     )
     return (
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'

@@ -92,7 +92,7 @@ def _merge(table: Table, tasks: list[FileScanTask]) -> int:
     tasks = tasks[: len(parts)]
     if len(tasks) < 2:
         return 0
-    rows = pa.concat_tables(parts)
+    rows = pa.concat_tables(parts, promote_options="permissive")
     by = ("partition", "key", "offset") if table.properties.get(MODE) == "latest" else ("partition", "offset")
     rows = rows.sort_by([(name, "ascending") for name in by])
     files = list(_dataframe_to_data_files(table_metadata=table.metadata, df=rows, io=table.io))

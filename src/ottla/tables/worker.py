@@ -16,6 +16,7 @@ from ottla.runtime.child_process import serve_requests
 from ottla.runtime.clock import SystemClock
 from ottla.tables.catalog import open_catalog
 from ottla.tables.errors import MissedDeletes, OffsetsMoved, TableError
+from ottla.tables.secrets import Secrets
 from ottla.tables.settings import CatalogSettings, MaintenanceSettings, TableSettings
 from ottla.tables.topic_table import TopicTable
 
@@ -29,7 +30,8 @@ _MAX_TABLES: Final = 64
 class TableWorker:
     """Answers the requests of a node: configure, open, append, commit, maintain."""
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: Secrets | None = None) -> None:
+        self._secrets: Final = secrets or Secrets()
         self._catalog_settings = CatalogSettings()
         self._catalog: Any = None
         self._tables: dict[str, TopicTable] = {}
@@ -39,21 +41,23 @@ class TableWorker:
             return {"ok": getattr(self, f"_on_{head['op']}")(head, payload)}
         except OffsetsMoved as error:
             self._tables.pop(str(head.get("topic")), None)
-            return {"moved": str(error)}
+            return {"moved": self._secrets.hide(str(error))}
         except TableError as error:
             self._tables.pop(str(head.get("topic")), None)
-            return {"error": str(error)}
+            return {"error": self._secrets.hide(str(error))}
         except Exception as error:
             # The catalog may have gone, or come back as another one.
             self._tables.pop(str(head.get("topic")), None)
             self._catalog = None
-            return {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+            return {"error": f"{type(error).__name__}: {self._secrets.hide(str(error))[:500]}"}
 
     def _on_configure(self, head: dict[str, Any], _: bytes) -> None:
         self._catalog_settings = CatalogSettings(**head["catalog"])
+        self._secrets.learn(self._catalog_settings)
 
     def _on_open(self, head: dict[str, Any], _: bytes) -> dict[str, int]:
         settings = TableSettings(**head["table"])
+        self._secrets.learn_url(settings.registry_url)
         if self._catalog is None:
             self._catalog = open_catalog(self._catalog_settings, create=True)
             self._tables.clear()
@@ -104,8 +108,11 @@ def main() -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s tables: %(message)s"
     )
+    secrets = Secrets()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(secrets)
     process.lower_priority()
-    serve_requests(TableWorker().answer)
+    serve_requests(TableWorker(secrets).answer)
 
 
 if __name__ == "__main__":

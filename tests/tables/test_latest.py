@@ -212,6 +212,26 @@ def test_a_round_is_full_when_its_keys_take_too_much_memory(warehouse: Warehouse
     assert len(latest(warehouse)) == 100
 
 
+def test_a_round_rewrites_the_files_of_so_many_partitions(warehouse: Warehouse, monkeypatch) -> None:
+    monkeypatch.setattr("ottla.tables.topic_table.MAX_ROUND_PARTITIONS", 3)
+    table = warehouse.table(mode="latest")
+    table.open(NOW_MS)
+    for partition in range(3):
+        assert not table.is_full
+        table.append(partition, 0, keyed([(b"a", b"1")]))
+    assert table.is_full
+
+
+def test_a_partition_of_which_nothing_is_left_is_emptied(warehouse: Warehouse) -> None:
+    commit(warehouse, [(b"a", b"1"), (b"b", b"1")])
+    table = warehouse.table(mode="latest")
+    table.open(NOW_MS)
+    table.append(0, 5, keyed([(b"b", None)], 5), is_rebuilt=True)
+    table.commit()
+    assert warehouse.rows() == []
+    assert table.open() == {0: 6}
+
+
 def test_a_partition_whose_tombstones_may_have_gone_is_built_again(warehouse: Warehouse) -> None:
     commit(warehouse, [(b"a", b"1"), (b"b", b"1")])
     commit(warehouse, [(b"a", b"1")], partition=1)

@@ -353,3 +353,34 @@ async def test_a_table_that_hangs_does_not_hold_up_the_others(tmp_path: Path) ->
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert sorted(limits) == [60.0, 60.0, 600.0]
+
+
+async def test_no_partition_waits_for_others_that_always_have_something_new(tmp_path: Path) -> None:
+    broker = SimpleNamespace(
+        config=NodeConfig({"log.dirs": str(tmp_path)}),
+        image=MetadataImage.EMPTY,
+        runtime=SimpleNamespace(clock=SystemClock()),
+    )
+    taken: list[int] = []
+
+    class FullWorker(FakeWorker):
+        """Takes what two requests have, and wants a commit."""
+
+        async def request(self, head: dict, payload: bytes = b"") -> dict:
+            if head["op"] == "append":
+                taken.append(head["partition"])
+                return {"ok": {"next": head["offset"] + 1, "full": len(taken) % 2 == 0}}
+            return {"ok": {"rows": 1, "bytes": 1}}
+
+    async def read(partition: object, offset: int) -> SimpleNamespace:
+        return SimpleNamespace(records=b"x", aborted=())
+
+    keeper = TableKeeper(broker, lambda _: FullWorker(None))
+    keeper._read = read  # type: ignore[method-assign]
+    state = TableState("orders", bytes(16), 0, 0, 2**62)
+    log = SimpleNamespace(log_start_offset=0, log_end_offset=100)
+    led = {index: SimpleNamespace(log=log, topic_partition=f"orders-{index}") for index in range(5)}
+    for _ in range(5):
+        # Each partition has one record more than its table, all the time.
+        assert not await keeper._send(state, led, dict.fromkeys(led, 1), {})
+    assert sorted(set(taken)) == [0, 1, 2, 3, 4]

@@ -6,6 +6,7 @@ import json
 import threading
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from pyiceberg.exceptions import NoSuchTableError
@@ -569,6 +570,77 @@ def test_batches_that_inflate_are_not_in_memory_together(warehouse: Warehouse, m
     assert 0 < most < 5_000_000
     table.commit()
     assert [len(value) for value in values_of(warehouse.rows())] == [2_000_000] * 8
+
+
+def test_a_table_that_was_renamed_keeps_its_files(warehouse: Warehouse) -> None:
+    commit(warehouse, [b"0", b"1"])
+    warehouse.catalog.rename_table(("topics", "orders"), ("topics", "archive"))
+    commit(warehouse, [b"0", b"1", b"2"])
+    table = warehouse.catalog.load_table(("topics", "orders"))
+    remove_orphans(table, 0, table.metadata.last_updated_ms + DAY_MS)
+    assert values_of(warehouse.rows("archive")) == [b"0", b"1"]
+    assert values_of(warehouse.rows()) == [b"0", b"1", b"2"]
+
+
+def test_what_others_put_into_the_place_of_a_table_stays(warehouse: Warehouse) -> None:
+    commit(warehouse, [b"0"])
+    table = warehouse.catalog.load_table(("topics", "orders"))
+    place = Path(table.metadata.location.removeprefix("file://"))
+    (place / "README").write_text("mine")
+    (place / "data" / "left-over.parquet").write_text("of a commit that a crash ended")
+    assert remove_orphans(table, 0, table.metadata.last_updated_ms + DAY_MS) == 1
+    assert [each.name for each in place.iterdir() if each.is_file()] == ["README"]
+    assert values_of(warehouse.rows()) == [b"0"]
+
+
+def test_a_table_that_was_dropped_is_made_again_from_the_log(warehouse: Warehouse) -> None:
+    commit(warehouse, [b"0"])
+    table = warehouse.table()
+    table.open()
+    table.append(0, 1, batches([b"1"], 1))
+    warehouse.catalog.drop_table(("topics", "orders"))
+    with pytest.raises(NoSuchTableError):
+        table.commit()
+    assert table.open() == {}
+    table.append(0, 0, batches([b"0", b"1"]))
+    table.commit()
+    assert values_of(warehouse.rows()) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "value"),
+    [
+        ({"type": "object", "properties": {"x": {"type": "string"}}}, {"type": "string"}, "text"),
+        ({"type": "string"}, {"type": "array", "items": {"type": "string"}}, ["a"]),
+        (
+            {"type": "array", "items": {"type": "string"}},
+            {"type": "array", "items": {"type": "integer"}},
+            [1],
+        ),
+        ({"type": "integer"}, {"type": "boolean"}, True),
+    ],
+)
+def test_a_schema_that_no_column_can_follow_does_not_stop_the_table(
+    warehouse: Warehouse, one, other, value
+) -> None:
+    def schema(kind) -> str:
+        return json.dumps({"type": "object", "properties": {"a": kind, "id": {"type": "integer"}}})
+
+    commit(warehouse, [b'{"id":1}'], schema_type="json", schema=schema(one))
+    commit(warehouse, [json.dumps({"id": 2, "a": value}).encode()], schema_type="json", schema=schema(other))
+    commit(warehouse, [b'{"id":3}'], schema_type="json", schema=schema(one))
+    rows = warehouse.rows()
+    assert [(row["id"], row["a"]) for row in rows] == [(1, None), (2, None), (3, None)]
+    assert "another type for a" in rows[1]["_error"]
+
+
+def test_a_field_that_differs_in_case_gets_no_column_of_its_own(warehouse: Warehouse) -> None:
+    commit(warehouse, [b'{"Id":1}'], schema_type="json", schema=with_fields(Id="integer"))
+    commit(warehouse, [b'{"id":2}'], schema_type="json", schema=with_fields(id="integer"))
+    first, second = warehouse.rows()
+    assert first["Id"] == 1
+    assert "id" not in second
+    assert "another type for id" in second["_error"]
 
 
 def compressed(values, start: int) -> bytes:

@@ -6,7 +6,8 @@ on another machine, it is named by options.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from ottla.cli.commands import Argument, Option, command, group
@@ -114,6 +115,23 @@ def _load(settings: CatalogSettings, is_needed: bool = True) -> dict[str, Table]
         raise CliError(str(error)) from None
     except Exception as error:  # of the catalog or its store
         raise CliError(f"the catalog cannot be read: {type(error).__name__}: {error}") from None
+
+
+@contextlib.contextmanager
+def _changing(topic: str) -> Iterator[None]:
+    """Turn what others do to the table at the same time into a message."""
+    from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
+
+    from ottla.tables.errors import TableError
+
+    try:
+        yield
+    except NoSuchTableError:
+        raise CliError(f"the table of {topic} was dropped or renamed meanwhile") from None
+    except (CommitFailedException, ValidationException, FileNotFoundError):
+        raise CliError(f"the table of {topic} was changed by others meanwhile: try again") from None
+    except TableError as error:
+        raise CliError(f"{topic}: {error}") from None
 
 
 def _table(topic: str, settings: CatalogSettings) -> Table:
@@ -269,9 +287,10 @@ def compact(
     settings, _ = _ask_cluster(bootstrap, timeout, catalog, topic)
     table = _table(topic, settings)
     merged = 0
-    while found := merge(table, target, 2):
-        merged += found
-    files = describe_table(table.refresh()).files
+    with _changing(topic):
+        while found := merge(table, target, 2):
+            merged += found
+        files = describe_table(table.refresh()).files
     if as_json:
         print_json({"topic": topic, "merged": merged, "files": files})
     else:
@@ -301,9 +320,10 @@ def expire(
     table = _table(topic, settings)
     now_ms = SystemClock().wall_ms()
     dropped = max(len(table.metadata.snapshots) - keep, 0)
-    if not dry_run:
-        dropped = drop(table, 1 << 62, keep, now_ms)
-    removed = remove_orphans(table, orphan_age * 1000, now_ms, dry_run=dry_run)
+    with _changing(topic):
+        if not dry_run:
+            dropped = drop(table, 1 << 62, keep, now_ms)
+        removed = remove_orphans(table, orphan_age * 1000, now_ms, dry_run=dry_run)
     if as_json:
         print_json({"topic": topic, "expired": dropped, "removed": removed, "dry_run": dry_run})
     else:
@@ -328,12 +348,13 @@ def repair(
 
     settings, _ = _ask_cluster(bootstrap, timeout, catalog, topic)
     table = _table(topic, settings)
-    found = check_rows(table)
-    needed = found.offsets_are_lost or any(
-        found.last.get(partition, -1) >= offset for partition, offset in found.offsets.items()
-    )
-    if needed and not dry_run:
-        repair_offsets(table)
+    with _changing(topic):
+        found = check_rows(table)
+        needed = found.offsets_are_lost or any(
+            found.last.get(partition, -1) >= offset for partition, offset in found.offsets.items()
+        )
+        if needed and not dry_run:
+            repair_offsets(table)
     if as_json:
         print_json(
             {

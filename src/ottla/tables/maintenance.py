@@ -19,7 +19,7 @@ from ottla.runtime.clock import pause_thread
 from ottla.tables.errors import TableError
 from ottla.tables.offsets import OFFSETS, committed_offsets, offsets_text
 from ottla.tables.settings import MaintenanceSettings
-from ottla.tables.topic_table import MAX_ATTEMPTS, MODE, TOPIC_ID, commit_once
+from ottla.tables.topic_table import LOCATION, MAX_ATTEMPTS, MODE, TOPIC_ID, commit_once
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -33,6 +33,8 @@ _MAX_MERGES: Final = 16
 _MAX_MERGED_FILES: Final = 512
 # Rows of one merge in memory: files may inflate.
 _MAX_MERGED_BYTES: Final = 256 * 1024 * 1024
+# Where writers of Iceberg put files, below the place of a table.
+_OURS: Final = ("data/", "metadata/")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -159,10 +161,9 @@ def remove_orphans(table: Table, min_age_ms: int, now_ms: int, *, dry_run: bool 
     """Remove old files in the table's place that no snapshot has. Return how many went."""
     from pyarrow.fs import FileSelector, FileType
 
-    topic_id = table.properties.get(TOPIC_ID, "")
     location = table.metadata.location
-    if not location.endswith(f"-{topic_id.replace('-', '')[:8]}"):
-        return 0  # the catalog has chosen the place, and others may share it
+    if location != table.properties.get(LOCATION):
+        return 0  # the catalog, or another program, has chosen the place, and others may share it
     # What is listed before the metadata are read, and is in none of them, was no part of the table since.
     io: Any = table.io
     scheme, netloc, path = io.parse_location(location, io.properties)
@@ -174,7 +175,7 @@ def remove_orphans(table: Table, min_age_ms: int, now_ms: int, *, dry_run: bool 
     for info in listed:
         if info.type is not FileType.File or info.mtime is None or info.mtime >= newest:
             continue
-        if info.path not in used:
+        if info.path not in used and info.path.startswith(_OURS, len(path) + 1):
             removed += 1
             if not dry_run:
                 io.delete(f"{scheme}://{info.path}")

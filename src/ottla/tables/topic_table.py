@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ottla.records.arrow import ArrowDecoder
 from ottla.records.batch import iter_batches
 from ottla.runtime.clock import pause_thread
+from ottla.runtime.random import SystemRandom
 from ottla.tables.columns import TypedColumns, error_field, record_schema, record_table
 from ottla.tables.errors import MissedDeletes, OffsetsMoved, TableError
 from ottla.tables.latest import (
@@ -64,10 +65,15 @@ TOPIC_ID: Final = "ottla.topic-id"
 CLUSTER_ID: Final = "ottla.cluster-id"
 METADATA_OFFSET: Final = "ottla.metadata-offset"
 MODE: Final = "ottla.mode"
+# The place that was chosen for the table, and is its own.
+LOCATION: Final = "ottla.location"
 # Rows are held in memory up to so many bytes; then they are a file.
 FLUSH_BYTES: Final = 32 * 1024 * 1024
 # A table of latest values holds the rows of a round until its commit: beyond so many bytes the round is full.
 MAX_ROUND_BYTES: Final = 64 * 1024 * 1024
+# And so is one that rewrites files of so many partitions, or, of any table, has decoded so many bytes.
+MAX_ROUND_PARTITIONS: Final = 100
+MAX_DECODED_BYTES: Final = 1024 * 1024 * 1024
 MAX_ATTEMPTS: Final = 10
 _PROPERTIES: Final = {
     "format-version": "2",
@@ -109,6 +115,7 @@ class _Round:
     tables: list[tuple[int, pa.Table]] = field(default_factory=list)
     buffered: int = 0
     rows: int = 0
+    decoded: int = 0
     files: list[DataFile] = field(default_factory=list)
     # Of a table of latest values: files that go, and partitions that are built again from their start.
     replaced: list[DataFile] = field(default_factory=list)
@@ -205,10 +212,14 @@ class TopicTable:
         round.tables.append((partition, rows))
         round.rows += rows.num_rows
         round.buffered += rows.nbytes
+        round.decoded += rows.nbytes
+        if round.decoded >= MAX_DECODED_BYTES:
+            round.is_full = True
         if self._is_latest:
+            round.is_full |= len(round.ranges) >= MAX_ROUND_PARTITIONS
             if round.buffered >= MAX_ROUND_BYTES:
                 self._drop_superseded()
-                round.is_full = round.buffered >= MAX_ROUND_BYTES // 2
+                round.is_full |= round.buffered >= MAX_ROUND_BYTES // 2
         elif round.buffered >= FLUSH_BYTES:
             self._write()
 
@@ -294,7 +305,7 @@ class TopicTable:
 
     @property
     def has_rows(self) -> bool:
-        return self._round.rows > 0
+        return self._round.rows > 0 or bool(self._round.rebuilt)
 
     def commit(self) -> CommitResult:
         """Add what was appended as one snapshot. OffsetsMoved if another writer has got further meanwhile."""
@@ -447,10 +458,11 @@ class TopicTable:
             fields.append(error_field())
         schema = _iceberg_schema(fields)
         self._catalog.create_namespace_if_not_exists(self._identifier[0])
+        location = self._location()
         table = self._catalog.create_table(
             self._identifier,
             schema,
-            location=self._location(),
+            location=location,
             partition_spec=partition_spec("latest" if self._is_latest else settings.partition_by, schema),
             properties={
                 **_PROPERTIES,
@@ -459,6 +471,7 @@ class TopicTable:
                 TOPIC_ID: settings.topic_id,
                 CLUSTER_ID: settings.cluster_id,
                 METADATA_OFFSET: str(settings.metadata_offset),
+                **({} if location is None else {LOCATION: location}),
             },
         )
         _log.info("the topic %s has the table %s", settings.topic, self._shown)
@@ -466,15 +479,16 @@ class TopicTable:
         return table
 
     def _location(self) -> str | None:
-        """A place of its own: another topic of this name, later, has another id. A REST catalog whose
-        warehouse is a name chooses one.
+        """A place of its own: another topic of this name, later, has another id, and a table that was renamed
+        keeps its place. A REST catalog whose warehouse is a name chooses one.
         """
         catalog = self._catalog_settings
         if catalog.warehouse is None or (catalog.type == "rest" and "://" not in catalog.warehouse):
             return None
         base = f"file://{catalog.warehouse}" if catalog.is_local else catalog.warehouse.rstrip("/")
         namespace, name = self._identifier
-        return f"{base}/{namespace}/{name}-{_short(self.settings.topic_id)}"
+        unique = SystemRandom().randbytes(4).hex()
+        return f"{base}/{namespace}/{name}-{_short(self.settings.topic_id)}-{unique}"
 
     def _evolve(self, typed: TypedColumns) -> None:
         typed.unfit |= self._add_columns(typed.arrow_schema())
@@ -489,9 +503,15 @@ class TopicTable:
         for _ in range(MAX_ATTEMPTS):
             table = self.table
             present = table.schema().as_arrow()
+            cased = {each.lower(): each for each in present.names}
             try:
                 unfit: set[str] = set()
                 for wanted in columns:
+                    if cased.get(wanted.name.lower(), wanted.name) != wanted.name:
+                        # Engines ignore case, and could read neither.
+                        _log.warning("the table %s has a column like %s", self._shown, wanted.name)
+                        unfit.add(wanted.name)
+                        continue
                     index = present.get_field_index(wanted.name)
                     if index >= 0 and _same_type(present.field(index).type, wanted.type):
                         continue

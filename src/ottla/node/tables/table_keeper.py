@@ -105,6 +105,8 @@ class TableState:
     """Whether it is in the second lane."""
     # The offset that follows what has been sent, by partition that this broker leads.
     positions: dict[int, int] = field(default_factory=dict)
+    next_partition: int = 0
+    """Where the next round begins, if the last one was full: low partitions may always have something new."""
     backoff_ms: int = 0
     error: str | None = None
     rows: int = 0
@@ -115,7 +117,7 @@ class TableState:
     """Offsets that the log had deleted before they were in the table."""
 
 
-class Lane:
+class WorkerLane:
     """A worker, and the tables that wait for it. It starts with the first request."""
 
     def __init__(self, timeout_seconds: float, make_worker: Callable[[float], Worker]) -> None:
@@ -155,8 +157,8 @@ class TableKeeper:
             def make_worker(timeout_seconds: float) -> Worker:
                 return ChildProcess(_WORKER, timeout_seconds=timeout_seconds)
 
-        self._fast: Final = Lane(_FAST_SECONDS, make_worker)
-        self._slow: Final = Lane(_SLOW_SECONDS, make_worker)
+        self._fast: Final = WorkerLane(_FAST_SECONDS, make_worker)
+        self._slow: Final = WorkerLane(_SLOW_SECONDS, make_worker)
         self._tables: Final[dict[str, TableState]] = {}
         self._topics: set[str] = set()
 
@@ -226,7 +228,7 @@ class TableKeeper:
         await self._fast.replace_worker()
         await self._slow.replace_worker()
 
-    async def _keep_due(self, lane: Lane) -> bool:
+    async def _keep_due(self, lane: WorkerLane) -> bool:
         """Do a round of each table of a lane that is due. Return whether there was one."""
         is_slow, now_ms = lane is self._slow, self._now_ms()
         due = [each for each in self._tables.values() if each.is_slow == is_slow and each.due_ms <= now_ms]
@@ -235,7 +237,7 @@ class TableKeeper:
                 await self._keep(state)
         return bool(due)
 
-    def _lane(self, state: TableState) -> Lane:
+    def _lane(self, state: TableState) -> WorkerLane:
         return self._slow if state.is_slow else self._fast
 
     async def _take_up(self) -> None:
@@ -314,7 +316,10 @@ class TableKeeper:
         left = self._broker.config.number("table.commit.max.bytes")
         positions: dict[int, int] = {}
         is_complete, is_full = True, False
-        for index, end in ends.items():
+        order = sorted(ends, key=lambda index: (index < state.next_partition, index))
+        state.next_partition = 0
+        for index in order:
+            end = ends[index]
             partition = led[index]
             position = offsets.get(index, 0)
             start = partition.log.log_start_offset
@@ -338,6 +343,8 @@ class TableKeeper:
                 )
             while position < end:
                 if left <= 0 or is_full:
+                    if is_complete:
+                        state.next_partition = index
                     is_complete = False
                     break
                 read = await self._read(partition, position)
@@ -421,7 +428,13 @@ class TableKeeper:
 
     async def _merge_and_expire(self, state: TableState) -> None:
         config = self._broker.config
-        await self._ask(self._slow, {"op": "open", "topic": state.topic, "table": self._table(state)})
+        head: dict[str, Any] = {"op": "open", "topic": state.topic, "table": self._table(state)}
+        offsets = await self._ask(self._slow, head)
+        if any(offsets.get(str(index), 0) < position for index, position in state.positions.items()):
+            # The table was dropped, or rolled back: a round has to look at it again.
+            state.positions.clear()
+            state.due_ms = self._now_ms()
+            self._lane(state).changed.set()
         settings = MaintenanceSettings(
             target_bytes=config.number("table.file.target.bytes"),
             min_files=config.number("table.compaction.min.files"),
@@ -432,7 +445,7 @@ class TableKeeper:
         head = {"op": "maintain", "topic": state.topic, "settings": settings.to_json()}
         await self._ask(self._slow, head)
 
-    async def _ask(self, lane: Lane, head: dict[str, Any], payload: bytes = b"") -> Any:
+    async def _ask(self, lane: WorkerLane, head: dict[str, Any], payload: bytes = b"") -> Any:
         """Send a request to the worker of a lane. UpkeepFailed if the answer is an error."""
         worker = await lane.worker(self._catalog)
         answer = await worker.request(head, payload)

@@ -38,6 +38,7 @@ PARTS = {
     "spark": "Reading into Spark",
     "spark-sink": "Writing from Spark",
     "tables": "Topics as tables",
+    "tiered": "Tiered storage, and Spark without brokers",
 }
 PLOTS = {
     "node": ("throughput", "throughput by record size"),

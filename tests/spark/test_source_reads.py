@@ -231,8 +231,8 @@ def test_a_first_batch_says_where_it_begins(
     # Repeated by a driver that finds another start of the log.
     later = MicroBatchStream(options(topic, streaming=True))
     assert later.initial_offset().positions[TopicPartition(topic, 0)] == 2
-    assert later.plan_ranges(later.initial_offset(), first) == []
-    [again] = MicroBatchStream(options(topic, streaming=True)).plan_ranges(first, second)
+    assert later.plan_ranges(later.initial_offset(), first).ranges == []
+    [again] = MicroBatchStream(options(topic, streaming=True)).plan_ranges(first, second).ranges
     assert (again.start, again.end) == (1, 2)
 
 
@@ -251,7 +251,7 @@ def test_a_new_partition_begins_where_its_batch_says(
     second = stream.latest_offset(first, limited=False)
     assert second is not None
     assert second.begins == {new: 0}
-    assert [each.partition for each in stream.plan_ranges(first, second)] == [new]
+    assert [each.partition for each in stream.plan_ranges(first, second).ranges] == [new]
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -337,7 +337,7 @@ def test_a_topic_that_went_is_a_loss(
     with pytest.raises(DataLoss, match=f"{goes}-0 no longer exist"):
         stream.plan_ranges(first, second)
     tolerant = MicroBatchStream(replace(read, fail_on_data_loss=False))
-    assert [each.partition.topic for each in tolerant.plan_ranges(first, second)] == [stays]
+    assert [each.partition.topic for each in tolerant.plan_ranges(first, second).ranges] == [stays]
 
 
 def test_while_nothing_comes_the_cluster_is_asked_at_a_decent_pace(

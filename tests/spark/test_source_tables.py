@@ -161,7 +161,7 @@ def test_columns_may_be_few(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"readFrom": "disk"}, "brokers, table and auto"),
+        ({"readFrom": "disk"}, "brokers, table, tier and auto"),
         ({"readFrom": "auto", "kafka.isolation.level": "read_uncommitted"}, "committed records"),
         ({"readFrom": "auto", "pushdown": "true"}, "cannot be combined"),
         ({"readFrom": "table", "subscribe": "other"}, "has no table"),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from ottla.protocol.names import TopicPartition
 from ottla.spark.source.columns import spark_schema
 from ottla.spark.source.options import ReadFrom, SourceOptions, source_options
 
@@ -20,15 +19,16 @@ if TYPE_CHECKING:
 
     from ottla.spark.source.filter_pushdown import FilterBounds
     from ottla.spark.source.offset_ranges import OffsetRange
-    from ottla.spark.source.offset_reader import OffsetReader, Offsets, SourcePartitions
-    from ottla.spark.source.offsets import OffsetLimit
+    from ottla.spark.source.offset_reader import OffsetReader, Offsets
     from ottla.spark.source.segments import SegmentRange
-    from ottla.spark.source.table_files import FileRange, TopicFiles
+    from ottla.spark.source.table_files import FileRange
 
 __all__ = [
     "BatchReader",
+    "FilePartition",
     "PushdownReader",
     "RangePartition",
+    "SegmentPartition",
     "batch_reader",
     "check_schema",
     "read_partition",
@@ -144,57 +144,31 @@ class BatchReader(DataSourceReader):
 
     def _divide(self, offset_reader: OffsetReader) -> tuple[list[InputPartition], list[OffsetRange]]:
         """Divide the offsets between the files of tables and the brokers."""
+        from ottla.spark.source.division import limit_by_tables, take_files
         from ottla.spark.source.offset_ranges import OffsetRange
-        from ottla.spark.source.table_files import bounds_of, find_tables
+        from ottla.spark.source.table_files import find_tables
 
         options = self._options
         partitions = offset_reader.partitions()
         tables = find_tables(options, partitions.ids)
         start = offset_reader.start_of(options.start, partitions)
         end = offset_reader.end_of(options.end, partitions)
-        start, end = self._with_tables(tables, partitions, start, end)
-        files: list[InputPartition] = []
-        rest = dict(start)
-        for table in tables.values():
-            bounds = bounds_of(table, start, end)
-            files += map(FilePartition, table.ranges(bounds, options.max_bytes_per_partition))
-            for index, (_, last) in bounds.items():
-                rest[TopicPartition(table.topic, index)] = last
+        start = limit_by_tables(options.start, tables, start)
+        end = limit_by_tables(options.end, tables, end)
+        found, rest = take_files(options, tables, start, end)
+        files: list[InputPartition] = [FilePartition(each) for each in found]
         if options.read_from is ReadFrom.TABLE:
             return files, []
-        rest, end = self._within_log(offset_reader, tables, rest, end)
+        rest, end = self._within_log(offset_reader, rest, end)
         return files, [
             OffsetRange(partition, partitions.ids.get(partition.topic), rest[partition], end[partition])
             for partition in partitions.all
             if partition in rest
         ]
 
-    def _with_tables(
-        self, tables: Mapping[str, TopicFiles], partitions: SourcePartitions, start: Offsets, end: Offsets
-    ) -> tuple[Offsets, Offsets]:
-        """The limits of the read, with what the log has deleted and the table still has."""
-        from ottla.spark.source.offsets import OffsetLimitKind
-
-        start, end = dict(start), dict(end)
-        for topic, table in tables.items():
-            mine = [each for each in partitions.all if each.topic == topic and each in start]
-            for limit, offsets in ((self._options.start, start), (self._options.end, end)):
-                times = _times(limit, mine)
-                for time_ms in sorted(set(times.values())):
-                    found = table.first_at(time_ms)
-                    for each in mine:
-                        if times.get(each) == time_ms and each.partition in found:
-                            offsets[each] = min(offsets[each], found[each.partition])
-            if self._options.start.kind is OffsetLimitKind.EARLIEST:
-                for each in mine:
-                    if table.offsets.get(each.partition, 0) > 0:
-                        start[each] = 0
-        return start, end
-
     def _within_log(
         self,
         offset_reader: OffsetReader,
-        tables: Mapping[str, TopicFiles],
         start: Offsets,
         end: Offsets,
     ) -> tuple[Offsets, Offsets]:
@@ -234,19 +208,6 @@ class BatchReader(DataSourceReader):
                     loss.report_beyond_end(partition, furthest, known)
                     end = {**end, partition: known}
         return start, end
-
-
-def _times(limit: OffsetLimit, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-    """The times that a limit has for partitions, in milliseconds; none if it has offsets."""
-    from ottla.spark.source.offsets import OffsetLimitKind
-
-    if limit.kind is OffsetLimitKind.TIME:
-        return dict.fromkeys(partitions, max(limit.time_ms, 0))
-    if limit.kind is OffsetLimitKind.TIMES:
-        return {
-            each: limit.by_partition[each] for each in partitions if limit.by_partition.get(each, -1) >= 0
-        }
-    return {}
 
 
 class PushdownReader(BatchReader):

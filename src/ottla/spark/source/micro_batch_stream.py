@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ottla.protocol.names import TopicPartition
 from ottla.spark.source.client import source_client
 from ottla.spark.source.data_loss import DataLossPolicy
+from ottla.spark.source.division import Division, StreamDivider
 from ottla.spark.source.group_commits import GroupOffsetCommitter
 from ottla.spark.source.offset_ranges import OffsetRange, split
 from ottla.spark.source.offset_reader import OffsetReader, Offsets, SourcePartitions
 from ottla.spark.source.offsets import EARLIEST, LATEST, StreamOffset
-from ottla.spark.source.options import SourceOptions
+from ottla.spark.source.options import ReadFrom, SourceOptions
 
 __all__ = ["MicroBatchStream", "rate_limited"]
 
@@ -38,6 +40,9 @@ class MicroBatchStream:
         self._offset_reader = OffsetReader(options)
         self._loss = DataLossPolicy(options.fail_on_data_loss)
         self._committer = GroupOffsetCommitter(options.commit_to_group) if options.commit_to_group else None
+        self._divider = (
+            None if options.read_from is ReadFrom.BROKERS else StreamDivider(options, self._offset_reader)
+        )
         self._initial: StreamOffset | None = None
         # The last answers of the cluster, and when they came.
         self._partitions: SourcePartitions | None = None
@@ -56,9 +61,10 @@ class MicroBatchStream:
         """The offset at which a new query begins. The answer never changes."""
         if self._initial is None:
             partitions = self._discover_partitions(known=())
-            self._initial = StreamOffset(
-                self._offset_reader.start_of(self._options.start, partitions), partitions.ids
-            )
+            start = self._offset_reader.start_of(self._options.start, partitions)
+            if self._divider is not None:
+                start = self._divider.first_offsets(start, partitions.ids)
+            self._initial = StreamOffset(start, partitions.ids)
         return self._initial
 
     def prepare_for_trigger_available_now(self) -> None:
@@ -147,8 +153,8 @@ class MicroBatchStream:
 
     # The ranges of a batch.
 
-    def plan_ranges(self, start: StreamOffset, end: StreamOffset) -> list[OffsetRange]:
-        """The ranges of offsets that the tasks of a batch read."""
+    def plan_ranges(self, start: StreamOffset, end: StreamOffset) -> Division:
+        """What the tasks of a batch read: ranges of offsets, of brokers unless the options say otherwise."""
         recreated = recreated_topics(start, end.ids)
         for topic in recreated:
             self._loss.report_recreated(topic)
@@ -171,7 +177,10 @@ class MicroBatchStream:
                 self._report_end_before_start(start, partition, begin, stop)
                 continue
             found.append(OffsetRange(partition, end.ids.get(partition.topic), begin, stop))
-        return self._split(found)
+        if self._divider is None:
+            return Division(ranges=self._split(found))
+        divided = self._divider.divide(found)
+        return replace(divided, ranges=self._split(divided.ranges))
 
     def _report_end_before_start(
         self, start: StreamOffset, partition: TopicPartition, begin: int, stop: int

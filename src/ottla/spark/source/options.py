@@ -34,7 +34,7 @@ __all__ = ["ReadFrom", "SourceOptions", "columns_of", "parse_bytes", "parse_dura
 
 log = logging.getLogger(__name__)
 
-_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushdown", "readFrom")
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushdown")
 _CATALOG = "table.catalog."
 _STORE = "rsm.config."
 # Options are in Spark's plans and its user interface.
@@ -43,10 +43,7 @@ _STORE_SECRETS = (
     *(f"{_STORE}storage.azure.{name}" for name in ("account.key", "sas.token", "connection.string")),
     f"{_STORE}storage.gcs.credentials.json",
 )
-_WHY_BATCH_ONLY = {
-    "pushdown": "Spark offers filters to batches only",
-    "readFrom": "a stream reads from brokers",
-}
+_WHY_BATCH_ONLY = {"pushdown": "Spark offers filters to batches only"}
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _STRATEGIES = ("subscribe", "subscribePattern", "assign")
 _KNOWN = (
@@ -58,6 +55,7 @@ _KNOWN = (
     "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
     "failOnDataLoss",
+    "readFrom",
     "minPartitions",
     "maxRecordsPerPartition",
     "includeHeaders",
@@ -209,7 +207,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
     if strategy not in ("error", "latest"):
         raise ValueError(f"startingOffsetsByTimestampStrategy={strategy!r}: allowed are error and latest")
     kafka = _kafka_settings(given)
-    read_from = _read_from(given)
+    read_from = _read_from(given, streaming=streaming)
     at_least = _number(given, "minOffsetsPerTrigger")
     at_most = _number(given, "maxOffsetsPerTrigger")
     if at_least is not None and at_most is not None and at_least > at_most:
@@ -256,7 +254,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
     )
 
 
-def _read_from(given: Mapping[str, str]) -> ReadFrom:
+def _read_from(given: Mapping[str, str], *, streaming: bool) -> ReadFrom:
     text = given.get("readfrom", ReadFrom.BROKERS.value).strip().lower()
     try:
         found = ReadFrom(text)
@@ -264,6 +262,8 @@ def _read_from(given: Mapping[str, str]) -> ReadFrom:
         raise ValueError(f"readFrom={text!r}: allowed are brokers, table, tier and auto") from None
     if not found.takes_tables:
         return found
+    if streaming and found is ReadFrom.TABLE:
+        raise ValueError("readFrom=table is not valid in streaming queries, which go on behind it: use auto")
     if given.get("kafka.isolation.level", "").strip().lower() == "read_uncommitted":
         raise ValueError(f"readFrom={text}: a table has committed records; leave out kafka.isolation.level")
     if _flag(given, "pushdown", default=False):

@@ -21,7 +21,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ottla.spark.source.batch_reader import RangePartition, check_schema, read_partition
+from ottla.spark.source.batch_reader import (
+    FilePartition,
+    RangePartition,
+    SegmentPartition,
+    check_schema,
+    read_partition,
+)
 from ottla.spark.source.options import SourceOptions, source_options
 
 if TYPE_CHECKING:
@@ -90,8 +96,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         from ottla.spark.source.offsets import StreamOffset
 
-        ranges = self.stream.plan_ranges(StreamOffset.from_json(start), StreamOffset.from_json(end))
-        return [RangePartition(each) for each in ranges]
+        plan = self.stream.plan_ranges(StreamOffset.from_json(start), StreamOffset.from_json(end))
+        return [
+            *map(FilePartition, plan.files),
+            *map(SegmentPartition, plan.segments),
+            *map(RangePartition, plan.ranges),
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(self._options, partition)

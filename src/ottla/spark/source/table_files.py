@@ -11,6 +11,7 @@ offsets. No broker sends a record that is in the table.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -26,10 +27,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.table import Table
 
-__all__ = ["FileRange", "TopicFiles", "find_tables", "read_files"]
+__all__ = ["FileRange", "TableFileGone", "TopicFiles", "bounds_of", "find_tables", "read_files"]
+
+log = logging.getLogger(__name__)
 
 _BATCH_ROWS: Final = 65_536
 _COLUMNS: Final = {"timestampType": "timestamp_type"}
+
+
+class TableFileGone(RuntimeError):
+    """A file that a task was to read is no longer there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +103,8 @@ class TopicFiles:
             wanted = [bounds[each] for each in range(first, last + 1) if each in bounds]
             if not any(start <= highest and end > lowest for start, end in wanted):
                 continue
-            is_whole = len(wanted) == last - first + 1 and all(
-                start <= lowest and end > highest for start, end in wanted
+            is_whole = all(
+                self._has_all(each, bounds.get(each), lowest, highest) for each in range(first, last + 1)
             )
             (whole if is_whole else cut).append((file.file_path, file.file_size_in_bytes))
         properties = dict(self._table.io.properties)
@@ -106,6 +113,16 @@ class TopicFiles:
             for files, is_exact in ((whole, True), (cut, False))
             for paths in _tasks(files, max_bytes)
         ]
+
+    def _has_all(self, partition: int, bounds: tuple[int, int] | None, lowest: int, highest: int) -> bool:
+        """Whether the bounds have all rows of a partition that a file with these offsets may have: what a
+        file says of its offsets is of all its partitions together.
+        """
+        known = self.offsets.get(partition, 0)
+        if bounds is None:
+            return not known
+        start, end = bounds
+        return start <= lowest and (end > highest or end >= known)
 
 
 def _tasks(files: list[tuple[str, int]], max_bytes: int) -> Iterator[tuple[str, ...]]:
@@ -123,8 +140,15 @@ def _tasks(files: list[tuple[str, int]], max_bytes: int) -> Iterator[tuple[str, 
 
 def find_tables(options: SourceOptions, ids: Mapping[str, bytes]) -> dict[str, TopicFiles]:
     """The tables of these topics. With readFrom=table a topic without one is an error."""
-    from pyiceberg.exceptions import NoSuchTableError
-
+    try:
+        from pyiceberg.exceptions import NoSuchTableError
+    except ImportError:
+        if options.read_from is ReadFrom.TABLE:
+            raise ValueError(
+                "readFrom=table: the package pyiceberg is missing: pip install 'ottla[tables]'"
+            ) from None
+        log.info("tables are not used: the package pyiceberg is missing")
+        return {}
     from ottla.tables.catalog import has_catalog, open_catalog
     from ottla.tables.topic_table import MODE, TOPIC_ID, table_identifier
 
@@ -183,7 +207,15 @@ def read_files(options: SourceOptions, what: FileRange) -> Iterator[pa.RecordBat
     needed = stored if what.is_exact else list(dict.fromkeys([*stored, "partition", "offset"]))
     for path in what.paths:
         filesystem, name = _filesystem(path, what.properties)
-        with pq.ParquetFile(filesystem.open_input_file(name)) as file:
+        try:
+            opened = filesystem.open_input_file(name)
+        except FileNotFoundError:
+            raise TableFileGone(
+                f"a file of the table of {what.topic} is gone: since the read was planned, the table was "
+                "dropped, or its files were merged and the snapshot has expired; read again, or use "
+                f"readFrom=brokers ({path})"
+            ) from None
+        with pq.ParquetFile(opened) as file:
             for batch in file.iter_batches(_BATCH_ROWS, columns=needed or ["partition"]):
                 rows = batch if what.is_exact else _within(batch, what.bounds)
                 if rows.num_rows:

@@ -128,6 +128,8 @@ def find_segment_ranges(
         storage = store_settings(PrefixedSettings(dict(options.store), _PREFIX))
     except InvalidStoreSetting as error:
         raise ValueError(f"readFrom={options.read_from.value}: {error}") from None
+    if not ranges:
+        return [], []
     client = source_client(options.connection)
     covered: list[_Covered] = []
     try:

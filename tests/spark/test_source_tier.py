@@ -15,6 +15,15 @@ from ottla.spark.source.batch_reader import RangePartition, SegmentPartition, ba
 from ottla.spark.source.columns import COLUMNS, spark_schema
 from ottla.spark.source.data_loss import DataLoss
 from ottla.testing.local_node import LocalNode
+from tests.support.s3_server import (
+    ACCESS_KEY,
+    BUCKET,
+    S3_SKIP,
+    SECRET_KEY,
+    NoS3Server,
+    program,
+    s3_server,
+)
 from tests.support.tiered import (
     START_MS,
     History,
@@ -226,3 +235,31 @@ def _with_other_id(segment: Any) -> Any:
     from dataclasses import replace
 
     return replace(segment, id=segment.id._replace(id=bytes(16)))
+
+
+@pytest.mark.slow
+def test_segments_are_read_from_s3_with_credentials_that_are_in_no_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        program()
+    except NoS3Server as error:
+        pytest.skip(f"{S3_SKIP}{error}")
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    with s3_server(tmp_path) as url:
+        place = {
+            "rsm.config.storage.url": f"s3://{BUCKET}/tier",
+            "rsm.config.storage.s3.endpoint.url": url,
+            "rsm.config.storage.s3.region": "us-east-1",
+        }
+        settings = tiered_settings(tmp_path)
+        del settings["rsm.config.storage.root"]
+        with LocalNode(settings | place) as node:
+            archive = Archive(write(node.bootstrap_servers, "orders"), tmp_path)
+            options = {**place, "kafka.isolation.level": "read_committed", "maxBytesPerPartition": "700k"}
+            partitions = archive.partitions(**options)
+            assert any(isinstance(each, SegmentPartition) for each in partitions)
+            assert SECRET_KEY.encode() not in pickle.dumps(partitions)
+            assert archive.read(partitions, **options) == expected(archive.history, "read_committed")

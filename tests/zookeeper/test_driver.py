@@ -30,6 +30,7 @@ from ottla.protocol.metadata_records import (
     PartitionChangeRecord,
     PartitionRecord,
     ProducerIdsRecord,
+    RegisterBrokerRecord,
     RemoveTopicRecord,
     TopicRecord,
     UserScramCredentialRecord,
@@ -342,6 +343,15 @@ async def test_metadata_that_began_anew_are_not_those_of_a_broker_that_was_there
     for log in ("/data/orders-0", None):
         with pytest.raises(StorageError, match=r"in the metadata before, and ZooKeeper has after.*No log is"):
             await prepare_cluster(after, CLUSTER, log=log, metadata_id=noted, new_id="third")  # type: ignore[arg-type]
+
+
+async def test_the_first_broker_of_a_new_cluster_is_registered_at_once() -> None:
+    session = DirectSession()
+    await prepare_cluster(session, CLUSTER, new_id="id")  # type: ignore[arg-type]
+    read = await ZNodeReader(session, EPOCH, lambda: OTHER, Turns(SimClock())).read()  # type: ignore[arg-type]
+    writer = ZNodeWriter(MetadataImage.EMPTY, read.paths, EPOCH)
+    session.apply(run_at_once(writer.translate([RegisterBrokerRecord(broker_id=1, incarnation_id=OTHER)])))
+    assert await session.children("/ottla") == ["brokers", "metadata_id"]
 
 
 async def test_another_cluster_is_left_alone() -> None:

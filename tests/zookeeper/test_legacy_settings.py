@@ -44,7 +44,7 @@ def test_the_metadata_are_in_a_quorum_unless_a_setting_says_zookeeper() -> None:
             {"zookeeper.set.acl": "true", "zookeeper.ssl.client.enable": "true"},
             "zookeeper.set.acl is true, but there is no login",
         ),
-        ({"zookeeper.login.scheme": "plain"}, "String must be one of: digest, sasl-digest, kerberos"),
+        ({"zookeeper.login.scheme": "plain"}, "allowed are digest, sasl-digest and kerberos"),
         ({"zookeeper.session.timeout.ms": "soon"}, "zookeeper.session.timeout.ms"),
     ],
 )

@@ -153,7 +153,8 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, 
     directory = tmp_path_factory.mktemp("beside")
     authorizer = {"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer"}
     standard = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
-    secured = {**SETTINGS, "zookeeper.set.acl": "true"}
+    # Nothing is killed here, and a busy machine may say nothing for long.
+    secured = {**SETTINGS, "zookeeper.set.acl": "true", "zookeeper.session.timeout.ms": "60000"}
     login = {
         "zookeeper.login.scheme": "sasl-digest",
         "zookeeper.login.user": USER,
@@ -162,7 +163,11 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, 
     of_server = jaas_option(directory / "server.jaas", server_jaas(USER, PASSWORD))
     of_client = jaas_option(directory / "client.jaas", client_jaas(USER, PASSWORD))
     with (
-        ApacheZooKeeper(directory / "zookeeper", settings=SASL_SETTINGS, jvm=(of_server,)) as zookeeper,
+        ApacheZooKeeper(
+            directory / "zookeeper",
+            settings={**SASL_SETTINGS, "maxSessionTimeout": "60000"},
+            jvm=(of_server,),
+        ) as zookeeper,
         ZooKeeperKafka(
             directory / "kafka",
             f"{zookeeper.connect}/kafka",

@@ -94,6 +94,11 @@ def _check_zookeeper(config: NodeConfig) -> None:
         bool(config.text("zookeeper.connect")),
         "metadata.store=zookeeper needs zookeeper.connect: the servers, as host:port,host:port/chroot",
     )
+    _require(
+        config["zookeeper.login.scheme"] in (None, "digest", "sasl-digest", "kerberos"),
+        f"zookeeper.login.scheme {config['zookeeper.login.scheme']}: allowed are digest, sasl-digest and "
+        "kerberos",
+    )
     has_login = config["zookeeper.login.scheme"] is not None or config["zookeeper.jaas.file"] is not None
     has_certificate = (
         config.flag("zookeeper.ssl.client.enable") and config["zookeeper.ssl.keystore.location"] is not None

@@ -152,7 +152,8 @@ class ZNodeReader:
 
     async def _read_directories(self) -> None:
         """Note which of the znodes above others are there."""
-        for path in (*znodes.PERSISTENT_PATHS, znodes.CONFIG, znodes.ADMIN, znodes.BROKERS):
+        above = REGISTRATIONS.rpartition("/")[0]
+        for path in (*znodes.PERSISTENT_PATHS, znodes.CONFIG, znodes.ADMIN, znodes.BROKERS, above):
             await self._get(path)
 
     # Brokers and topics

@@ -42,7 +42,7 @@ ZOOKEEPER: Final[dict[str, ConfigKey]] = table(
         "those with passwords.", internal=True),
     key("zookeeper.login.scheme", STRING, None, MEDIUM,
         "Legacy: how to log in at ZooKeeper: digest (its own), sasl-digest (DIGEST-MD5) or kerberos.",
-        ValidString(("digest", "sasl-digest", "kerberos")), internal=True),
+        internal=True),
     key("zookeeper.login.user", STRING, None, MEDIUM,
         "Legacy: the user that logs in at ZooKeeper.", internal=True),
     key("zookeeper.login.password", PASSWORD, None, MEDIUM,

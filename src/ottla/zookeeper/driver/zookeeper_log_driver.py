@@ -483,8 +483,8 @@ class ZooKeeperLogDriver:
                 raise
             try:
                 await session.create(znodes.CONTROLLER_EPOCH, znodes.encode_controller_epoch(0))
-            except ZooKeeperError as error:
-                if error.code is not ZooKeeperErrorCode.NODE_EXISTS:
+            except ZooKeeperError as taken:
+                if taken.code is not ZooKeeperErrorCode.NODE_EXISTS:
                     raise
             current = await session.get(znodes.CONTROLLER_EPOCH)
         epoch = znodes.decode_controller_epoch(current.data) + 1

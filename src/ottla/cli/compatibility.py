@@ -388,6 +388,7 @@ KIPS: Final[tuple[Kip, ...]] = (
     Kip(951, "the new leader in errors", {"Produce": 10, "Fetch": 16}),
     Kip(966, "eligible leader replicas", {"DescribeTopicPartitions": 0}),
     Kip(994, "transactions by duration", {"ListTransactions": 1}),
+    Kip(1023, "followers that begin behind remote storage", {"ListOffsets": 11}),
     Kip(1043, "all types of groups in lists", {"ListGroups": 5, "DescribeGroups": 6}),
     Kip(1071, "streams groups", {"StreamsGroupHeartbeat": 0, "StreamsGroupDescribe": 0}),
     Kip(1142, "listing what has settings", {"ListConfigResources": 1}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -27,6 +28,8 @@ from ottla.runtime.pool import separate_pool
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
 from ottla.runtime.work_queue import WorkQueue
+
+_log = logging.getLogger(__name__)
 
 _DIRECTORY_THREADS: Final = 4
 
@@ -102,8 +105,11 @@ class RemoteStorage:
         """Look again at partitions whose settings have changed, in turns: that may be all."""
         for tp in changed:
             partition = self._replicas.find(tp)
-            if partition is not None:
-                self.manager.on_configs_changed([partition])
+            try:
+                if partition is not None:
+                    self.manager.on_configs_changed([partition])
+            except Exception:
+                _log.exception("%s: tiered storage goes on with the settings before", tp)
             if self._config_changes.turns.is_due():
                 await self._config_changes.turns.pause()
 

@@ -19,7 +19,7 @@ RUNS = {
     "partitions and disks": "ClusterRun(seed, seconds=3, scenario=MANY_PARTITIONS).run()",
     "logins and ACLs": "ClusterRun(seed, seconds=3, scenario=replace(SCENARIO, secured=True)).run()",
     "share groups": "ClusterRun(seed, seconds=4, scenario=replace(SCENARIO, share_groups=True)).run()",
-    "tiered storage": "ClusterRun(seed, seconds=3, scenario=replace(SCENARIO, tiered=True)).run()",
+    "tiered storage": "ClusterRun(seed, seconds=2, scenario=replace(SCENARIO, tiered=True)).run()",
     "quorum": "QuorumRun(seed, seconds=4).run()",
     "node": "NodeRun(seed, seconds=3).run()",
 }
@@ -28,7 +28,7 @@ SEEDS = {
     "partitions and disks": (4,),
     "logins and ACLs": (3,),
     "share groups": (2, 6),
-    "tiered storage": (3,),
+    "tiered storage": (1,),
     "quorum": (5,),
     "node": (5,),
 }

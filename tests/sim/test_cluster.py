@@ -32,6 +32,7 @@ BUDGET_S = 12.0
 PLANTED_RUNS = 120
 FIRST_SEEDS = {
     "controller-not-checked-by-writes": 23,
+    "followers-without-auxiliary-state": 1,
     "share-leaders-not-fenced": 12,
     "unclean-stop-taken-for-clean": 3,
 }

@@ -181,6 +181,19 @@ def test_a_topic_without_a_table_is_read_from_brokers(shop: Shop) -> None:
     assert kinds(shop, subscribe="plain", readFrom="auto") == {RangePartition}
 
 
+def test_a_table_of_latest_values_does_not_stand_for_its_topic(shop: Shop) -> None:
+    settings = {"table.format": "iceberg", "table.freshness.ms": "100", "table.mode": "latest"}
+    with Admin(shop.node.bootstrap_servers) as admin, Producer(shop.node.bootstrap_servers) as producer:
+        admin.topics.create("users", partitions=1, configs=settings | {"cleanup.policy": "compact"})
+        for value in (b"1", b"2"):
+            producer.send("users", value, key=b"k")
+    wait_until(lambda: metric(shop.node, "ottla_table_rows_total", "users") == 2, "it is behind", 240)
+    found = shop.rows(subscribe="users", readFrom="auto", startingOffsets="earliest")
+    assert [row["value"] for row in found] == [b"1", b"2"]
+    with pytest.raises(ValueError, match="latest values by key only"):
+        shop.reader(subscribe="users", readFrom="table").partitions()
+
+
 def test_what_retention_has_deleted_still_comes_from_the_table(shop: Shop) -> None:
     """Last, as it deletes records."""
     from ottla.protocol.names import TopicPartition

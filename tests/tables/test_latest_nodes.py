@@ -10,10 +10,11 @@ import duckdb
 import pytest
 from confluent_kafka import Producer
 
+from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import LocalNode
 from tests.support.table_metrics import metric
 from tests.support.waiting import wait_until
-from tests.tables.test_table_keeper import HTTP, create, records, rows, set_config, workers
+from tests.tables.test_table_keeper import HTTP, count_rows, create, records, rows, set_config, workers
 
 SETTINGS = {"table_mode": "latest", "cleanup_policy": "compact"}
 
@@ -52,6 +53,7 @@ def update(bootstrap: str, round: int, count: int = 300) -> None:
         producer.commit_transaction(60) if commits else producer.abort_transaction(60)
 
 
+@pytest.mark.slow
 def test_a_table_has_the_latest_values_of_its_topic_while_workers_are_killed(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     settings = HTTP | {"log.cleaner.backoff.ms": "200", "table.maintenance.interval.ms": "1000"}
@@ -96,3 +98,38 @@ def test_a_table_has_the_latest_values_of_its_topic_while_workers_are_killed(tmp
 def test_settings_that_no_table_of_latest_values_can_have_are_refused(settings, problem: str) -> None:
     with LocalNode() as node, pytest.raises(Exception, match=problem):
         create(node.bootstrap_servers, **settings)
+
+
+@pytest.mark.slow
+def test_brokers_keep_one_table_of_latest_values_and_take_over_from_each_other(tmp_path: Path) -> None:
+    def check(cluster: LocalCluster) -> None:
+        expected = latest_values(cluster.bootstrap_servers)
+
+        def found() -> dict[tuple[int, bytes], tuple[int, bytes]]:
+            table = rows(str(tmp_path / "cluster" / "tables")).to_pylist()
+            values = {(row["partition"], row["key"]): (row["offset"], row["value"]) for row in table}
+            assert len(values) == len(table), "a key is there twice"
+            return values
+
+        wait_until(lambda: found() == expected, "the table is not what the topic is", 240)
+
+    def change(cluster: LocalCluster, round: int) -> None:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"})
+        for number in range(300):
+            value = None if (number + round) % 3 == 0 else f"{round}".encode()
+            producer.produce("orders", key=str(number), value=value)
+        assert producer.flush(120) == 0
+
+    with LocalCluster(nodes=3, data_dir=str(tmp_path / "cluster")) as cluster:
+        create(cluster.bootstrap_servers, partitions=6, replicas=3, **SETTINGS)
+        change(cluster, 0)
+        wait_until(lambda: count_rows(str(tmp_path / "cluster" / "tables")) > 0, "there is no table", 240)
+        check(cluster)
+        killed = cluster.leader("orders", 0)
+        change(cluster, 1)
+        cluster.kill(killed)
+        change(cluster, 2)
+        check(cluster)
+        cluster.start(killed)
+        change(cluster, 3)
+        check(cluster)

@@ -384,3 +384,31 @@ async def test_no_partition_waits_for_others_that_always_have_something_new(tmp_
         # Each partition has one record more than its table, all the time.
         assert not await keeper._send(state, led, dict.fromkeys(led, 1), {})
     assert sorted(set(taken)) == [0, 1, 2, 3, 4]
+
+
+async def test_a_round_that_others_were_faster_than_is_no_failure_unless_it_always_is(tmp_path: Path) -> None:
+    broker = SimpleNamespace(
+        config=NodeConfig({"log.dirs": str(tmp_path)}),
+        image=MetadataImage.EMPTY,
+        runtime=SimpleNamespace(clock=SystemClock()),
+    )
+    answers: list[dict] = [{"moved": "another broker was faster"}] * 3 + [{"ok": {}}]
+    answers += [{"moved": "another broker was faster"}] * 6
+
+    class MovedWorker(FakeWorker):
+        async def request(self, head: dict, payload: bytes = b"") -> dict:
+            return {"ok": None} if head["op"] == "configure" else answers.pop(0)
+
+    keeper = TableKeeper(broker, lambda _: MovedWorker(None))
+    keeper._round = lambda _: keeper._ask(keeper._fast, {"op": "commit"})  # type: ignore[method-assign]
+    state = TableState("orders", bytes(16), 0, 0, 2**62)
+    for _ in range(3):
+        await keeper._keep(state)
+        assert (state.error, state.failures) == (None, 0)
+        assert state.due_ms > 0
+    await keeper._keep(state)
+    for _ in range(5):
+        await keeper._keep(state)
+        assert (state.error, state.failures) == (None, 0)
+    await keeper._keep(state)
+    assert (state.error, state.failures) == ("another broker was faster", 1)

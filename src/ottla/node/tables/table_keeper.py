@@ -51,6 +51,9 @@ _BACK_MS: Final = 20_000
 _READ_BYTES: Final = 1024 * 1024
 _FIRST_BACKOFF_MS: Final = 500
 _MAX_BACKOFF_MS: Final = 60_000
+# Rounds in a row that others were faster than, before that is a failure. Each begins again after a pause.
+_MAX_REPEATS: Final = 5
+_REPEAT_MS: Final = 100
 # Offsets without rows (of aborted transactions, for example) that are committed nevertheless.
 _MANY_OFFSETS: Final = 100_000
 # A worker without a table ends after so long.
@@ -91,6 +94,10 @@ class UpkeepFailed(Exception):
     """The round of a table has failed; the text says why."""
 
 
+class TableChanged(UpkeepFailed):
+    """Another broker, or a merge of files, was faster: the round begins again on the table as it is now."""
+
+
 @dataclass(slots=True)
 class TableState:
     """The upkeep of one topic's table by this broker. Times are monotonic milliseconds."""
@@ -108,6 +115,7 @@ class TableState:
     next_partition: int = 0
     """Where the next round begins, if the last one was full: low partitions may always have something new."""
     backoff_ms: int = 0
+    repeats: int = 0
     error: str | None = None
     rows: int = 0
     bytes: int = 0
@@ -261,7 +269,7 @@ class TableKeeper:
         started_ms = self._now_ms()
         try:
             is_complete = await self._round(state)
-            state.error, state.backoff_ms = None, 0
+            state.error, state.backoff_ms, state.repeats = None, 0, 0
             if state.is_slow and self._now_ms() - started_ms < _BACK_MS:
                 state.is_slow = False
                 self._fast.changed.set()
@@ -270,6 +278,13 @@ class TableKeeper:
                 state.due_ms = started_ms + self._setting(state.topic, "table.freshness.ms")
             else:
                 state.due_ms = started_ms
+        except TableChanged as error:
+            state.positions.clear()
+            state.repeats += 1
+            if state.repeats <= _MAX_REPEATS:
+                state.due_ms = self._now_ms() + _REPEAT_MS * 2**state.repeats
+            else:
+                self._on_failure(state, str(error))
         except Exception as error:
             # Any: a topic that always comes first, and always fails, would keep all others waiting.
             text = str(error) or type(error).__name__
@@ -278,16 +293,19 @@ class TableKeeper:
                 await self._lane(state).replace_worker()
                 if not isinstance(error, ChildFailed | OSError) and text != state.error:
                     _log.error("the upkeep of the table of %s failed", state.topic, exc_info=error)
-            state.positions.clear()
-            state.failures += 1
-            state.backoff_ms = min(max(2 * state.backoff_ms, _FIRST_BACKOFF_MS), _MAX_BACKOFF_MS)
-            state.due_ms = self._now_ms() + state.backoff_ms
-            if text != state.error:
-                _log.warning("the table of %s is not kept, and will be tried again: %s", state.topic, text)
-            state.error = text
+            self._on_failure(state, text)
             if isinstance(error, ChildTimedOut) and not state.is_slow:
                 state.is_slow = True
                 self._slow.changed.set()
+
+    def _on_failure(self, state: TableState, text: str) -> None:
+        state.positions.clear()
+        state.failures += 1
+        state.backoff_ms = min(max(2 * state.backoff_ms, _FIRST_BACKOFF_MS), _MAX_BACKOFF_MS)
+        state.due_ms = self._now_ms() + state.backoff_ms
+        if text != state.error:
+            _log.warning("the table of %s is not kept, and will be tried again: %s", state.topic, text)
+        state.error = text
 
     # A round
 
@@ -449,8 +467,10 @@ class TableKeeper:
         """Send a request to the worker of a lane. UpkeepFailed if the answer is an error."""
         worker = await lane.worker(self._catalog)
         answer = await worker.request(head, payload)
+        if "moved" in answer:
+            raise TableChanged(answer["moved"])
         if "ok" not in answer:
-            raise UpkeepFailed(answer.get("moved") or answer.get("error") or "the worker does not say why")
+            raise UpkeepFailed(answer.get("error") or "the worker does not say why")
         return answer["ok"]
 
     def _catalog(self) -> CatalogSettings:

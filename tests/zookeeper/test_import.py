@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ottla.log.directory.checkpoints import read_topic_id, write_topic_id
 from ottla.log.directory.meta_properties import (
     StorageError,
     check_metadata_store,
@@ -405,6 +406,36 @@ async def test_a_directory_in_which_a_node_has_started_is_not_changed(tree: Znod
     assert "node 1 has started since the import" in plan.findings.problems[0]
 
 
+async def test_logs_whose_topic_had_no_id_get_it_before_anything_else(tree: Znodes) -> None:
+    """Apache Kafka 4 puts a log without an id aside, as a stray."""
+    with_topic(tree, "old", {0: PartitionAssignment((1,)), 1: PartitionAssignment((2,))})
+    cluster, imported = await imported_from(tree)
+    for operation in itertools.count():
+        disk = broker_disk(seed=operation)
+        for path in ("/a/old-0", "/a/old-1", "/b/unknown-0"):
+            disk.make_dirs(path)
+        disk.sync_all()
+        plan = plan_import(disk, cluster, imported, LATEST_METADATA_VERSION, [NODE])
+        assert plan.pending[0] == "partition.metadata of 1 partitions in /a"
+        disk.crash_after(operation)
+        try:
+            write_import(disk, plan)
+            complete = True
+        except SimCrash:
+            complete = False
+        disk = disk.after_crash(operation)
+        properties = read_meta_properties(disk, "/a")
+        assert properties is not None
+        if disk.is_dir("/a/__cluster_metadata-0") or properties.version == 1:
+            assert read_topic_id(disk, "/a/old-0/partition.metadata") == imported.topic_ids["old"]
+        assert not disk.exists("/a/old-1/partition.metadata"), "no replica of this broker"
+        assert not disk.exists("/b/unknown-0/partition.metadata")
+        if complete:
+            plan = plan_import(disk, cluster, imported, LATEST_METADATA_VERSION, [NODE])
+            assert (plan.findings.problems, plan.pending) == ([], [])
+            return
+
+
 async def test_a_node_that_starts_after_the_plan_was_made_keeps_what_it_has(tree: Znodes) -> None:
     """The plan may be made before all locks are held: what it decided is looked at again."""
     disk = broker_disk()
@@ -467,6 +498,7 @@ async def test_a_second_import_of_the_legacy_mode_is_harmless_at_any_operation(t
     for operation in itertools.count():
         disk = SimDisk(seed=operation)
         disk.make_dirs("/a/orders-0")
+        write_topic_id(disk, "/a/orders-0/partition.metadata", parse_uuid(ORDERS_ID))
         write_file(disk, "/a/meta.properties", LEGACY)
         mark_of_zookeeper(disk, "/a")
         disk.sync_all()

@@ -1,13 +1,15 @@
 """Write what a cluster from ZooKeeper needs to start with a quorum of controllers.
 
 A controller gets the whole metadata as a snapshot, as if it had fetched it from a leader; every directory
-gets a `meta.properties` of version 1, and keeps the old one beside it. Neither ZooKeeper nor a log of a
-partition is changed.
+gets a `meta.properties` of version 1, and keeps the old one beside it. A log whose topic had no id gets it in
+`partition.metadata`: Apache Kafka 4 takes a log without for a stray. Neither ZooKeeper nor the segments of a
+log are changed.
 
-The order makes an interruption harmless: a directory of a broker on ZooKeeper is refused by every node until
-its `meta.properties` is new and its mark of the legacy mode gone, or the metadata log is there, which comes
-with one rename and complete. A second run does the same again. Once a node has started in a directory,
-nothing is written there any more: that is looked at again when the locks of all directories are held.
+The order makes an interruption harmless: the ids of topics come first, and a directory of a broker on
+ZooKeeper is refused by every node until its `meta.properties` is new and its mark of the legacy mode gone, or
+the metadata log is there, which comes with one rename and complete. A second run does the same again. Once a
+node has started in a directory, nothing is written there any more: that is looked at again when the locks of
+all directories are held.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from ottla.log.directory.checkpoints import LOCK
+from ottla.log.directory.checkpoints import LOCK, PARTITION_METADATA, write_topic_id
 from ottla.log.directory.dir_names import DirKind, moved_dir_name
 from ottla.log.directory.meta_properties import (
     META_PROPERTIES,
@@ -82,6 +84,8 @@ class ImportPlan:
     bootstrap: bytes = field(repr=False)
     findings: Findings = field(default_factory=Findings)
     facts: dict[str, DirectoryFacts] = field(default_factory=dict)
+    new_topic_ids: dict[str, bytes] = field(default_factory=dict)
+    """The ids that logs do not have yet, by the paths of the partitions."""
     pending: list[str] = field(default_factory=list)
     """The files and directories that are not as they will be."""
 
@@ -148,6 +152,7 @@ def plan_import(
         plan.findings.add_all(check_identity(facts, node.id, cluster.cluster_id))
         if node.is_broker:
             plan.findings.add_all(check_partitions(facts, node.id, imported.image, cluster.deleted_topics))
+            _plan_topic_ids(facts, node, imported, plan)
         plan.findings.problems += _check_metadata_dirs(disk, node)
         plan.pending += _pending(disk, node, plan)
     return plan
@@ -187,6 +192,22 @@ def _look(disk: Disk, node: ImportNode, plan: ImportPlan) -> list[DirectoryFacts
                 f"{path} out of log.dirs"
             )
     return found
+
+
+def _plan_topic_ids(
+    found: Sequence[DirectoryFacts], node: ImportNode, imported: ImportedMetadata, plan: ImportPlan
+) -> None:
+    topics = imported.image.topics.by_name
+    for facts in found:
+        missing = 0
+        for partition, id in facts.topic_ids.items():
+            topic = topics.get(partition.topic)
+            registration = None if topic is None else topic.partitions.get(partition.partition)
+            if id is None and topic is not None and registration and node.id in registration.replicas:
+                plan.new_topic_ids[posixpath.join(facts.path, str(partition))] = topic.id
+                missing += 1
+        if missing:
+            plan.pending.append(f"{PARTITION_METADATA} of {missing} partitions in {facts.path}")
 
 
 def _check_metadata_dirs(disk: Disk, node: ImportNode) -> list[str]:
@@ -282,6 +303,8 @@ def write_import(disk: Disk, plan: ImportPlan, *, progress: _Step = lambda _: No
     """
     assert not plan.findings.problems, plan.findings.problems
     _check_unchanged(disk, plan)
+    for path, topic_id in plan.new_topic_ids.items():
+        write_topic_id(disk, posixpath.join(path, PARTITION_METADATA), topic_id)
     for node in plan.nodes:
         if node.is_controller:
             _write_metadata(disk, node, plan, progress)

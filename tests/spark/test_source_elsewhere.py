@@ -14,6 +14,7 @@ import pytest
 from ottla.client.admin.configs import ResourceType
 from ottla.client.blocking import Admin, Producer
 from ottla.protocol.names import TopicPartition
+from ottla.spark.history import read_topic
 from ottla.tables.catalog import open_catalog
 from ottla.tables.settings import CatalogSettings
 from ottla.testing.local_node import LocalNode
@@ -137,6 +138,19 @@ def expected(shop: Shop) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("source", ["auto", "tier"])
 def test_a_batch_has_each_record_once(shop: Shop, expected: list[Any], source: str) -> None:
     assert shop.rows(readFrom=source, maxBytesPerPartition="800k", **COMMITTED) == expected
+
+
+@pytest.mark.parametrize("limits", [{}, {"endingTimestamp": 1_500_000}, {"startingTimestamp": 2_100_000}])
+def test_spark_reads_files_of_the_table_by_itself(
+    shop: Shop, expected: list[Any], limits: dict[str, int]
+) -> None:
+    times = {name: shop.base_ms + after for name, after in limits.items()}
+    begin = limits.get("startingTimestamp", 0) // 1000
+    end = limits.get("endingTimestamp", ROWS * 1000) // 1000
+    frame = read_topic(shop.spark, shop.options(includeHeaders="true", **times))
+    assert frame.schema == shop.load(includeHeaders="true").schema
+    assert rows_of(frame) == expected[begin:end]
+    assert frame.where("headers is not null").count() == 0
 
 
 def test_a_table_alone_has_what_it_has(shop: Shop, expected: list[Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -40,13 +41,17 @@ def read_topic(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     parsed = source_options({**named, "readfrom": named.get("readfrom", "auto")}, streaming=False)
     if not parsed.read_from.takes_tables:
         raise ValueError(f'readFrom={parsed.read_from.value}: use format("ottla"), or auto or table here')
-    frames: list[DataFrame] = []
+    files: dict[tuple[str, bool], FileRange] = {}
     rest: list[OffsetRange] = []
     for each in BatchReader(parsed).partitions():
         if isinstance(each, FilePartition):
-            frames.append(_of_files(spark, parsed, each.value))
+            # Spark divides files into tasks itself.
+            found: FileRange = each.value
+            key = found.topic, found.is_exact
+            files[key] = replace(found, paths=files[key].paths + found.paths) if key in files else found
         else:
             rest.append(each.value.offsets if isinstance(each, SegmentPartition) else each.value)
+    frames = [_of_files(spark, parsed, each) for each in files.values()]
     if rest:
         frames.append(_of_ranges(spark, named, rest))
     if not frames:

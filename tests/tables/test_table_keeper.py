@@ -27,6 +27,7 @@ from ottla.tables.settings import CatalogSettings
 from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import LocalNode
 from tests.support.table_metrics import metric
+from tests.support.tiered import History, create_tiered_topic, tiered_settings, wait_until_tiered
 from tests.support.waiting import wait_until
 
 TABLE = {"table.format": "iceberg", "table.freshness.ms": "200"}
@@ -169,6 +170,25 @@ def test_a_topic_may_stop_and_go_on_with_its_table(tmp_path: Path) -> None:
         assert rows(f"{data}-tables").num_rows == 10
         set_config(node.bootstrap_servers, table_format="iceberg")
         assert_same(node.bootstrap_servers, f"{data}-tables", 20)
+
+
+@pytest.mark.slow
+def test_a_table_takes_what_is_in_remote_storage_only(tmp_path: Path) -> None:
+    """Local retention has overtaken the table: it is turned on late."""
+    data = str(tmp_path / "data")
+    with LocalNode(tiered_settings(tmp_path / "store"), data_dir=data) as node:
+        create_tiered_topic(node.bootstrap_servers, "orders")
+        history = History(node.bootstrap_servers, "orders")
+        history.write_plain(2 * 1024 * 1024)
+        producer = history.producer(transactional_id="t")
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        history.send(producer, 20, into=history.aborted)
+        producer.abort_transaction(60)
+        history.write_plain(3 * 1024 * 1024)
+        assert max(history.aborted) < wait_until_tiered(node.bootstrap_servers, "orders")
+        set_config(node.bootstrap_servers, table_format="iceberg", table_freshness_ms="200")
+        assert_same(node.bootstrap_servers, f"{data}-tables", len(history.committed))
 
 
 def test_a_topic_that_is_made_again_gets_another_table(tmp_path: Path) -> None:

@@ -20,14 +20,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType, TopicImage
 from ottla.metadata.image.image import MetadataImage
+from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.tables.topic import TOPIC
 from ottla.node.fetch.cold_reads import Missing, load_and_retry
-from ottla.protocol.errors import KafkaError
+from ottla.node.fetch.remote_reads import RemoteRead
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition, uuid_text
 from ottla.replication.partition import FetchIsolation, LogReadInfo, Partition
 from ottla.replication.replica_manager import ReplicaManager
@@ -36,6 +38,9 @@ from ottla.runtime.disk import NotInMemory
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.turns import Turns
 from ottla.tables.settings import CatalogSettings, MaintenanceSettings, TableSettings
+
+if TYPE_CHECKING:
+    from ottla.remote.log_reader import RemoteRecords
 
 __all__ = ["TableKeeper", "TableState", "topics_with_tables"]
 
@@ -49,6 +54,9 @@ _SLOW_SECONDS: Final = 600.0
 # A round in the second lane that took less brings its table back to the first.
 _BACK_MS: Final = 20_000
 _READ_BYTES: Final = 1024 * 1024
+# A read from remote storage goes on in the background if it takes longer, and the next attempt finds it.
+_REMOTE_WAIT_MS: Final = 1_000
+_REMOTE_ATTEMPTS: Final = 20
 _FIRST_BACKOFF_MS: Final = 500
 _MAX_BACKOFF_MS: Final = 60_000
 # Rounds in a row that others were faster than, before that is a failure. Each begins again after a pause.
@@ -81,6 +89,8 @@ class TableBroker(Protocol):
     def image(self) -> MetadataImage: ...
     @property
     def replicas(self) -> ReplicaManager: ...
+    @property
+    def replication(self) -> BrokerReplication: ...
     @property
     def runtime(self) -> Runtime: ...
 
@@ -396,7 +406,42 @@ class TableKeeper:
             state.bytes += result["bytes"]
         return is_complete
 
-    async def _read(self, partition: Partition, offset: int) -> LogReadInfo:
+    async def _read(self, partition: Partition, offset: int) -> LogReadInfo | RemoteRecords:
+        """Read records from this disk, or from remote storage if they are there only."""
+        try:
+            return await self._read_here(partition, offset)
+        except KafkaError as error:
+            if error.code is not ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE:
+                raise
+        reader = self._broker.replication.remote_log_reader
+        if reader is None:
+            raise UpkeepFailed(
+                f"{partition.topic_partition}: offset {offset} is in remote storage, which this broker does "
+                "not use (remote.log.storage.system.enable)"
+            )
+        for _ in range(_REMOTE_ATTEMPTS):
+            read = RemoteRead(
+                reader,
+                self._clock,
+                partition,
+                offset,
+                _READ_BYTES,
+                partition.log.last_stable_offset,
+                min_one_batch=True,
+                with_aborted=True,
+                max_wait_ms=_REMOTE_WAIT_MS,
+            )
+            await read.run()
+            if isinstance(read.result, KafkaError):
+                raise read.result
+            if read.result is not None:
+                next_here = read.result.next_local_offset
+                return read.result if next_here is None else await self._read_here(partition, next_here)
+        raise UpkeepFailed(
+            f"{partition.topic_partition}: offset {offset} is in remote storage, and was not read in time"
+        )
+
+    async def _read_here(self, partition: Partition, offset: int) -> LogReadInfo:
         now_ms = self._clock.wall_ms()
 
         def attempt(missing: Missing | None) -> LogReadInfo | None:

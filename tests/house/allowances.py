@@ -86,6 +86,8 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.rpc.connection.BrokerConnection.send": "a request",
     "ottla.rpc.connection.BrokerConnection._check_idle": "of one connection",
     "ottla.rpc.request_batcher.RequestBatcher.submit": "requests get each error, and the next ones go on",
+    "ottla.zookeeper.driver.zookeeper_controller.ControllerWatches._again": "one call",
+    "ottla.zookeeper.driver.zookeeper_log_driver.ZooKeeperLogDriver._leaves_it_to_others": "one call",
     "ottla.zookeeper.driver.zookeeper_log_driver.ZooKeeperLogDriver._on_session_event": "one call",
 }
 

@@ -92,10 +92,15 @@ def load_tls(given: Mapping[str, str], disk: Disk) -> ssl.SSLContext | None:
         )
     # ZooKeeper has one password for a store and its key; the general settings of TLS have two.
     values: dict[str, object] = {"ssl.endpoint.identification.algorithm": "https"}
-    for name in ("protocol", "enabled.protocols", "cipher.suites", "endpoint.identification.algorithm"):
-        value = given.get(f"{_PREFIX}ssl.{name}")
+    for name in (
+        "ssl.protocol",
+        "ssl.enabled.protocols",
+        "ssl.cipher.suites",
+        "ssl.endpoint.identification.algorithm",
+    ):
+        value = given.get(_PREFIX + name)
         if value is not None:
-            values[f"ssl.{name}"] = value.strip()
+            values[name] = value.strip()
     try:
         settings = replace(
             tls_settings(values.get, is_set=values.__contains__),

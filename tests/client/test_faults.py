@@ -13,12 +13,20 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ottla.client.consumer import Consumer
-from ottla.client.errors import ConnectionLost
+from ottla.client.errors import ConnectionLost, TransactionAborted
 from ottla.client.producer import Delivery, Producer, RecordMetadata
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from ottla.testing.local_node import LocalNode
 from tests.support.proxy import Proxy
+from tests.support.waiting import wait_until
+from tests.support.wire import WireClient
 
 IMPATIENT = {
     "retry_backoff_ms": 5,
@@ -179,3 +187,40 @@ async def test_a_request_in_the_middle_of_a_cut_answer_fails_with_the_address(pr
         proxy.cut_after(10)
         with pytest.raises(ConnectionLost, match=proxy.address):
             await connection.request(MetadataRequest(topics=None), MetadataResponse, timeout_ms=60_000)
+
+
+async def test_a_record_that_was_sent_without_an_answer_is_aborted_with_its_transaction(proxy: Proxy) -> None:
+    """The broker has begun the transaction with the record; the producer cannot know, and has to end it."""
+    async with Producer(proxy.address, transactional_id="t", linger_ms=0, **IMPATIENT) as producer:
+        await producer.ready("t")
+        producer.transactions.begin()
+        proxy.hold_answers()
+        sent = producer.send_nowait("t", b"aborted", partition=0)
+        async with asyncio.timeout(60):
+            await asyncio.to_thread(wait_until, lambda: end_offset(proxy, "t") > 0, "it did not arrive")
+            proxy.refuse = True
+            proxy.cut_all()
+            await proxy.connected(proxy.connections + 1)  # it knows that the connection is lost
+            abort = asyncio.create_task(producer.transactions.abort())
+            with pytest.raises(TransactionAborted):
+                await sent
+            proxy.heal()
+            await abort
+            producer.transactions.begin()
+            producer.send_nowait("t", b"committed", partition=0)
+            await producer.transactions.commit()
+    async with Consumer(
+        proxy.address, auto_offset_reset="earliest", isolation_level="read_committed"
+    ) as consumer:
+        consumer.assign([("t", 0)])
+        async with asyncio.timeout(60):
+            assert [record.value for record in await consumer.poll(timeout_ms=None)] == [b"committed"]
+
+
+def end_offset(proxy: Proxy, topic: str) -> int:
+    """The end of partition 0, as the node says it, not through the proxy."""
+    host, port = proxy.target
+    wanted = ListOffsetsTopic(name=topic, partitions=[ListOffsetsPartition(partition_index=0, timestamp=-1)])
+    with WireClient(f"{host}:{port}") as wire:
+        answer = wire.get(ListOffsetsRequest(topics=[wanted]), 6, ListOffsetsResponse)
+    return answer.topics[0].partitions[0].offset

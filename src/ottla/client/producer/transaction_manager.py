@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from enum import Enum
 from typing import NamedTuple, Protocol, Self
 
@@ -221,16 +221,18 @@ class TransactionManager:
         self.prepared = PreparedTransaction(self.producer_id, self.epoch)
         return self.prepared
 
-    async def end(self, *, commit: bool, lost_place: bool = False) -> None:
-        """Commit or abort, after everything was flushed or given up. `lost_place` says that a batch with a
-        sequence number was given up, so that the next one needs a new epoch.
+    async def end(self, *, commit: bool, given_up: Collection[TopicPartition] = ()) -> None:
+        """Commit or abort, after everything was flushed or given up. `given_up` are the partitions of batches
+        with a sequence number that were given up. They have been sent, and may be written, so that there may
+        be a transaction to abort; and the next batch there needs a new epoch.
         """
         allowed = {TransactionManagerState.IN_TRANSACTION, TransactionManagerState.PREPARED_TRANSACTION}
         if not commit:
             allowed.add(TransactionManagerState.ABORTABLE_ERROR)
         if self.state not in allowed:
             raise self._invalid_state("commit" if commit else "abort")
-        lost_place |= self.state is TransactionManagerState.ABORTABLE_ERROR
+        self._joined.update(given_up)
+        lost_place = bool(given_up) or self.state is TransactionManagerState.ABORTABLE_ERROR
         if self._joined or self._wanted or self._has_offsets:
             await self._end(commit)
             if lost_place and not self._version_2:
@@ -491,7 +493,8 @@ class Transactions:
             self._accumulator.deallocate(batch)
         await self._flush()
         # Batches that were to be retried meanwhile were flushed too, or have failed.
-        await self._manager.end(commit=False, lost_place=any(batch.base_sequence >= 0 for batch in dropped))
+        sent_before = [batch.partition for batch in dropped if batch.base_sequence >= 0]
+        await self._manager.end(commit=False, given_up=sent_before)
 
     async def send_offsets(
         self, offsets: Mapping[TopicPartition, CommittedOffset], group: GroupMember | str

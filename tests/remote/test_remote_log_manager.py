@@ -158,6 +158,56 @@ def test_a_leader_that_is_replaced_during_a_copy_gives_it_up() -> None:
     assert not world.store.memory.objects
 
 
+def replace_leader(world: RemoteWorld) -> None:
+    world.harness.partition.make_follower(
+        registration(replicas=(0, 1), leader=1, leader_epoch=1, partition_epoch=1)
+    )
+    world.in_broker(
+        lambda: world.manager.apply(MetadataImage.EMPTY, ReplicaChanges(followers=[world.partition]))
+    )
+
+
+@pytest.mark.parametrize("failures", [1, 2, 5])
+@pytest.mark.parametrize("is_hosted", [True, False])
+def test_what_was_given_up_is_deleted_also_when_the_store_fails_meanwhile(
+    failures: int, is_hosted: bool
+) -> None:
+    world = RemoteWorld()
+    world.produce(4)
+    world.store.late_puts = 1
+    world.start()
+    world.run(0.015)
+    assert [each.state for each in world.segments()] == [RemoteLogSegmentState.COPY_SEGMENT_STARTED]
+    replace_leader(world)
+    if not is_hosted:
+        world.in_broker(lambda: world.manager.resign([TP]))
+    world.run(1)
+    # One object is under way; the next one, or its deletion, fails.
+    world.store.failures = failures
+    world.run()
+    assert not world.store.memory.objects
+    assert not is_hosted or not world.segments()
+    assert not world.manager._given_up and not world.manager._being_copied
+    assert world.manager._given_up_deletion is None
+
+
+def test_what_was_given_up_is_not_tried_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    world = RemoteWorld()
+    world.produce(4)
+    world.store.late_puts = 1
+    world.start()
+    world.run(0.015)
+    replace_leader(world)
+    world.run(1)
+    world.store.failures = 1_000_000
+    world.run(4 * 3_600)
+    assert "stay in remote storage" in caplog.text
+    assert not world.manager._given_up and not world.manager._being_copied
+    left = world.store.failures
+    world.run(3_600)
+    assert world.store.failures == left
+
+
 def test_a_copy_of_an_earlier_epoch_that_ends_late_takes_nothing_from_the_next() -> None:
     world = RemoteWorld()
     world.produce(4)

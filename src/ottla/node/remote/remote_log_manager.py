@@ -81,6 +81,9 @@ _DELETIONS_AT_A_TIME: Final = 10
 _DAY_MS: Final = 24 * 60 * 60 * 1000
 # A copy that waits for its quota looks again after this time at the latest.
 _QUOTA_PAUSE_MS: Final = 1_000
+# Copies that were given up and whose objects could not be deleted: so many are kept, and tried so often.
+_MAX_GIVEN_UP: Final = 1_000
+_GIVEN_UP_ATTEMPTS: Final = 100
 
 
 class RemoteLogStatistics:
@@ -278,6 +281,10 @@ class RemoteLogManager:
         self._behind: dict[TopicPartition, _LedPartition] = {}
         # Copies that are being made now, also by a leader of an epoch that is over: each has one writer.
         self._being_copied: dict[RemoteLogSegmentId, None] = {}
+        # Copies that were given up, and whose objects are still to be deleted. No leader has them in mind, as
+        # their partitions may have moved to brokers that never heard of them.
+        self._given_up: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = {}
+        self._given_up_deletion: SupervisedTask | None = None
         # Partitions of deleted topics whose segments are being deleted.
         self._deletions: dict[TopicIdPartition, SupervisedTask] = {}
         # The names of those of them that were led here.
@@ -313,6 +320,8 @@ class RemoteLogManager:
         await self._copies.stop()
         await self._expirations.stop()
         await self._tasks.stop(list(self._deletions.values()))
+        if self._given_up_deletion is not None:
+            await self._tasks.stop([self._given_up_deletion])
 
     def _monotonic_ms(self) -> int:
         return self._runtime.clock.monotonic_ns() // 1_000_000
@@ -667,7 +676,8 @@ class RemoteLogManager:
             await self._announce(led, metadata)
             await self._write_copy(led, found, metadata, data, truncations)
         finally:
-            del self._being_copied[metadata.id]
+            if metadata.id not in self._given_up:
+                del self._being_copied[metadata.id]
 
     async def _write_copy(
         self,
@@ -679,7 +689,12 @@ class RemoteLogManager:
     ) -> None:
         """Write what is announced, and announce that it is finished."""
         log = led.log
-        custom = await self._storage.copy_log_segment_data(metadata, data)
+        try:
+            custom = await self._storage.copy_log_segment_data(metadata, data)
+        except (KafkaError, OSError):
+            if not led.is_led:
+                await self._give_up_copy(led, metadata)
+            raise
         limit = self._config.current.number("remote.log.metadata.custom.metadata.max.bytes")
         if not led.is_led or log.truncation_count != truncations or log.is_closed:
             # Who leads now copies what is in its own log.
@@ -705,7 +720,7 @@ class RemoteLogManager:
         known = self._metadata.segment_by_id(metadata.id)
         if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             # Another leader has given the copy up meanwhile, and deleted what was there by then.
-            await self._storage.delete_log_segment_data(metadata)
+            await self._give_up_copy(led, metadata)
             return
         self.statistics.copied_segments += 1
         self.statistics.copied_bytes += metadata.segment_size_in_bytes
@@ -762,11 +777,56 @@ class RemoteLogManager:
             await self._metadata.add_remote_log_segment_metadata(metadata)
 
     async def _give_up_copy(self, led: _LedPartition, metadata: RemoteLogSegmentMetadata) -> None:
+        """Delete what was written of a copy; later, if that fails."""
         led.copying = None
-        if self._metadata.is_ready(led.id):
-            await self._delete_segment(metadata)
-        else:
+        try:
+            await self._delete_copy(metadata)
+        except (KafkaError, OSError) as error:
+            _log.warning("%s was given up, and is still in remote storage: %s", metadata.id, error)
+            if len(self._given_up) >= _MAX_GIVEN_UP:
+                self._leave_copy(next(iter(self._given_up)))
+            self._given_up[metadata.id] = metadata
+            if self._given_up_deletion is None:
+                self._given_up_deletion = self._tasks.start(
+                    "deletion of copies that were given up", self._delete_given_up
+                )
+
+    async def _delete_given_up(self) -> None:
+        """Delete the copies that were given up, with pauses that grow as long as none of them can be."""
+        pauses = self._pauses()
+        attempts = 0
+        while self._given_up and attempts < _GIVEN_UP_ATTEMPTS:
+            await asyncio.sleep(pauses.next_ms() / 1000)
+            attempts += 1
+            for metadata in list(self._given_up.values()):
+                try:
+                    await self._delete_copy(metadata)
+                except (KafkaError, OSError) as error:
+                    _log.warning("%s is still in remote storage: %s", metadata.id, error)
+                    break  # most likely it is the same with the others
+                self._forget_given_up(metadata.id)
+                pauses.reset()
+                attempts = 0
+        for id in list(self._given_up):
+            self._leave_copy(id)
+        self._given_up_deletion = None
+
+    def _leave_copy(self, id: RemoteLogSegmentId) -> None:
+        self._forget_given_up(id)
+        _log.error("the objects of %s stay in remote storage: they could not be deleted", id)
+
+    def _forget_given_up(self, id: RemoteLogSegmentId) -> None:
+        if self._given_up.pop(id, None) is not None:
+            self._being_copied.pop(id, None)
+
+    async def _delete_copy(self, metadata: RemoteLogSegmentMetadata) -> None:
+        """Delete a copy that was given up, unless it counts after all."""
+        if not self._metadata.is_ready(metadata.id.topic_id_partition):
             await self._storage.delete_log_segment_data(metadata)
+            return
+        known = self._metadata.segment_by_id(metadata.id)
+        if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            await self._delete_segment(metadata)
 
     # Expiry
 

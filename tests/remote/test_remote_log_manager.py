@@ -187,7 +187,8 @@ def test_what_was_given_up_is_deleted_also_when_the_store_fails_meanwhile(
     world.run()
     assert not world.store.memory.objects
     assert not is_hosted or not world.segments()
-    assert not world.manager._given_up and not world.manager._being_copied
+    assert not world.manager._given_up
+    assert not world.manager._being_copied
     assert world.manager._given_up_deletion is None
 
 
@@ -202,7 +203,8 @@ def test_what_was_given_up_is_not_tried_for_ever(caplog: pytest.LogCaptureFixtur
     world.store.failures = 1_000_000
     world.run(4 * 3_600)
     assert "stay in remote storage" in caplog.text
-    assert not world.manager._given_up and not world.manager._being_copied
+    assert not world.manager._given_up
+    assert not world.manager._being_copied
     left = world.store.failures
     world.run(3_600)
     assert world.store.failures == left

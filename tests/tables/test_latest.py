@@ -14,7 +14,8 @@ import pytest
 from ottla.records.arrow import build_batches_from_arrow
 from ottla.tables.errors import MissedDeletes, OffsetsMoved, TableError
 from ottla.tables.latest import NO_KEY
-from ottla.tables.maintenance import check_rows, compact
+from ottla.tables.maintenance import check_rows, compact, expire
+from ottla.tables.offsets import committed_read_times
 from tests.tables.conftest import NOW_MS, Warehouse
 
 Pair = tuple[bytes | None, bytes | None]
@@ -249,6 +250,78 @@ def test_a_partition_whose_tombstones_may_have_gone_is_built_again(warehouse: Wa
     table.commit()
     assert latest(warehouse) == {(0, b"b"): b"1", (0, b"c"): b"1", (1, b"a"): b"1"}
     assert warehouse.table(mode="latest").open() == {0: 4, 1: 1}
+
+
+def test_a_round_that_has_not_got_to_the_end_does_not_make_the_table_younger(warehouse: Warehouse) -> None:
+    commit(warehouse, [(b"a", b"1"), (b"b", b"1")])
+    table = warehouse.table(mode="latest")
+    # The tombstone of `a`, at offset 3, was written and cleaned soon after; this round ends before it.
+    table.open(NOW_MS + DAY_MS - 1_000)
+    table.append(0, 2, keyed([(b"c", b"1")], 2))
+    table.commit(complete=[])
+    # By now the tombstone has gone.
+    table = warehouse.table(mode="latest")
+    table.open(NOW_MS + DAY_MS + 1_000)
+    with pytest.raises(MissedDeletes):
+        table.append(0, 3, keyed([(b"d", b"1")], 4))
+    log = keyed([(b"b", b"1"), (b"c", b"1")], 1), keyed([(b"d", b"1")], 4)
+    table.append(0, 1, log[0], is_rebuilt=True)
+    table.append(0, 3, log[1], is_rebuilt=True)
+    table.commit(complete=[0])
+    assert latest(warehouse) == {(0, b"b"): b"1", (0, b"c"): b"1", (0, b"d"): b"1"}
+    table.open(NOW_MS + DAY_MS + 2_000)
+    assert table.append(0, 5, keyed([(b"d", b"2")], 6)) == 7
+
+
+def test_tombstones_that_go_while_a_round_reads_are_missed(warehouse: Warehouse) -> None:
+    commit(warehouse, [(b"a", b"1"), (b"b", b"1")])
+    table = warehouse.table(mode="latest")
+    table.open(NOW_MS + DAY_MS - 1_000)
+    with pytest.raises(MissedDeletes):
+        table.append(0, 2, keyed([(b"c", b"1")], 3), now_ms=NOW_MS + DAY_MS + 1_000)
+
+
+def test_a_build_in_many_rounds_ends_also_if_tombstones_go_at_once(warehouse: Warehouse) -> None:
+    commit(warehouse, [(b"a", b"1"), (b"b", b"1")])
+    log = [keyed([(f"{n}".encode(), b"1")], 2 * n + 3) for n in range(4)]
+    position, _is_rebuilt, rebuilds = 2, False, 0
+    for round, batch in enumerate(log):
+        table = warehouse.table(mode="latest", delete_retention_ms=0)
+        table.open(NOW_MS + round)
+        try:
+            position = table.append(0, position, batch)
+        except MissedDeletes:
+            rebuilds += 1
+            position = table.append(0, 3, batch, is_rebuilt=True)
+        table.commit(complete=[0] if round == 3 else [])
+    assert rebuilds == 1
+    assert latest(warehouse) == {(0, f"{n}".encode()): b"1" for n in range(4)}
+    # It was left alone in the middle for so long that tombstones have gone for sure.
+    table = warehouse.table(mode="latest", delete_retention_ms=0)
+    table.open(NOW_MS)
+    table.append(0, 3, log[0], is_rebuilt=True)
+    table.commit(complete=[])
+    table.open(NOW_MS + DAY_MS)
+    with pytest.raises(MissedDeletes):
+        table.append(0, 4, log[1])
+
+
+def test_merged_files_and_expired_snapshots_leave_the_times_at_which_it_was_read(
+    warehouse: Warehouse,
+) -> None:
+    commit(warehouse, [(b"a", b"1")])
+    commit(warehouse, [(b"b", b"1")])
+    table = warehouse.catalog.load_table(("topics", "orders"))
+    before = committed_read_times(table.metadata)
+    later = warehouse.table(mode="latest")
+    later.open(NOW_MS + DAY_MS)
+    later.append(0, 2, keyed([(b"c", b"1")], 2))
+    rolled_back = table.metadata.current_snapshot_id
+    later.commit()
+    table.refresh().manage_snapshots().set_current_snapshot(snapshot_id=rolled_back).commit()
+    assert compact(table.refresh(), 1_000_000, 2) == 2
+    assert expire(table, 0, 1, NOW_MS * 2) > 0
+    assert committed_read_times(table.refresh().metadata) == before == {0: NOW_MS}
 
 
 def test_a_table_keeps_its_mode(warehouse: Warehouse) -> None:

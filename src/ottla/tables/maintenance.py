@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ottla.runtime.clock import pause_thread
 from ottla.tables.errors import TableError
-from ottla.tables.offsets import OFFSETS, committed_offsets, offsets_text
+from ottla.tables.offsets import OFFSETS, committed_offsets, noted_times, offsets_text
 from ottla.tables.settings import MaintenanceSettings
 from ottla.tables.topic_table import LOCATION, MAX_ATTEMPTS, MODE, TOPIC_ID, commit_once
 
@@ -117,9 +117,9 @@ def _merge(table: Table, tasks: list[FileScanTask]) -> int:
 
 
 def _replace(table: Table, replaced: list[DataFile], files: list[DataFile]) -> bool:
-    text = offsets_text(committed_offsets(table.metadata))
+    noted = {OFFSETS: offsets_text(committed_offsets(table.metadata)), **noted_times(table.metadata)}
     transaction = table.transaction()
-    summary = {OFFSETS: text, TOPIC_ID: table.properties.get(TOPIC_ID, "")}
+    summary = {**noted, TOPIC_ID: table.properties.get(TOPIC_ID, "")}
     with transaction.update_snapshot(snapshot_properties=summary).overwrite() as overwrite:
         for each in replaced:
             overwrite.delete_data_file(each)
@@ -144,14 +144,14 @@ def expire(table: Table, retention_ms: int, max_count: int, now_ms: int) -> int:
     if not old:
         return 0
     # The current snapshot may be one of another program, and the offsets in a parent that goes now.
-    offsets = offsets_text(committed_offsets(table.metadata))
+    noted = {OFFSETS: offsets_text(committed_offsets(table.metadata)), **noted_times(table.metadata)}
     unchanged = AssertRefSnapshotId.model_validate(
         {"ref": "main", "snapshot-id": table.metadata.current_snapshot_id}
     )
     try:
         with table.transaction() as transaction:
             transaction._stage((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old}),), (unchanged,))
-            transaction.set_properties({OFFSETS: offsets})
+            transaction.set_properties(noted)
     except CommitFailedException:
         return 0  # the next run
     return len(old)

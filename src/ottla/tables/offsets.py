@@ -18,17 +18,22 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
 __all__ = [
+    "BUILD_TIMES",
     "OFFSETS",
     "READ_TIMES",
+    "committed_build_times",
     "committed_offsets",
     "committed_read_times",
+    "noted_times",
     "offsets_text",
     "parse_offsets",
 ]
 
 OFFSETS: Final = "ottla.offsets"
-# When each partition was read for the commit, in milliseconds; only tables of latest values have it.
+# When each partition was read to its end, in milliseconds; only tables of latest values have it.
 READ_TIMES: Final = "ottla.read-times"
+# Since when a partition is read from its start and has not got to its end; then it has no time above.
+BUILD_TIMES: Final = "ottla.build-times"
 
 
 def committed_offsets(metadata: TableMetadata) -> dict[int, int]:
@@ -37,8 +42,19 @@ def committed_offsets(metadata: TableMetadata) -> dict[int, int]:
 
 
 def committed_read_times(metadata: TableMetadata) -> dict[int, int]:
-    """When the rows of each partition were read from the log, in wall-clock milliseconds."""
+    """When each partition was last read up to the end of its log, in wall-clock milliseconds."""
     return _newest(metadata, READ_TIMES)
+
+
+def committed_build_times(metadata: TableMetadata) -> dict[int, int]:
+    """When the partitions that are being built were begun, in wall-clock milliseconds."""
+    return _newest(metadata, BUILD_TIMES)
+
+
+def noted_times(metadata: TableMetadata) -> dict[str, str]:
+    """What a commit that changes no row has to say of the times; nothing if the table has none."""
+    found = {name: _newest(metadata, name) for name in (READ_TIMES, BUILD_TIMES)}
+    return {name: offsets_text(times) for name, times in found.items()} if any(found.values()) else {}
 
 
 def _newest(metadata: TableMetadata, name: str) -> dict[int, int]:

@@ -9,9 +9,10 @@ round after a crash, nor a leader that has moved, nor two writers at once can ad
 out.
 
 A table of latest values (`latest`) is committed in the same way, by a snapshot that replaces files. It also
-has when each partition was read: where the log has been compacted beyond the table's offset, and tombstones
-may have gone since, the partition is built again from the start of its log, in one commit with the removal of
-its old rows.
+has when each partition was read to its end: a tombstone that is behind it is younger, and stays for
+`delete.retention.ms`. Where the log has been compacted beyond the table's offset, and tombstones may have
+gone since, the partition is built again from the start of its log; the first commit also removes its old
+rows.
 
 This module, `latest` and `maintenance` are the only ones that use what pyiceberg does not document: its
 transaction would repeat a commit that lost against another one by itself, without a look at the offsets.
@@ -20,7 +21,7 @@ transaction would repeat a commit that lost against another one by itself, witho
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,8 +40,10 @@ from ottla.tables.latest import (
     without_tombstones,
 )
 from ottla.tables.offsets import (
+    BUILD_TIMES,
     OFFSETS,
     READ_TIMES,
+    committed_build_times,
     committed_offsets,
     committed_read_times,
     offsets_text,
@@ -75,6 +78,9 @@ MAX_ROUND_BYTES: Final = 64 * 1024 * 1024
 MAX_ROUND_PARTITIONS: Final = 100
 MAX_DECODED_BYTES: Final = 1024 * 1024 * 1024
 MAX_ATTEMPTS: Final = 10
+# A partition that is built from its start, in several rounds, begins again if it took longer, and longer than
+# tombstones stay: it would never end if these stay for less than a round takes.
+MAX_BUILD_MS: Final = 24 * 60 * 60 * 1000
 _PROPERTIES: Final = {
     "format-version": "2",
     "write.parquet.compression-codec": "zstd",
@@ -142,6 +148,7 @@ class TopicTable:
         self._values: ValueColumns | None = None
         self._offsets: dict[int, int] = {}
         self._read_times: dict[int, int] = {}
+        self._build_times: dict[int, int] = {}
         self._now_ms = 0
         self._round = _Round()
 
@@ -156,7 +163,8 @@ class TopicTable:
 
     def open(self, now_ms: int = 0) -> dict[int, int]:
         """Load the table, or make it, and return the offsets that it has. What was appended and not committed
-        is forgotten. `now_ms` is the wall-clock time, before anything of the round is read.
+        is forgotten. `now_ms` is the wall-clock time at which the round begins, before it is known where the
+        logs end.
         """
         self._now_ms = now_ms
         self._round = _Round()
@@ -167,7 +175,9 @@ class TopicTable:
                 self._add_columns([error_field()])
             self._values = ValueColumns(self.settings, self._evolve)
         self._offsets = committed_offsets(self._table.metadata)
-        self._read_times = committed_read_times(self._table.metadata) if self._is_latest else {}
+        if self._is_latest:
+            self._read_times = committed_read_times(self._table.metadata)
+            self._build_times = committed_build_times(self._table.metadata)
         return dict(self._offsets)
 
     def append(
@@ -178,9 +188,11 @@ class TopicTable:
         aborted: Iterable[tuple[int, int]] = (),
         *,
         is_rebuilt: bool = False,
+        now_ms: int | None = None,
     ) -> int:
         """Add what a consumer of committed records sees of the batches. Return the offset that follows. Those
-        from which the rows of a partition are built again, `is_rebuilt`, begin where its log does.
+        from which the rows of a partition are built again, `is_rebuilt`, begin where its log does. `now_ms`
+        is the wall-clock time after they were read.
         """
         round = self._round
         if self._is_latest:
@@ -188,7 +200,7 @@ class TopicTable:
                 round.rebuilt.add(partition)
                 round.tables = [each for each in round.tables if each[0] != partition]
                 round.buffered = sum(each.nbytes for _, each in round.tables)
-            self._check_deletes(partition, start_offset, records)
+            self._check_deletes(partition, start_offset, records, self._now_ms if now_ms is None else now_ms)
         decoder = ArrowDecoder(start_offset=start_offset, check_crc=True, empty_headers=True)
         decoder.set_aborted(aborted)
         with memoryview(records) as view:
@@ -228,15 +240,16 @@ class TopicTable:
         """Whether the round should be committed before more is appended."""
         return self._round.is_full
 
-    def _check_deletes(self, partition: int, start_offset: int, records: Any) -> None:
+    def _check_deletes(self, partition: int, start_offset: int, records: Any, now_ms: int) -> None:
         """MissedDeletes if the log has been compacted beyond the table, so long ago that a tombstone may have
         come and gone since.
         """
-        round = self._round
-        read_ms = self._read_times.get(partition)
-        if read_ms is None or partition in round.rebuilt:
-            return
-        if self._now_ms - read_ms < self.settings.delete_retention_ms:
+        limit_ms = self.settings.delete_retention_ms
+        known_ms = self._read_times.get(partition)
+        if known_ms is None:
+            known_ms = self._build_times.get(partition)
+            limit_ms = max(limit_ms, MAX_BUILD_MS)
+        if known_ms is None or partition in self._round.rebuilt or now_ms - known_ms < limit_ms:
             return
         headers = [header for _, header in iter_batches(records)]
         found = [(each.base_offset, each.last_offset, each.count) for each in headers]
@@ -307,8 +320,10 @@ class TopicTable:
     def has_rows(self) -> bool:
         return self._round.rows > 0 or bool(self._round.rebuilt)
 
-    def commit(self) -> CommitResult:
-        """Add what was appended as one snapshot. OffsetsMoved if another writer has got further meanwhile."""
+    def commit(self, complete: Collection[int] | None = None) -> CommitResult:
+        """Add what was appended as one snapshot. OffsetsMoved if another writer has got further meanwhile.
+        `complete` are the partitions that were read to where they ended when the round began; None for all.
+        """
         self._write()
         self._on_step("data files written")
         round = self._round
@@ -327,7 +342,7 @@ class TopicTable:
             if round.replaced:
                 self._check_replaced(table)
             offsets |= {partition: each.next_offset for partition, each in round.ranges.items()}
-            snapshot_id = self._try_commit(table, offsets)
+            snapshot_id = self._try_commit(table, offsets, complete)
             if snapshot_id is not None:
                 self._on_step("committed")
                 result = CommitResult(
@@ -358,14 +373,28 @@ class TopicTable:
         if not all(each.file_path in present for each in self._round.replaced):
             raise OffsetsMoved("the files with keys of this commit were rewritten meanwhile")
 
-    def _try_commit(self, table: Table, offsets: dict[int, int]) -> int | None:
+    def _times(self, table: Table, complete: Collection[int] | None) -> dict[str, str]:
+        """What a commit says of when partitions were read, and since when others are built."""
+        read = committed_read_times(table.metadata)
+        build = committed_build_times(table.metadata)
+        for partition in self._round.ranges:
+            if complete is None or partition in complete:
+                read[partition] = self._now_ms
+                build.pop(partition, None)
+            elif partition in self._round.rebuilt or (partition not in read and partition not in build):
+                build[partition] = self._now_ms
+                read.pop(partition, None)
+        return {READ_TIMES: offsets_text(read), BUILD_TIMES: offsets_text(build)}
+
+    def _try_commit(
+        self, table: Table, offsets: dict[int, int], complete: Collection[int] | None
+    ) -> int | None:
         """Commit on top of these metadata. Return the snapshot, or None if others have changed the table."""
         text = offsets_text(offsets)
         transaction = table.transaction()
         noted = {OFFSETS: text}
         if self._is_latest:
-            times = committed_read_times(table.metadata) | dict.fromkeys(self._round.ranges, self._now_ms)
-            noted[READ_TIMES] = offsets_text(times)
+            noted |= self._times(table, complete)
         update = transaction.update_snapshot(snapshot_properties={**noted, TOPIC_ID: self.settings.topic_id})
         with update.overwrite() if self._round.replaced else update.merge_append() as append:
             for each in self._round.replaced:

@@ -68,7 +68,7 @@ class TableWorker:
         self._tables[settings.topic] = table
         while len(self._tables) > _MAX_TABLES:
             del self._tables[next(iter(self._tables))]
-        return {str(partition): offset for partition, offset in table.open(SystemClock().wall_ms()).items()}
+        return {str(partition): offset for partition, offset in table.open(head.get("now_ms", 0)).items()}
 
     def _on_append(self, head: dict[str, Any], payload: bytes) -> dict[str, Any]:
         """`rebuild`: nothing was taken, and the partition is wanted again from the start of its log."""
@@ -76,7 +76,12 @@ class TableWorker:
         table = self._tables[head["topic"]]
         try:
             following = table.append(
-                head["partition"], head["offset"], payload, aborted, is_rebuilt=head["rebuild"]
+                head["partition"],
+                head["offset"],
+                payload,
+                aborted,
+                is_rebuilt=head["rebuild"],
+                now_ms=head["now_ms"],
             )
         except MissedDeletes as error:
             _log.warning("%s: its rows are built again", error)
@@ -88,7 +93,7 @@ class TableWorker:
         table = self._tables[head["topic"]]
         if not table.has_rows and not head["always"]:
             return {"rows": 0, "files": 0, "bytes": 0}
-        result = table.commit()
+        result = table.commit(head["complete"])
         return {"rows": result.rows, "files": result.files, "bytes": result.bytes}
 
     def _on_maintain(self, head: dict[str, Any], _: bytes) -> dict[str, Any]:

@@ -325,6 +325,7 @@ class TableKeeper:
         for index in [each for each in state.positions if each not in led]:
             del state.positions[index]
         turns = Turns(self._clock)
+        now_ms = self._clock.wall_ms()
         ends: dict[int, int] = {}
         for index, partition in led.items():
             end = partition.log.last_stable_offset
@@ -333,7 +334,7 @@ class TableKeeper:
             await turns.pause_if_due()
         if not ends:
             return True
-        head = {"op": "open", "topic": state.topic, "table": self._table(state)}
+        head = {"op": "open", "topic": state.topic, "table": self._table(state), "now_ms": now_ms}
         answer = await self._ask(self._lane(state), head)
         offsets = {int(partition): offset for partition, offset in answer.items()}
         return await self._send(state, led, ends, offsets)
@@ -386,6 +387,7 @@ class TableKeeper:
                     "offset": position,
                     "aborted": [(each.producer_id, each.first_offset) for each in read.aborted or ()],
                     "rebuild": is_rebuilt,
+                    "now_ms": self._clock.wall_ms(),
                 }
                 answer = await self._ask(self._lane(state), head, read.records)
                 if "rebuild" in answer and not is_rebuilt:
@@ -397,7 +399,8 @@ class TableKeeper:
             positions[index] = position
         moved = sum(position - offsets.get(index, 0) for index, position in positions.items())
         always = moved >= _MANY_OFFSETS
-        head = {"op": "commit", "topic": state.topic, "always": always}
+        complete = [index for index, position in positions.items() if position >= ends[index]]
+        head = {"op": "commit", "topic": state.topic, "always": always, "complete": complete}
         result = await self._ask(self._lane(state), head)
         state.positions |= positions
         if result["rows"] or always:

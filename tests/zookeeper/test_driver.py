@@ -43,6 +43,7 @@ from ottla.runtime.turns import Turns
 from ottla.runtime.zookeeper import (
     CreateZNode,
     DeleteZNode,
+    KazooSession,
     SetZNode,
     ZNode,
     ZNodeStat,
@@ -53,6 +54,7 @@ from ottla.sim.clock import SimClock
 from ottla.sim.world import World
 from ottla.sim.zookeeper import SimZooKeeper
 from ottla.zookeeper import znodes
+from ottla.zookeeper.driver.broker_znode import RegisteredBroker
 from ottla.zookeeper.driver.cluster_znodes import prepare_cluster
 from ottla.zookeeper.driver.metadata_stream import MetadataStream, first_offset
 from ottla.zookeeper.driver.znode_reader import STORED_METADATA_VERSION, ReadMetadata, ZNodeReader
@@ -62,6 +64,7 @@ from ottla.zookeeper.driver.znode_writer import (
     check_storable,
     transactions,
 )
+from ottla.zookeeper.driver.zookeeper_controller import ControllerWatches
 from ottla.zookeeper.driver.zookeeper_log_driver import ElectedController, LedEpoch, ZooKeeperLogDriver
 
 CLUSTER = "NjX7PqHSRUmpKQSZEDlZuw"
@@ -76,6 +79,7 @@ class DirectSession:
     session_id = 1
 
     def __init__(self) -> None:
+        self.listeners: list[object] = []
         self.server = SimZooKeeper(World(1))
         for path in znodes.PERSISTENT_PATHS:
             self._create(path)
@@ -113,7 +117,10 @@ class DirectSession:
         return self.server._multi(operations, self.session_id)
 
     def add_listener(self, listener: object) -> None:
-        pass
+        self.listeners.append(listener)
+
+    def remove_listener(self, listener: object) -> None:
+        self.listeners.remove(listener)
 
 
 class Store:
@@ -474,3 +481,107 @@ async def test_nothing_is_committed_behind_a_batch_whose_write_ended_by_any_erro
     await driver._write_queued(led)
     assert committed == []
     assert stream.end.offset == first
+
+
+class FakeController:
+    """A controller that agrees to everything, and is active until it is told otherwise."""
+
+    epoch = EPOCH
+    decided_image = MetadataImage.EMPTY
+
+    def __init__(self) -> None:
+        self.log = SimpleNamespace(led_epoch=EPOCH)
+        self.live: dict[int, bytes] = {}
+        self.decided = 0
+
+    async def decide(self, work: object, *, for_client: bool) -> bool:
+        self.decided += 1
+        return False
+
+
+def watches_on(session: DirectSession) -> tuple[ControllerWatches, FakeController]:
+    controller = FakeController()
+    led = LedEpoch(EPOCH, 1, None, {})  # type: ignore[arg-type]
+    watches = ControllerWatches(SimClock(0), session, controller, led)  # type: ignore[arg-type]
+    return watches, controller
+
+
+def broker_data(id: int) -> bytes:
+    return RegisteredBroker(znodes.BrokerIdZNode(id, (), None), OTHER).encode()
+
+
+async def test_a_broker_whose_znode_cannot_be_read_does_not_hide_the_others() -> None:
+    session = DirectSession()
+    watches, controller = watches_on(session)
+    await session.create(znodes.broker_path(1), broker_data(1))
+    await session.create(znodes.broker_path(2), b"no json")
+    incarnation = znodes.decode_json("", broker_data(3))
+    bad = {key: "?" if isinstance(value, str) else value for key, value in incarnation.items()}
+    await session.create(znodes.broker_path(3), znodes.encode_json(bad))
+    await session.create(f"{znodes.BROKER_IDS}/\u00b2", broker_data(9))
+    await session.create(znodes.broker_path(4), broker_data(4))
+    await watches._look_at_brokers()
+    assert controller.live == {1: OTHER, 4: OTHER}
+
+
+async def test_an_error_of_one_look_ends_neither_it_nor_the_others() -> None:
+    session = DirectSession()
+    watches, controller = watches_on(session)
+    looked: list[str] = []
+
+    async def look(name: str) -> None:
+        looked.append(name)
+        if looked.count(name) == 1:
+            raise ZeroDivisionError
+        if len(looked) == 2 * len(names):
+            controller.log.led_epoch = None
+
+    names = list(watches._looks)
+    watches._looks = {name: lambda name=name: look(name) for name in names}  # type: ignore[misc]
+    async with asyncio.timeout(60):
+        await watches.run()
+    assert looked == [*names, *names]
+    assert session.listeners == [], "a controller that is over is kept by nothing"
+
+
+async def test_a_configuration_waits_for_the_writes_of_the_controller_and_nothing_else_does() -> None:
+    session = DirectSession()
+    watches, controller = watches_on(session)
+    change = znodes.encode_json({"version": 2, "entity_path": "topics/orders"})
+    await session.create(f"{znodes.CONFIG_CHANGES}/config_change_0000000001", change)
+    async with asyncio.timeout(60):
+        await watches._look_at_config_changes()  # its answer is that there was another write, each time
+    assert controller.decided
+    assert not watches._notifications, "it is looked at again"
+
+
+async def test_an_election_goes_on_after_any_error() -> None:
+    session, clock = DirectSession(), SimClock(0)
+    driver = driver_on(session, clock)
+    looked = asyncio.Event()
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async def look() -> None:
+        looked.set()
+
+    driver._look_at_controller = fail  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        await driver._elect()
+    driver._look_at_controller = look  # type: ignore[method-assign]
+    again = asyncio.create_task(driver._elect())
+    async with asyncio.timeout(60):
+        await looked.wait()
+    again.cancel()
+
+
+async def test_a_znode_that_is_looked_at_again_and_again_has_one_watch() -> None:
+    pytest.importorskip("kazoo")
+    session = KazooSession(None, None, asyncio.get_running_loop())  # type: ignore[arg-type]
+    watches, _ = watches_on(session)  # type: ignore[arg-type]
+    driver = driver_on(DirectSession(), SimClock(0))
+    found = {session._watcher(watches._watch(znodes.REASSIGN_PARTITIONS)) for _ in range(10)}
+    assert len(found) == 1
+    assert len({session._watcher(driver._on_watch) for _ in range(10)}) == 1
+    assert len({session._watcher(watches._watch(name)) for name in watches._looks}) == len(watches._looks)

@@ -176,6 +176,8 @@ class ZooKeeperSession(Protocol):
         """Call `listener` on the event loop for each event from now on."""
         ...
 
+    def remove_listener(self, listener: SessionListener) -> None: ...
+
     async def get(self, path: str, watch: Watcher | None = None) -> ZNode:
         """Read a znode; the watch fires when its data changes or it is deleted."""
         ...
@@ -262,6 +264,19 @@ class ZooKeeperSettings:
         return (slash + path).rstrip("/")
 
 
+@dataclass(frozen=True, slots=True)
+class _KazooWatch:
+    """What kazoo calls. It keeps a set of them for each path until they fire, so equal ones are one: a znode
+    that is looked at every so often and does not change has one watch.
+    """
+
+    session: KazooSession
+    watch: Watcher
+
+    def __call__(self, event: Any) -> None:
+        self.session.on_watch(self.watch, event)
+
+
 class KazooSession:
     """A session over `kazoo`. Open it with `KazooSession.connect`, on the loop that is to use it."""
 
@@ -317,6 +332,9 @@ class KazooSession:
 
     def add_listener(self, listener: SessionListener) -> None:
         self._listeners.append(listener)
+
+    def remove_listener(self, listener: SessionListener) -> None:
+        self._listeners.remove(listener)
 
     async def get(self, path: str, watch: Watcher | None = None) -> ZNode:
         data, stat = await self._ask(path, self._client.get_async, path, watch=self._watcher(watch))
@@ -418,15 +436,13 @@ class KazooSession:
         self._to_loop(functools.partial(_settle, future, value, error))
 
     def _watcher(self, watch: Watcher | None) -> Callable[[Any], None] | None:
-        if watch is None:
-            return None
+        return None if watch is None else _KazooWatch(self, watch)
 
-        def fired(event: Any) -> None:
-            kind = _WATCH_KINDS.get(event.type)
-            if kind is not None:
-                self._to_loop(functools.partial(watch, WatchEvent(kind, event.path)))
-
-        return fired
+    def on_watch(self, watch: Watcher, event: Any) -> None:
+        """Have a watch called on the loop; called by kazoo's thread."""
+        kind = _WATCH_KINDS.get(event.type)
+        if kind is not None:
+            self._to_loop(functools.partial(watch, WatchEvent(kind, event.path)))
 
     def _on_state(self, state: str) -> None:
         if state == "CONNECTED":

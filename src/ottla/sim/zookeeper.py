@@ -422,6 +422,9 @@ class SimZooKeeperSession:
     def add_listener(self, listener: Callable[[SessionEvent], None]) -> None:
         self._listeners.append(listener)
 
+    def remove_listener(self, listener: Callable[[SessionEvent], None]) -> None:
+        self._listeners.remove(listener)
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._closed:
@@ -519,7 +522,9 @@ class SimZooKeeperSession:
 
     def _register(self, kind: str, path: str, watch: Callable[[WatchEvent], None] | None) -> None:
         if watch is not None:
-            self._watchers.setdefault((kind, path), []).append(watch)
+            known = self._watchers.setdefault((kind, path), [])
+            if watch not in known:
+                known.append(watch)
 
     async def get(self, path: str, watch: Callable[[WatchEvent], None] | None = None) -> ZNode:
         self._register("data", path, watch)

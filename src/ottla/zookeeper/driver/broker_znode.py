@@ -87,7 +87,13 @@ class RegisteredBroker:
         incarnation, epoch = value.get(_INCARNATION), value.get(_EPOCH, -1)
         if not isinstance(incarnation, str) or not isinstance(epoch, int):
             return None
-        return cls(znodes.BrokerIdZNode.decode(id, node.data), parse_uuid(incarnation), epoch)
+        try:
+            incarnation_id = parse_uuid(incarnation)
+        except ValueError:
+            raise znodes.ZNodeFormatError(
+                f"{znodes.broker_path(id)}: {incarnation[:80]!r} is no id of an incarnation"
+            ) from None
+        return cls(znodes.BrokerIdZNode.decode(id, node.data), incarnation_id, epoch)
 
     def to_record(self, *, fenced: bool) -> RegisterBrokerRecord:
         return RegisterBrokerRecord(

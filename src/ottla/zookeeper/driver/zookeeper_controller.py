@@ -64,6 +64,8 @@ _MAX_RETRY_SECONDS: Final = 30.0
 _REASSIGNMENT_SECONDS: Final = 0.5
 # How long notifications of changed configurations are kept, as Kafka does.
 _NOTIFICATION_MS: Final = 15 * 60 * 1000
+# How often a configuration is read again, as the controller has written meanwhile, before others have a turn.
+_CONFIG_ATTEMPTS: Final = 5
 _PREFERRED: Final = 0
 
 
@@ -109,6 +111,8 @@ class ControllerWatches:
             znodes.REASSIGN_PARTITIONS: self._look_at_reassignments,
             znodes.CONFIG_CHANGES: self._look_at_config_changes,
         }
+        # One for each name: ZooKeeper's client keeps those that have not fired.
+        self._watchers: Final = {name: partial(self._on_watch, name) for name in self._looks}
         self._wanted: dict[str, None] = dict.fromkeys(self._looks)
         # How often in a row a look has failed.
         self._failures: dict[str, int] = {}
@@ -118,7 +122,6 @@ class ControllerWatches:
         self._begun_reassignment: bytes | None = None
         # When each notification that was seen was created.
         self._notifications: dict[str, int] = {}
-        session.add_listener(self._on_session_event)
 
     def _on_session_event(self, event: SessionEvent) -> None:
         if event is SessionEvent.CONNECTED:
@@ -130,7 +133,10 @@ class ControllerWatches:
         self._changed.set()
 
     def _watch(self, name: str) -> Callable[[WatchEvent], None]:
-        return lambda _: self._want(name)
+        return self._watchers[name]
+
+    def _on_watch(self, name: str, event: WatchEvent) -> None:
+        self._want(name)
 
     def on_leader_change(self) -> None:
         """Look whether this controller is still active."""
@@ -141,7 +147,16 @@ class ControllerWatches:
         return self._controller.log.led_epoch == self._controller.epoch
 
     async def run(self) -> None:
-        await self._take_over()
+        self._session.add_listener(self._on_session_event)
+        try:
+            # It may have been begun before, and ended by an error.
+            self._want(*self._looks)
+            await self._take_over()
+            await self._look_until_inactive()
+        finally:
+            self._session.remove_listener(self._on_session_event)
+
+    async def _look_until_inactive(self) -> None:
         while self._is_active:
             await self._changed.wait()
             self._changed.clear()
@@ -164,6 +179,9 @@ class ControllerWatches:
                         self._again_later(name)
                 except znodes.ZNodeFormatError as error:
                     _log.warning("%s", error)
+                except Exception as error:
+                    _log.error("%s could not be looked at; it is tried again", name, exc_info=error)
+                    self._again_later(name)
 
     def _again(self, name: str, seconds: float = _RETRY_SECONDS) -> None:
         """Look again after a while; other looks do not wait for it."""
@@ -204,8 +222,14 @@ class ControllerWatches:
         names = await self._session.children(znodes.BROKER_IDS, self._watch(znodes.BROKER_IDS))
         live: dict[int, bytes] = {}
         for name in names:
+            if not name.isdecimal():
+                continue
             node = await self._get(f"{znodes.BROKER_IDS}/{name}", znodes.BROKER_IDS)
-            broker = RegisteredBroker.decode(int(name), node) if node is not None and name.isdigit() else None
+            try:
+                broker = None if node is None else RegisteredBroker.decode(int(name), node)
+            except znodes.ZNodeFormatError as error:
+                _log.warning("%s: it is no broker", error)
+                continue
             if broker is not None:
                 live[broker.id] = broker.incarnation_id
         self._controller.live = live
@@ -356,7 +380,9 @@ class ControllerWatches:
                     raise
                 continue
             try:
-                await self._apply_config_change(znodes.decode_config_change(path, node.data))
+                if not await self._apply_config_change(znodes.decode_config_change(path, node.data)):
+                    self._again(name)
+                    return
             except znodes.ZNodeFormatError as error:
                 _log.warning("%s", error)
             self._notifications[each] = node.stat.ctime_ms
@@ -369,10 +395,12 @@ class ControllerWatches:
                 await self._delete(f"{name}/{each}")
                 del self._notifications[each]
 
-    async def _apply_config_change(self, entity_path: str) -> None:
-        """Bring what the znode of an entity says into the metadata, if this controller did not write it."""
+    async def _apply_config_change(self, entity_path: str) -> bool:
+        """Bring what the znode of an entity says into the metadata, if this controller did not write it.
+        Return whether that is done: a controller that writes all the time has to be asked again.
+        """
         path = f"{znodes.CONFIG}/{entity_path}"
-        while self._is_active:
+        for _ in range(_CONFIG_ATTEMPTS):
             changes = self._led.changes
             try:
                 data = (await self._session.get(path)).data
@@ -386,8 +414,9 @@ class ControllerWatches:
                 partial(self._config_records, entity_path, configs, changes), for_client=False
             )
             if applied:
-                return
+                return True
             await asyncio.sleep(_RETRY_SECONDS)
+        return False
 
     def _config_records(
         self, entity_path: str, configs: Mapping[str, str], changes: int, controller: Controller

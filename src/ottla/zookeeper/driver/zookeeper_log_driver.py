@@ -352,6 +352,7 @@ class ZooKeeperLogDriver:
 
     async def _elect(self) -> None:
         """Look at `/controller` whenever it may have changed: lead, follow, or wait."""
+        self._elections.set()  # what an error has ended in the middle begins again
         while self.failure is None:
             await self._elections.wait()
             self._elections.clear()

@@ -443,6 +443,37 @@ def test_a_leader_copies_nothing_twice_when_the_metadata_have_lost_its_events() 
     world.check_store()
 
 
+@pytest.mark.parametrize("unready_ms", [5, 25])
+@pytest.mark.parametrize("at_ms", range(2, 41, 3))
+def test_metadata_that_are_lost_during_a_copy_count_none_that_is_given_up(
+    at_ms: int, unready_ms: int
+) -> None:
+    world = RemoteWorld()
+    world.produce(8)
+    world.start()
+    world.run(at_ms / 1000)
+
+    def lose() -> None:
+        world.events.clear()
+        world.metadata.store.forget(ID)
+        world.metadata.store.assign(ID)
+        for listener in world.metadata._listeners:
+            listener(ID)
+
+    def read_again() -> None:
+        world.metadata.store.forget(ID)
+        world.metadata.assign_partitions([ID])
+        for listener in world.metadata._listeners:
+            listener(ID)
+
+    world.in_broker(lose)
+    world.run(unready_ms / 1000)
+    world.in_broker(read_again)
+    world.run()
+    world.check_store()
+    assert world.remote_log() == world.local_log()
+
+
 @pytest.mark.parametrize("step", range(1, 21))
 def test_a_kill_at_any_step_of_finding_lost_segments_loses_none(step: int) -> None:
     world = copied_world()

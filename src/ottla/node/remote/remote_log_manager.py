@@ -592,13 +592,16 @@ class RemoteLogManager:
 
     def _is_accounted_for(self, led: _LedPartition, id: RemoteLogSegmentId) -> bool:
         """Whether the metadata say all of a segment that is in the store. Of one that this broker has on its
-        disk, an unfinished copy is repeated or deleted; of others, it is what a kill has left of this.
+        disk, an unfinished copy is repeated or deleted; of others, it is what a kill has left of this. One
+        that was under way when events were lost is given up by itself: its objects go.
         """
         known = self._metadata.segment_by_id(id)
-        return known is not None and (
-            known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED
-            or known.end_offset >= led.log.local_log_start_offset
-            or id in self._being_copied
+        return id in self._being_copied or (
+            known is not None
+            and (
+                known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED
+                or known.end_offset >= led.log.local_log_start_offset
+            )
         )
 
     async def _announce_again(self, metadata: RemoteLogSegmentMetadata) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
+from ottla.remote.segment_metadata import RemoteResourceNotFound
 from ottla.spark.source import segments
 from ottla.spark.source.batch_reader import RangePartition, SegmentPartition, batch_reader
 from ottla.spark.source.columns import COLUMNS, spark_schema
@@ -229,6 +231,62 @@ def test_a_segment_that_is_gone_is_read_from_brokers_or_reported(node: LocalNode
         archive.read(gone, **options)
     some = archive.read(gone, **options, failOnDataLoss="false")
     assert some == {offset: record for offset, record in wanted.items() if offset >= 1500}
+
+
+class HalfDeleted:
+    """A store in which a deletion, under way or failed in the middle, has left the records of segments."""
+
+    def __init__(self, storage: Any) -> None:
+        self.fetch_log_segment = storage.fetch_log_segment
+
+    async def fetch_index(self, segment: Any, index_type: Any) -> bytes:
+        raise RemoteResourceNotFound(f"{segment.id} has no {index_type.name} index")
+
+
+def test_brokers_say_what_was_aborted_where_the_index_of_a_segment_is_gone(
+    orders: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"kafka.isolation.level": "read_committed"}
+    find = segments._storage
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "_storage", lambda settings: HalfDeleted(find(settings)))
+        partitions = orders.partitions(**options)
+    assert any(isinstance(each, SegmentPartition) for each in partitions)
+    assert orders.read(partitions, **options) == expected(orders.history, "read_committed")
+
+
+@pytest.mark.parametrize("what", ["expired", "deleted"])
+def test_segments_of_records_that_go_while_they_are_planned_are_not_taken(
+    node: LocalNode, store: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    archive = Archive(write(node.bootstrap_servers, what), store)
+    options = {"kafka.isolation.level": "read_committed", "failOnDataLoss": "false"}
+    find = segments._find_covered
+
+    def find_and_delete(*args: Any) -> Any:
+        found = find(*args)
+        assert found
+        if what == "expired":
+            delete_records(node.bootstrap_servers, what, found[0].offsets.end)
+        else:
+            delete_topic(node.bootstrap_servers, what)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "_find_covered", find_and_delete)
+        # Its objects may stay for a while: which of its records were aborted is known to no one any more.
+        patch.setattr(segments.ObjectStorageManager, "fetch_log_segment", _one_byte)
+        partitions = archive.partitions(**options)
+    assert [type(each) for each in partitions] == [RangePartition]
+
+
+async def _one_byte(*_: Any) -> bytes:
+    return b"x"
+
+
+def delete_topic(bootstrap: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics([topic])[topic].result(60)
 
 
 def _with_other_id(segment: Any) -> Any:

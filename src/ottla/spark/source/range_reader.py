@@ -68,7 +68,7 @@ class Fetched:
     log_end: int = -1
 
 
-class _TopicReplaced(Exception):
+class TopicReplaced(Exception):
     """The topic is deleted, or another one than the range was chosen from."""
 
 
@@ -95,7 +95,7 @@ class RangeReader:
         """Yield the rows in order, in batches that fit Spark's schema."""
         try:
             yield from self._batches()
-        except _TopicReplaced:
+        except TopicReplaced:
             self.loss.report_recreated(self._range.partition.topic)
         finally:
             self.close()
@@ -331,12 +331,12 @@ class RangeReader:
             await self._client.cluster.refresh(topics=[self._range.partition.topic])
 
     async def _check_topic(self) -> None:
-        """Raise `_TopicReplaced` if the topic has another id by now, or does not exist."""
+        """Raise `TopicReplaced` if the topic has another id by now, or does not exist."""
         wanted = self._range.topic_id
         view = await self._client.cluster.refresh(topics=[self._range.partition.topic])
         info = view.topics.get(self._range.partition.topic)
         if info is None or info.error in _TOPIC_CHANGED or (wanted is not None and info.topic_id != wanted):
-            raise _TopicReplaced
+            raise TopicReplaced
 
     async def _out_of_range(self, offset: int) -> Fetched:
         """Find where the log begins and ends, which shows what has happened."""

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from ottla.client.cluster_metadata import PartitionInfo
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
 from ottla.protocol.messages.fetch import AbortedTransaction, PartitionData
 from ottla.protocol.messages.offset_for_leader_epoch import (
@@ -63,7 +64,7 @@ from ottla.spark.source.client import SourceClient, source_client
 from ottla.spark.source.offset_ranges import OffsetRange, split
 from ottla.spark.source.offsets import EARLIEST, LATEST
 from ottla.spark.source.options import ReadFrom, SourceOptions
-from ottla.spark.source.range_reader import Fetched, RangeReader, read_range
+from ottla.spark.source.range_reader import Fetched, RangeReader, TopicReplaced, read_range
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,7 +135,7 @@ def find_segment_ranges(
     covered: list[_Covered] = []
     try:
         covered = _find_covered(client, options, offset_reader, ranges)
-        aborted = client.call(_find_aborted(client, options, storage, covered))
+        covered, aborted = client.call(_find_aborted(client, options, storage, covered))
     except (KafkaError, ObjectStoreError) as error:
         what = error.message if isinstance(error, KafkaError) else str(error)
         if must:
@@ -225,15 +226,17 @@ async def _leader_epochs(
     found: dict[TopicPartition, list[EpochEntry]] = {partition: [] for partition in starts}
     # Epochs that may be the newest of a log; the leader's own has no entry before its first record.
     candidates: dict[TopicPartition, list[int]] = {}
+    leaders: dict[TopicPartition, PartitionInfo] = {}
     for partition in starts:
         leader = view.leader(partition)
         if leader is None:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader at the moment")
+        leaders[partition] = leader
         candidates[partition] = sorted({leader.leader_epoch, *epochs[partition]})
     asked = {partition: known.pop() for partition, known in candidates.items()}
     current: dict[TopicPartition, int] = {}
     for _ in range(MAX_EPOCHS):
-        answers = await _ask_epochs(client, asked)
+        answers = await _ask_epochs(client, asked, leaders)
         asked = {}
         for partition, answer in answers.items():
             newest = current.get(partition)
@@ -264,16 +267,21 @@ async def _leader_epochs(
 
 
 async def _ask_epochs(
-    client: SourceClient, wanted: Mapping[TopicPartition, int]
+    client: SourceClient,
+    wanted: Mapping[TopicPartition, int],
+    leaders: Mapping[TopicPartition, PartitionInfo],
 ) -> dict[TopicPartition, EpochEndOffset]:
+    """Where epochs end. An error if a partition has another leader by now: of two logs, each may have records
+    that the other has not.
+    """
     by_leader: dict[int, dict[str, list[OffsetForLeaderPartition]]] = {}
     for partition, epoch in wanted.items():
-        leader = client.cluster.metadata.leader(partition)
-        if leader is None:
-            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader at the moment")
+        leader = leaders[partition]
         topics = by_leader.setdefault(leader.leader, {})
         topics.setdefault(partition.topic, []).append(
-            OffsetForLeaderPartition(partition=partition.partition, leader_epoch=epoch)
+            OffsetForLeaderPartition(
+                partition=partition.partition, current_leader_epoch=leader.leader_epoch, leader_epoch=epoch
+            )
         )
     answers = await asyncio.gather(
         *(
@@ -308,10 +316,13 @@ async def _find_aborted(
     options: SourceOptions,
     settings: RemoteStorageSettings,
     covered: Sequence[_Covered],
-) -> dict[TopicPartition, list[AbortedRange]]:
-    """The aborted transactions with records in what segments hold; and a check that the store has them."""
+) -> tuple[list[_Covered], dict[TopicPartition, list[AbortedRange]]]:
+    """The aborted transactions with records in what segments hold, and what of that is left: where it is not
+    known which transactions were aborted, as segments are being deleted, brokers have to say so. And a check
+    that the store has them.
+    """
     if not covered:
-        return {}
+        return [], {}
     storage = _storage(settings)
     newest = covered[0].parts[-1].segment
     try:
@@ -322,38 +333,57 @@ async def _find_aborted(
             f"{_PREFIX}storage.url (and {_PREFIX}key.prefix) that of the brokers?"
         ) from error
     if not options.read_committed:
-        return {}
+        return list(covered), {}
     turns = asyncio.Semaphore(INDEXES_AT_ONCE)
 
-    async def within(part: SegmentPart) -> list[AbortedRange]:
+    async def within(part: SegmentPart) -> list[AbortedRange] | None:
         if part.segment.txn_index_empty:
             return []
         async with turns:
             try:
                 index = await storage.fetch_index(part.segment, IndexType.TRANSACTION)
             except RemoteResourceNotFound:
-                return []
+                try:
+                    await storage.fetch_index(part.segment, IndexType.OFFSET)
+                except RemoteResourceNotFound:
+                    return None
+                return []  # who wrote it does not say beforehand whether it has one
         return aborted_in(part, index)
 
-    async def across(each: _Covered) -> list[AbortedRange]:
+    async def across(each: _Covered) -> list[AbortedRange] | None:
         last = replace(each.offsets, start=each.offsets.end - 1)
-        async with turns:
-            fetched = await RangeReader(client, replace(options, fetch_bytes=1), last).fetch(last.start)
+        try:
+            async with turns:
+                fetched = await RangeReader(client, replace(options, fetch_bytes=1), last).fetch(last.start)
+        except TopicReplaced:
+            return None
         if fetched.data is None:
-            return []  # it is gone, and the task that comes there says so
+            return None  # the log begins behind it by now, or ends before it
         return [
             AbortedRange(txn.producer_id, txn.first_offset, _OPEN_END)
             for txn in fetched.data.aborted_transactions or ()
             if txn.first_offset < each.offsets.end
         ]
 
-    async def all_of(each: _Covered) -> list[AbortedRange]:
-        lists = await asyncio.gather(across(each), *(within(part) for part in each.parts))
-        known = {(txn.producer_id, txn.first_offset): txn for found in lists for txn in found}
-        return sorted(known.values(), key=lambda txn: txn.first_offset)
+    async def all_of(each: _Covered) -> tuple[_Covered, list[AbortedRange]] | None:
+        lists = await asyncio.gather(*map(within, each.parts))
+        count = next((at for at, found in enumerate(lists) if found is None), len(lists))
+        if not count:
+            return None
+        parts = each.parts[:count]
+        each = _Covered(replace(each.offsets, end=parts[-1].end), parts)
+        open_there = await across(each)
+        if open_there is None:
+            return None
+        known = {
+            (txn.producer_id, txn.first_offset): txn
+            for found in (open_there, *lists[:count])
+            for txn in found or ()
+        }
+        return each, sorted(known.values(), key=lambda txn: txn.first_offset)
 
-    found = await asyncio.gather(*map(all_of, covered))
-    return {each.offsets.partition: aborted for each, aborted in zip(covered, found, strict=True)}
+    kept = [each for each in await asyncio.gather(*map(all_of, covered)) if each is not None]
+    return [each for each, _ in kept], {each.offsets.partition: aborted for each, aborted in kept}
 
 
 def _tasks(

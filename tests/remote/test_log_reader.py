@@ -26,6 +26,7 @@ from ottla.remote.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemoteLogSegmentState,
+    RemoteResourceNotFound,
     RemoteStorageError,
 )
 from ottla.remote.storage_manager import IndexType, LogSegmentData
@@ -161,6 +162,17 @@ async def test_each_chunk_is_fetched_once_and_the_next_one_ahead() -> None:
     assert tier.storage.fetches == [(0, 500), (500, 1000)]
     await tier.cache.read(first(tier), 0, first(tier).segment_size_in_bytes)
     assert len(tier.storage.fetches) == len(set(tier.storage.fetches))
+    await tier.reader.close()
+
+
+async def test_a_segment_that_is_being_deleted_is_not_one_without_aborted_transactions() -> None:
+    tier = await filled()
+    await tier.offsets(0, 500)  # its records are in memory
+    following = first(tier).end_offset + 1
+    await tier.storage.delete_log_segment_data(first(tier))
+    with pytest.raises(RemoteResourceNotFound):
+        await tier.offsets(0, 500, with_aborted=True)
+    assert (await tier.offsets(following, 500, with_aborted=True))[0] == following
     await tier.reader.close()
 
 

@@ -115,15 +115,18 @@ class RemoteSegmentCache:
         return len(self._loads)
 
     async def index(self, metadata: RemoteLogSegmentMetadata, index_type: IndexType) -> bytes:
-        """Return an index of a segment; empty where it has none of this type."""
+        """Return an index of a segment. That of transactions is empty where it has none; of a segment that is
+        being deleted it is not known which were aborted.
+        """
 
         async def fetch() -> bytes:
             try:
                 return await self._storage.fetch_index(metadata, index_type)
             except RemoteResourceNotFound:
-                if index_type is IndexType.TRANSACTION:
-                    return b""
-                raise
+                if index_type is not IndexType.TRANSACTION:
+                    raise
+                await self._storage.fetch_index(metadata, IndexType.OFFSET)
+                return b""
 
         return await self._part((metadata.id.id, index_type), fetch)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from ottla.log.config.log_config import LogConfig
 from ottla.log.segment.file_names import INDEX, LOG, TIME_INDEX
+from ottla.log.segment.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicIdPartition
 from ottla.records.batch import iter_batches
@@ -173,6 +175,34 @@ async def test_a_segment_that_is_being_deleted_is_not_one_without_aborted_transa
     with pytest.raises(RemoteResourceNotFound):
         await tier.offsets(0, 500, with_aborted=True)
     assert (await tier.offsets(following, 500, with_aborted=True))[0] == following
+    await tier.reader.close()
+
+
+async def test_transactions_are_found_in_segments_that_leave_the_disk_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tier = await filled()
+    log, fetch_index = tier.lab.log, tier.storage.fetch_index
+    before = log.local_log_start_offset
+    tier.lab.fill(100)
+    found = AbortedTxn(7, 0, before + 1, before + 2)
+
+    async def with_aborted(segment: RemoteLogSegmentMetadata, index_type: IndexType) -> bytes:
+        if index_type is IndexType.TRANSACTION:
+            return found.encode() if segment.start_offset <= before + 1 <= segment.end_offset else b""
+        return await fetch_index(segment, index_type)
+
+    class SlowPool(InlinePool):
+        async def run(self, *work: Any) -> Any:
+            if log.local_log_start_offset == before:
+                await tier.copy()
+            return await super().run(*work)
+
+    monkeypatch.setattr(CountingStorage, "fetch_index", lambda _, *what: with_aborted(*what))
+    tier.reader = RemoteLogReader(tier.metadata, tier.cache, SlowPool())
+    records = await tier.reader.read(ID, log, 0, 500, 1 << 60, with_aborted=True)
+    assert log.local_log_start_offset > before + 1
+    assert records.aborted == (found,)
     await tier.reader.close()
 
 

@@ -218,26 +218,33 @@ class RemoteLogReader:
         """The aborted transactions with records in [`start`, `upper`) of the segment: their markers may be in
         it or behind it.
         """
-        aborted: list[AbortedTxn] = []
+        aborted: dict[tuple[int, int], AbortedTxn] = {}
         looked_at = 0
-        for each in self._segments_from(partition, log, segment.start_offset):
-            looked_at += 1
-            if looked_at % _SEGMENTS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            if each.txn_index_empty:
-                continue
-            try:
-                entries = decode_entries(await self._cache.index(each, IndexType.TRANSACTION))
-            except CorruptTxnIndexError as error:
-                raise RemoteStorageError(f"The transaction index of {each.id} is damaged: {error}") from error
-            for txn in entries:
-                if txn.last_offset >= start and txn.first_offset < upper:
-                    aborted.append(txn)
-                if txn.last_stable_offset >= upper:
-                    return aborted
-        found = await self._pool.run(log.collect_aborted_transactions, log.local_log_start_offset, upper)
-        known = {(txn.producer_id, txn.first_offset) for txn in aborted}
-        return aborted + [txn for txn in found if (txn.producer_id, txn.first_offset) not in known]
+        offset = segment.start_offset
+        while True:
+            for each in self._segments_from(partition, log, offset):
+                looked_at += 1
+                if looked_at % _SEGMENTS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                if each.txn_index_empty:
+                    continue
+                try:
+                    entries = decode_entries(await self._cache.index(each, IndexType.TRANSACTION))
+                except CorruptTxnIndexError as error:
+                    raise RemoteStorageError(
+                        f"The transaction index of {each.id} is damaged: {error}"
+                    ) from error
+                for txn in entries:
+                    if txn.last_offset >= start and txn.first_offset < upper:
+                        aborted[txn.producer_id, txn.first_offset] = txn
+                    if txn.last_stable_offset >= upper:
+                        return list(aborted.values())
+            offset = log.local_log_start_offset
+            found = await self._pool.run(log.collect_aborted_transactions, offset, upper)
+            aborted |= {(txn.producer_id, txn.first_offset): txn for txn in found}
+            if log.local_log_start_offset == offset:
+                return list(aborted.values())
+            # Segments have left the disk meanwhile, perhaps before they were looked at there.
 
     def _segments_from(
         self, partition: TopicIdPartition, log: UnifiedLog, offset: int

@@ -208,3 +208,8 @@ def test_what_retention_has_deleted_still_comes_from_the_table(shop: Shop) -> No
     assert shop.rows(readFrom="auto", startingOffsets=starting) == wanted
     early = [row for row in expected if int(row["value"]) >= 100]
     assert shop.rows(readFrom="auto", startingTimestamp=shop.base_ms + 100_000) == early
+    # All of it is older than the log.
+    ending = json.dumps({"orders": {"0": 150, "1": 250}})
+    ends = {0: 150, 1: 250}
+    old = [row for row in wanted if row["offset"] < ends[row["partition"]]]
+    assert shop.rows(readFrom="auto", startingOffsets=starting, endingOffsets=ending) == old

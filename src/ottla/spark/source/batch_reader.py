@@ -197,7 +197,7 @@ class BatchReader(DataSourceReader):
         if options.start.kind is OffsetLimitKind.OFFSETS:
             first = offset_reader.offsets(dict.fromkeys(start, EARLIEST))
             for partition, offset in start.items():
-                if offset < first.get(partition, offset):
+                if offset < min(first.get(partition, offset), end[partition]):
                     loss.report_expired(partition, offset, end[partition], first[partition])
                     start = {**start, partition: first[partition]}
         if OffsetLimitKind.OFFSETS in (options.start.kind, options.end.kind):

@@ -141,6 +141,21 @@ def test_a_store_that_is_away_does_not_fill_the_metadata() -> None:
     assert 100 < world.manager.statistics.copy_errors < 250
 
 
+def test_traffic_does_not_shorten_the_pauses_of_a_store_that_fails() -> None:
+    world = RemoteWorld()
+    world.store.failures = 1_000_000
+    world.produce(8)
+    world.start()
+    for _ in range(3600):
+        world.run(1)
+        world.produce(1)
+        world.progress()
+    assert 100 < world.manager.statistics.copy_errors < 250
+    world.store.failures = 0
+    world.run(60)
+    assert world.remote_log() == world.local_log()
+
+
 def test_a_leader_that_is_replaced_during_a_copy_gives_it_up() -> None:
     world = RemoteWorld()
     world.produce(4)

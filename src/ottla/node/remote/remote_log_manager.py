@@ -109,13 +109,15 @@ class RemoteLogStatistics:
 class _Work:
     """One kind of work of a partition: whether it is to be done, is being done, or waits for its time."""
 
-    __slots__ = ("is_queued", "is_running", "pauses", "timer")
+    __slots__ = ("is_pausing", "is_queued", "is_running", "pauses", "timer")
 
     def __init__(self, pauses: ExponentialBackoff) -> None:
         self.pauses: Final = pauses
         # True if it is to be done, once more if it is being done.
         self.is_queued = False
         self.is_running = False
+        # True after a failure, until `timer`: nothing brings it forward, or traffic would undo the pauses.
+        self.is_pausing = False
         self.timer: asyncio.TimerHandle | None = None
 
     def cancel_timer(self) -> None:
@@ -205,9 +207,9 @@ class _Pool:
         return bool(self._due)
 
     def submit(self, led: _LedPartition) -> None:
-        """Have the work of a partition done, once more if it is being done."""
+        """Have the work of a partition done, once more if it is being done, but not before a pause is over."""
         work = self._work_of(led)
-        if work.is_queued or led.is_closed:
+        if work.is_queued or work.is_pausing or led.is_closed:
             return
         work.is_queued = True
         work.cancel_timer()
@@ -222,6 +224,18 @@ class _Pool:
         if not led.is_closed:
             loop = asyncio.get_running_loop()
             work.timer = loop.call_later(min(pause_ms, _DAY_MS) / 1000, self.submit, led)
+
+    def retry_later(self, led: _LedPartition, pause_ms: float) -> None:
+        """Have work that has failed done again after a pause, and not sooner."""
+        work = self._work_of(led)
+        work.cancel_timer()
+        if not led.is_closed:
+            work.is_queued, work.is_pausing = False, True
+            work.timer = asyncio.get_running_loop().call_later(pause_ms / 1000, self._retry, led)
+
+    def _retry(self, led: _LedPartition) -> None:
+        self._work_of(led).is_pausing = False
+        self.submit(led)
 
     def _start_worker(self) -> None:
         if self._running < self._size():
@@ -541,7 +555,7 @@ class RemoteLogManager:
                 pause_ms,
                 error,
             )
-            self._copies.submit_later(led, pause_ms)
+            self._copies.retry_later(led, pause_ms)
 
     async def _initialize(self, led: _LedPartition) -> None:
         """Find out how far the log is in remote storage, and where it starts there."""
@@ -850,7 +864,7 @@ class RemoteLogManager:
                 pause_ms,
                 error,
             )
-            self._expirations.submit_later(led, pause_ms)
+            self._expirations.retry_later(led, pause_ms)
 
     async def _expire_segments(self, led: _LedPartition) -> None:
         log = led.log

@@ -180,6 +180,19 @@ def test_what_makes_no_sense_is_refused_in_one_line(offline: CommandLine, home: 
     assert "is not empty" in offline("cluster", "up", "-d", str(tmp_path / "other"), *ports).err
 
 
+def test_a_zookeeper_that_is_not_there_is_reported_before_there_is_a_cluster(
+    offline: CommandLine, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    ended = offline("cluster", "up", "-d", home, "--zookeeper", f"127.0.0.1:{port}/kafka")
+    assert ended.status == 1
+    assert f"127.0.0.1:{port}: Connection refused" in ended.err
+    assert "is not an address" in offline("cluster", "up", "-d", home, "--zookeeper", "localhost:zk").err
+    monkeypatch.setenv("PATH", "")
+    assert "there is no `java`" in offline("cluster", "up", "-d", home, "--zookeeper").err
+    assert not Path(home).exists()
+
+
 def test_a_port_in_use_or_a_wrong_setting_is_reported(
     offline: CommandLine, home: str, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from ottla.cli.options import (
     Timeout,
     named_values,
 )
-from ottla.cli.output import print_json, print_pairs, print_table
+from ottla.cli.output import note, print_json, print_pairs, print_table
 from ottla.cli.session import run, with_admin
 from ottla.protocol.errors import KafkaError
 
@@ -172,6 +172,7 @@ DEFAULT_DATA_DIR: Final = "ottla-cluster"
 DEFAULT_NODES: Final = 3
 DEFAULT_PORT: Final = 9092
 _PROTOCOLS: Final = {"ssl": "SSL", "sasl": "SASL_SSL"}
+_OWN_ZOOKEEPER: Final = "own"  # OWN_ZOOKEEPER of cluster_plan, which a start of this command does not import
 _START_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.05
 
@@ -226,10 +227,10 @@ def up(
         str | None,
         Option(
             "--zookeeper",
-            metavar="[HOST:PORT]",
-            implied="own",
+            metavar="[HOST:PORT/PATH]",
+            implied=_OWN_ZOOKEEPER,
             help="Legacy: keep the metadata in ZooKeeper, as Kafka did before 4.0, instead of in a quorum. "
-            "Starts one, which needs Java, or uses that at HOST:PORT[/PATH].",
+            "Starts one, which needs Java and, once, Maven, or uses the one at HOST:PORT[/PATH].",
         ),
     ] = None,
     detach: Annotated[
@@ -389,6 +390,8 @@ def _load_or_create(
 
     try:
         if not ClusterPlan.exists(data_dir):
+            if zookeeper is not None:
+                _check_zookeeper(zookeeper)
             plan = ClusterPlan.make(
                 data_dir,
                 brokers=nodes or DEFAULT_NODES,
@@ -409,7 +412,7 @@ def _load_or_create(
     wanted["--secure"] = secure is not None and (
         plan.security is None or plan.security.protocol.name != _PROTOCOLS[secure]
     )
-    known = plan.zookeeper if plan.zookeeper_port is None else "own"
+    known = plan.zookeeper if plan.zookeeper_port is None else _OWN_ZOOKEEPER
     wanted["--zookeeper"] = zookeeper not in (None, known, plan.zookeeper)
     wanted["--set"] = bool(settings) and settings.items() != dict(plan.settings).items()
     for option, differs in wanted.items():
@@ -419,6 +422,25 @@ def _load_or_create(
                 "option, or choose another --data-dir"
             )
     return plan
+
+
+def _check_zookeeper(zookeeper: str) -> None:
+    """Fail before there is a cluster that would keep an address at which no ZooKeeper is."""
+    from importlib.util import find_spec
+
+    from ottla.runtime.zookeeper import KAZOO_IS_MISSING
+    from ottla.testing.zookeeper_server import missing_requirement, unreachable
+
+    if find_spec("kazoo") is None:
+        raise CliError(KAZOO_IS_MISSING)
+    if zookeeper == _OWN_ZOOKEEPER:
+        if (missing := missing_requirement()) is not None:
+            raise CliError(f"ZooKeeper cannot be started: {missing}")
+    elif (reason := unreachable(zookeeper)) is not None:
+        raise CliError(
+            f"ZooKeeper cannot be reached: {reason}. Check the address, and that it runs; "
+            "`--zookeeper` alone starts one"
+        )
 
 
 def _zookeeper_server(plan: ClusterPlan) -> ZooKeeperServer | None:
@@ -434,7 +456,10 @@ def _start_zookeeper(plan: ClusterPlan) -> None:
     server = _zookeeper_server(plan)
     if server is not None:
         from ottla.testing.cluster_process import ClusterError
+        from ottla.testing.zookeeper_server import ZOOKEEPER_VERSION, pending_download
 
+        if server.pid() is None and (folder := pending_download()) is not None:
+            note(f"Maven fetches ZooKeeper {ZOOKEEPER_VERSION} into {folder}, once")
         try:
             server.start()
         except ClusterError as error:
@@ -510,7 +535,9 @@ def _start(
             if process.state() is ProcessState.DOWN:
                 lines = process.log_tail().strip().splitlines()
                 why = lines[-1].removeprefix("ottla: ") if lines else "there is no output"
-                raise CliError(f"node {process.plan.id} did not start: {why}; see {process.plan.log_file}")
+                raise CliError(
+                    f"node {process.plan.id} did not start: {why.rstrip('.')}; see {process.plan.log_file}"
+                )
         if time.monotonic() > deadline:
             raise CliError(
                 f"the nodes were not ready within {_START_SECONDS:.0f} s; see the node.log of each in "

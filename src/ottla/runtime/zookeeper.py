@@ -264,6 +264,12 @@ class ZooKeeperSettings:
         return (slash + path).rstrip("/")
 
 
+KAZOO_IS_MISSING: Final = (
+    "The package kazoo, which speaks to ZooKeeper, is not installed. "
+    "Install it with: pip install 'ottla[zookeeper]'"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _KazooWatch:
     """What kazoo calls. It keeps a set of them for each path until they fire, so equal ones are one: a znode
@@ -296,10 +302,7 @@ class KazooSession:
         try:
             kazoo = importlib.import_module("kazoo.client")
         except ImportError:
-            raise ConnectionError(
-                "The package kazoo, which speaks to ZooKeeper, is not installed."
-                " Install it with: pip install 'ottla[zookeeper]'"
-            ) from None
+            raise ConnectionError(KAZOO_IS_MISSING) from None
         loop = asyncio.get_running_loop()
         attempts = _Connections(settings.tls_context)
         client = kazoo.KazooClient(**_kazoo_options(settings), handler=attempts.kazoo_handler())

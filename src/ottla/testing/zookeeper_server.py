@@ -37,11 +37,13 @@ _COORDINATES: Final = (
     ("commons-cli", "commons-cli", "1.5.0"),  # for its shell
 )
 _MAIN: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+_OR_ANOTHER: Final = "or run one, and name it: --zookeeper HOST:PORT"
 _TICK_MS: Final = 500
 _DOWNLOAD_SECONDS: Final = 900
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.05
+_CONNECT_SECONDS: Final = 5.0
 
 # The processes that this process has started, by pid: it has to wait for them when they end.
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -50,13 +52,34 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 def missing_requirement() -> str | None:
     """What keeps ZooKeeper from running on this machine; None if nothing does."""
     if shutil.which("java") is None:
-        return "there is no `java` on the PATH: install a JRE, 17 or newer"
+        return f"there is no `java` on the PATH: install a JRE, 17 or newer; {_OR_ANOTHER}"
     if LIBS_VARIABLE not in os.environ and not _is_fetched(_cache()) and shutil.which("mvn") is None:
         return (
             "there is no `mvn` on the PATH to fetch ZooKeeper's jars with: install Maven, or set "
-            f"{LIBS_VARIABLE} to a folder that has them"
+            f"{LIBS_VARIABLE} to a folder that has them; {_OR_ANOTHER}"
         )
     return None
+
+
+def pending_download() -> Path | None:
+    """The folder into which Maven has to fetch the jars first; None if they are there."""
+    return None if LIBS_VARIABLE in os.environ or _is_fetched(_cache()) else _cache()
+
+
+def unreachable(connect: str) -> str | None:
+    """Why none of the servers in `HOST:PORT,HOST:PORT/PATH` can be reached; None if one can."""
+    reasons: list[str] = []
+    for address in connect.partition("/")[0].split(","):
+        host, _, port = address.strip().rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            return f"{address!r} is not an address: HOST:PORT is expected"
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+        except OSError as error:
+            reasons.append(f"{host}:{port}: {error.strerror or error}")
+        else:
+            return None
+    return "; ".join(reasons)
 
 
 class ZooKeeperServer:
@@ -79,9 +102,7 @@ class ZooKeeperServer:
             return
         missing = missing_requirement()
         if missing is not None:
-            raise ClusterError(
-                f"ZooKeeper cannot be started: {missing}; or run one, and name it: --zookeeper HOST:PORT"
-            )
+            raise ClusterError(f"ZooKeeper cannot be started: {missing}")
         jars = _jars()
         self.directory.mkdir(parents=True, exist_ok=True)
         self._settings.write_text(

@@ -207,7 +207,7 @@ class _Pool:
         return bool(self._due)
 
     def submit(self, led: _LedPartition) -> None:
-        """Have the work of a partition done, once more if it is being done, but not before a pause is over."""
+        """Have the work of a partition done, once more if it is being done; a pause goes on to its end."""
         work = self._work_of(led)
         if work.is_queued or work.is_pausing or led.is_closed:
             return

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from ottla.remote.object_storage import ObjectStorageManager
 from ottla.remote.segment_metadata import RemoteResourceNotFound
 from ottla.spark.source import segments
 from ottla.spark.source.batch_reader import RangePartition, SegmentPartition, batch_reader
@@ -275,7 +276,7 @@ def test_segments_of_records_that_go_while_they_are_planned_are_not_taken(
     with monkeypatch.context() as patch:
         patch.setattr(segments, "_find_covered", find_and_delete)
         # Its objects may stay for a while: which of its records were aborted is known to no one any more.
-        patch.setattr(segments.ObjectStorageManager, "fetch_log_segment", _one_byte)
+        patch.setattr(ObjectStorageManager, "fetch_log_segment", _one_byte)
         partitions = archive.partitions(**options)
     assert [type(each) for each in partitions] == [RangePartition]
 

@@ -21,7 +21,12 @@ from ottla.protocol.messages.offset_for_leader_epoch import (
 )
 from ottla.protocol.names import TopicIdPartition
 from ottla.protocol.schema import Request, Response
-from ottla.remote.segment_metadata import RemoteLogSegmentId, RemoteLogSegmentMetadata, RemoteStorageError
+from ottla.remote.segment_metadata import (
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteResourceNotFound,
+    RemoteStorageError,
+)
 from ottla.remote.storage_manager import IndexType
 from ottla.replication.list_offsets import fetch_offset_for_timestamp
 from ottla.replication.partition import FetchIsolation
@@ -44,6 +49,7 @@ class Store:
     def __init__(self, log: UnifiedLog) -> None:
         self.log = log
         self.failures = 0
+        self.deletions = 0
         self.asked: list[tuple[int, int]] = []
         self.epochs = b""
         self.snapshot = b""
@@ -63,6 +69,9 @@ class Store:
 
     async def fetch_index(self, segment: RemoteLogSegmentMetadata, index_type: IndexType) -> bytes:
         if index_type is IndexType.PRODUCER_SNAPSHOT:
+            if self.deletions:
+                self.deletions -= 1
+                raise RemoteResourceNotFound("the segment is being deleted")
             return self.snapshot
         assert index_type is IndexType.LEADER_EPOCH
         entries = self.log.leader_epoch_cache.entries
@@ -132,6 +141,15 @@ def test_a_new_follower_begins_where_the_disk_of_its_leader_does() -> None:
     follow_to_the_end(lab)
     lab.check_follower()
     assert lab.store.asked == [(0, lab.leader.log.local_log_start_offset - 1)]
+
+
+def test_a_follower_does_not_begin_without_the_producers_of_a_segment_that_is_being_deleted() -> None:
+    lab = TieredLab()
+    lab.fill()
+    lab.store.deletions = 1
+    follow_to_the_end(lab)
+    lab.check_follower()
+    assert lab.store.asked == [(0, lab.leader.log.local_log_start_offset - 1)] * 2
 
 
 def test_the_segment_is_asked_for_by_the_epoch_of_its_last_record() -> None:

@@ -49,10 +49,9 @@ async def fetch_tiered_start(
         )
     offset = segment.end_offset + 1
     epochs = tuple(each for each in await _leader_epochs(reader, segment) if each[1] < offset)
-    try:
-        snapshot = await reader.fetch_index(segment, IndexType.PRODUCER_SNAPSHOT)
-    except RemoteResourceNotFound:
-        snapshot = b""
+    # One that is not there was deleted with its segment since: without what producers have sent, what they
+    # send again would be appended twice.
+    snapshot = await reader.fetch_index(segment, IndexType.PRODUCER_SNAPSHOT)
     return TieredStart(offset, leader.log_start_offset, RemoteLogAuxState(epochs, snapshot or None))
 
 

@@ -233,11 +233,11 @@ def test_a_coordinator_that_is_cut_off_does_not_say_old_offsets(
     cluster.cut_off(first, from_clients=False)
 
     def is_committed_elsewhere() -> bool:
-        # What it is told may be old: it may not have heard yet that the first one was elected.
+        # The answer may be old: that node may not know yet that the first one was elected.
         second = coordinator(cluster, group, asked=other)
         return second not in (None, first) and commit(cluster, second, topic, group, 2) is ErrorCode.NONE
 
-    wait_until(is_committed_elsewhere, "nobody else takes offsets", DEADLINE_S)
+    wait_until(is_committed_elsewhere, "no other coordinator takes offsets", DEADLINE_S)
     # It does not know that there is another one.
     assert coordinator(cluster, group, asked=first) == first
     assert committed(cluster, first, topic, group) is ErrorCode.NOT_COORDINATOR

@@ -43,6 +43,7 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     ".TransactionMarkerChannelManager.add_markers": "tries again until it is done",
     "ottla.node.remote.deleted_partitions.DeletedPartitions._run_later": "one call, which starts a task",
     "ottla.node.remote.metadata_manager.TopicBasedRemoteLogMetadataManager._read_or_change": "waits for both",
+    "ottla.node.remote.remote_log_manager._Pool.retry_later": "one call, which starts a task",
     "ottla.node.remote.remote_log_manager._Pool.submit_later": "one call, which starts a task",
     "ottla.log.cleaner.cleaner.LogCleaner.run": "its workers end with it, and it is supervised",
     "ottla.log.cleaner.cleaner._to_the_end": "its caller waits for it",

@@ -106,6 +106,8 @@ def test_offsets_by_time(ottla: CommandLine, topic: str) -> None:
         {"topic": topic, "partition": 0, "offset": 1, "timestamp": 2_000}
     ]
     assert ottla.ok("offsets", topic, "-p", "0", "--at", "max", "--json").json[0]["offset"] == 2
+    assert ottla.ok("offsets", topic, "-p", "0", "--at", "earliest-local", "--json").json[0]["offset"] == 0
+    assert ottla.ok("offsets", topic, "-p", "0", "--at", "latest-tiered", "--json").json[0]["offset"] is None
     assert ottla.ok("offsets", topic, "-p", "0", "--at", "1s", "--json").json[0]["offset"] is None
     assert ottla("offsets", topic, "-p", "7").status == 1
 

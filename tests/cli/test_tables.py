@@ -23,6 +23,10 @@ def test_tables_are_shown_merged_and_repaired(tmp_path: Path) -> None:
         ottla.ok("topics", "create", "plain")
         settings = ("--config", "table.format=iceberg", "--config", "table.freshness.ms=100")
         ottla.ok("topics", "create", "orders", "--partitions", "1", *settings)
+        ottla.ok("topics", "create", "later", "--config", "table.format=iceberg")  # in a minute
+        assert "has no table yet: its first commit comes" in ottla("tables", "show", "later").err
+        ottla.ok("topics", "delete", "later", "--yes")
+        assert "--set table.format=iceberg" in ottla("tables", "show", "plain").err
         for number in range(3):
             produce(node, [b"x"] * 10)
             end = 10 * (number + 1)
@@ -45,6 +49,7 @@ def test_tables_are_shown_merged_and_repaired(tmp_path: Path) -> None:
         assert (repaired["rows"], repaired["duplicates"], repaired["needs_repair"]) == (30, 0, False)
         ended = ottla("tables", "show", "order")
         assert ended.status == 1
+        assert "does not exist" in ended.err
         assert "did you mean orders" in ended.err
         ended = ottla("tables", "list", "--catalog", f"warehouse={tmp_path}/none")
         assert "there is no catalog" in ended.err

@@ -21,6 +21,7 @@ from ottla.runtime.object_store import (
     ObjectStoreKind,
     ObjectStoreSettings,
     StoredObject,
+    _without_secrets,
     open_object_store,
 )
 from ottla.runtime.pool import InlinePool, ThreadPool
@@ -210,3 +211,10 @@ async def test_an_upload_to_a_directory_that_hangs_can_be_given_up(
         answers.set()
         pool.close()
     assert not await DirectoryStore(str(tmp_path / "store"), RealDisk(), InlinePool()).list_objects("")
+
+
+def test_a_store_without_credentials_says_so() -> None:
+    """Libraries ask the machine then, at an address that explains nothing to users."""
+    asked = "Error performing PUT http://169.254.169.254/latest/api/token in 5 ms: Connection refused"
+    assert "no credentials were found" in _without_secrets(ValueError(asked), None)
+    assert "credentials" not in _without_secrets(ValueError("http://127.0.0.1:9000/bucket: 503"), None)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ottla.client.admin import Admin
 
 HELP: Final = "Show offsets of partitions: first, end, or at a time."
+# As `OffsetSpec` of the client has them, by the names that kafka-get-offsets.sh takes.
+_SPECIAL: Final = {"max": -3, "earliest-local": -4, "latest-tiered": -5, "earliest-pending-upload": -6}
 
 
 @command(None, "offsets")
@@ -38,9 +40,11 @@ def app(
         str | None,
         Option(
             "--at",
-            metavar="TIME|AGE|max",
+            metavar="TIME|AGE|max|...",
             help="The first record at or after a time (2026-01-31T12:00:00Z, @ms, or an age such as 15m), or "
-            "the one with the greatest timestamp.",
+            "the one with the greatest timestamp. Of topics with tiered storage: earliest-local, the first "
+            "on the leader's disk; latest-tiered, the last in the store; earliest-pending-upload, the first "
+            "that is not there.",
         ),
     ] = None,
     committed: Annotated[
@@ -56,7 +60,9 @@ def app(
     wanted = parse_ids("--partitions", partitions)
     special = None
     if at is not None:
-        special = -3 if at.lower() == "max" else parse_time("--at", at, SystemClock().wall_ms())
+        special = _SPECIAL.get(at.lower())
+        if special is None:
+            special = parse_time("--at", at, SystemClock().wall_ms())
 
     async def work(admin: Admin) -> list[dict[str, Any]]:
         if topics:

@@ -134,12 +134,24 @@ def _changing(topic: str) -> Iterator[None]:
         raise CliError(f"{topic}: {error}") from None
 
 
-def _table(topic: str, settings: CatalogSettings) -> Table:
-    tables = _load(settings)
-    if topic not in tables:
+def _table(topic: str, settings: CatalogSettings, topics: dict[str, _Topic], is_needed: bool) -> Table:
+    """The table of a topic. `is_needed`: the catalog was named, so it has to be there."""
+    tables = _load(settings, is_needed)
+    if topic in tables:
+        return tables[topic]
+    known = topics.get(topic)
+    if known is None:
         hint = did_you_mean(topic, tables) or "; `ottla tables list` shows those that do"
-        raise CliError(f"topic {topic} has no table{hint}")
-    return tables[topic]
+        raise CliError(f"topic {topic} does not exist, and has left no table{hint}")
+    if known.format == "none":
+        raise CliError(
+            f"topic {topic} has no table; "
+            f"`ottla configs alter --topic {topic} --set table.format=iceberg` gives it one"
+        )
+    raise CliError(
+        f"topic {topic} has no table yet: its first commit comes after table.freshness.ms, and the log of "
+        "the node says if it fails"
+    )
 
 
 def _lag(info: TableInfo, topic: _Topic | None) -> int | None:
@@ -229,7 +241,7 @@ def show(
     from ottla.tables.describe import describe_table
 
     settings, topics = _ask_cluster(bootstrap, timeout, catalog, topic)
-    info = describe_table(_table(topic, settings))
+    info = describe_table(_table(topic, settings, topics, bool(catalog)))
     known = topics.get(topic)
     if as_json:
         ends = {} if known is None else dict(known.ends)
@@ -284,8 +296,8 @@ def compact(
     from ottla.tables.describe import describe_table
     from ottla.tables.maintenance import compact as merge
 
-    settings, _ = _ask_cluster(bootstrap, timeout, catalog, topic)
-    table = _table(topic, settings)
+    settings, topics = _ask_cluster(bootstrap, timeout, catalog, topic)
+    table = _table(topic, settings, topics, bool(catalog))
     merged = 0
     with _changing(topic):
         while found := merge(table, target, 2):
@@ -316,8 +328,8 @@ def expire(
     from ottla.tables.maintenance import expire as drop
     from ottla.tables.maintenance import remove_orphans
 
-    settings, _ = _ask_cluster(bootstrap, timeout, catalog, topic)
-    table = _table(topic, settings)
+    settings, topics = _ask_cluster(bootstrap, timeout, catalog, topic)
+    table = _table(topic, settings, topics, bool(catalog))
     now_ms = SystemClock().wall_ms()
     dropped = max(len(table.metadata.snapshots) - keep, 0)
     with _changing(topic):
@@ -346,8 +358,8 @@ def repair(
     """
     from ottla.tables.maintenance import check_rows, repair_offsets
 
-    settings, _ = _ask_cluster(bootstrap, timeout, catalog, topic)
-    table = _table(topic, settings)
+    settings, topics = _ask_cluster(bootstrap, timeout, catalog, topic)
+    table = _table(topic, settings, topics, bool(catalog))
     with _changing(topic):
         found = check_rows(table)
         needed = found.offsets_are_lost or any(

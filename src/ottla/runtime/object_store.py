@@ -493,6 +493,12 @@ def _profile_credentials(path: str | None) -> dict[str, str]:
 
 _QUERY: Final = re.compile(r"\?[^\s\"'<>]+")
 _MAX_ERROR_TEXT: Final = 500
+# Where machines of a cloud get their credentials: the last place where libraries look for some.
+_MACHINE_CREDENTIALS: Final = (
+    "//169.254.169.254/",
+    "//metadata.google.internal",
+    "//metadata/computeMetadata",
+)
 
 
 def _without_secrets(error: Exception, settings: ObjectStoreSettings | None) -> str:
@@ -500,7 +506,10 @@ def _without_secrets(error: Exception, settings: ObjectStoreSettings | None) -> 
     text = _QUERY.sub("?...", " ".join(str(error).split("\n\nDebug source:")[0].split()))
     for secret in settings.credentials.values() if settings is not None else ():
         text = text.replace(secret, "...")
-    return f"{type(error).__name__}: {text[:_MAX_ERROR_TEXT]}"
+    hint = ""
+    if any(address in text for address in _MACHINE_CREDENTIALS):
+        hint = "no credentials were found in settings or environment, and the machine has none: "
+    return f"{hint}{type(error).__name__}: {text[:_MAX_ERROR_TEXT]}"
 
 
 def _disk_error(error: OSError) -> ObjectStoreError:

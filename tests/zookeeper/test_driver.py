@@ -484,7 +484,7 @@ async def test_nothing_is_committed_behind_a_batch_whose_write_ended_by_any_erro
 
 
 class FakeController:
-    """A controller that agrees to everything, and is active until it is told otherwise."""
+    """A controller that agrees to everything, and is active until a test ends that."""
 
     epoch = EPOCH
     decided_image = MetadataImage.EMPTY

@@ -77,7 +77,7 @@ class TestChecks:
             nodes.boot(1)
             await nodes.until(lambda: 1 in nodes.nodes and nodes.nodes[1].metadata is not None)
             found = await until_problems(1, "started", "quorum")
-            assert found["started"] == "waiting for a leader of the quorum"
+            assert found["started"] == "waiting for an active controller"
             assert found["quorum"] == "the quorum has no leader; its voters are 4"
             nodes.boot(2, 3, 4)
             await nodes.ready()
@@ -272,7 +272,7 @@ async def test_a_node_that_waits_for_its_quorum_is_live_and_not_ready(tmp_path: 
             while node.http.url is None or node.metadata is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         waiting = await _until(node, lambda status, _: status == 503)
-        assert waiting["checks"]["started"] == "waiting for a leader of the quorum"
+        assert waiting["checks"]["started"] == "waiting for an active controller"
         assert waiting["checks"]["quorum"] == "the quorum has no leader; its voters are 2, 3, 4"
         status, live = await asyncio.to_thread(get, f"{node.http.url}/health/live")
         assert (status, live["status"]) == (200, "live")

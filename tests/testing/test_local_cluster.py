@@ -87,7 +87,7 @@ def test_a_node_that_is_not_ready_shows_where_it_is() -> None:
         cluster._launch(cluster._process(1))
         # It has written one of them by itself, so that it has come far enough to be asked; which depends on
         # the leader that it knew last, itself or another.
-        signs = ("the quorum has no leader yet", "the metadata of the quorum's leader, ")
+        signs = ("the quorum has no leader yet", "the metadata of the active controller, ")
         wait_until(lambda: any(sign in alone.log() for sign in signs), "node 1 does not wait", 100)
         with pytest.raises(ClusterError, match=r"not ready \(nodes that are not: 1\) within") as failure:
             cluster.wait_ready(0.1)

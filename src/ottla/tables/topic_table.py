@@ -475,6 +475,15 @@ class TopicTable:
             return  # another broker was faster
         _log.warning("the table of a deleted topic %s is %s from now on", self.settings.topic, ".".join(old))
 
+    def _create_namespace(self) -> None:
+        name = self._identifier[0]
+        try:
+            self._catalog.create_namespace_if_not_exists(name)
+        except Exception:
+            # Another process was a moment faster, of which each catalog tells in its own way.
+            if not self._catalog.namespace_exists(name):
+                raise
+
     def _create(self) -> Table:
         settings = self.settings
         fields = list(record_schema())
@@ -486,7 +495,7 @@ class TopicTable:
         elif self._is_latest:
             fields.append(error_field())
         schema = _iceberg_schema(fields)
-        self._catalog.create_namespace_if_not_exists(self._identifier[0])
+        self._create_namespace()
         location = self._location()
         table = self._catalog.create_table(
             self._identifier,

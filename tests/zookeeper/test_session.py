@@ -239,8 +239,8 @@ def test_an_import_logs_in_and_uses_the_stores_of_the_broker(
     report = ottla.ok("zookeeper", "import", str(file), "--jaas", str(jaas), "--dry-run", "--json").json
     assert report["counts"]["quotas"] == 1
     refused = ottla("zookeeper", "import", str(file), "--dry-run")
-    assert refused.status == 3
-    assert "no auth at /config/users/alice" in refused.err
+    assert refused.status == 1
+    assert "/config/users/alice. Give the login of the brokers, with --jaas FILE" in refused.err
 
 
 def start(directory: Path, connect: str, **settings: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bench.harness import Row, compare, fewer, scaled, seconds
+from bench.harness import Row, compare, fewer, scaled
 from ottla.client.admin.configs import ResourceType
 from ottla.client.admin.offsets import OffsetSpec
 from ottla.client.blocking import Admin, Producer
@@ -109,12 +108,13 @@ class TieredBench:
 
         name = "produce with remote storage"
         peer = "a topic on the disk alone"
-        yield _compare_between(
+        yield compare(
             name,
             self.count,
+            "records/s",
             lambda: send("produced-tiered"),
             lambda: send("produced-local"),
-            wait,
+            after_ours=wait,
             peer_name=peer,
             target="≥ 0.95",
             rounds=rounds,
@@ -298,43 +298,6 @@ class TieredBench:
             costs["peer"],
             "through the broker",
         )
-
-
-def _compare_between(
-    name: str,
-    amount: int,
-    ours: Callable[[], None],
-    peer: Callable[[], None],
-    between: Callable[[], None],
-    *,
-    peer_name: str,
-    target: str,
-    rounds: int,
-) -> Row:
-    """As `compare`, with something that is done after each of ours and takes no part in its time."""
-    pairs = []
-    for turn in range(rounds + 1):
-        mine, theirs = 0.0, 0.0
-        for is_ours in (True, False) if turn % 2 else (False, True):
-            if is_ours:
-                mine = seconds(ours)
-                between()
-            else:
-                theirs = seconds(peer)
-        if turn:  # the first is a warm-up
-            pairs.append((mine, theirs))
-    ratios = sorted(theirs / mine for mine, theirs in pairs)
-    return Row(
-        name,
-        "records/s",
-        amount / statistics.median(mine for mine, _ in pairs),
-        amount / statistics.median(theirs for _, theirs in pairs),
-        peer_name,
-        statistics.median(ratios),
-        ratios[0],
-        ratios[-1],
-        target,
-    )
 
 
 def _cpu(pid: int) -> float:

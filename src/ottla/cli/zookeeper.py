@@ -15,7 +15,7 @@ from ottla.cli.output import print_json
 
 if TYPE_CHECKING:
     from ottla.metadata.features import MetadataVersion
-    from ottla.runtime.zookeeper import KazooSession, ZooKeeperLogin, ZooKeeperSettings
+    from ottla.runtime.zookeeper import KazooSession, ZooKeeperSettings
     from ottla.zookeeper.migration.cluster_reader import ZooKeeperCluster
     from ottla.zookeeper.migration.importer import ImportNode, ImportPlan
     from ottla.zookeeper.migration.kraft_properties import ControllerVoter, KraftProperties
@@ -120,7 +120,6 @@ def import_(
     """
     import asyncio
     import contextlib
-    import tempfile
 
     from ottla.log.directory.meta_properties import StorageError
     from ottla.runtime.disk import RealDisk
@@ -138,8 +137,7 @@ def import_(
             # The locks come first: what is read under them stays as it is. A directory that no node has ever
             # locked is not touched before it is certain that something will be written.
             locked = stack.enter_context(locked_directories(disk, paths, create=False))
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="ottla-zookeeper-"))
-            settings = _zookeeper_settings(zookeeper, zookeeper_config, jaas, brokers, scratch)
+            settings = _zookeeper_settings(zookeeper, zookeeper_config, jaas, brokers)
             cluster = asyncio.run(_read(settings, wait))
             imported = import_metadata(cluster, version, _password_decoder(brokers))
             voters = _voters(controllers, brokers, imported)
@@ -266,9 +264,11 @@ def _check_once(brokers: list[_Broker]) -> None:
 
 
 def _zookeeper_settings(
-    connect: str | None, file: str | None, jaas: str | None, brokers: list[_Broker], scratch: str
+    connect: str | None, file: str | None, jaas: str | None, brokers: list[_Broker]
 ) -> ZooKeeperSettings:
+    from ottla.runtime.disk import RealDisk
     from ottla.runtime.zookeeper import ZooKeeperSettings
+    from ottla.security.zookeeper_login import ZooKeeperSettingsError, load_login, load_tls
 
     given: dict[str, str] = {}
     for broker in brokers:
@@ -287,80 +287,18 @@ def _zookeeper_settings(
         given["zookeeper.connect"] = connect
     if "zookeeper.connect" not in given:
         raise WrongUsage("no ZooKeeper is named: give a server.properties, or --zookeeper HOST:PORT/CHROOT")
-    login = _login(given, jaas)
-    timeout = given.get("zookeeper.connection.timeout.ms", "").strip()
-    timeout_ms = int(timeout) if timeout.isdecimal() else _CONNECT_TIMEOUT_MS
-    if given.get("zookeeper.ssl.client.enable", "false").strip().lower() != "true":
-        return ZooKeeperSettings(given["zookeeper.connect"], login=login, connection_timeout_ms=timeout_ms)
-    hostname = given.get("zookeeper.ssl.endpoint.identification.algorithm", "HTTPS")
-    ca_file, key_file = _pem_files(given, scratch)
-    return ZooKeeperSettings(
-        given["zookeeper.connect"],
-        connection_timeout_ms=timeout_ms,
-        login=login,
-        tls=True,
-        ca_file=ca_file,
-        certificate_file=key_file,
-        key_file=key_file,
-        verify_hostname=hostname.strip() != "",
-    )
-
-
-def _login(given: dict[str, str], jaas: str | None) -> ZooKeeperLogin | None:
-    """The login at ZooKeeper: of the properties, or of the section Client of a JAAS file."""
-    from ottla.runtime.disk import RealDisk
-    from ottla.security.zookeeper_login import ZooKeeperSettingsError, load_login
-
     if jaas is not None and not given.get("zookeeper.login.scheme"):
-        given = {**given, "zookeeper.jaas.file": jaas}
+        given["zookeeper.jaas.file"] = jaas
+    timeout = given.get("zookeeper.connection.timeout.ms", "").strip()
     try:
-        return load_login(given, RealDisk())
+        return ZooKeeperSettings(
+            given["zookeeper.connect"],
+            connection_timeout_ms=int(timeout) if timeout.isdecimal() else _CONNECT_TIMEOUT_MS,
+            login=load_login(given, RealDisk()),
+            tls_context=load_tls(given, RealDisk()),
+        )
     except ZooKeeperSettingsError as error:
         raise CliError(str(error)) from None
-
-
-def _pem_files(given: dict[str, str], scratch: str) -> tuple[str | None, str | None]:
-    """Write key and trust stores, of whatever kind they are, as PEM files, and return their paths."""
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    from ottla.runtime.disk import RealDisk
-    from ottla.security.tls.errors import TlsError
-    from ottla.security.tls.material import load_identity, load_trusted
-    from ottla.security.tls.settings import StoreSettings
-
-    def store(name: str) -> StoreSettings:
-        prefix = f"zookeeper.ssl.{name}"
-        password = given.get(f"{prefix}.password")
-        return StoreSettings(
-            name,
-            given.get(f"{prefix}.type", "").upper(),
-            given.get(f"{prefix}.location"),
-            password,
-            key_password=password if name == "keystore" else None,
-        )
-
-    def write(name: str, data: bytes) -> str:
-        path = os.path.join(scratch, name)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-        return path
-
-    try:
-        trusted, identity = (
-            load_trusted(RealDisk(), store("truststore")),
-            load_identity(RealDisk(), store("keystore")),
-        )
-    except TlsError as error:
-        raise CliError(f"zookeeper.ssl: {error}") from None
-    ca_file = key_file = None
-    if trusted is not None:
-        ca_file = write("ca.pem", b"".join(each.public_bytes(Encoding.PEM) for each in trusted))
-    if identity is not None:
-        key = identity.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        key_file = write(
-            "key.pem", key + b"".join(each.public_bytes(Encoding.PEM) for each in identity.chain)
-        )
-    return ca_file, key_file
 
 
 def _password_decoder(brokers: list[_Broker]) -> Any:

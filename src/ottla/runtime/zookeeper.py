@@ -241,14 +241,6 @@ class ZooKeeperSettings:
     session_timeout_ms: int = 18_000
     connection_timeout_ms: int = 18_000
     login: ZooKeeperLogin | None = None
-    tls: bool = False
-    # Files in PEM; without `ca_file` the certificates that the system trusts.
-    ca_file: str | None = None
-    certificate_file: str | None = None
-    key_file: str | None = None
-    key_password: str | None = field(default=None, repr=False)
-    verify_hostname: bool = True
-    # For TLS, instead of `tls` and the files.
     tls_context: ssl.SSLContext | None = field(default=None, repr=False)
     # Who may do what with a znode that is created, by its path.
     access: Callable[[str], ZNodeAccess] = _open_to_all
@@ -591,7 +583,7 @@ def _not_connected(settings: ZooKeeperSettings, error: OSError | None, *, refuse
         why = f" ({error.verify_message})"
     elif error is not None:
         why = f" ({getattr(error, 'reason', None) or error.strerror or error})"
-    tls = settings.tls or settings.tls_context is not None
+    tls = settings.tls_context is not None
     seconds = settings.connection_timeout_ms / 1000
     return (
         f"ZooKeeper at {settings.hosts} did not answer within {seconds:g} s{why}."
@@ -631,13 +623,4 @@ def _kazoo_options(settings: ZooKeeperSettings) -> dict[str, Any]:
         options["sasl_options"] = sasl
     if settings.tls_context is not None:
         options["use_ssl"] = True
-    elif settings.tls:
-        options |= {
-            "use_ssl": True,
-            "ca": settings.ca_file,
-            "certfile": settings.certificate_file,
-            "keyfile": settings.key_file,
-            "keyfile_password": settings.key_password,
-            "check_hostname": settings.verify_hostname,
-        }
     return options

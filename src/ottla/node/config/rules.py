@@ -94,10 +94,12 @@ def _check_zookeeper(config: NodeConfig) -> None:
         bool(config.text("zookeeper.connect")),
         "metadata.store=zookeeper needs zookeeper.connect: the servers, as host:port,host:port/chroot",
     )
+    from ottla.security.zookeeper_login import SCHEMES  # only here: it brings TLS with it
+
     _require(
-        config["zookeeper.login.scheme"] in (None, "digest", "sasl-digest", "kerberos"),
-        f"zookeeper.login.scheme {config['zookeeper.login.scheme']}: allowed are digest, sasl-digest and "
-        "kerberos",
+        config["zookeeper.login.scheme"] in (None, *SCHEMES),
+        f"zookeeper.login.scheme {config['zookeeper.login.scheme']}: allowed are {', '.join(SCHEMES[:-1])} "
+        f"and {SCHEMES[-1]}",
     )
     has_login = config["zookeeper.login.scheme"] is not None or config["zookeeper.jaas.file"] is not None
     has_certificate = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from ottla import blocking
 from ottla.client.admin.configs import ResourceType
@@ -38,6 +38,23 @@ def facts(bootstrap: str) -> dict[str, Any]:
             "quotas": [(each.text, dict(each.quotas)) for each in admin.quotas.describe()],
             "end of transactions": admin.offsets.end("transactions", read_committed=True),
         }
+
+
+def are_ended(bootstrap: str) -> bool:
+    """Whether all transactions have their markers, which follow the decision."""
+    with blocking.Admin(bootstrap) as admin:
+        ends = [admin.offsets.end("transactions", read_committed=each) for each in (True, False)]
+    return ends[0] == ends[1]
+
+
+def commits(consumer: Consumer) -> bool:
+    """Commit offsets; False if that failed, as it may until another broker coordinates the group."""
+    offsets = [TopicPartition("orders", partition, 10 + partition) for partition in range(3)]
+    try:
+        consumer.commit(offsets=offsets, asynchronous=False)
+    except KafkaException:
+        return False
+    return True
 
 
 def committed(bootstrap: str) -> list[int]:
@@ -107,12 +124,10 @@ def test_a_cluster_of_the_legacy_mode_goes_on_with_a_quorum(tmp_path: Path) -> N
                 load.wait_for_more(300)
                 load.finish()
             consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "readers"})
-            consumer.commit(
-                offsets=[TopicPartition("orders", partition, 10 + partition) for partition in range(3)],
-                asynchronous=False,
-            )
+            wait_until(lambda: commits(consumer), "the group has no coordinator", 60)
             consumer.close()
             transact(bootstrap, "before")
+            wait_until(lambda: are_ended(bootstrap), "the transactions have no markers", 60)
             before = facts(bootstrap)
         report = offline.ok("zookeeper", "import", *map(str, files), "--json").json
     assert report["problems"] == []

@@ -156,34 +156,36 @@ def test_what_a_member_that_died_had_goes_to_others(
 def test_locks_expire_unless_they_are_renewed(
     node: LocalNode, java_driver: JavaDriver, driver: ShareDriver
 ) -> None:
-    begin(node, java_driver, "locks", 1, "share.record.lock.duration.ms=2000")
-    produce(node.bootstrap_servers, "locks", ["kept", "lost"])
-    one = {"share_acquire_mode": "record_limit", "max_poll_records": "1"}
-    slow = driver.member(node.bootstrap_servers, "locks", "locks", **one)
-    (kept,) = slow.take()
-    silent = driver.member(node.bootstrap_servers, "locks", "locks", **one)
-    (lost,) = silent.take()
-    assert (kept.value, lost.value) == ("kept", "lost")
-    other = driver.member(node.bootstrap_servers, "locks", "locks")
+    for name in ("kept", "lost"):
+        begin(node, java_driver, name, 1, "share.record.lock.duration.ms=4000")
+        produce(node.bootstrap_servers, name, [name])
+    renewing = driver.member(node.bootstrap_servers, "kept", "kept")
+    silent = driver.member(node.bootstrap_servers, "lost", "lost")
+    kept = renewing.take()
+    lost = silent.take()
+    rival = driver.member(node.bootstrap_servers, "kept", "kept")
+    other = driver.member(node.bootstrap_servers, "lost", "lost")
     given: list[Delivery] = []
     began = time.monotonic()
     # Longer than the locks last.
-    while not given or time.monotonic() < began + 3:
+    while not given or time.monotonic() < began + 5:
         assert time.monotonic() < began + 60
-        slow.acknowledge([kept], "RENEW")
-        assert slow.commit() == {("locks", 0): None}
-        if taken := other.poll(200):
+        renewing.acknowledge(kept, "RENEW")
+        assert renewing.commit() == {("kept", 0): None}
+        # What is renewed is there again, and for nobody else.
+        assert renewing.poll() == kept
+        assert rival.poll() == []
+        if taken := other.poll():
             given += taken
             other.acknowledge(taken)
-            assert other.commit() == {("locks", 0): None}
-        # What is renewed is there again.
-        assert slow.poll(200) == [kept]
+            assert other.commit() == {("lost", 0): None}
+    assert [(each.value, each.deliveries) for each in lost] == [("lost", 1)]
     assert [(each.value, each.deliveries) for each in given] == [("lost", 2)]
-    slow.acknowledge([kept])
-    assert slow.commit() == {("locks", 0): None}
-    for member in (slow, other, silent):
+    renewing.acknowledge(kept)
+    assert renewing.commit() == {("kept", 0): None}
+    for member in (renewing, rival, silent, other):
         member.close()
-    assert lag(node, java_driver, "locks") == 0
+    assert lag(node, java_driver, "kept") == lag(node, java_driver, "lost") == 0
 
 
 def test_a_late_acknowledgement_is_refused(

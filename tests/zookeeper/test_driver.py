@@ -332,6 +332,15 @@ def test_a_newer_snapshot_replaces_the_records_before_it() -> None:
     assert stream.read_committed(first + 6, 100_000) == b"".join(batch(first + each) for each in range(6, 10))
 
 
+def test_a_snapshot_that_a_later_controllers_has_replaced_is_said_to_be_gone() -> None:
+    stream, before = MetadataStream(), SnapshotId(first_offset(EPOCH), EPOCH)
+    stream.start_after(before, b"snapshot")
+    stream.start_after(SnapshotId(first_offset(EPOCH + 1), EPOCH + 1), b"newer")
+    # `MetadataLog`, which may be reading the first one, then goes on to the second one.
+    with pytest.raises(KafkaError, match=r"is not kept any more"):
+        stream.snapshots.read(before)
+
+
 async def test_a_zookeeper_that_does_not_know_the_topics_of_a_broker_is_left_alone() -> None:
     session = DirectSession()
     with pytest.raises(StorageError, match=r"this broker has /data/orders-0.*Nothing was changed"):

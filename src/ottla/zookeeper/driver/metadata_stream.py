@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.raft.messages import OffsetAndEpoch
 from ottla.raft.snapshot import SnapshotContent, SnapshotId, decode_snapshot
 from ottla.records.batch import iter_batches
@@ -37,7 +38,11 @@ class StreamSnapshots:
         return self.ids[-1] if self.ids else None
 
     def read(self, id: SnapshotId) -> SnapshotContent:
-        return decode_snapshot(self._data[id])
+        data = self._data.get(id)
+        if data is None:
+            # The stream has started over meanwhile, after the snapshot of a later controller.
+            raise KafkaError(ErrorCode.SNAPSHOT_NOT_FOUND, f"{id} is not kept any more")
+        return decode_snapshot(data)
 
     def data(self, id: SnapshotId) -> bytes | None:
         """The bytes of a snapshot; None if it is not kept any more."""

@@ -364,13 +364,7 @@ def reset_offsets(
         info = await known_group(admin, name)
         if info is not None and info.type == "share":
             raise CliError(f"group {name} is a share group: `ottla share-groups reset-offsets` moves it")
-        committed = {p: c.offset for p, c in (await admin.groups.offsets(name)).items()}
-        plan = await plan_reset(admin, name, target, scope, committed)
-        results: dict[TopicPartition, KafkaError | None] = {}
-        refuse_if_active(info, dry_run=not execute)
-        if execute:
-            results = await admin.groups.alter_offsets(name, {row["at"]: row["new"] for row in plan})
-        return plan, results
+        return await reset_committed(admin, name, info, target, scope, execute=execute)
 
     show_reset(with_admin(bootstrap, timeout, work), execute=execute, as_json=as_json)
 
@@ -604,6 +598,18 @@ async def plan_reset(
         await topic_or_fail(admin, topic)
     offsets = await resolve_positions(admin, wanted)
     return [{"at": p, "current": committed.get(p), "new": offsets[p]} for p in sorted(offsets)]
+
+
+async def reset_committed(
+    admin: Admin, group: str, info: GroupInfo | None, target: ResetTarget, scope: Scope, *, execute: bool
+) -> ResetOutcome:
+    """Plan a reset of committed offsets, and carry it out if asked to. Without `info` the group is new."""
+    committed = {p: c.offset for p, c in (await admin.groups.offsets(group)).items()}
+    plan = await plan_reset(admin, group, target, scope, committed)
+    refuse_if_active(info, dry_run=not execute)
+    if not execute:
+        return plan, {}
+    return plan, await admin.groups.alter_offsets(group, {row["at"]: row["new"] for row in plan})
 
 
 async def _choose_partitions(

@@ -22,8 +22,8 @@ from ottla.cli.groups import (
     group_or_fail,
     parse_scope,
     parse_target,
-    plan_reset,
     refuse_if_active,
+    reset_committed,
     show_deleted,
     show_deleted_offsets,
     show_groups,
@@ -238,13 +238,7 @@ def reset_offsets(
 
     async def work(admin: Admin) -> ResetOutcome:
         info = await group_or_fail(admin, name, STREAMS)
-        committed = {p: c.offset for p, c in (await admin.groups.offsets(name)).items()}
-        plan = await plan_reset(admin, name, target, scope, committed)
-        results: dict[TopicPartition, KafkaError | None] = {}
-        refuse_if_active(info, dry_run=not execute)
-        if execute:
-            results = await admin.groups.alter_offsets(name, {row["at"]: row["new"] for row in plan})
-        return plan, results
+        return await reset_committed(admin, name, info, target, scope, execute=execute)
 
     show_reset(with_admin(bootstrap, timeout, work), execute=execute, as_json=as_json)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ottla.client.admin.offsets import by_topic
 from ottla.client.admin.requests import AdminRequests
@@ -53,6 +53,7 @@ from ottla.protocol.messages.read_share_group_state import (
     ReadStateData,
 )
 from ottla.protocol.names import SharePartitionKey, TopicPartition
+from ottla.protocol.schema import Request
 
 __all__ = [
     "DeliveredRange",
@@ -64,6 +65,14 @@ __all__ = [
     "StreamsSubtopology",
     "active_group_message",
 ]
+
+G = TypeVar(
+    "G",
+    consumer_groups.ConsumerGroupDescribeResponse,
+    classic_groups.DescribeGroupsResponse,
+    share_groups.ShareGroupDescribeResponse,
+    streams_groups.StreamsGroupDescribeResponse,
+)
 
 CONSUMER = "consumer"
 SHARE = "share"
@@ -206,14 +215,21 @@ class GroupsAdmin:
                     raise
         raise missing
 
-    async def _describe_consumer(self, group_id: str) -> GroupInfo:
+    async def _describe(self, group_id: str, request: Request, response: type[G]) -> G:
+        """Ask for one group; its error is raised."""
         answer = await self._coordinator(group_id).call(
+            request, response, lambda answer: [group.error_code for group in answer.groups]
+        )
+        _check(group_id, answer.groups[0].error_code, answer.groups[0].error_message)
+        return answer
+
+    async def _describe_consumer(self, group_id: str) -> GroupInfo:
+        answer = await self._describe(
+            group_id,
             consumer_groups.ConsumerGroupDescribeRequest(group_ids=[group_id]),
             consumer_groups.ConsumerGroupDescribeResponse,
-            lambda answer: [group.error_code for group in answer.groups],
         )
         group = answer.groups[0]
-        _check(group_id, group.error_code, group.error_message)
         return GroupInfo(
             group_id,
             CONSUMER,
@@ -227,11 +243,7 @@ class GroupsAdmin:
                     member.instance_id,
                     member.client_id,
                     member.client_host,
-                    tuple(
-                        TopicPartition(topic.topic_name, index)
-                        for topic in member.assignment.topic_partitions
-                        for index in topic.partitions
-                    ),
+                    _assigned(member.assignment),
                     member.member_epoch,
                     member.rack_id,
                     tuple(member.subscribed_topic_names or ()),
@@ -242,13 +254,12 @@ class GroupsAdmin:
 
     async def describe_share(self, group_id: str) -> GroupInfo:
         """A share group with its members; GROUP_ID_NOT_FOUND if there is none with this name."""
-        answer = await self._coordinator(group_id).call(
+        answer = await self._describe(
+            group_id,
             share_groups.ShareGroupDescribeRequest(group_ids=[group_id]),
             share_groups.ShareGroupDescribeResponse,
-            lambda answer: [group.error_code for group in answer.groups],
         )
         group = answer.groups[0]
-        _check(group_id, group.error_code, group.error_message)
         return GroupInfo(
             group_id,
             SHARE,
@@ -262,11 +273,7 @@ class GroupsAdmin:
                     None,
                     member.client_id,
                     member.client_host,
-                    tuple(
-                        TopicPartition(topic.topic_name, index)
-                        for topic in member.assignment.topic_partitions
-                        for index in topic.partitions
-                    ),
+                    _assigned(member.assignment),
                     member.member_epoch,
                     member.rack_id,
                     tuple(member.subscribed_topic_names),
@@ -280,13 +287,12 @@ class GroupsAdmin:
         """A streams group with its topology, members and tasks; GROUP_ID_NOT_FOUND if there is none with this
         name.
         """
-        answer = await self._coordinator(group_id).call(
+        answer = await self._describe(
+            group_id,
             streams_groups.StreamsGroupDescribeRequest(group_ids=[group_id]),
             streams_groups.StreamsGroupDescribeResponse,
-            lambda answer: [group.error_code for group in answer.groups],
         )
         group = answer.groups[0]
-        _check(group_id, group.error_code, group.error_message)
         return GroupInfo(
             group_id,
             STREAMS,
@@ -318,13 +324,12 @@ class GroupsAdmin:
         )
 
     async def _describe_classic(self, group_id: str) -> GroupInfo:
-        answer = await self._coordinator(group_id).call(
+        answer = await self._describe(
+            group_id,
             classic_groups.DescribeGroupsRequest(groups=[group_id]),
             classic_groups.DescribeGroupsResponse,
-            lambda answer: [group.error_code for group in answer.groups],
         )
         group = answer.groups[0]
-        _check(group_id, group.error_code, group.error_message)
         if group.group_state == "Dead":
             # Brokers before version 6 of the API report an unknown group so.
             _check(group_id, ErrorCode.GROUP_ID_NOT_FOUND, None)
@@ -615,6 +620,16 @@ def active_group_message(info: GroupInfo) -> str | None:
     return (
         f"group {info.group_id} is {info.state} with {count} ({shown}{more}); stop {them} first. A member "
         "that was killed is gone when its session times out, after 45 s by default."
+    )
+
+
+def _assigned(
+    assignment: consumer_groups.Assignment | share_groups.Assignment,
+) -> tuple[TopicPartition, ...]:
+    return tuple(
+        TopicPartition(topic.topic_name, index)
+        for topic in assignment.topic_partitions
+        for index in topic.partitions
     )
 
 

@@ -307,192 +307,145 @@ def _key_of(item: _Item[Any]) -> tuple[str, TopicIdPartition]:
 # The five kinds of requests
 
 
-def _initialize_request(group_id: str, topics: Mapping[bytes, list[tuple[int, InitialState]]]) -> Request:
-    module = initialize_share_group_state
-    return module.InitializeShareGroupStateRequest(
-        group_id=group_id,
-        topics=[
-            module.InitializeStateData(
-                topic_id=topic_id,
-                partitions=[
-                    module.PartitionData(
-                        partition=partition, state_epoch=state.state_epoch, start_offset=state.start_offset
-                    )
-                    for partition, state in partitions
-                ],
-            )
-            for topic_id, partitions in topics.items()
-        ],
-    )
+def _request(
+    request: Callable[..., Request], topic: Callable[..., Any], partition: Callable[[int, D], Any]
+) -> Callable[[str, Mapping[bytes, list[tuple[int, D]]]], Request]:
+    """Requests of a kind, from the classes of their message."""
+
+    def build(group_id: str, topics: Mapping[bytes, list[tuple[int, D]]]) -> Request:
+        return request(
+            group_id=group_id,
+            topics=[
+                topic(topic_id=topic_id, partitions=[partition(index, data) for index, data in partitions])
+                for topic_id, partitions in topics.items()
+            ],
+        )
+
+    return build
 
 
-def _read_request(group_id: str, topics: Mapping[bytes, list[tuple[int, int]]]) -> Request:
-    module = read_share_group_state
-    return module.ReadShareGroupStateRequest(
-        group_id=group_id,
-        topics=[
-            module.ReadStateData(
-                topic_id=topic_id,
-                partitions=[
-                    module.PartitionData(partition=partition, leader_epoch=epoch)
-                    for partition, epoch in partitions
-                ],
-            )
-            for topic_id, partitions in topics.items()
-        ],
-    )
+def _results(result: Callable[[Any], R]) -> Callable[[Any], Iterable[tuple[TopicIdPartition, R]]]:
+    """How the results of all partitions are read from a response."""
+
+    def read(response: Any) -> Iterable[tuple[TopicIdPartition, R]]:
+        for topic in response.results:
+            for part in topic.partitions:
+                yield TopicIdPartition(topic.topic_id, part.partition), result(part)
+
+    return read
 
 
-def _write_request(group_id: str, topics: Mapping[bytes, list[tuple[int, WriteState]]]) -> Request:
+def _write_partition(partition: int, state: WriteState) -> write_share_group_state.PartitionData:
     module = write_share_group_state
-    return module.WriteShareGroupStateRequest(
-        group_id=group_id,
-        topics=[
-            module.WriteStateData(
-                topic_id=topic_id,
-                partitions=[
-                    module.PartitionData(
-                        partition=partition,
-                        state_epoch=state.state_epoch,
-                        leader_epoch=state.leader_epoch,
-                        start_offset=state.start_offset,
-                        delivery_complete_count=state.delivery_complete_count,
-                        state_batches=[
-                            module.StateBatch(
-                                first_offset=first,
-                                last_offset=last,
-                                delivery_state=delivery_state,
-                                delivery_count=count,
-                            )
-                            for first, last, delivery_state, count in state.batches
-                        ],
-                    )
-                    for partition, state in partitions
-                ],
+    return module.PartitionData(
+        partition=partition,
+        state_epoch=state.state_epoch,
+        leader_epoch=state.leader_epoch,
+        start_offset=state.start_offset,
+        delivery_complete_count=state.delivery_complete_count,
+        state_batches=[
+            module.StateBatch(
+                first_offset=first, last_offset=last, delivery_state=delivery_state, delivery_count=count
             )
-            for topic_id, partitions in topics.items()
+            for first, last, delivery_state, count in state.batches
         ],
     )
 
 
-def _delete_request(group_id: str, topics: Mapping[bytes, list[tuple[int, None]]]) -> Request:
-    module = delete_share_group_state
-    return module.DeleteShareGroupStateRequest(
-        group_id=group_id,
-        topics=[
-            module.DeleteStateData(
-                topic_id=topic_id,
-                partitions=[module.PartitionData(partition=partition) for partition, _ in partitions],
+def _outcome(part: Any) -> PersisterResult:
+    """The result of a request that is answered by an error code alone."""
+    return PersisterResult(ErrorCode.of(part.error_code), part.error_message)
+
+
+def _state(part: read_share_group_state.PartitionResult) -> ShareState:
+    return ShareState(
+        ErrorCode.of(part.error_code),
+        part.error_message,
+        part.state_epoch,
+        part.start_offset,
+        tuple(
+            PersisterStateBatch(
+                batch.first_offset, batch.last_offset, batch.delivery_state, batch.delivery_count
             )
-            for topic_id, partitions in topics.items()
-        ],
+            for batch in part.state_batches
+        ),
     )
 
 
-def _read_summary_request(group_id: str, topics: Mapping[bytes, list[tuple[int, int]]]) -> Request:
-    module = read_share_group_state_summary
-    return module.ReadShareGroupStateSummaryRequest(
-        group_id=group_id,
-        topics=[
-            module.ReadStateSummaryData(
-                topic_id=topic_id,
-                partitions=[
-                    module.PartitionData(partition=partition, leader_epoch=epoch)
-                    for partition, epoch in partitions
-                ],
-            )
-            for topic_id, partitions in topics.items()
-        ],
+def _summary(part: read_share_group_state_summary.PartitionResult) -> StateSummary:
+    return StateSummary(
+        ErrorCode.of(part.error_code),
+        part.error_message,
+        part.state_epoch,
+        part.leader_epoch,
+        part.start_offset,
+        part.delivery_complete_count,
     )
 
 
-def _outcomes(response: Any) -> Iterable[tuple[TopicIdPartition, PersisterResult]]:
-    """The errors in a response that has nothing else."""
-    for topic in response.results:
-        for part in topic.partitions:
-            yield (
-                TopicIdPartition(topic.topic_id, part.partition),
-                PersisterResult(ErrorCode.of(part.error_code), part.error_message),
-            )
-
-
-def _states(
-    response: read_share_group_state.ReadShareGroupStateResponse,
-) -> Iterable[tuple[TopicIdPartition, ShareState]]:
-    for topic in response.results:
-        for part in topic.partitions:
-            yield (
-                TopicIdPartition(topic.topic_id, part.partition),
-                ShareState(
-                    ErrorCode.of(part.error_code),
-                    part.error_message,
-                    part.state_epoch,
-                    part.start_offset,
-                    tuple(
-                        PersisterStateBatch(
-                            batch.first_offset, batch.last_offset, batch.delivery_state, batch.delivery_count
-                        )
-                        for batch in part.state_batches
-                    ),
-                ),
-            )
-
-
-def _summaries(
-    response: read_share_group_state_summary.ReadShareGroupStateSummaryResponse,
-) -> Iterable[tuple[TopicIdPartition, StateSummary]]:
-    for topic in response.results:
-        for part in topic.partitions:
-            yield (
-                TopicIdPartition(topic.topic_id, part.partition),
-                StateSummary(
-                    ErrorCode.of(part.error_code),
-                    part.error_message,
-                    part.state_epoch,
-                    part.leader_epoch,
-                    part.start_offset,
-                    part.delivery_complete_count,
-                ),
-            )
-
-
-_INITIALIZE: Final = _StateApi(
+_INITIALIZE: Final[_StateApi[InitialState, PersisterResult]] = _StateApi(
     "InitializeShareGroupState",
     0,
-    _initialize_request,
-    _outcomes,
+    _request(
+        initialize_share_group_state.InitializeShareGroupStateRequest,
+        initialize_share_group_state.InitializeStateData,
+        lambda partition, state: initialize_share_group_state.PartitionData(
+            partition=partition, state_epoch=state.state_epoch, start_offset=state.start_offset
+        ),
+    ),
+    _results(_outcome),
     PersisterResult,
     lambda coordinator, group_id, partitions: coordinator.initialize_state(group_id, partitions),
 )
-_READ: Final = _StateApi(
+_READ: Final[_StateApi[int, ShareState]] = _StateApi(
     "ReadShareGroupState",
     0,
-    _read_request,
-    _states,
+    _request(
+        read_share_group_state.ReadShareGroupStateRequest,
+        read_share_group_state.ReadStateData,
+        lambda partition, epoch: read_share_group_state.PartitionData(
+            partition=partition, leader_epoch=epoch
+        ),
+    ),
+    _results(_state),
     ShareState,
     lambda coordinator, group_id, partitions: coordinator.read_state(group_id, partitions),
 )
-_WRITE: Final = _StateApi(
+_WRITE: Final[_StateApi[WriteState, PersisterResult]] = _StateApi(
     "WriteShareGroupState",
     1,
-    _write_request,
-    _outcomes,
+    _request(
+        write_share_group_state.WriteShareGroupStateRequest,
+        write_share_group_state.WriteStateData,
+        _write_partition,
+    ),
+    _results(_outcome),
     PersisterResult,
     lambda coordinator, group_id, partitions: coordinator.write_state(group_id, partitions),
 )
-_DELETE: Final = _StateApi(
+_DELETE: Final[_StateApi[None, PersisterResult]] = _StateApi(
     "DeleteShareGroupState",
     0,
-    _delete_request,
-    _outcomes,
+    _request(
+        delete_share_group_state.DeleteShareGroupStateRequest,
+        delete_share_group_state.DeleteStateData,
+        lambda partition, _: delete_share_group_state.PartitionData(partition=partition),
+    ),
+    _results(_outcome),
     PersisterResult,
     lambda coordinator, group_id, partitions: coordinator.delete_state(group_id, partitions),
 )
-_READ_SUMMARY: Final = _StateApi(
+_READ_SUMMARY: Final[_StateApi[int, StateSummary]] = _StateApi(
     "ReadShareGroupStateSummary",
     1,
-    _read_summary_request,
-    _summaries,
+    _request(
+        read_share_group_state_summary.ReadShareGroupStateSummaryRequest,
+        read_share_group_state_summary.ReadStateSummaryData,
+        lambda partition, epoch: read_share_group_state_summary.PartitionData(
+            partition=partition, leader_epoch=epoch
+        ),
+    ),
+    _results(_summary),
     StateSummary,
     lambda coordinator, group_id, partitions: coordinator.read_summary(group_id, partitions),
 )

@@ -40,6 +40,8 @@ from ottla.testing.cluster_process import NodeProcess, ProcessState
 from tests.support.command_line import CommandLine
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def home(tmp_path: Path, offline: CommandLine) -> Iterator[str]:

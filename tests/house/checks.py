@@ -143,11 +143,12 @@ def load(root: Path) -> list[Module]:
     return found
 
 
-def imports(module: Module) -> list[Import]:
+@lru_cache(maxsize=4096)
+def imports(module: Module) -> tuple[Import, ...]:
     """Every import, wherever it stands: at the top, in a function, under TYPE_CHECKING, or by name."""
     found: list[Import] = []
     _collect(_parse(module.source), module, True, found)
-    return found
+    return tuple(found)
 
 
 @lru_cache(maxsize=4096)

@@ -55,6 +55,7 @@ def test_every_task_that_may_lack_a_supervisor_exists(modules: list[Module]) -> 
     assert all(allowances.UNSUPERVISED_TASKS.values())
 
 
+@pytest.mark.slow
 def test_every_allowed_walk_of_a_set_exists() -> None:
     assert set(allowances.SET_WALKS) - {(name, walk) for name, _, walk in set_walks_of(SOURCE)} == set()
     assert all(allowances.SET_WALKS.values())

@@ -69,6 +69,7 @@ class TestTheHouse:
             if name not in allowances.DUPLICATED_NAMES
         )
 
+    @pytest.mark.slow
     def test_tests_and_measurements_import_what_exists(self, modules: list[Module]) -> None:
         by_name = {module.name: module for module in modules}
         paths = [

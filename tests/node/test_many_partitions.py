@@ -15,6 +15,8 @@ from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.sim_nodes import SimNodes
 
+pytestmark = pytest.mark.slow
+
 MANY = 100
 AT_ONCE = 16
 

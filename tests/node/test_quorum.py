@@ -19,6 +19,8 @@ from ottla.protocol.schema import Request
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.sim_nodes import CLUSTER_ID, SimNodes
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(4)
 
 

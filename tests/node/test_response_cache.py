@@ -107,6 +107,7 @@ MANY = 3_000
 CLIENTS = 20
 
 
+@pytest.mark.slow
 def test_all_of_many_topics_are_listed_in_turns_and_once_for_all_who_ask(node: LocalNode) -> None:
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(WireClient(node.bootstrap_servers)) for _ in range(CLIENTS)]

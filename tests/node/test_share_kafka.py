@@ -172,7 +172,7 @@ def test_locks_expire_unless_they_are_renewed(
         assert time.monotonic() < began + 60
         renewing.acknowledge(kept, "RENEW")
         assert renewing.commit() == {("kept", 0): None}
-        # What is renewed is there again, and for nobody else.
+        # What is renewed is there again, for this member alone.
         assert renewing.poll() == kept
         assert rival.poll() == []
         if taken := other.poll():

@@ -33,6 +33,8 @@ from ottla.client.consumer import Consumer as OttlaConsumer
 from ottla.protocol.names import TopicPartition as OttlaTopicPartition
 from ottla.testing.local_node import LocalNode
 
+pytestmark = pytest.mark.slow
+
 MIB = 1024 * 1024
 Record = tuple[bytes, bytes, int]
 

@@ -22,6 +22,8 @@ from ottla.runtime.object_store import (
 )
 from ottla.testing.local_node import LocalNode
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store() -> Iterator[FakeS3]:

@@ -17,6 +17,8 @@ from ottla.testing.local_node import LocalNode
 from tests.support.table_metrics import metric
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 WITHOUT_SPARK = True
 # The times of records are ahead of the markers of transactions, which searches for a time find too.
 AHEAD_MS = 600_000

@@ -36,6 +36,8 @@ from tests.support.tiered import (
     wait_until_tiered,
 )
 
+pytestmark = pytest.mark.slow
+
 WITHOUT_SPARK = True
 MIB = 1024 * 1024
 

@@ -30,6 +30,8 @@ from tests.support.table_metrics import metric
 from tests.support.tiered import History, create_tiered_topic, tiered_settings, wait_until_tiered
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 TABLE = {"table.format": "iceberg", "table.freshness.ms": "200"}
 HTTP = {"http.listener": "http://127.0.0.1:0"}
 

@@ -12,6 +12,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 60.0
 PARTITIONS = 2
 SETTINGS = {

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from ottla.runtime import invariants, process
 from tests.support import browser, franz_go, kafka_libs
 from tests.support.apache_kafka import ApacheKafka
+from tests.support.azure_server import AZURE_SKIP
 from tests.support.franz_go import FRANZ_GO_SKIP, FranzGo
 from tests.support.java_driver import JavaDriver
 from tests.support.kdc import KERBEROS_SKIP
@@ -27,6 +28,13 @@ from tests.support.s3_server import S3_SKIP
 
 KAFKA_SKIP = "Apache Kafka tests skipped: "
 PROMETHEUS_SKIP = "Prometheus is missing: apt-get install prometheus"
+# What a machine may lack, and what the reasons of skipped tests begin with.
+NOT_TRIED = {
+    "FRANZ-GO": FRANZ_GO_SKIP,
+    "S3": S3_SKIP,
+    "AZURE'S EMULATOR": AZURE_SKIP,
+    "KERBEROS": KERBEROS_SKIP,
+}
 
 # How long examples take says more about what else the machine does than about the code.
 settings.register_profile(
@@ -101,16 +109,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"NOT COMPARED WITH APACHE KAFKA: {len(skipped)} tests skipped, {missing}", yellow=True, bold=True
         )
-    if untried := [each for each in every if FRANZ_GO_SKIP in str(each.longrepr)]:
-        missing = str(untried[0].longrepr).partition(FRANZ_GO_SKIP)[2].rstrip("')")
-        terminalreporter.write_line(
-            f"NOT TRIED WITH FRANZ-GO: {len(untried)} tests skipped, {missing}", yellow=True, bold=True
-        )
-    if untried := [each for each in every if S3_SKIP in str(each.longrepr)]:
-        missing = str(untried[0].longrepr).partition(S3_SKIP)[2].rstrip("')")
-        terminalreporter.write_line(
-            f"NOT TRIED WITH S3: {len(untried)} tests skipped, {missing}", yellow=True, bold=True
-        )
+    for name, reason in NOT_TRIED.items():
+        if untried := [each for each in every if reason in str(each.longrepr)]:
+            missing = str(untried[0].longrepr).partition(reason)[2].removesuffix("')")
+            terminalreporter.write_line(
+                f"NOT TRIED WITH {name}: {len(untried)} tests skipped, {missing}", yellow=True, bold=True
+            )
     if untried := [each for each in every if kafka_libs.OLDER_KAFKA_SKIP in str(each.longrepr)]:
         terminalreporter.write_line(
             f"NOT IMPORTED FROM AN OLDER KAFKA: {len(untried)} tests skipped, no jars of Apache Kafka "
@@ -118,13 +122,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             yellow=True,
             bold=True,
         )
-    if untried := [each for each in every if KERBEROS_SKIP in str(each.longrepr)]:
-        missing = str(untried[0].longrepr).partition(KERBEROS_SKIP)[2].rstrip("')")
-        terminalreporter.write_line(
-            f"NOT TRIED WITH KERBEROS: {len(untried)} tests skipped, {missing}", yellow=True, bold=True
-        )
-    reports = terminalreporter.stats.get("skipped", [])
-    unseen = [each for each in reports if browser.BROWSER_SKIP in str(each.longrepr)]
+    unseen = [each for each in every if browser.BROWSER_SKIP in str(each.longrepr)]
     if unseen:
         missing = browser.missing_requirement()
         terminalreporter.write_line(

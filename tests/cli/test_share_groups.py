@@ -14,7 +14,9 @@ from ottla.cli.options import BOOTSTRAP_VARIABLE
 from ottla.security.authorizer.standard_authorizer import CLASS_NAME
 from tests.support.command_line import CommandLine
 
-IDLE = ("--idle", "2", "--timeout", "60")
+TIMEOUT = ("--timeout", "60")
+# Where nothing is to come.
+IDLE = ("--idle", "2", *TIMEOUT)
 
 
 @pytest.fixture
@@ -23,7 +25,11 @@ def group(ottla: CommandLine, topic: str) -> str:
     name = f"workers-of-{topic}"
     ottla.ok("configs", "alter", "--group", name, "--set", "share.auto.offset.reset=earliest")
     ottla.ok("produce", topic, *"abcde", "-p", "0")
-    assert ottla.ok("consume", topic, "--share", name, "--count", "3", *IDLE).out.split() == ["a", "b", "c"]
+    assert ottla.ok("consume", topic, "--share", name, "--count", "3", *TIMEOUT).out.split() == [
+        "a",
+        "b",
+        "c",
+    ]
     return name
 
 
@@ -34,7 +40,7 @@ def lag(ottla: CommandLine, group: str) -> dict[int, int | None]:
 
 def test_a_group_goes_on_where_it_is(ottla: CommandLine, topic: str, group: str) -> None:
     assert lag(ottla, group)[0] == 2
-    rest = ottla.ok("consume", topic, "--share", group, "--count", "2", "--json", *IDLE).json_lines
+    rest = ottla.ok("consume", topic, "--share", group, "--count", "2", "--json", *TIMEOUT).json_lines
     assert [(each["value"], each["offset"]) for each in rest] == [("d", 3), ("e", 4)]
     assert all(each["delivery_count"] >= 1 for each in rest)
     assert lag(ottla, group)[0] == 0
@@ -93,7 +99,7 @@ def test_a_reset_is_shown_and_then_done(ottla: CommandLine, topic: str, group: s
     described = ottla.ok("share-groups", "describe", group, "--deliveries")
     assert "DELIVERIES" not in described.out
     assert "no record waits for another delivery" in described.err
-    again = ottla.ok("consume", topic, "--share", group, "--count", "5", *IDLE).out.split()
+    again = ottla.ok("consume", topic, "--share", group, "--count", "5", *TIMEOUT).out.split()
     assert again == list("abcde")
 
 
@@ -121,16 +127,16 @@ def test_a_group_that_does_not_exist_yet_begins_where_it_is_reset(ottla: Command
 def test_a_new_group_says_that_it_begins_at_the_end(ottla: CommandLine, topic: str, group: str) -> None:
     setting = ("--set", "share.auto.offset.reset=earliest")
     name = f"late-{topic}"
-    read = ("consume", topic, "--share", name, *IDLE)
-    said = ottla.ok(*read)
+    read = ("consume", topic, "--share", name)
+    said = ottla.ok(*read, *IDLE)
     assert (said.out, f"{name} has no offsets of {topic} yet" in said.err) == ("", True)
     assert "share.auto.offset.reset=earliest" in said.err
     shown = ottla.ok("share-groups", "describe", name).err
     assert "where START is missing, the group begins by share.auto.offset.reset=latest" in shown
     assert "without 2 partitions that have no offset" in ottla.ok("groups", "lag", name).err
     ottla.ok("configs", "alter", "--group", name, *setting)
-    assert ottla.ok(*read, "--count", "5").err == ""
-    assert ottla.ok(*read).err == ""
+    assert ottla.ok(*read, "--count", "5", *TIMEOUT).err == ""
+    assert ottla.ok(*read, *IDLE).err == ""
 
 
 def test_a_user_who_may_not_see_the_setting_gets_the_hint_too() -> None:
@@ -177,7 +183,7 @@ def test_a_member_that_is_ended_leaves_its_group(
 def test_groups_of_another_type_are_refused(ottla: CommandLine, topic: str, group: str) -> None:
     joined = ottla.fails("consume", topic, "--group", group)
     assert f"group {group} is a share group: `ottla consume --share {group}`" in joined.err
-    ottla.ok("consume", topic, "--group", f"other-{group}", "--from-beginning", "--count", "1", *IDLE)
+    ottla.ok("consume", topic, "--group", f"other-{group}", "--from-beginning", "--count", "1", *TIMEOUT)
     assert "is a classic group" in ottla.fails("consume", topic, "--share", f"other-{group}").err
     assert "not a streams group" in ottla.fails("streams-groups", "describe", group).err
     moved = ottla.fails("groups", "reset-offsets", group, "--to", "end", "--topic", topic)

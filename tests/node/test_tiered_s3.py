@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 from tests.node.test_tiered_copy import consume, create, produce
-from tests.support.remote_store import finished_segments, known_segments, metadata_events, objects_of
+from tests.support.remote_store import (
+    finished_segments,
+    known_segments,
+    metadata_events,
+    objects_of,
+    stored_objects,
+)
 from tests.support.s3_server import (
     ACCESS_KEY,
     BUCKET,
@@ -56,8 +62,7 @@ def settings(url: str) -> dict[str, str]:
 
 
 def objects(bucket: Path) -> set[str]:
-    root = bucket / "tier"
-    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+    return stored_objects(bucket / "tier")
 
 
 def test_segments_go_to_s3_and_come_back_though_it_throttles(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -64,8 +65,14 @@ def objects_of(segments: Iterable[RemoteLogSegmentMetadata]) -> set[str]:
 
 
 def stored_objects(root: Path) -> set[str]:
-    """The keys of a store that is a directory, also of what was not written to its end."""
-    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+    """The keys of a store that is a directory, also of what was not written to its end. Directories may go
+    while they are listed, which `rglob` takes for an error.
+    """
+    return {
+        (Path(directory) / name).relative_to(root).as_posix()
+        for directory, _, names in os.walk(root)
+        for name in names
+    }
 
 
 def manifests(root: Path) -> list[dict[str, object]]:

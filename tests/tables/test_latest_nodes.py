@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import duckdb
@@ -14,7 +12,7 @@ from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import LocalNode
 from tests.support.table_metrics import metric
 from tests.support.waiting import wait_until
-from tests.tables.test_table_keeper import HTTP, count_rows, create, records, rows, set_config, workers
+from tests.tables.test_table_keeper import HTTP, count_rows, create, kill_workers, records, rows, set_config
 
 SETTINGS = {"table_mode": "latest", "cleanup_policy": "compact"}
 
@@ -63,9 +61,7 @@ def test_a_table_has_the_latest_values_of_its_topic_while_workers_are_killed(tmp
         for round in range(4):
             update(node.bootstrap_servers, round)
             if round:
-                wait_until(lambda: bool(workers()), "there is no worker", 240)
-                for pid in workers():
-                    os.kill(pid, signal.SIGKILL)
+                kill_workers()
         assert_same(node, f"{data}-tables")
         # A table that was left alone while the log was cleaned, and tombstones went with it.
         set_config(node.bootstrap_servers, table_format="none", delete_retention_ms="0")

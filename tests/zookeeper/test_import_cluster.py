@@ -21,7 +21,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from ottla import Admin
+from ottla import blocking
+from ottla.client.admin.configs import ResourceType
 from ottla.protocol import names
 from ottla.runtime.zookeeper import KazooSession, ZooKeeperSettings
 from ottla.testing.cluster_plan import free_ports
@@ -55,25 +56,27 @@ def settings_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("broker-*/server-kraft.properties"))
 
 
-async def prepare(bootstrap: str, connect: str) -> None:
-    """Begin a reassignment that cannot complete yet, and ask for a deletion that no controller completes."""
-    async with Admin(bootstrap) as admin:
+def prepare(bootstrap: str) -> None:
+    """Begin a reassignment that cannot complete yet."""
+    rates = {"leader.replication.throttled.rate": "1", "follower.replication.throttled.rate": "1"}
+    with blocking.Admin(bootstrap) as admin:
+
+        def is_throttled(broker: str) -> bool:
+            described = admin.configs.describe(ResourceType.BROKER, broker)
+            return rates.items() <= {name: each.value for name, each in described.items()}.items()
+
         throttle = {
             "leader.replication.throttled.replicas": "*",
             "follower.replication.throttled.replicas": "*",
         }
-        from ottla.client.admin.configs import ResourceType
-
-        await admin.configs.alter(ResourceType.TOPIC, "moving", set=throttle)
+        admin.configs.alter(ResourceType.TOPIC, "moving", set=throttle)
         for broker in ("1", "2", "3"):
-            rates = {
-                "leader.replication.throttled.rate": "1",
-                "follower.replication.throttled.rate": "1",
-            }
-            await admin.configs.alter(ResourceType.BROKER, broker, set=rates)
-        await admin.partitions.reassign({names.TopicPartition("moving", 0): [2, 3]})
-        under_way = await admin.partitions.reassignments()
-        assert [str(each) for each in under_way] == ["moving-0"]
+            admin.configs.alter(ResourceType.BROKER, broker, set=rates)
+        for broker in ("1", "2", "3"):
+            # Brokers read them when ZooKeeper tells them to, and those of the topic before.
+            wait_until(lambda broker=broker: is_throttled(broker), f"broker {broker} does not know its rates")  # type: ignore[misc]
+        admin.partitions.reassign({names.TopicPartition("moving", 0): [2, 3]})
+        assert [str(each) for each in admin.partitions.reassignments()] == ["moving-0"]
 
 
 async def ask_for_deletion(connect: str) -> None:
@@ -121,7 +124,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImportedCluste
         for number in range(3000):
             producer.produce("orders", b"%d" % number, on_delivery=delivered)
         assert producer.flush(120) == 0
-        asyncio.run(prepare(bootstrap, zookeeper.connect))
+        prepare(bootstrap)
         for number in range(3000, 9000):
             producer.produce("orders", b"%d" % number, on_delivery=delivered)
             if number % 100 == 0:
@@ -204,7 +207,7 @@ def test_a_cluster_goes_on_where_it_was_killed(
         assert cluster.acknowledged <= set(found), "an acknowledged record is lost"
         assert len(found) == len(set(found)), "a record is there twice"
         assert len(read_all(cluster.bootstrap, "moving", 1, lambda found: len(found) >= 200)) == 200
-        asyncio.run(let_it_complete(cluster.bootstrap))
+        let_it_complete(cluster.bootstrap)
         wait_until(
             lambda: (
                 sorted(admin.list_topics("moving", timeout=60).topics["moving"].partitions[0].replicas)
@@ -215,13 +218,11 @@ def test_a_cluster_goes_on_where_it_was_killed(
         assert len(read_all(cluster.bootstrap, "moving", 1, lambda found: len(found) >= 200)) == 200
 
 
-async def let_it_complete(bootstrap: str) -> None:
-    from ottla.client.admin.configs import ResourceType
-
-    async with Admin(bootstrap) as admin:
+def let_it_complete(bootstrap: str) -> None:
+    with blocking.Admin(bootstrap) as admin:
         for broker in ("1", "2", "3"):
             names = ["leader.replication.throttled.rate", "follower.replication.throttled.rate"]
-            await admin.configs.alter(ResourceType.BROKER, broker, delete=names)
+            admin.configs.alter(ResourceType.BROKER, broker, delete=names)
 
 
 def read_all(

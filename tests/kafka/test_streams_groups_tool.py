@@ -102,10 +102,16 @@ class Members:
         return response
 
     def join(self, topic_id: bytes) -> None:
-        self.beat("a", topology=TOPOLOGY, user_endpoint=Endpoint(host="here", port=80))
-        self.beat("b", topology=TOPOLOGY)
+        slow = {"topology": TOPOLOGY, "rebalance_timeout_ms": 1_000_000}
+        self.beat("a", **slow, user_endpoint=Endpoint(host="here", port=80))
+        self.beat("b", **slow)
         fields = {"member_id": "a", "generation_id_or_member_epoch": self._epochs["a"]}
         self._session.get(commit(GROUP, TOPIC, topic_id, **fields), OffsetCommitResponse, 9)
+
+    def stay(self) -> None:
+        """The tool takes a while for each command: without heartbeats the sessions would end."""
+        for name in "ab":
+            self.beat(name)
 
     def leave(self) -> None:
         for name in "ab":
@@ -123,7 +129,10 @@ def printed(bootstrap: str, driver: JavaDriver) -> list[str]:
     members = Members(session)
     members.join(topic_id)
     run = _runner(bootstrap, driver)
-    lines = [run(*words) for words in WHILE_ACTIVE]
+    lines = []
+    for words in WHILE_ACTIVE:
+        members.stay()
+        lines.append(run(*words))
     members.leave()
     lines += [run(*words) for words in WHILE_EMPTY]
     session.close()

@@ -165,12 +165,20 @@ def test_a_second_process_takes_over_the_tasks_of_the_one_that_is_killed(
                 words += write(bootstrap, range(400, 800))
                 output.read_until(words.total(), second)
                 assert GROUP in groups("--list")
-                assert "Stable" in groups("--describe", "--group", GROUP, "--state")
+                # The words are counted, and tasks may still be on their way to the second process.
+                wait_until(
+                    lambda: "Stable" in groups("--describe", "--group", GROUP, "--state"),
+                    "the group is not stable",
+                    DEADLINE_S,
+                )
                 java.kill_process(first)
                 words += write(bootstrap, range(800, 1_200))
                 output.read_until(words.total(), second)
-                described = groups("--describe", "--group", GROUP, "--members", "--verbose")
-                assert members(described) == 1, described
+                wait_until(
+                    lambda: members(groups("--describe", "--group", GROUP, "--members", "--verbose")) == 1,
+                    "the group has other members than the second process",
+                    DEADLINE_S,
+                )
                 offsets = groups("--describe", "--group", GROUP, "--offsets")
                 assert LINES in offsets, offsets
         output.close()

@@ -73,8 +73,8 @@ class TestOverview:
             assert name == "sample"
             assert first["roundTripMs"] > 0
             fill(console_node, topic)
-            _, later = next(events)
-            assert later["messagesInPerSecond"] > 0
+            # One may be taken before the messages are there.
+            later = next(sample for _, sample in events if sample["messagesInPerSecond"])
             assert later["bytesInPerSecond"] > 0
             assert later["requestLatencyMs"]["mean"] > 0
             assert later["requestLatencyMs"]["p99"] > 0
@@ -509,9 +509,15 @@ class TestGroups:
             consumer.subscribe([topic])
             until(lambda: len(consumer.poll(timeout_ms=200) or consumer.assignment()) >= 2)
             consumer.commit()
-            found = api.get("/api/group", id=f"group-{protocol}")
+
+            def describe() -> Any:
+                return api.get("/api/group", id=f"group-{protocol}")
+
+            # A member of the new protocol says with its next heartbeat that it has its partitions.
+            until(lambda: describe()["state"] == "Stable")
+            found = describe()
             (member,) = found["members"]
-            assert (found["type"], found["state"], member["clientId"]) == (protocol, "Stable", "app")
+            assert (found["type"], member["clientId"]) == (protocol, "app")
             assert [each["partition"] for each in member["partitions"]] == [0, 1]
             assert {each["memberId"] for each in found["partitions"]} == {member["id"]}
             plan = api.post("/api/group/reset", {"to": "beginning"}, id=f"group-{protocol}")
@@ -554,7 +560,9 @@ class TestGroups:
         assert (name, point["lag"], point["committed"], point["end"]) == ("lag", 20, 10, 30)
         history = api.get("/api/group/lag", id="recorder")
         assert history["points"][0] == point
-        assert history["topics"] == {topic: [[point["time"], 20]]}
+        # On a busy machine there may be more of them by now.
+        assert list(history["topics"]) == [topic]
+        assert history["topics"][topic][0] == [point["time"], 20]
 
 
 def until(condition: Callable[[], bool]) -> None:

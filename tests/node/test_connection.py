@@ -428,7 +428,7 @@ async def test_a_large_request_that_paused_on_its_way_goes_on() -> None:
         client.writer.write(data[len(data) // 2 :])
         await bench.settle()
         connection.resume_writing()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await client.receive() == body
 
 
@@ -698,7 +698,7 @@ A_LONG_TIME = b"3600"
 @scenario
 async def test_a_throttled_client_has_its_response_and_nothing_after_it_is_started() -> None:
     async with serving(
-        connections_max_idle_ms="100", connection_failed_authentication_delay_ms="50"
+        connections_max_idle_ms="1000", connection_failed_authentication_delay_ms="50"
     ) as bench:
         noisy, quiet = await bench.client(), await bench.client()
         noisy.send(b"throttle " + A_LONG_TIME, b"echo second")
@@ -710,8 +710,8 @@ async def test_a_throttled_client_has_its_response_and_nothing_after_it_is_start
         await bench.settle()
         (connection,) = [each for each in bench.server._connections if each.is_reading_paused]
         assert b"echo second" not in bench.script.started
-        # It is not idle, and what it sends stays with the system.
-        await asyncio.sleep(0.3)
+        # It is not idle, as another one is after the same time, and what it sends stays with the system.
+        assert await quiet.closed()
         assert connection in bench.server._connections
         assert bench.server.memory.used < 100_000
         connection._on_throttled()

@@ -592,12 +592,15 @@ class TestConnections:
         assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
     async def test_slow_clients_are_given_up(self) -> None:
-        limits = HttpLimits(head_seconds=0.2, idle_seconds=0.2, body_seconds=0.2, linger_seconds=0.5)
+        # Each client has to be quicker than that with its first bytes.
+        limits = HttpLimits(head_seconds=1.5, idle_seconds=1.5, body_seconds=1.5, linger_seconds=0.5)
         async with serving(limits=limits) as site:
-            silent, slow = await site.connect(), await site.connect()
+            silent = await site.connect()
+            slow = await site.connect()
             await slow.send(b"GET / HTTP/1.1\r\nX: ")
-            idle, trickling = await site.connect(), await site.connect()
+            idle = await site.connect()
             assert (await idle.ask(GET)).status == 200
+            trickling = await site.connect()
             await trickling.send(b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\nab")
             assert await silent.wait_until_closed() == b""
             assert (await slow.answer()).status == 408

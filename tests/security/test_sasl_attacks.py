@@ -96,7 +96,7 @@ def test_frame_larger_than_a_login_needs(node: LocalNode) -> None:
 @pytest.mark.slow
 def test_logins_that_are_never_finished(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold little, do not keep others from logging in, and are closed in time."""
-    monkeypatch.setattr(login, "_LOGIN_SECONDS", 1.0)
+    monkeypatch.setattr(login, "_LOGIN_SECONDS", 3.0)
     open_ones = []
     for n in range(HALF_OPEN):
         client = socket.create_connection(("127.0.0.1", node.port), SECONDS)

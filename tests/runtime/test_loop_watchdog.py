@@ -15,7 +15,7 @@ import pytest
 
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.loop import new_event_loop
-from ottla.runtime.loop_watchdog import LoopStatistics, LoopWatchdog
+from ottla.runtime.loop_watchdog import LoopStatistics, LoopWatchdog, _Blocked
 
 LOOPS = [new_event_loop, asyncio.new_event_loop]
 
@@ -127,6 +127,18 @@ def test_a_loop_that_was_late_without_doing_anything_is_no_warning(caplog: pytes
     assert watchdog.statistics().above_bound >= 1
     found = [record for record in caplog.records if "the event loop was held for" in record.getMessage()]
     assert {record.levelno for record in found} == {logging.INFO}
+
+
+def test_a_machine_that_was_busy_does_not_hide_a_wait_for_the_disk(caplog: pytest.LogCaptureFixture) -> None:
+    watchdog = LoopWatchdog(10)
+    watchdog._cpu_clock = 0
+    callback, held_ns = "task 'writer': write (log/segment.py:7)", 20_000_000
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            watchdog._log(callback, held_ns, 0, _Blocked())
+        for _ in range(2):
+            watchdog._log(callback, held_ns, 0, _Blocked(held_ns, f"sync (runtime/disk.py:9) < {callback}"))
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
 
 
 def test_an_idle_loop_is_left_alone() -> None:

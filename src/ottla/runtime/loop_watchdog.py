@@ -157,7 +157,8 @@ class LoopWatchdog:
         self._limits_ns: Final = [int(share * self._bound_ns) for share in _CLASSES]
         self._counts: Final = [0] * (len(_CLASSES) + 1)
         self._held_ns = 0
-        self._logged: dict[str, tuple[float, int]] = {}
+        # When each callback was logged, and how often it was not since; by its place and the level.
+        self._logged: dict[tuple[str, int], tuple[float, int]] = {}
 
     def start(self) -> None:
         """Begin to watch the running loop."""
@@ -387,20 +388,13 @@ class LoopWatchdog:
         return f"{loading}{name}: {' < '.join(calls)}"
 
     def _log(self, culprit: str, held_ns: int, held_cpu_ns: int, blocked: _Blocked) -> None:
-        """Log a wait, unless the same callback was logged a short while ago."""
+        """Log a wait, unless the same callback was logged a short while ago, at the same level: that the
+        machine was busy must not hide what a callback does later.
+        """
         now = time.monotonic()
         is_blocked = blocked.total_ns >= self._bound_ns / 2
         if is_blocked:
             culprit = blocked.culprit or culprit
-        place = culprit.rpartition(" < ")[2]
-        last, unlogged = self._logged.get(place, (-_LOG_EVERY_S, 0))
-        if now - last < _LOG_EVERY_S:
-            self._logged[place] = (last, unlogged + 1)
-            return
-        if len(self._logged) >= _MAX_CULPRITS:
-            self._logged.clear()
-        self._logged[place] = (now, 0)
-        also = f" (and {unlogged} times since it was last logged)" if unlogged else ""
         # Without a stack there is no culprit to look for, and where CPU and disk explain less than the
         # bound, the machine was busy with other work. A loop that is held for long is worth a look anyway.
         is_at_work = self._cpu_clock is None or held_cpu_ns + blocked.total_ns >= self._bound_ns
@@ -409,8 +403,18 @@ class LoopWatchdog:
             if _LOADING in culprit
             else bool(culprit) and (is_at_work or held_ns >= _LOG_AT_ONCE_S * 1e9)
         )
+        level = logging.WARNING if is_worth_a_look else logging.INFO
+        place = culprit.rpartition(" < ")[2], level
+        last, unlogged = self._logged.get(place, (-_LOG_EVERY_S, 0))
+        if now - last < _LOG_EVERY_S:
+            self._logged[place] = (last, unlogged + 1)
+            return
+        if len(self._logged) >= _MAX_CULPRITS:
+            self._logged.clear()
+        self._logged[place] = (now, 0)
+        also = f" (and {unlogged} times since it was last logged)" if unlogged else ""
         _log.log(
-            logging.WARNING if is_worth_a_look else logging.INFO,
+            level,
             "the event loop was held for %.0f ms, %.0f ms of it on the CPU and %.0f ms waiting for the disk, "
             "where %g ms are allowed%s: %s",
             held_ns / 1e6,

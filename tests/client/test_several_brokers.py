@@ -532,7 +532,7 @@ class TestACoordinatorThatSaysNothing:
         cluster.on(JoinGroupRequest, join)
 
     async def joined(self, cluster: FakeCluster, node_id: int, turn: Callable[[], Awaitable[Any]]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not any(n == node_id and each.member_id for n, each in cluster.asked(JoinGroupRequest)):
                 await turn()
 
@@ -554,7 +554,7 @@ class TestACoordinatorThatSaysNothing:
             consumer.subscribe([TOPIC])
             await self.joined(cluster, 2, lambda: consumer.poll(timeout_ms=20))
             before = len(cluster.asked(ApiVersionsRequest))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while len(cluster.asked(ApiVersionsRequest)) == before:
                     await consumer.poll(timeout_ms=20)
             assert cluster.asked(ApiVersionsRequest)[-1][0] == 2

@@ -321,7 +321,7 @@ async def test_records_whose_locks_expired_before_a_poll_are_not_returned(
     cluster: FakeCluster, brokers: ShareBrokers
 ) -> None:
     cluster.partitions = [FakePartition(leader=1), FakePartition(leader=2)]
-    brokers.lock_ms = 300
+    brokers.lock_ms = 1_000
     brokers.ready = {0: [(0, 0)], 1: [(7, 7)]}
     async with explicit(cluster) as consumer:
         consumer.subscribe(TOPIC)

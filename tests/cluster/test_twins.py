@@ -20,7 +20,7 @@ def test_a_broker_whose_id_another_has_gives_up_and_names_it(tmp_path: Path) -> 
             f"cluster.id={ClusterPlan.read(home).cluster_id}",
             f"log.dirs={tmp_path / 'twin'}",
             "listeners=PLAINTEXT://127.0.0.1:0",
-            "initial.broker.registration.timeout.ms=1500",
+            "initial.broker.registration.timeout.ms=5000",
         )
         command = [sys.executable, "-m", "ottla", "start", str(home / "node-1" / "server.properties")]
         for setting in settings:

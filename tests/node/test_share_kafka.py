@@ -245,7 +245,8 @@ def test_members_that_read_committed_records_see_no_others(
     everything = driver.member(node.bootstrap_servers, "uncommitted", topic)
     member = driver.member(node.bootstrap_servers, topic, topic)
     first = java_driver.producer(node.bootstrap_servers, transactional_id="share-first")
-    second = java_driver.producer(node.bootstrap_servers, transactional_id="share-second")
+    lasting = {"transactional_id": "share-second", "transaction_timeout_ms": "600000"}
+    second = java_driver.producer(node.bootstrap_servers, **lasting)
     for producer in (first, second):
         producer.init_transactions()
     for number, commit in enumerate((True, False, False, True)):

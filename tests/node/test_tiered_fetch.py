@@ -62,7 +62,7 @@ def orders(node: LocalNode) -> History:
     first.begin_transaction()
     history.send(first, 20)
     first.commit_transaction(60)
-    across = history.producer(transactional_id="across")
+    across = history.producer(transactional_id="across", transaction_timeout_ms=600_000)
     across.init_transactions(60)
     across.begin_transaction()
     history.send(across, 5, into=history.aborted)

@@ -173,13 +173,14 @@ class TestPipelineUnderTest:
     def test_a_transaction_that_stays_open_is_named(
         self, pipeline: PipelineUnderTest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(pipeline_under_test, "READ_SECONDS", 1.0)
         pipeline.send("open", [{"value": "a"}])
         with Producer(pipeline.bootstrap_servers, transactional_id="t") as producer:
             producer.begin_transaction()
             producer.send("open", b"b")
-            with pytest.raises(UnexpectedRows, match="a transaction is open"):
-                pipeline.topic("open")
+            with monkeypatch.context() as patched:
+                patched.setattr(pipeline_under_test, "READ_SECONDS", 1.0)
+                with pytest.raises(UnexpectedRows, match="a transaction is open"):
+                    pipeline.topic("open")
             producer.abort_transaction()
         assert [record["value"] for record in pipeline.topic("open")] == ["a"]
 

@@ -103,7 +103,7 @@ def write(bootstrap: str, topic: str) -> History:
         first.begin_transaction()
         history.send(first, 20, into=into)
         (first.commit_transaction if into is history.committed else first.abort_transaction)(60)
-    across = history.producer(transactional_id=f"{topic}-across")
+    across = history.producer(transactional_id=f"{topic}-across", transaction_timeout_ms=600_000)
     across.init_transactions(60)
     across.begin_transaction()
     history.send(across, 5, into=history.aborted)

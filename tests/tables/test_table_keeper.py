@@ -106,7 +106,9 @@ def test_a_table_has_what_consumers_of_committed_records_see(tmp_path: Path) -> 
     data = str(tmp_path / "data")
     with LocalNode(HTTP, data_dir=data) as node:
         create(node.bootstrap_servers, "orders")
-        producer = Producer({"bootstrap.servers": node.bootstrap_servers, "transactional.id": "t"})
+        # The last transaction is open until a worker was started and has written its table.
+        transactional = {"transactional.id": "t", "transaction.timeout.ms": 600_000}
+        producer = Producer({"bootstrap.servers": node.bootstrap_servers, **transactional})
         producer.init_transactions(60)
         for commits in (True, False, True, False):
             producer.begin_transaction()

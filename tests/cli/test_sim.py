@@ -28,6 +28,21 @@ def test_a_broken_guarantee_is_named_with_the_command_that_replays_it(offline: C
     assert ended.err.partition("\n")[0] == replayed.err.partition("\n")[0]
 
 
+@pytest.mark.slow
+def test_a_bug_is_planted_in_the_scenario_in_which_it_is_found(offline: CommandLine) -> None:
+    """In one of the legacy mode, though nothing asks for that but the name of the bug."""
+    ended = offline("sim", "--plant", "brokers-not-watched")
+    assert ended.status == 1, ended
+    assert "--minutes 0.13 --trace --plant brokers-not-watched" in ended.err
+    assert "--nodes" not in ended.err
+
+
+def test_a_bug_that_no_run_found_is_told(offline: CommandLine) -> None:
+    ended = offline("sim", "--plant", "marker-dropped", "--minutes", "0.01", "--seeds", "1", "--nodes", "1")
+    assert ended.status == 0, ended
+    assert "the bug marker-dropped was not found in 1 run: try more --seeds" in ended.err
+
+
 def test_an_unknown_bug_is_not_planted(offline: CommandLine) -> None:
     ended = offline("sim", "--plant", "marker-droped")
     assert ended.status == 2

@@ -5,8 +5,10 @@ A real ZooKeeper with the znodes of a small cluster, and the directory of its br
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from ottla.cli.errors import UNREACHABLE
+from ottla.cli.errors import UNREACHABLE, USAGE
 from ottla.log.directory.meta_properties import mark_of_zookeeper
 from ottla.protocol.names import TopicPartition, parse_uuid
 from ottla.runtime.disk import RealDisk
@@ -103,11 +105,64 @@ def test_a_wrong_chroot_is_told_with_the_right_one(broker: Broker, zookeeper: Ap
         broker.is_refused(f"Clusters of Kafka are at {zookeeper.connect}/kafka", "--zookeeper", wrong)
 
 
-def test_no_zookeeper_is_told(broker: Broker) -> None:
+def test_no_zookeeper_is_told_at_once(broker: Broker) -> None:
+    """Though Kafka's own server.properties has the 18 s in it that a broker waits."""
+    broker.file.write_text(broker.file.read_text() + "zookeeper.connection.timeout.ms=18000\n")
+    began = time.monotonic()
+    message = "ZooKeeper cannot be reached: 127.0.0.1:1: Connection refused"
+    broker.is_refused(message, "--zookeeper", "127.0.0.1:1/kafka", status=UNREACHABLE)
+    assert time.monotonic() - began < 15
+    ended = broker.run("--zookeeper", "127.0.0.1:1/kafka")
+    assert ended.err.startswith("reading ZooKeeper at 127.0.0.1:1/kafka\n")
+
+
+def test_a_port_that_is_not_of_zookeeper_is_told(broker: Broker) -> None:
     config = broker.root / "zookeeper.properties"
-    config.write_text("zookeeper.connect=127.0.0.1:1/kafka\nzookeeper.connection.timeout.ms=300\n")
-    message = "127.0.0.1:1 did not answer within 0.3 s"
-    broker.is_refused(message, "--zookeeper-config", str(config), status=UNREACHABLE)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        connect = f"127.0.0.1:{silent.getsockname()[1]}"
+        config.write_text(f"zookeeper.connect={connect}/kafka\nzookeeper.connection.timeout.ms=300\n")
+        message = f"{connect} did not answer within 0.3 s"
+        broker.is_refused(message, "--zookeeper-config", str(config), status=UNREACHABLE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--controllers nonsense", "'nonsense' is not of the form ID@HOST:PORT"),
+        ("--controllers 1@h:99999", "ports go from 1 to 65535"),
+        ("--controllers 1@h:9093,1@h:9094", "1 is named twice"),
+        ("--controllers 1@h:9093,2@h:9093", "h:9093 is named twice"),
+        ("--controllers 99999999999@h:9093", "the largest is 2147483647"),
+        ("--controller-dir 100={root}/c", "--controller-dir is for a node of --controllers"),
+        ("--controllers 1@h:9093 --controller-dir 100={root}/c", "100 is not among --controllers"),
+        ("--controllers 1@h:9093 --controller-dir 1={root}/c", "node 1 is given twice"),
+        ("--controllers 9@h:9093 --controller-dir 9={root}/data/c", "is inside the other"),
+        ("--controllers 9@h:9093 --controller-dir 9={root}/link", "is given twice"),
+        ("--log-dirs 2={root}/data", "is given twice"),
+        ("--log-dirs nonsense", "expected ID=DIR,DIR"),
+        ("--zookeeper http://zk:2181/kafka", "'http:' is not an address"),
+        ("--output {root}/server.properties", "is not a directory"),
+        ("--release-version 2.0", "known are 3.3"),
+        ("--wait nan", "is not a finite number"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_is_asked(
+    tmp_path: Path, options: str, message: str
+) -> None:
+    """The node runs, and ZooKeeper is away."""
+    broker = Broker(tmp_path, "127.0.0.1:1")
+    (tmp_path / "link").symlink_to(broker.data)
+    lock = RealDisk().lock(str(broker.data / ".lock"))
+    try:
+        broker.is_refused(message, *options.format(root=tmp_path).split(), status=USAGE)
+    finally:
+        lock.release()
+
+
+def test_without_directories_nothing_is_asked() -> None:
+    ended = CommandLine("127.0.0.1:1")("zookeeper", "import", "--zookeeper", "127.0.0.1:1")
+    assert ended.status == USAGE
+    assert "no directory is given" in ended.err
 
 
 def test_a_login_that_may_not_read_is_told(broker: Broker, client: KazooClient) -> None:
@@ -169,6 +224,33 @@ def test_directories_that_are_missing_or_fail_are_told(broker: Broker) -> None:
     assert not (broker.root / "lost").exists()
     (broker.root / "lost" / ".lock").mkdir(parents=True)  # which cannot be locked
     broker.is_refused("If the disk has failed, take the directory out of log.dirs")
+
+
+def test_the_directory_of_a_controller_has_to_be_its_own(broker: Broker) -> None:
+    options = ("--controllers", "100@127.0.0.1:9093", "--controller-dir", f"100={broker.root}/other")
+    (broker.root / "other").write_text("not a directory")
+    broker.is_refused("is not a directory", *options)
+    (broker.root / "other").unlink()
+    (broker.root / "other" / "lost+found").mkdir(parents=True)
+    (broker.root / "other" / "photos").mkdir()
+    broker.is_refused("is not empty: it has photos", *options)
+    (broker.root / "other" / "photos").rmdir()
+    assert broker.run(*options, "--output", str(broker.root)).status == 0
+    again = broker.run(*options, "--output", str(broker.root), "--json").json
+    assert (again["problems"], again["pending"]) == ([], [])
+
+
+def test_settings_that_could_not_be_written_are_written_by_the_next_run(broker: Broker) -> None:
+    new = broker.root / "server-kraft.properties"
+    obstacle = broker.root / "server-kraft.properties.tmp"
+    obstacle.mkdir()
+    ended = broker.run()
+    assert ended.status == 1
+    assert f"cannot use {obstacle}: Is a directory. To go on, solve that" in ended.err
+    obstacle.rmdir()
+    report = broker.run("--json").json
+    assert report["pending"] == [str(new)]
+    assert new.exists()
 
 
 def test_another_user_is_told_that_the_broker_may_not_read_what_is_written(

@@ -428,8 +428,8 @@ def _check_zookeeper(zookeeper: str) -> None:
     """Fail before there is a cluster that would keep an address at which no ZooKeeper is."""
     from importlib.util import find_spec
 
-    from ottla.runtime.zookeeper import KAZOO_IS_MISSING
-    from ottla.testing.zookeeper_server import missing_requirement, unreachable
+    from ottla.runtime.zookeeper import KAZOO_IS_MISSING, unreachable
+    from ottla.testing.zookeeper_server import missing_requirement
 
     if find_spec("kazoo") is None:
         raise CliError(KAZOO_IS_MISSING)

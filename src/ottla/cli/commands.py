@@ -11,6 +11,7 @@ parsing and shell completion cannot differ.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -175,7 +176,7 @@ def _type(
     if kind is int:
         return click.INT if least is None and most is None else click.IntRange(_int(least), _int(most))
     if kind is float:
-        return click.FLOAT if least is None and most is None else click.FloatRange(least, most)
+        return FiniteFloat(least, most)
     assert kind is str, kind
     return click.STRING
 
@@ -204,6 +205,16 @@ def _complete(
 ) -> list[CompletionItem]:
     servers = context.params.get("bootstrap") or ""
     return [CompletionItem(name) for name in known(servers) if name.startswith(incomplete)]
+
+
+class FiniteFloat(click.FloatRange):
+    """A number of seconds, minutes or the like: `nan` passes every comparison with a bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 class DocumentedArgument(click.Argument):

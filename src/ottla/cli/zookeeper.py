@@ -27,8 +27,9 @@ app = group("zookeeper", HELP)
 # The first of these that no listener of the broker has is the port of its controller.
 _CONTROLLER_PORTS: Final = (9093, *range(19093, 19193))
 _POLL_S: Final = 1.0
-# As Kafka has it, where the files do not.
-_CONNECT_TIMEOUT_MS: Final = 18_000
+_MAX_ID: Final = (1 << 31) - 1
+# The import is a command that a person waits for: it gives up earlier than a broker does.
+_CONNECT_TIMEOUT_MS: Final = 10_000
 
 
 @dataclass(slots=True)
@@ -122,26 +123,30 @@ def import_(
     import contextlib
 
     from ottla.log.directory.meta_properties import StorageError
-    from ottla.runtime.disk import RealDisk
+    from ottla.runtime.disk import RealDisk, is_out_of_space
     from ottla.zookeeper.migration.importer import locked_directories, plan_import, write_import
     from ottla.zookeeper.migration.metadata_records import import_metadata
 
     disk = RealDisk()
+    # All that is given is checked before anything else is looked at.
     version = _version(release)
+    named = None if controllers is None else _parse_controllers(controllers)
+    dirs = [_controller_dir(text) for text in controller_dir or []]
     brokers = [*(_read_file(file) for file in files or []), *(_given_dirs(each) for each in log_dirs or [])]
-    _check_once(brokers)
-    paths = [path for broker in brokers for path in broker.paths]
-    paths += [os.path.abspath(_controller_dir(text)[1]) for text in controller_dir or []]
+    _check_given(brokers, dirs, named)
+    _check_output(output)
+    settings = _zookeeper_settings(zookeeper, zookeeper_config, jaas, brokers)
+    paths = [*(path for broker in brokers for path in broker.paths), *(path for _, path in dirs)]
     try:
         with contextlib.ExitStack() as stack:
             # The locks come first: what is read under them stays as it is. A directory that no node has ever
             # locked is not touched before it is certain that something will be written.
             locked = stack.enter_context(locked_directories(disk, paths, create=False))
-            settings = _zookeeper_settings(zookeeper, zookeeper_config, jaas, brokers)
+            _check_reachable(settings)
             cluster = asyncio.run(_read(settings, wait))
             imported = import_metadata(cluster, version, _password_decoder(brokers))
-            voters = _voters(controllers, brokers, imported)
-            nodes = _nodes(brokers, voters, controller_dir or [])
+            voters = _default_voters(brokers, imported) if named is None else named
+            nodes = _nodes(brokers, voters, dirs)
             plan = plan_import(disk, cluster, imported, version, nodes)
             new_settings = _new_settings(brokers, voters, nodes, output)
             for properties in new_settings.values():
@@ -159,9 +164,11 @@ def import_(
     except StorageError as error:
         raise CliError(str(error)) from None
     except OSError as error:
+        what = "make room" if is_out_of_space(error) else "solve that"
         raise CliError(
-            f"cannot use {error.filename}: {error.strerror}. Solve that, and run the import again: it "
-            "goes on where it was. If the disk has failed, take the directory out of log.dirs"
+            f"cannot use {error.filename or 'a file'}: {error.strerror or error}. To go on, {what}, and run "
+            "the import again: it goes on where it was. If the disk has failed, take the directory out of "
+            "log.dirs"
         ) from None
     if as_json:
         print_json(_document(imported, plan, voters, new_settings, written=can_write))
@@ -252,22 +259,56 @@ def _given_dirs(text: str) -> _Broker:
     return _Broker(int(id), paths, None, {})
 
 
-def _check_once(brokers: list[_Broker]) -> None:
-    ids = [broker.id for broker in brokers]
+def _check_given(
+    brokers: list[_Broker], dirs: list[tuple[int, str]], named: list[ControllerVoter] | None
+) -> None:
+    """What can be said of the nodes and their directories before ZooKeeper is asked."""
+    if not brokers and not dirs:
+        raise WrongUsage("no directory is given: name the server.properties of the brokers on this machine")
+    if dirs and named is None:
+        raise WrongUsage(
+            "--controller-dir is for a node of --controllers: give those, the same on each machine, as "
+            f"--controllers {dirs[0][0]}@HOST:9093"
+        )
+    for id, path in dirs:
+        if named is not None and all(voter.id != id for voter in named):
+            raise WrongUsage(f"--controller-dir {id}={path}: {id} is not among --controllers")
+    ids = [*(broker.id for broker in brokers), *(id for id, _ in dirs)]
     for id in ids:
         if ids.count(id) > 1:
-            raise WrongUsage(f"broker {id} is given twice")
-    paths = [path for broker in brokers for path in broker.paths]
-    for path in paths:
-        if paths.count(path) > 1:
+            raise WrongUsage(f"node {id} is given twice")
+    paths = [path for broker in brokers for path in broker.paths] + [path for _, path in dirs]
+    places = [os.path.realpath(path) for path in paths]
+    for path, place in zip(paths, places, strict=True):
+        if places.count(place) > 1:
             raise WrongUsage(f"the directory {path} is given twice")
+    for id, path in dirs:
+        here = os.path.realpath(path)
+        for other, place in zip(paths, places, strict=True):
+            if place != here and os.path.commonpath([here, place]) in (here, place):
+                raise WrongUsage(
+                    f"--controller-dir {id}={path}: one of it and {other} is inside the other. Give the "
+                    "controller a directory of its own"
+                )
+
+
+def _check_output(output: str | None) -> None:
+    if output is None:
+        return
+    place = os.path.abspath(output)
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    if not os.path.isdir(place):
+        raise WrongUsage(f"--output {output}: {place} is not a directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise WrongUsage(f"--output {output}: nothing can be written in {place}")
 
 
 def _zookeeper_settings(
     connect: str | None, file: str | None, jaas: str | None, brokers: list[_Broker]
 ) -> ZooKeeperSettings:
     from ottla.runtime.disk import RealDisk
-    from ottla.runtime.zookeeper import ZooKeeperSettings
+    from ottla.runtime.zookeeper import ZooKeeperSettings, server_addresses
     from ottla.security.zookeeper_login import ZooKeeperSettingsError, load_login, load_tls
 
     given: dict[str, str] = {}
@@ -281,24 +322,36 @@ def _zookeeper_settings(
         for name, value in broker.settings.items():
             if name.startswith("zookeeper."):
                 given.setdefault(name, value)
-    if file is not None:
-        given |= _read_properties(file)
+    special = {} if file is None else _read_properties(file)
+    if jaas is not None or any(map(_is_of_login, special)):  # instead of the login that the files have
+        given = {name: value for name, value in given.items() if not _is_of_login(name)}
+    given |= special
     if connect is not None:
         given["zookeeper.connect"] = connect
     if "zookeeper.connect" not in given:
         raise WrongUsage("no ZooKeeper is named: give a server.properties, or --zookeeper HOST:PORT/CHROOT")
-    if jaas is not None and not given.get("zookeeper.login.scheme"):
+    if jaas is not None:
         given["zookeeper.jaas.file"] = jaas
+    try:
+        server_addresses(given["zookeeper.connect"])
+    except ValueError as error:
+        raise WrongUsage(f"ZooKeeper at {given['zookeeper.connect']}: {error}") from None
     timeout = given.get("zookeeper.connection.timeout.ms", "").strip()
+    timeout_ms = min(int(timeout) if timeout.isdecimal() else _CONNECT_TIMEOUT_MS, _CONNECT_TIMEOUT_MS)
     try:
         return ZooKeeperSettings(
-            given["zookeeper.connect"],
-            connection_timeout_ms=int(timeout) if timeout.isdecimal() else _CONNECT_TIMEOUT_MS,
+            given["zookeeper.connect"].strip(),
+            session_timeout_ms=timeout_ms,
+            connection_timeout_ms=timeout_ms,
             login=load_login(given, RealDisk()),
             tls_context=load_tls(given, RealDisk()),
         )
     except ZooKeeperSettingsError as error:
         raise CliError(str(error)) from None
+
+
+def _is_of_login(name: str) -> bool:
+    return name.startswith("zookeeper.login.") or name == "zookeeper.jaas.file"
 
 
 def _password_decoder(brokers: list[_Broker]) -> Any:
@@ -325,6 +378,21 @@ def _password_decoder(brokers: list[_Broker]) -> Any:
 
 
 # ZooKeeper
+
+
+def _check_reachable(settings: ZooKeeperSettings) -> None:
+    """Say what is tried, and end at once if no server listens. A broker would wait for one."""
+    from ottla.cli.output import note
+    from ottla.runtime.zookeeper import unreachable
+
+    note(f"reading ZooKeeper at {settings.connect}")
+    reason = unreachable(settings.connect)
+    if reason is not None:
+        raise CliError(
+            f"ZooKeeper cannot be reached: {reason}. Check the address, and that it runs: only the brokers "
+            "have to be stopped. Nothing was written",
+            status=UNREACHABLE,
+        )
 
 
 async def _read(settings: ZooKeeperSettings, wait_s: float) -> ZooKeeperCluster:
@@ -422,35 +490,46 @@ async def _session(settings: ZooKeeperSettings) -> AsyncIterator[KazooSession]:
 # The new cluster
 
 
-def _voters(text: str | None, brokers: list[_Broker], imported: ImportedMetadata) -> list[ControllerVoter]:
+def _parse_controllers(text: str) -> list[ControllerVoter]:
     from ottla.zookeeper.migration.kraft_properties import ControllerVoter
 
-    if text is None:
-        replicas = {
-            id for _, _, registration in imported.image.topics.partitions() for id in registration.replicas
-        }
-        named = _named_controllers(brokers)
-        if named and replicas <= {broker.id for broker in brokers}:
-            return named
-        if len(brokers) != 1 or not replicas <= {brokers[0].id}:
-            known = sorted(replicas | {broker.id for broker in brokers})
-            raise WrongUsage(
-                f"the cluster has the brokers {known}: choose its controllers, the same on each machine, as "
-                "--controllers 1@HOST:9093,2@HOST:9093,3@HOST:9093"
-            )
-        taken = brokers[0].settings.get("listeners", "")
-        port = next(port for port in _CONTROLLER_PORTS if f":{port}" not in taken)
-        return [ControllerVoter(brokers[0].id, "localhost", port)]
     voters: list[ControllerVoter] = []
     for item in (part.strip() for part in text.split(",")):
         id, at, address = item.partition("@")
         host, colon, port = address.rpartition(":")
-        if not (at and colon and host and id.isdecimal() and port.isdecimal()):
+        if not (at and colon and host.strip("[]") and id.isdecimal() and port.isdecimal()):
             raise WrongUsage(f"--controllers: {item!r} is not of the form ID@HOST:PORT")
+        if not 0 < int(port) < 65_536:
+            raise WrongUsage(f"--controllers: {item!r} has the port {port}; ports go from 1 to 65535")
+        if int(id) > _MAX_ID:
+            raise WrongUsage(f"--controllers: {item!r} has the id {id}; the largest is {_MAX_ID}")
         if any(voter.id == int(id) for voter in voters):
             raise WrongUsage(f"--controllers: {id} is named twice")
+        if any((voter.host, voter.port) == (host.strip("[]"), int(port)) for voter in voters):
+            raise WrongUsage(f"--controllers: {address} is named twice")
         voters.append(ControllerVoter(int(id), host.strip("[]"), int(port)))
     return sorted(voters)
+
+
+def _default_voters(brokers: list[_Broker], imported: ImportedMetadata) -> list[ControllerVoter]:
+    """The controllers if none are named: those of the files of the legacy mode, or the only broker."""
+    from ottla.zookeeper.migration.kraft_properties import ControllerVoter
+
+    replicas = {
+        id for _, _, registration in imported.image.topics.partitions() for id in registration.replicas
+    }
+    named = _named_controllers(brokers)
+    if named and replicas <= {broker.id for broker in brokers}:
+        return named
+    if len(brokers) != 1 or not replicas <= {brokers[0].id}:
+        known = sorted(replicas | {broker.id for broker in brokers})
+        raise WrongUsage(
+            f"the cluster has the brokers {known}: choose its controllers, the same on each machine, as "
+            "--controllers 1@HOST:9093,2@HOST:9093,3@HOST:9093"
+        )
+    taken = brokers[0].settings.get("listeners", "")
+    port = next(port for port in _CONTROLLER_PORTS if f":{port}" not in taken)
+    return [ControllerVoter(brokers[0].id, "localhost", port)]
 
 
 def _named_controllers(brokers: list[_Broker]) -> list[ControllerVoter]:
@@ -471,11 +550,11 @@ def _controller_dir(text: str) -> tuple[int, str]:
     id, equals, path = text.partition("=")
     if not equals or not id.isdecimal() or not path:
         raise WrongUsage(f"--controller-dir {text}: expected ID=DIR")
-    return int(id), path
+    return int(id), os.path.abspath(path)
 
 
 def _nodes(
-    brokers: list[_Broker], voters: list[ControllerVoter], controller_dirs: list[str]
+    brokers: list[_Broker], voters: list[ControllerVoter], controller_dirs: list[tuple[int, str]]
 ) -> list[ImportNode]:
     from ottla.zookeeper.migration.importer import ImportNode
 
@@ -489,15 +568,7 @@ def _nodes(
                 "--controllers. It has no data: leave its file out"
             )
         nodes.append(ImportNode(broker.id, tuple(broker.paths), is_broker, is_controller))
-    for text in controller_dirs:
-        id, path = _controller_dir(text)
-        if id not in ids:
-            raise WrongUsage(f"--controller-dir {text}: {id} is not among --controllers")
-        if any(node.id == id for node in nodes):
-            raise WrongUsage(f"--controller-dir {text}: {id} has directories already")
-        nodes.append(ImportNode(id, (os.path.abspath(path),), is_broker=False, is_controller=True))
-    if not nodes:
-        raise WrongUsage("no directory is given: name the server.properties of the brokers on this machine")
+    nodes += [ImportNode(id, (path,), is_broker=False, is_controller=True) for id, path in controller_dirs]
     return nodes
 
 
@@ -559,6 +630,7 @@ def _check_settings(new_settings: dict[str, KraftProperties], plan: ImportPlan) 
     """Files that are there already stay as they are, so they have to be for the same node and controllers."""
     for path, properties in new_settings.items():
         if not os.path.exists(path):
+            plan.pending.append(path)
             continue
         current = _read_properties(path)
         other = [name for name in _DECISIVE if current.get(name) != properties.settings.get(name)]
@@ -576,14 +648,17 @@ def _write_settings(new_settings: dict[str, KraftProperties]) -> None:
     for path, properties in new_settings.items():
         if os.path.exists(path):
             continue
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         unfinished = f"{path}.tmp"
-        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(properties.text())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(properties.text())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        except OSError as error:  # of a write, it has no name
+            raise OSError(error.errno, error.strerror, error.filename or path) from None
 
 
 # The report

@@ -42,6 +42,8 @@ __all__ = [
     "ZooKeeperOperation",
     "ZooKeeperSession",
     "ZooKeeperSettings",
+    "server_addresses",
+    "unreachable",
 ]
 
 T = TypeVar("T")
@@ -52,6 +54,8 @@ _log = logging.getLogger(__name__)
 KAZOO_LOGGER: Final = "ottla.zookeeper.kazoo"
 # The version of a conditional write that is for any version.
 ANY_VERSION: Final = -1
+_DEFAULT_PORT: Final = 2181
+_PROBE_S: Final = 5.0
 
 
 class ZNodeStat(NamedTuple):
@@ -260,6 +264,39 @@ KAZOO_IS_MISSING: Final = (
     "The package kazoo, which speaks to ZooKeeper, is not installed. "
     "Install it with: pip install 'ottla[zookeeper]'"
 )
+
+
+def server_addresses(connect: str) -> list[tuple[str, int]]:
+    """The servers in `HOST:PORT,HOST:PORT/PATH`; ValueError names what is not one."""
+    found = []
+    for address in (each.strip() for each in connect.partition("/")[0].split(",")):
+        host, colon, port = address.rpartition(":")
+        if not colon:
+            host, port = address, str(_DEFAULT_PORT)
+        if not host.strip("[]") or not port.isdecimal() or not 0 < int(port) < 65_536:
+            raise ValueError(f"{address!r} is not an address: HOST:PORT is expected")
+        found.append((host.strip("[]"), int(port)))
+    return found
+
+
+def unreachable(connect: str) -> str | None:
+    """Why none of the servers can be reached; None if one can. It blocks, for a command that does not wait
+    until servers come.
+    """
+    try:
+        addresses = server_addresses(connect)
+    except ValueError as error:
+        return str(error)
+    reasons: list[str] = []
+    timeout_s = max(_PROBE_S / len(addresses), 1.0)
+    for address in addresses:
+        try:
+            socket.create_connection(address, timeout_s).close()
+        except OSError as error:
+            reasons.append(f"{address[0]}:{address[1]}: {error.strerror or error}")
+        else:
+            return None
+    return "; ".join(reasons)
 
 
 @dataclass(frozen=True, slots=True)

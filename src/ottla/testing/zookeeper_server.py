@@ -43,7 +43,6 @@ _DOWNLOAD_SECONDS: Final = 900
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.05
-_CONNECT_SECONDS: Final = 5.0
 
 # The processes that this process has started, by pid: it has to wait for them when they end.
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -64,22 +63,6 @@ def missing_requirement() -> str | None:
 def pending_download() -> Path | None:
     """The folder into which Maven has to fetch the jars first; None if they are there."""
     return None if LIBS_VARIABLE in os.environ or _is_fetched(_cache()) else _cache()
-
-
-def unreachable(connect: str) -> str | None:
-    """Why none of the servers in `HOST:PORT,HOST:PORT/PATH` can be reached; None if one can."""
-    reasons: list[str] = []
-    for address in connect.partition("/")[0].split(","):
-        host, _, port = address.strip().rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            return f"{address!r} is not an address: HOST:PORT is expected"
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-        except OSError as error:
-            reasons.append(f"{host}:{port}: {error.strerror or error}")
-        else:
-            return None
-    return "; ".join(reasons)
 
 
 class ZooKeeperServer:

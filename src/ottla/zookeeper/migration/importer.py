@@ -55,6 +55,8 @@ from ottla.zookeeper.migration.metadata_records import ImportedMetadata, derived
 OLD_META_PROPERTIES: Final = "meta.properties.zookeeper"
 # The quorum begins after this epoch.
 _EPOCH: Final = 1
+# What a file system may have at its top.
+_LOST_FOUND: Final = "lost+found"
 _Step = Callable[[str], None]
 
 
@@ -150,6 +152,8 @@ def plan_import(
     for node in nodes:
         facts = _look(disk, node, plan)
         plan.findings.add_all(check_identity(facts, node.id, cluster.cluster_id))
+        if not node.is_broker:
+            plan.findings.problems += _check_empty(disk, facts, node)
         if node.is_broker:
             plan.findings.add_all(check_partitions(facts, node.id, imported.image, cluster.deleted_topics))
             _plan_topic_ids(facts, node, imported, plan)
@@ -175,7 +179,9 @@ def _look(disk: Disk, node: ImportNode, plan: ImportPlan) -> list[DirectoryFacts
     found = []
     for path in node.paths:
         if not disk.is_dir(path):
-            if node.is_broker:
+            if disk.exists(path):
+                plan.findings.problems.append(f"{path}, given for node {node.id}, is not a directory")
+            elif node.is_broker:
                 plan.findings.problems.append(
                     f"{path}, a directory of broker {node.id}, does not exist: is its disk mounted? If it "
                     "never had data, or its data are lost, take it out of log.dirs"
@@ -192,6 +198,26 @@ def _look(disk: Disk, node: ImportNode, plan: ImportPlan) -> list[DirectoryFacts
                 f"{path} out of log.dirs"
             )
     return found
+
+
+def _check_empty(disk: Disk, found: Sequence[DirectoryFacts], node: ImportNode) -> list[str]:
+    """Why a controller that is no broker cannot have a directory: it is not its own, and not empty."""
+    problems = []
+    for facts in found:
+        if facts.properties is not None:
+            continue
+        own = (LOCK, META_PROPERTIES, BOOTSTRAP_CHECKPOINT, METADATA_PARTITION_DIR)  # of an import that ended
+        others = [
+            name
+            for name in sorted(disk.list_dir(facts.path))
+            if name != _LOST_FOUND and not name.startswith(own)
+        ]
+        if others:
+            problems.append(
+                f"{facts.path}, the directory of controller {node.id}, is not empty: it has {others[0]}. "
+                "Give the controller a directory of its own"
+            )
+    return problems
 
 
 def _plan_topic_ids(

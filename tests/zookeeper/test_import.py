@@ -566,6 +566,20 @@ async def test_a_crash_at_any_operation_is_harmless(tree: Znodes) -> None:
             return
 
 
+async def test_an_import_that_was_undone_and_left_is_not_started_with(tree: Znodes) -> None:
+    """The broker may have run on ZooKeeper since, with topics that this metadata does not know."""
+    disk = broker_disk()
+    write_import(disk, await planned(disk, tree))
+    check_not_of_zookeeper(disk, NODE.paths)
+    for path in NODE.paths:  # the way back, without the removal of the metadata log
+        disk.rename(f"{path}/{OLD_META_PROPERTIES}", f"{path}/meta.properties")
+    with pytest.raises(StorageError, match="__cluster_metadata-0 is of an import that was interrupted"):
+        check_not_of_zookeeper(disk, NODE.paths)
+    # A broker that Apache Kafka has migrated has run with its metadata log, and keeps its properties.
+    write_file(disk, "/a/__cluster_metadata-0/quorum-state", b"{}")
+    check_not_of_zookeeper(disk, NODE.paths)
+
+
 async def test_a_controller_without_data_gets_a_directory_of_its_own(tree: Znodes) -> None:
     disk = broker_disk()
     controller = ImportNode(100, ("/c",), is_broker=False, is_controller=True)

@@ -17,6 +17,7 @@ from ottla.runtime.disk import Disk, read_file, write_file
 from ottla.runtime.random import Random
 
 META_PROPERTIES: Final = "meta.properties"
+_QUORUM_STATE: Final = "quorum-state"
 ZOOKEEPER_MARK: Final = "metadata-in-zookeeper"
 """An empty file in a directory that a node of the legacy mode has used."""
 
@@ -104,27 +105,51 @@ def check_not_of_zookeeper(disk: Disk, dirs: Iterable[str]) -> None:
     """Raise StorageError if a directory is of a broker that ran on ZooKeeper: its topics are in ZooKeeper, so
     a node that starts there knows none of them, and puts their logs aside as strays.
 
-    A broker that Apache Kafka has migrated keeps `version=0`, but it has a metadata log.
+    A broker that Apache Kafka has migrated keeps `version=0`, but it has a metadata log, with which it has
+    run. One that no node has run with is of an import: interrupted, or undone and forgotten, and then it does
+    not know what the broker did on ZooKeeper since.
     """
-    paths = list(dirs)
-    old = []
-    for dir in paths:
+    old: list[tuple[str, MetaProperties]] = []
+    imported: list[str] = []
+    for dir in dirs:
         try:
             properties = read_meta_properties(disk, dir)
         except OSError:
             continue  # the directory cannot be used, as its load will find
         if properties is not None and properties.version == 0:
             old.append((dir, properties))
-        if disk.is_dir(posixpath.join(dir, METADATA_PARTITION_DIR)):
-            return
-    if old:
-        dir, properties = old[0]
+        metadata = posixpath.join(dir, METADATA_PARTITION_DIR)
+        if disk.is_dir(metadata):
+            if has_run_with(disk, metadata):
+                return
+            imported.append(metadata)
+    if not old:
+        return
+    dir, properties = old[0]
+    why = (
+        f"{posixpath.join(dir, META_PROPERTIES)} has version=0: the directory is of broker "
+        f"{properties.node_id} of a Kafka that ran on ZooKeeper, where its topics are."
+    )
+    if imported:
         raise StorageError(
-            f"{posixpath.join(dir, META_PROPERTIES)} has version=0: the directory is of broker "
-            f"{properties.node_id} of a Kafka that ran on ZooKeeper, where its topics are. Nothing was "
-            "changed. Bring the cluster over with `ottla zookeeper import`, or choose an empty directory for "
-            "a new one"
+            f"{why} {imported[0]} is of an import that was interrupted, or undone. Nothing was changed. Run "
+            "`ottla zookeeper import` again, with the brokers stopped: it replaces it. If the cluster is to "
+            "stay on ZooKeeper, remove it"
         )
+    raise StorageError(
+        f"{why} Nothing was changed. Bring the cluster over with `ottla zookeeper import`, or choose an "
+        "empty directory for a new one"
+    )
+
+
+def has_run_with(disk: Disk, metadata_log: str) -> bool:
+    """True if a node has started with this metadata log, or it cannot be told; an import writes a snapshot
+    alone.
+    """
+    try:
+        return any(name.endswith(".log") or name == _QUORUM_STATE for name in disk.list_dir(metadata_log))
+    except OSError:
+        return True
 
 
 def check_metadata_store(disk: Disk, dirs: Iterable[str], *, zookeeper: bool) -> None:

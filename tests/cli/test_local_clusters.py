@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -204,6 +205,22 @@ def test_a_zookeeper_that_is_not_there_is_reported_before_there_is_a_cluster(
     assert "is not an address" in offline("cluster", "up", "-d", home, "--zookeeper", "localhost:zk").err
     monkeypatch.setenv("PATH", "")
     assert "there is no `java`" in offline("cluster", "up", "-d", home, "--zookeeper").err
+    assert not Path(home).exists()
+
+
+def test_the_address_of_something_else_than_zookeeper_is_not_kept(
+    offline: CommandLine, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ottla.cli.cluster._ZOOKEEPER_TIMEOUT_MS", 300)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        connect = f"127.0.0.1:{other.getsockname()[1]}"
+        ended = offline("cluster", "up", "-d", home, "--zookeeper", connect)
+    assert ended.status == 1
+    assert f"ZooKeeper at {connect} did not answer within 0.3 s" in ended.err
+    assert "Is it ZooKeeper that listens there? No cluster was made" in ended.err
+    wrong = ("--set", "zookeeper.login.scheme=no-such")
+    ended = offline("cluster", "up", "-d", home, "--zookeeper", connect, *wrong)
+    assert ended.status == 1
     assert not Path(home).exists()
 
 

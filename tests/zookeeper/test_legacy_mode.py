@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from kazoo.retry import KazooRetry
 from ottla import blocking
 from ottla.client.admin.configs import ConfigSource, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.testing.cluster_plan import ClusterPlan, free_ports
+from ottla.testing.cluster_plan import ClusterPlan, free_ports, locked
 from ottla.testing.local_cluster import ClusterError, LocalCluster
 from ottla.testing.zookeeper_server import ZooKeeperServer
 from tests.cluster.conftest import SETTINGS, cluster, make_topic
@@ -350,10 +351,41 @@ def test_a_cluster_with_a_zookeeper_of_its_own_comes_up_and_goes_down_by_one_wor
         shell.close()
         other = ottla("cluster", "up", "--zookeeper", "127.0.0.1:1", "--data-dir", directory)
         assert "created with another --zookeeper" in other.err
+        taken = str(tmp_path / "taken")
+        other = ottla("cluster", "up", "--zookeeper", plan.zookeeper, "--data-dir", taken)
+        assert f"ZooKeeper at {plan.zookeeper} has a cluster at / already" in other.err
+        assert not Path(taken).exists()
+        _check_that_a_failed_start_leaves_zookeeper(plan, ottla, monkeypatch)
     finally:
         ottla.ok("cluster", "down", "--data-dir", directory)
     assert plan.zookeeper_port is not None
     assert ZooKeeperServer(plan.directory / "zookeeper", plan.zookeeper_port).pid() is None
+
+
+def _check_that_a_failed_start_leaves_zookeeper(
+    plan: ClusterPlan, ottla: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second `up` does not stop what the first has started, nor start it a second time."""
+    assert plan.zookeeper_port is not None
+    server = ZooKeeperServer(plan.directory / "zookeeper", plan.zookeeper_port)
+    running = server.pid()
+    assert running is not None
+    directory = str(plan.directory)
+    ottla.ok("cluster", "down", "1", "--data-dir", directory)
+    port = plan.node(1).port
+    with socket.create_server(("127.0.0.1", port or 0)):
+        ended = ottla("cluster", "up", "--detach", "--data-dir", directory)
+    assert f"port {port} is in use" in ended.err
+    assert server.pid() == running
+    assert server.stop()
+    monkeypatch.setattr("ottla.testing.cluster_plan._LOCK_SECONDS", 0.1)
+    with locked(plan.directory):
+        ended = ottla("cluster", "up", "--detach", "--data-dir", directory)
+    assert "another process is making or starting the cluster" in ended.err
+    assert server.pid() is None
+    with socket.create_server(("127.0.0.1", plan.zookeeper_port)):
+        ended = ottla("cluster", "up", "--detach", "--data-dir", directory)
+    assert f"port {plan.zookeeper_port} is in use by another process" in ended.err
 
 
 def test_a_broker_keeps_its_logs_where_zookeeper_has_lost_its_data(

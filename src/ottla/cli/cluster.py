@@ -11,6 +11,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Final
 
 import click
@@ -173,6 +174,7 @@ DEFAULT_NODES: Final = 3
 DEFAULT_PORT: Final = 9092
 _PROTOCOLS: Final = {"ssl": "SSL", "sasl": "SASL_SSL"}
 _OWN_ZOOKEEPER: Final = "own"  # OWN_ZOOKEEPER of cluster_plan, which a start of this command does not import
+_ZOOKEEPER_TIMEOUT_MS: Final = 10_000
 _START_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.05
 
@@ -252,17 +254,17 @@ def up(
     if running:
         raise CliError(
             f"{_are(running)} already running; `ottla cluster status` shows the cluster, "
-            "`ottla cluster start NODE` starts the others"
+            "`ottla cluster start NODE` starts the others, `ottla cluster down` stops all"
         )
-    started: list[NodeProcess] = []
+    started = _Started()
     try:
-        _start_zookeeper(plan)
-        _start(processes, started, log_level=log_level)
+        _start(plan, processes, started, log_level=log_level)
         if not detach:
             run(_watch(plan, processes, as_json))
     except BaseException:
-        _stop(started)
-        _stop_zookeeper(plan)
+        _stop(started.nodes)
+        if started.zookeeper:
+            _stop_zookeeper(plan)
         raise
     if not detach:
         stopped = _stop(processes)
@@ -311,8 +313,7 @@ def start(nodes: Nodes, data_dir: DataDir = DEFAULT_DATA_DIR, as_json: Json = Fa
     """Start nodes that are down, with their data."""
     plan = _load(data_dir)
     chosen = _choose_processes(plan, nodes)
-    _start_zookeeper(plan)
-    _start(chosen, [])
+    _start(plan, chosen, _Started())
     _report(chosen, "started", as_json)
 
 
@@ -391,7 +392,7 @@ def _load_or_create(
     try:
         if not ClusterPlan.exists(data_dir):
             if zookeeper is not None:
-                _check_zookeeper(zookeeper)
+                _check_zookeeper(zookeeper, settings)
             plan = ClusterPlan.make(
                 data_dir,
                 brokers=nodes or DEFAULT_NODES,
@@ -424,11 +425,11 @@ def _load_or_create(
     return plan
 
 
-def _check_zookeeper(zookeeper: str) -> None:
-    """Fail before there is a cluster that would keep an address at which no ZooKeeper is."""
+def _check_zookeeper(zookeeper: str, settings: dict[str, str]) -> None:
+    """Fail before there is a cluster that would keep an address at which no ZooKeeper is, or a cluster is."""
     from importlib.util import find_spec
 
-    from ottla.runtime.zookeeper import KAZOO_IS_MISSING, unreachable
+    from ottla.runtime.zookeeper import KAZOO_IS_MISSING
     from ottla.testing.zookeeper_server import missing_requirement
 
     if find_spec("kazoo") is None:
@@ -436,10 +437,55 @@ def _check_zookeeper(zookeeper: str) -> None:
     if zookeeper == _OWN_ZOOKEEPER:
         if (missing := missing_requirement()) is not None:
             raise CliError(f"ZooKeeper cannot be started: {missing}")
-    elif (reason := unreachable(zookeeper)) is not None:
+    else:
+        _check_reachable(zookeeper)
+        asyncio.run(_check_no_cluster(zookeeper, settings))
+
+
+def _check_reachable(zookeeper: str) -> None:
+    from ottla.runtime.zookeeper import unreachable
+
+    reason = unreachable(zookeeper)
+    if reason is not None:
         raise CliError(
             f"ZooKeeper cannot be reached: {reason}. Check the address, and that it runs; "
             "`--zookeeper` alone starts one"
+        )
+
+
+async def _check_no_cluster(zookeeper: str, settings: dict[str, str]) -> None:
+    """Open a session, as the nodes will: a port that is open may be of anything."""
+    import logging
+
+    from ottla.runtime.disk import RealDisk
+    from ottla.runtime.zookeeper import KAZOO_LOGGER, KazooSession, ZooKeeperError, ZooKeeperSettings
+    from ottla.security.zookeeper_login import ZooKeeperSettingsError, load_login, load_tls
+    from ottla.zookeeper import znodes
+
+    logging.getLogger(KAZOO_LOGGER).setLevel(logging.CRITICAL)  # what goes wrong is in the error
+    try:
+        connection = ZooKeeperSettings(
+            zookeeper,
+            session_timeout_ms=_ZOOKEEPER_TIMEOUT_MS,
+            connection_timeout_ms=_ZOOKEEPER_TIMEOUT_MS,
+            login=load_login(settings, RealDisk()),
+            tls_context=load_tls(settings, RealDisk()),
+        )
+        note(f"asking ZooKeeper at {zookeeper}")
+        session = await KazooSession.connect(connection)
+        try:
+            is_taken = await session.exists(znodes.CLUSTER_ID) is not None
+        finally:
+            await session.close()
+    except (ConnectionError, ZooKeeperError, ZooKeeperSettingsError) as error:
+        raise CliError(
+            f"{str(error).rstrip('.')}. Is it ZooKeeper that listens there? No cluster was made"
+        ) from None
+    if is_taken:
+        place = connection.chroot or "/"
+        raise CliError(
+            f"ZooKeeper at {connection.hosts} has a cluster at {place} already ({znodes.CLUSTER_ID}). No "
+            f"cluster was made. Choose another path: --zookeeper {connection.hosts}{connection.chroot}/NAME"
         )
 
 
@@ -451,19 +497,24 @@ def _zookeeper_server(plan: ClusterPlan) -> ZooKeeperServer | None:
     return ZooKeeperServer(plan.directory / "zookeeper", plan.zookeeper_port)
 
 
-def _start_zookeeper(plan: ClusterPlan) -> None:
-    """Start the ZooKeeper of the cluster, if it has one of its own that does not run."""
+def _start_zookeeper(plan: ClusterPlan, started: _Started) -> None:
+    """Start the ZooKeeper of the cluster, if it has one of its own that does not run; its lock is held."""
     server = _zookeeper_server(plan)
-    if server is not None:
-        from ottla.testing.cluster_process import ClusterError
-        from ottla.testing.zookeeper_server import ZOOKEEPER_VERSION, pending_download
+    if server is None:
+        if plan.zookeeper is not None:
+            _check_reachable(plan.zookeeper)
+        return
+    from ottla.testing.cluster_process import ClusterError
+    from ottla.testing.zookeeper_server import ZOOKEEPER_VERSION, pending_download
 
-        if server.pid() is None and (folder := pending_download()) is not None:
+    if server.pid() is None:
+        started.zookeeper = True
+        if (folder := pending_download()) is not None:
             note(f"Maven fetches ZooKeeper {ZOOKEEPER_VERSION} into {folder}, once")
-        try:
-            server.start()
-        except ClusterError as error:
-            raise CliError(str(error)) from None
+    try:
+        server.start()
+    except ClusterError as error:
+        raise CliError(str(error)) from None
 
 
 def _stop_zookeeper(plan: ClusterPlan) -> None:
@@ -504,8 +555,16 @@ def _choose_processes(plan: ClusterPlan, nodes: Iterable[int] | None) -> list[No
         raise WrongUsage(str(error)) from None
 
 
+@dataclass(slots=True)
+class _Started:
+    """What a command has started, and stops if it fails; what runs already is of another command."""
+
+    nodes: list[NodeProcess] = field(default_factory=list)
+    zookeeper: bool = False
+
+
 def _start(
-    processes: Sequence[NodeProcess], started: list[NodeProcess], *, log_level: str = "warning"
+    plan: ClusterPlan, processes: Sequence[NodeProcess], started: _Started, *, log_level: str = "warning"
 ) -> None:
     """Start the processes that are down, add them to `started`, and wait until all are ready."""
     from ottla.testing.cluster_plan import PlanError, check_free, locked
@@ -513,14 +572,15 @@ def _start(
 
     process = processes[0]
     try:
-        with locked(processes[0].plan.directory.parent):
+        with locked(plan.directory):
             starting = [process for process in processes if process.state() is ProcessState.DOWN]
             if not starting:
                 raise CliError(f"{_are(processes)} already running")
             ports = (port for each in starting for port in (each.plan.port, each.plan.controller_port))
             check_free([port for port in ports if port is not None])
+            _start_zookeeper(plan, started)
             for process in starting:
-                started.append(process)
+                started.nodes.append(process)
                 process.start(log_level=log_level)
     except PlanError as error:
         raise CliError(str(error)) from None

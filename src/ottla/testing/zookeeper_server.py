@@ -23,8 +23,9 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
+from ottla.testing.cluster_plan import is_free
 from ottla.testing.cluster_process import ClusterError, inspect_process
 
 ZOOKEEPER_VERSION: Final = "3.8.4"
@@ -37,6 +38,8 @@ _COORDINATES: Final = (
     ("commons-cli", "commons-cli", "1.5.0"),  # for its shell
 )
 _MAIN: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+# The process notes itself, too: the one that starts it may be killed before it does.
+_NOTE_AND_RUN: Final = 'echo "{\\"pid\\": $$}" > "$0.$$" && mv -f "$0.$$" "$0" && exec "$@"'
 _OR_ANOTHER: Final = "or run one, and name it: --zookeeper HOST:PORT"
 _TICK_MS: Final = 500
 _DOWNLOAD_SECONDS: Final = 900
@@ -82,6 +85,7 @@ class ZooKeeperServer:
     def start(self) -> None:
         """Start it, if it does not run, and return when it answers. ClusterError says why it does not."""
         if self.pid() is not None:
+            self._wait_until_answering()
             return
         missing = missing_requirement()
         if missing is not None:
@@ -92,9 +96,11 @@ class ZooKeeperServer:
             f"dataDir={self.directory / 'data'}\nclientPort={self.port}\nclientPortAddress=127.0.0.1\n"
             f"tickTime={_TICK_MS}\nadmin.enableServer=false\nmaxClientCnxns=0\n4lw.commands.whitelist=*\n"
         )
+        self._check_port()
         with self.log_file.open("ab") as log:
+            java = ["java", "-Xmx256m", "-cp", f"{jars}/*", _MAIN, str(self._settings)]
             child = subprocess.Popen(
-                ["java", "-Xmx256m", "-cp", f"{jars}/*", _MAIN, str(self._settings)],
+                ["sh", "-c", _NOTE_AND_RUN, str(self._file), *java],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -105,6 +111,14 @@ class ZooKeeperServer:
         unfinished.write_text(json.dumps({"pid": child.pid}))
         unfinished.replace(self._file)
         self._wait_until_answering()
+
+    def _check_port(self) -> None:
+        """Say in one line what its log would say in many."""
+        if not is_free(self.port):
+            raise ClusterError(
+                f"ZooKeeper cannot be started: port {self.port} is in use by another process; end that one, "
+                "or make a new cluster, which may have another (--port)"
+            )
 
     def _wait_until_answering(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
@@ -176,13 +190,29 @@ def _jars() -> Path:
     folder = _cache()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _hold(lock)
         if not _is_fetched(folder):
-            _fetch(folder)
+            _fetch(folder, lock.fileno())
     return folder
 
 
-def _fetch(folder: Path) -> None:
+def _hold(lock: TextIO) -> None:
+    """Lock the cache, once no other process fetches into it."""
+    deadline = time.monotonic() + _DOWNLOAD_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"another process fetches ZooKeeper and does not end: {lock.name}"
+                ) from None
+            time.sleep(_POLL_SECONDS)
+
+
+def _fetch(folder: Path, lock: int) -> None:
+    """Have Maven fetch the jars. It inherits the lock: if this process is killed, the next one waits."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     dependencies = "".join(
@@ -205,14 +235,20 @@ def _fetch(folder: Path) -> None:
         "dependency:copy-dependencies",
         f"-DoutputDirectory={folder}",
     ]
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_DOWNLOAD_SECONDS,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_DOWNLOAD_SECONDS,
+            check=False,
+            pass_fds=(lock,),
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterError(
+            f"Maven did not fetch ZooKeeper within {_DOWNLOAD_SECONDS} s ({' '.join(command)})"
+        ) from None
     if done.returncode != 0:
         raise ClusterError(f"Maven could not fetch ZooKeeper ({' '.join(command)}):\n{done.stdout[-2000:]}")
     for logback in folder.glob("logback-*.jar"):

@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ottla.node.fetch.cold_reads import Missing
-from ottla.node.fetch.remote_reads import RemoteRead
+from ottla.node.fetch.remote_reads import RemoteRead, prepare_remote_read
 from ottla.node.fetch.session import (
     CachedPartition,
     FetchKey,
@@ -513,28 +513,17 @@ class FetchReader:
         committed = self._isolation is FetchIsolation.TXN_COMMITTED
         first = min_one_batch and not self._cold
         if read is None and not may_wait and (first or max_bytes > 0):
-            reader = self._broker.replication.remote_log_reader
-            if reader is None:
-                return self._error_data(
-                    requested.partition,
+            try:
+                read = prepare_remote_read(
+                    self._broker,
                     partition,
-                    KafkaError(
-                        ErrorCode.KAFKA_STORAGE_ERROR,
-                        f"{partition.topic_partition}: offset {requested.fetch_offset} is in remote storage, "
-                        "which this broker does not use (remote.log.storage.system.enable)",
-                    ),
+                    requested.fetch_offset,
+                    max_bytes,
+                    committed=committed,
+                    min_one_batch=first,
                 )
-            read = RemoteRead(
-                reader,
-                self._clock,
-                partition,
-                requested.fetch_offset,
-                max_bytes,
-                self._readable_end(partition),
-                min_one_batch=first,
-                with_aborted=committed,
-                max_wait_ms=self._broker.config.number("remote.fetch.max.wait.ms"),
-            )
+            except KafkaError as error:
+                return self._error_data(requested.partition, partition, error)
             if self._remote is None:
                 self._remote = {}
             self._remote[cached] = read

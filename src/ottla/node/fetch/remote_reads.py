@@ -10,15 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from ottla.log.segment.segment import TimestampAndOffset
+    from ottla.node.cluster.replication import BrokerReplication
+    from ottla.node.config.node_config import NodeConfig
     from ottla.remote.log_reader import RemoteLogReader, RemoteRecords
     from ottla.replication.partition import Partition
     from ottla.runtime.clock import Clock
+    from ottla.runtime.runtime import Runtime
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +105,52 @@ class RemoteRead(RemoteAccess):
             return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, error.message)
         except KafkaError as error:
             return error
+
+
+class RemoteReadServices(Protocol):
+    """The parts of a broker that a read of remote storage uses."""
+
+    @property
+    def config(self) -> NodeConfig: ...
+    @property
+    def replication(self) -> BrokerReplication: ...
+    @property
+    def runtime(self) -> Runtime: ...
+
+
+def prepare_remote_read(
+    broker: RemoteReadServices,
+    partition: Partition,
+    offset: int,
+    max_bytes: int,
+    *,
+    committed: bool,
+    min_one_batch: bool,
+    max_wait_ms: int | None = None,
+) -> RemoteRead:
+    """Return the read of the records from an offset on, which are in remote storage only. With `committed`,
+    it ends at the last stable offset and names the aborted transactions. It waits for
+    `remote.fetch.max.wait.ms`, unless `max_wait_ms` is given.
+    """
+    reader = broker.replication.remote_log_reader
+    if reader is None:
+        raise KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            f"{partition.topic_partition}: offset {offset} is in remote storage, which this broker does "
+            "not use (remote.log.storage.system.enable)",
+        )
+    log = partition.log
+    return RemoteRead(
+        reader,
+        broker.runtime.clock,
+        partition,
+        offset,
+        max_bytes,
+        log.last_stable_offset if committed else log.high_watermark,
+        min_one_batch=min_one_batch,
+        with_aborted=committed,
+        max_wait_ms=broker.config.number("remote.fetch.max.wait.ms") if max_wait_ms is None else max_wait_ms,
+    )
 
 
 class RemoteOffsetSearch(RemoteAccess):

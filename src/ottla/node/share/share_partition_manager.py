@@ -38,6 +38,7 @@ from ottla.coordinator.share.persister import (
 )
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.fetch.cold_reads import Missing, load_and_retry
+from ottla.node.fetch.remote_reads import RemoteRead, prepare_remote_read
 from ottla.node.share.share_group_settings import reset_duration_ms, share_group_settings
 from ottla.node.share.share_partition import (
     AcknowledgedOffsets,
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
     from ottla.metadata.image.image import MetadataImage
     from ottla.node.cluster.replication import BrokerReplication
     from ottla.node.config.node_config import NodeConfig
-    from ottla.node.fetch.remote_reads import RemoteRead
     from ottla.node.network.memory_budget import MemoryPool
     from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
     from ottla.runtime.clock import Clock
@@ -568,26 +568,8 @@ class SharePartitionManager:
         self, partition: Partition, offset: int, max_bytes: int, *, committed: bool, min_one_batch: bool
     ) -> RemoteRead:
         """The read of records that are in remote storage only."""
-        from ottla.node.fetch.remote_reads import RemoteRead
-
-        reader = self._broker.replication.remote_log_reader
-        if reader is None:
-            raise KafkaError(
-                ErrorCode.KAFKA_STORAGE_ERROR,
-                f"{partition.topic_partition}: offset {offset} is in remote storage, which this broker does "
-                "not use (remote.log.storage.system.enable)",
-            )
-        log = partition.log
-        return RemoteRead(
-            reader,
-            self._clock,
-            partition,
-            offset,
-            max_bytes,
-            log.last_stable_offset if committed else log.high_watermark,
-            min_one_batch=min_one_batch,
-            with_aborted=committed,
-            max_wait_ms=self._broker.config.number("remote.fetch.max.wait.ms"),
+        return prepare_remote_read(
+            self._broker, partition, offset, max_bytes, committed=committed, min_one_batch=min_one_batch
         )
 
     def settings(self, group_id: str) -> ShareGroupSettings:

@@ -28,7 +28,7 @@ from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.tables.topic import TOPIC
 from ottla.node.fetch.cold_reads import Missing, load_and_retry
-from ottla.node.fetch.remote_reads import RemoteRead
+from ottla.node.fetch.remote_reads import prepare_remote_read
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition, uuid_text
 from ottla.replication.partition import FetchIsolation, LogReadInfo, Partition
@@ -416,22 +416,14 @@ class TableKeeper:
         except KafkaError as error:
             if error.code is not ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE:
                 raise
-        reader = self._broker.replication.remote_log_reader
-        if reader is None:
-            raise UpkeepFailed(
-                f"{partition.topic_partition}: offset {offset} is in remote storage, which this broker does "
-                "not use (remote.log.storage.system.enable)"
-            )
         for _ in range(_REMOTE_ATTEMPTS):
-            read = RemoteRead(
-                reader,
-                self._clock,
+            read = prepare_remote_read(
+                self._broker,
                 partition,
                 offset,
                 _READ_BYTES,
-                partition.log.last_stable_offset,
+                committed=True,
                 min_one_batch=True,
-                with_aborted=True,
                 max_wait_ms=_REMOTE_WAIT_MS,
             )
             await read.run()

@@ -216,5 +216,5 @@ async def test_an_upload_to_a_directory_that_hangs_can_be_given_up(
 def test_a_store_without_credentials_says_so() -> None:
     """Libraries ask the machine then, at an address that explains nothing to users."""
     asked = "Error performing PUT http://169.254.169.254/latest/api/token in 5 ms: Connection refused"
-    assert "no credentials were found" in _without_secrets(ValueError(asked), None)
-    assert "credentials" not in _without_secrets(ValueError("http://127.0.0.1:9000/bucket: 503"), None)
+    assert "no credentials were found" in _without_secrets(ValueError(asked), ())
+    assert "credentials" not in _without_secrets(ValueError("http://127.0.0.1:9000/bucket: 503"), ())

@@ -25,6 +25,9 @@ class FakeS3:
         self.aborted_uploads = 0
         # Parts of an upload from this number on are refused.
         self.first_refused_part: int | None = None
+        # The text with which every request is refused, if there is one.
+        self.refusal: str | None = None
+        self.deleted: list[str] = []
         self._answers = threading.Event()
         self._answers.set()
         self._is_closed = False
@@ -65,6 +68,12 @@ def _handler(store: FakeS3) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
                 return None
             parts = urlsplit(self.path)
+            if store.refusal is not None:
+                self._send(403, store.refusal.encode())
+                return None
+            if not f"{parts.path}/".startswith(f"/{BUCKET}/"):
+                self._send(404, b"<Error><Code>NoSuchBucket</Code></Error>")
+                return None
             key = unquote(parts.path).removeprefix(f"/{BUCKET}").removeprefix("/")
             return key, parse_qs(parts.query, keep_blank_values=True), body
 
@@ -97,9 +106,12 @@ def _handler(store: FakeS3) -> type[BaseHTTPRequestHandler]:
                 return
             key, query, body = request
             if "delete" in query:
-                for each in re.findall("<Key>(.*?)</Key>", body.decode()):
+                keys = re.findall("<Key>(.*?)</Key>", body.decode())
+                for each in keys:
                     store.objects.pop(each, None)
-                self._send(200, f"<DeleteResult {_NAMESPACE}></DeleteResult>".encode())
+                    store.deleted.append(each)
+                deleted = "".join(f"<Deleted><Key>{each}</Key></Deleted>" for each in keys)
+                self._send(200, f"<DeleteResult {_NAMESPACE}>{deleted}</DeleteResult>".encode())
                 return
             if "uploads" in query:
                 upload = f"upload-{len(store.uploads)}"

@@ -627,6 +627,8 @@ class Node:
             self.config, self.image, self.endpoints.for_clients(), sole_voter=self.quorum.is_sole_voter
         ):
             log.warning("%s", text)
+        if self.remote_storage is not None:
+            self.remote_storage.check_store()
         # From then on it may lead; what is damaged must not.
         await self.damaged_replicas.announce()
         self.damaged_replicas.check()

@@ -45,6 +45,8 @@ _MAX_MANIFESTS: Final = 1_000
 # Keys of a list that are looked at in one turn of the event loop, and manifests that are read at once.
 _KEYS_AT_ONCE: Final = 256
 _STALLS_OF_A_LIST: Final = 10
+# A trial of the store takes no longer for each of its two steps.
+_MAX_TRIAL_S: Final = 30.0
 _MANIFESTS_AT_ONCE: Final = 16
 
 
@@ -201,6 +203,17 @@ class ObjectStorageManager:
             ) from error
         return len(keys)
 
+    async def try_store(self, name: str) -> None:
+        """Write a small object of this name, and delete it."""
+        key, limit_s = f"{self._prefix}{name}", min(self._stall_s, _MAX_TRIAL_S)
+        try:
+            await self._put(key, b"ottla", limit_s)
+            async with self._operation(limit_s):
+                await self._store.delete([key])
+        except ObjectStoreError as error:
+            self.statistics.errors += 1
+            raise RemoteStorageError(str(error)) from error
+
     async def _described(self, key: str) -> RemoteLogSegmentMetadata | None:
         """The segment that a manifest describes; None if it is none of ours, or was deleted."""
         try:
@@ -255,11 +268,11 @@ class ObjectStorageManager:
             return RemoteResourceNotFound(str(error))
         return RemoteStorageError(str(error))
 
-    async def _put(self, key: str, data: bytes) -> None:
+    async def _put(self, key: str, data: bytes, limit_s: float | None = None) -> None:
         async def whole() -> AsyncIterator[bytes]:
             yield data
 
-        async with self._operation():
+        async with self._operation(limit_s):
             await self._store.put(key, whole(), len(data))
 
 

@@ -331,7 +331,7 @@ class DirectoryStore:
 class CloudStore:
     """S3, Google Cloud Storage, Azure, and what speaks the protocol of one of them."""
 
-    __slots__ = ("_library", "_name", "_part_bytes", "_store")
+    __slots__ = ("_library", "_name", "_part_bytes", "_secrets", "_store")
 
     def __init__(self, settings: ObjectStoreSettings) -> None:
         try:
@@ -345,10 +345,12 @@ class CloudStore:
         self._library: Any = obstore
         self._name = f"{settings.kind.value}://{settings.location}"
         self._part_bytes = settings.part_bytes
+        credentials = _credentials(settings)
+        self._secrets = _secrets_of(credentials)
         try:
-            self._store: Any = _cloud_store(obstore.store, settings)
+            self._store: Any = _cloud_store(obstore.store, settings, credentials)
         except (obstore.exceptions.BaseError, ValueError) as error:
-            raise ObjectStoreError(f"{self._name}: {_without_secrets(error, settings)}") from None
+            raise ObjectStoreError(f"{self._name}: {_without_secrets(error, self._secrets)}") from None
 
     def __repr__(self) -> str:
         return f"<object store {self._name}>"
@@ -414,13 +416,13 @@ class CloudStore:
         return sorted(found)
 
     def _error(self, key: str, error: Exception) -> ObjectStoreError:
-        return ObjectStoreError(f"{self._name}/{key}: {_without_secrets(error, None)}")
+        return ObjectStoreError(f"{self._name}/{key}: {_without_secrets(error, self._secrets)}")
 
     def close(self) -> None:
         """The library closes its connections with the store."""
 
 
-def _cloud_store(library: Any, settings: ObjectStoreSettings) -> Any:
+def _cloud_store(library: Any, settings: ObjectStoreSettings, credentials: Mapping[str, str]) -> Any:
     client_options: dict[str, Any] = {
         "timeout": timedelta(milliseconds=settings.request_timeout_ms),
         "connect_timeout": timedelta(seconds=5),
@@ -436,7 +438,7 @@ def _cloud_store(library: Any, settings: ObjectStoreSettings) -> Any:
             "base": 2,
         },
     }
-    config: dict[str, Any] = dict(settings.credentials)
+    config: dict[str, Any] = dict(credentials)
     match settings.kind:
         case ObjectStoreKind.S3:
             if settings.endpoint is not None:
@@ -445,8 +447,6 @@ def _cloud_store(library: Any, settings: ObjectStoreSettings) -> Any:
                 config["region"] = settings.region
             if settings.path_style:
                 config["virtual_hosted_style_request"] = False
-            if "access_key_id" not in config and "AWS_ACCESS_KEY_ID" not in os.environ:
-                config |= _profile_credentials(settings.credentials_file)
             make = library.S3Store
         case ObjectStoreKind.GCS:
             if settings.endpoint is not None:
@@ -457,6 +457,39 @@ def _cloud_store(library: Any, settings: ObjectStoreSettings) -> Any:
                 config["endpoint"] = settings.endpoint
             make = library.AzureStore
     return make(settings.location, config=config, client_options=client_options, retry_config=retry_config)
+
+
+# Values that are needed to find out what is wrong.
+_NO_SECRETS: Final = frozenset({"account_name", "application_credentials"})
+_SECRET_VARIABLES: Final = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_CLIENT_SECRET",
+    "AZURE_CLIENT_SECRET",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+)
+
+
+def _credentials(settings: ObjectStoreSettings) -> dict[str, str]:
+    """The credentials that are not left to the library to find."""
+    found = dict(settings.credentials)
+    if settings.kind is ObjectStoreKind.S3 and not (
+        "access_key_id" in found or "AWS_ACCESS_KEY_ID" in os.environ
+    ):
+        found |= _profile_credentials(settings.credentials_file)
+    return found
+
+
+def _secrets_of(credentials: Mapping[str, str]) -> tuple[str, ...]:
+    """The texts that no message may have: a store may name them in its answers."""
+    given = [value for name, value in credentials.items() if name not in _NO_SECRETS]
+    found = [*given, *(os.environ.get(name, "") for name in _SECRET_VARIABLES)]
+    # Those that have others in them come first.
+    return tuple(sorted(filter(None, found), key=len, reverse=True))
 
 
 def _profile_credentials(path: str | None) -> dict[str, str]:
@@ -501,10 +534,10 @@ _MACHINE_CREDENTIALS: Final = (
 )
 
 
-def _without_secrets(error: Exception, settings: ObjectStoreSettings | None) -> str:
+def _without_secrets(error: Exception, secrets: Sequence[str]) -> str:
     """The text of an error without queries of URLs, which may hold signatures, and without credentials."""
     text = _QUERY.sub("?...", " ".join(str(error).split("\n\nDebug source:")[0].split()))
-    for secret in settings.credentials.values() if settings is not None else ():
+    for secret in secrets:
         text = text.replace(secret, "...")
     hint = ""
     if any(address in text for address in _MACHINE_CREDENTIALS):

@@ -19,6 +19,7 @@ from ottla.node.remote.metadata_manager import TopicBasedRemoteLogMetadataManage
 from ottla.node.remote.metadata_topic import RemoteLogMetadataTopic
 from ottla.node.remote.remote_log_manager import RemoteLogManager
 from ottla.node.remote.settings import metadata_topic_settings, remote_storage_settings
+from ottla.node.remote.store_check import StoreCheck
 from ottla.protocol.names import TopicPartition
 from ottla.remote.object_storage import ObjectStorageManager
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
@@ -26,7 +27,7 @@ from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
 from ottla.runtime.object_store import ObjectStoreError, ObjectStoreKind, open_object_store
 from ottla.runtime.pool import separate_pool
 from ottla.runtime.runtime import Runtime
-from ottla.runtime.tasks import TaskSupervisor
+from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
 from ottla.runtime.work_queue import WorkQueue
 
 _log = logging.getLogger(__name__)
@@ -67,11 +68,14 @@ class RemoteStorage:
         except ObjectStoreError as error:
             raise NodeFailed(f"the store of tiered storage cannot be opened: {error}") from error
         self._replicas: Final = replicas
+        self._tasks: Final = tasks
         # A store over the network gives a request up by itself, after its time or after repeating it.
         stall_ms = settings.store.request_timeout_ms * 5 // 2
         self.storage: Final = ObjectStorageManager(
             self._store, prefix=settings.prefix, chunk_size=settings.chunk_size, stall_ms=stall_ms
         )
+        self._store_check: Final = StoreCheck(runtime.random, config, settings, self.storage)
+        self._checking: SupervisedTask | None = None
         topic = RemoteLogMetadataTopic(
             runtime, config.current.node_id, metadata, peers, replicas, log_flushes, create_topic
         )
@@ -92,6 +96,10 @@ class RemoteStorage:
         self._config_changes: Final = WorkQueue(runtime.clock, "settings of topics with remote storage")
         replicas.add_progress_listener(self.manager.on_partition_progress)
         replicas.logs.on_segment_closed = self.manager.on_segment_closed
+
+    def check_store(self) -> None:
+        """Try the store in the background, and warn if it cannot be used."""
+        self._checking = self._tasks.start("check of remote storage", self._store_check.run)
 
     def apply(self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None) -> None:
         """Follow new metadata, after the manager has followed the changes of replicas."""
@@ -125,6 +133,8 @@ class RemoteStorage:
         return found
 
     async def close(self) -> None:
+        if self._checking is not None:
+            await self._checking.stop()
         await self._config_changes.close()
         await self.reader.close()
         await self._deleted.close()

@@ -1,4 +1,4 @@
-"""Reads of remote storage are prepared in one way, whoever asks: a fetch, a share group or a table."""
+"""Reads of remote storage are prepared in one way for a fetch, a share group and a table."""
 
 from __future__ import annotations
 

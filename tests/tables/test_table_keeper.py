@@ -20,8 +20,10 @@ from ottla.blocking import Consumer
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.tables.table_keeper import TableKeeper, TableState
+from ottla.protocol.names import TopicPartition
 from ottla.runtime.child_process import ChildTimedOut
 from ottla.runtime.clock import SystemClock
+from ottla.runtime.turns import Turns
 from ottla.tables.catalog import open_catalog
 from ottla.tables.errors import TableError
 from ottla.tables.settings import CatalogSettings
@@ -449,3 +451,130 @@ async def test_a_round_that_others_were_faster_than_is_no_failure_unless_it_alwa
         assert (state.error, state.failures) == (None, 0)
     await keeper._keep(state)
     assert (state.error, state.failures) == ("another broker was faster", 1)
+
+
+class ManyPartitions:
+    """A topic of 10,000 partitions that this broker leads, each with one record, and a clock on which each
+    look at a partition takes a tenth of a millisecond.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.looks: list[int] = []
+        self.sent: list[int] = []
+        self.now_ns = 0
+        self.error: str | None = None
+        self.partitions = [self._partition(index) for index in range(10_000)]
+        topic = SimpleNamespace(name="orders", id=bytes(16), partitions=dict.fromkeys(range(10_000)))
+        image = SimpleNamespace(
+            topics=SimpleNamespace(by_id={bytes(16): topic}, by_name={"orders": topic}),
+            config=lambda resource: {},
+            provenance=MetadataImage.EMPTY.provenance,
+        )
+        broker = SimpleNamespace(
+            cluster_id="c",
+            config=NodeConfig({"log.dirs": str(directory), "table.catalog.warehouse": str(directory)}),
+            image=image,
+            replicas=SimpleNamespace(find=self._find),
+            runtime=SimpleNamespace(
+                clock=SimpleNamespace(monotonic_ns=lambda: self.now_ns, wall_ms=lambda: self.now_ns // 10**6)
+            ),
+        )
+        self.keeper = TableKeeper(broker, lambda _: self)  # type: ignore[arg-type]
+
+        async def read(partition: object, offset: int) -> SimpleNamespace:
+            return SimpleNamespace(records=b"x", aborted=())
+
+        self.keeper._read = read  # type: ignore[assignment]
+        self.state = TableState("orders", bytes(16), 0, 0, 2**62)
+        self.keeper._tables["orders"] = self.state
+
+    def _partition(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            is_leader=True,
+            topic_id=bytes(16),
+            topic_partition=TopicPartition("orders", index),
+            log=SimpleNamespace(log_start_offset=0, log_end_offset=1, last_stable_offset=1),
+        )
+
+    def _find(self, tp: TopicPartition) -> SimpleNamespace:
+        self.looks.append(tp.partition)
+        self.now_ns += 100_000
+        return self.partitions[tp.partition]
+
+    def append(self, index: int) -> None:
+        log = self.partitions[index].log
+        log.log_end_offset = log.last_stable_offset = log.last_stable_offset + 1
+        self.keeper.on_partition_progress(self.partitions[index])  # type: ignore[arg-type]
+
+    async def request(self, head: dict, payload: bytes = b"") -> dict:
+        if self.error is not None and head["op"] == "commit":
+            return {"error": self.error}
+        if head["op"] == "append":
+            self.sent.append(head["partition"])
+            return {"ok": {"next": self.partitions[head["partition"]].log.last_stable_offset, "full": False}}
+        return {"ok": {"rows": 1, "bytes": 1} if head["op"] == "commit" else {}}
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def keep(self) -> None:
+        await self.keeper._keep(self.state)
+
+    async def longest_turn_ms(self, work) -> float:
+        """The longest time that another task has waited while the work was done."""
+        longest, before = 0, self.now_ns
+        doing = asyncio.ensure_future(work)
+        while not doing.done():
+            await asyncio.sleep(0)
+            longest, before = max(longest, self.now_ns - before), self.now_ns
+        await doing
+        return longest / 1e6
+
+
+async def test_partitions_at_rest_are_not_looked_at(tmp_path: Path) -> None:
+    many = ManyPartitions(tmp_path)
+    await many.keep()
+    assert len(many.sent) == 10_000
+    many.looks.clear()
+    many.sent.clear()
+    await many.keep()
+    assert many.looks == []
+    many.append(7)
+    many.append(9_999)
+    assert await many.keeper.lag_records(many.state, Turns(SystemClock())) == 2
+    many.looks.clear()
+    await many.keep()
+    assert many.looks == many.sent == [7, 9_999]
+    assert await many.keeper.lag_records(many.state, Turns(SystemClock())) == 0
+
+
+async def test_a_partition_that_moves_away_and_comes_back_is_looked_at_again(tmp_path: Path) -> None:
+    many = ManyPartitions(tmp_path)
+    await many.keep()
+    many.sent.clear()
+    for is_leader in (False, True):
+        many.partitions[3].is_leader = is_leader
+        many.append(3)
+        await many.keep()
+        assert many.sent == [3] * is_leader
+
+
+async def test_a_failure_has_all_partitions_looked_at_again(tmp_path: Path) -> None:
+    many = ManyPartitions(tmp_path)
+    await many.keep()
+    many.append(7)
+    many.error = "the catalog is away"
+    await many.keep()
+    assert many.state.failures == 1
+    many.error = None
+    many.sent.clear()
+    await many.keep()
+    assert len(many.sent) == 10_000
+    assert await many.keeper.lag_records(many.state, Turns(SystemClock())) == 0
+
+
+async def test_many_partitions_are_looked_at_in_turns(tmp_path: Path) -> None:
+    many = ManyPartitions(tmp_path)
+    turns = Turns(many.keeper._clock)
+    assert await many.longest_turn_ms(many.keeper.lag_records(many.state, turns)) < 10
+    assert await many.longest_turn_ms(many.keep()) < 10

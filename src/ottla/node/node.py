@@ -657,6 +657,7 @@ class Node:
             from ottla.node.tables.table_keeper import TableKeeper
 
             self.table_keeper = TableKeeper(self)
+            self.replicas.add_progress_listener(self.table_keeper.on_partition_progress)
             self._on_stop(self.table_keeper.close)
             self._on_stop(self.tasks.start("upkeep of tables", self.table_keeper.run).stop)
             self._on_stop(self.tasks.start("upkeep of slow tables", self.table_keeper.run_slow).stop)

@@ -23,7 +23,7 @@ class TableCollector:
         states = list(keeper)[: self._node.config.number("metrics.max.topics")]
         records = []
         for state in states:
-            records.append(((state.topic,), keeper.lag_records(state)))
+            records.append(((state.topic,), await keeper.lag_records(state, turns)))
             await turns.pause_if_due()
         text.gauge(
             "ottla_table_lag_seconds",

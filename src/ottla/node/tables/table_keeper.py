@@ -122,6 +122,10 @@ class TableState:
     """Whether it is in the second lane."""
     # The offset that follows what has been sent, by partition that this broker leads.
     positions: dict[int, int] = field(default_factory=dict)
+    # Partitions that may have something new, by their progress: partitions at rest are not looked at.
+    changed: dict[int, None] = field(default_factory=dict)
+    looks_at_all: bool = True
+    """Whether the next round looks at all partitions: at first, and when it is not known what was sent."""
     next_partition: int = 0
     """Where the next round begins, if the last one was full: low partitions may always have something new."""
     backoff_ms: int = 0
@@ -133,6 +137,11 @@ class TableState:
     failures: int = 0
     skipped: int = 0
     """Offsets that the log had deleted before they were in the table."""
+
+    def forget_positions(self) -> None:
+        """Have the next round ask the table what it has."""
+        self.positions.clear()
+        self.looks_at_all = True
 
 
 class WorkerLane:
@@ -187,12 +196,21 @@ class TableKeeper:
         """How old the newest moment is up to which the table is complete."""
         return max(self._now_ms() - state.complete_ms, 0)
 
-    def lag_records(self, state: TableState) -> int:
+    async def lag_records(self, state: TableState, turns: Turns) -> int:
         """Offsets of led partitions that have not been sent yet."""
-        return sum(
-            max(partition.log.last_stable_offset - state.positions.get(index, 0), 0)
-            for index, partition in self._led(state).items()
-        )
+        lag = 0
+        for index in self._to_look_at(state):
+            partition = self._led(state, index)
+            if partition is not None:
+                lag += max(partition.log.last_stable_offset - state.positions.get(index, 0), 0)
+            await turns.pause_if_due()
+        return lag
+
+    def on_partition_progress(self, partition: Partition) -> None:
+        """Called after every progress of any partition, also when it gets a leader, or has lost it."""
+        state = self._tables.get(partition.topic_partition.topic)
+        if state is not None:
+            state.changed[partition.topic_partition.partition] = None
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
@@ -289,7 +307,7 @@ class TableKeeper:
             else:
                 state.due_ms = started_ms
         except TableChanged as error:
-            state.positions.clear()
+            state.forget_positions()
             state.repeats += 1
             if state.repeats <= _MAX_REPEATS:
                 state.due_ms = self._now_ms() + _REPEAT_MS * 2**state.repeats
@@ -309,7 +327,7 @@ class TableKeeper:
                 self._slow.changed.set()
 
     def _on_failure(self, state: TableState, text: str) -> None:
-        state.positions.clear()
+        state.forget_positions()
         state.failures += 1
         state.backoff_ms = min(max(2 * state.backoff_ms, _FIRST_BACKOFF_MS), _MAX_BACKOFF_MS)
         state.due_ms = self._now_ms() + state.backoff_ms
@@ -321,23 +339,33 @@ class TableKeeper:
 
     async def _round(self, state: TableState) -> bool:
         """Send what is new to the table. Return whether nothing was left over."""
-        led = self._led(state)
-        for index in [each for each in state.positions if each not in led]:
-            del state.positions[index]
         turns = Turns(self._clock)
         now_ms = self._clock.wall_ms()
+        led: dict[int, Partition] = {}
         ends: dict[int, int] = {}
-        for index, partition in led.items():
-            end = partition.log.last_stable_offset
-            if state.positions.get(index) != end:
-                ends[index] = end
+        to_look_at, state.looks_at_all = self._to_look_at(state), False
+        for index in to_look_at:
+            partition = self._led(state, index)
+            if partition is None:
+                state.positions.pop(index, None)
+            elif state.positions.get(index) != partition.log.last_stable_offset:
+                led[index], ends[index] = partition, partition.log.last_stable_offset
+            if index not in ends:
+                state.changed.pop(index, None)
             await turns.pause_if_due()
         if not ends:
             return True
         head = {"op": "open", "topic": state.topic, "table": self._table(state), "now_ms": now_ms}
         answer = await self._ask(self._lane(state), head)
         offsets = {int(partition): offset for partition, offset in answer.items()}
-        return await self._send(state, led, ends, offsets)
+        is_complete = await self._send(state, led, ends, offsets)
+        for index, partition in led.items():
+            if state.positions.get(index) == partition.log.last_stable_offset:
+                state.changed.pop(index, None)
+            else:
+                state.changed[index] = None
+            await turns.pause_if_due()
+        return is_complete
 
     async def _send(
         self, state: TableState, led: dict[int, Partition], ends: dict[int, int], offsets: dict[int, int]
@@ -465,7 +493,7 @@ class TableKeeper:
         started_ms = self._now_ms()
         interval_ms = self._broker.config.number("table.maintenance.interval.ms")
         state.maintenance_ms = started_ms + interval_ms
-        if 0 not in self._led(state) or not state.commits + len(state.positions):
+        if self._led(state, 0) is None or not state.commits + len(state.positions):
             return False
         try:
             await self._merge_and_expire(state)
@@ -490,7 +518,7 @@ class TableKeeper:
         offsets = await self._ask(self._slow, head)
         if any(offsets.get(str(index), 0) < position for index, position in state.positions.items()):
             # The table was dropped, or rolled back: a round has to look at it again.
-            state.positions.clear()
+            state.forget_positions()
             state.due_ms = self._now_ms()
             self._lane(state).changed.set()
         settings = MaintenanceSettings(
@@ -552,17 +580,16 @@ class TableKeeper:
         assert isinstance(value, int)
         return value
 
-    def _led(self, state: TableState) -> dict[int, Partition]:
-        """The partitions of the topic that this broker leads."""
-        image, replicas = self._broker.image, self._broker.replicas
-        topic: TopicImage | None = image.topics.by_id.get(state.topic_id)
-        if topic is None:
-            return {}
-        node_id = self._broker.config.node_id
-        led: dict[int, Partition] = {}
-        for index, registration in topic.partitions.items():
-            if registration.leader == node_id:
-                partition = replicas.find(TopicPartition(topic.name, index))
-                if partition is not None and partition.is_leader and partition.topic_id == state.topic_id:
-                    led[index] = partition
-        return led
+    def _to_look_at(self, state: TableState) -> list[int]:
+        """The partitions of the topic that may have something which was not sent."""
+        if not state.looks_at_all:
+            return list(state.changed)
+        topic: TopicImage | None = self._broker.image.topics.by_id.get(state.topic_id)
+        return [] if topic is None else list(topic.partitions)
+
+    def _led(self, state: TableState, index: int) -> Partition | None:
+        """A partition of the topic, if this broker leads it."""
+        partition = self._broker.replicas.find(TopicPartition(state.topic, index))
+        if partition is None or not partition.is_leader or partition.topic_id != state.topic_id:
+            return None
+        return partition

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType, TopicImage
 from ottla.metadata.image.image import MetadataImage
@@ -44,12 +46,12 @@ class LedPartition:
         self.topic_partition = TopicPartition(REMOTE_LOG_METADATA_TOPIC, partition)
 
 
-def started() -> tuple[DeletedPartitions, LedTopic, list[TopicIdPartition]]:
+def started(topic: LedTopic | None = None) -> tuple[DeletedPartitions, LedTopic, list[TopicIdPartition]]:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimLoop)
     clock = LoopClock(lambda: loop.now_ns)
     runtime = Runtime(clock, SeededRandom(1), None, InlinePool(), None)  # type: ignore[arg-type]
-    topic = LedTopic(2)
+    topic = LedTopic(2) if topic is None else topic
     topic.partition_count = 2
     found: list[TopicIdPartition] = []
     tasks = TaskSupervisor(clock, lambda reason: None)
@@ -113,15 +115,11 @@ def test_a_topic_that_was_seen_to_go_is_looked_after() -> None:
         deleted, topic, found = started()
         await copied(topic, 0, 3)
         await copied(topic, 1, 3)
-        resource = ConfigResource(ConfigResourceType.TOPIC, "orders")
-        base = MetadataImage(configs={resource: {"remote.storage.enable": "true"}})
-        delta = MetadataDelta(base)
-        delta.deleted_topics[TOPIC_ID] = TopicImage("orders", TOPIC_ID, {0: None})  # type: ignore[dict-item]
-        deleted.apply(ReplicaChanges(), delta)
+        deleted.apply(ReplicaChanges(), deletion(2))
         await asyncio.sleep(30)
         assert found == []
         await asyncio.sleep(60)
-        assert found == [id_of(0)]
+        assert sorted(found) == [id_of(0), id_of(1)]
         await deleted.close()
 
     run(test())
@@ -136,6 +134,66 @@ def test_topics_without_remote_storage_cost_nothing() -> None:
         deleted.apply(ReplicaChanges(), delta)
         await asyncio.sleep(600)
         assert (found, topic.reads) == ([], 0)
+        await deleted.close()
+
+    run(test())
+
+
+class TopicOfOthers(LedTopic):
+    is_led = False
+
+    def is_led_here(self, partition: int) -> bool:
+        return self.is_led
+
+
+def deletion(partitions: int) -> MetadataDelta:
+    resource = ConfigResource(ConfigResourceType.TOPIC, "orders")
+    delta = MetadataDelta(MetadataImage(configs={resource: {"remote.storage.enable": "true"}}))
+    numbers = dict.fromkeys(range(partitions))
+    delta.deleted_topics[TOPIC_ID] = TopicImage("orders", TOPIC_ID, numbers)  # type: ignore[arg-type]
+    return delta
+
+
+def test_a_broker_that_becomes_the_leader_later_remembers_what_it_has_seen_go() -> None:
+    """Both who should have announced the deletion have died before they did."""
+
+    async def test() -> None:
+        deleted, topic, found = started(TopicOfOthers(2))
+        assert isinstance(topic, TopicOfOthers)
+        await copied(topic, 0, 3)
+        deleted.apply(ReplicaChanges(), deletion(1))
+        await asyncio.sleep(600)
+        assert found == []
+        topic.is_led = True
+        deleted.apply(elected(0, 1), None)
+        await asyncio.sleep(60)
+        assert found == [id_of(0)]
+        # Not without end.
+        await asyncio.sleep(3600)
+        deleted.apply(elected(0, 1), None)
+        await asyncio.sleep(60)
+        assert found == [id_of(0)]
+        await deleted.close()
+
+    run(test())
+
+
+def test_a_topic_of_many_partitions_is_noted_by_a_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[TopicIdPartition] = []
+
+    def observed(partition: TopicIdPartition, count: int) -> int:
+        placed.append(partition)
+        return metadata_partition(partition, count)
+
+    monkeypatch.setattr("ottla.node.remote.deleted_partitions.metadata_partition", observed)
+
+    async def test() -> None:
+        deleted, topic, found = started()
+        await copied(topic, 99, 3)
+        deleted.apply(ReplicaChanges(), deletion(100))
+        assert len(placed) < 50
+        await asyncio.sleep(90)
+        assert found == [id_of(99)]
         await deleted.close()
 
     run(test())

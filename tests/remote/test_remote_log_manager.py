@@ -20,6 +20,8 @@ from ottla.remote.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemoteLogSegmentState,
+    RemotePartitionDeleteMetadata,
+    RemotePartitionDeleteState,
 )
 from ottla.replication.replica_manager import ReplicaChanges
 from ottla.rpc.backoff import ExponentialBackoff
@@ -28,6 +30,7 @@ from ottla.runtime.tasks import TaskSupervisor
 from ottla.sim.clock import LoopClock
 from ottla.sim.loop import SimLoop
 from tests.remote.remote_harness import ID, SMALL, RemoteWorld
+from tests.remote.test_topic_metadata_manager import id_of, segment
 from tests.replication.partition_harness import TP, registration
 
 _COPY_STEPS = 20
@@ -583,3 +586,26 @@ def test_the_lag_is_looked_for_only_where_something_waits(monkeypatch: pytest.Mo
     assert tp == TP
     assert segments >= 2
     assert size > 600
+
+
+def test_deletions_are_announced_before_they_wait_for_each_other() -> None:
+    """A broker that dies while its store hangs leaves nothing of which the next one does not know."""
+    world = RemoteWorld()
+    world.start()
+    world.run(1)
+    deleted = [id_of(partition) for partition in range(30)]
+    world.events += [segment(partition, 0) for partition in range(30)]
+
+    async def hang(keys: Sequence[str]) -> None:
+        await asyncio.sleep(1_000_000)
+
+    world.store.delete = hang  # type: ignore[method-assign]
+    world.in_broker(lambda: world.manager.delete_partitions(deleted))
+    world.run(10)
+    marked = {
+        TopicIdPartition(each.topic_id, each.topic_partition.partition)
+        for each in world.metadata.events
+        if isinstance(each, RemotePartitionDeleteMetadata)
+        and each.state is RemotePartitionDeleteState.DELETE_PARTITION_MARKED
+    }
+    assert marked == set(deleted)

@@ -3,7 +3,9 @@
 The leader of a partition deletes its segments when the topic is deleted. It may be down at that time, or die
 half-way. So the leader of the metadata's partition looks after it: some time after it has seen a topic with
 remote storage go, and after it has become the leader, for deletions that were announced and not finished.
-That a topic is not in the image is no reason: an image may be behind.
+That a topic is not in the image is no reason: an image may be behind. Every broker remembers for a while
+which topics it has seen go: it may become the leader when those that should have announced a deletion are
+dead.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ _log = logging.getLogger(__name__)
 _AFTER_DELETION_MS: Final = 60_000
 _AFTER_ELECTION_MS: Final = 10_000
 _RETRY_MS: Final = 30_000
+# So long, and so many, topics are remembered that were seen to go.
+_REMEMBERED_S: Final = 60 * 60
+_MAX_REMEMBERED: Final = 10_000
 
 Deletions = Callable[[Iterable[TopicIdPartition]], None]
 
@@ -54,8 +59,10 @@ class DeletedPartitions:
         self._tasks: Final = tasks
         self._topic: Final = topic
         self._delete: Final = delete
-        # Partitions of the metadata to look through, and the partitions of deleted topics in each.
-        self._due: dict[int, dict[TopicIdPartition, None]] = {}
+        # Partitions of the metadata to look through.
+        self._due: dict[int, None] = {}
+        # The ids of topics that were seen to go, the oldest first, and when each is forgotten.
+        self._deleted: dict[bytes, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._task: SupervisedTask | None = None
         self._closed = False
@@ -67,8 +74,7 @@ class DeletedPartitions:
             for each in changes.leaders
             if each.topic_partition.topic == REMOTE_LOG_METADATA_TOPIC
         ]
-        for index in elected:
-            self._due.setdefault(index, {})
+        self._due.update(dict.fromkeys(elected))
         if elected:
             self._run_later(_AFTER_ELECTION_MS)
         count = self._topic.partition_count
@@ -76,12 +82,23 @@ class DeletedPartitions:
             return
         for topic in delta.deleted_topics.values():
             config = delta.base.config(ConfigResource(ConfigResourceType.TOPIC, topic.name))
-            if not {"remote.storage.enable", "remote.log.delete.on.disable"} & config.keys():
-                continue
-            for number in topic.partitions:
-                id = TopicIdPartition(topic.id, number)
-                self._due.setdefault(metadata_partition(id, count), {})[id] = None
+            if {"remote.storage.enable", "remote.log.delete.on.disable"} & config.keys():
+                self._remember(topic.id)
+                found: dict[int, None] = {}
+                for number in topic.partitions:
+                    found[metadata_partition(TopicIdPartition(topic.id, number), count)] = None
+                    if len(found) == count:
+                        break  # most topics of many partitions have some in each
+                self._due.update(found)
                 self._run_later(_AFTER_DELETION_MS)
+
+    def _remember(self, topic_id: bytes) -> None:
+        now = asyncio.get_running_loop().time()
+        self._deleted[topic_id] = now + _REMEMBERED_S
+        while (first := next(iter(self._deleted))) != topic_id and (
+            self._deleted[first] <= now or len(self._deleted) > _MAX_REMEMBERED
+        ):
+            del self._deleted[first]
 
     def _run_later(self, pause_ms: int) -> None:
         if self._timer is None and not self._closed:
@@ -103,10 +120,9 @@ class DeletedPartitions:
 
     async def _look_through(self) -> None:
         for index in sorted(self._due):
-            deleted = self._due[index]
             try:
                 if self._topic.is_led_here(index):
-                    found = await self._find(index, deleted)
+                    found = await self._find(index)
                     if found:
                         _log.info("segments of %d deleted partitions are in remote storage", len(found))
                         self._delete(found)
@@ -115,7 +131,7 @@ class DeletedPartitions:
                 _log.info("partition %d of the remote log metadata could not be read: %s", index, error)
                 self._run_later(_RETRY_MS)
 
-    async def _find(self, index: int, deleted: dict[TopicIdPartition, None]) -> list[TopicIdPartition]:
+    async def _find(self, index: int) -> list[TopicIdPartition]:
         """Return the partitions in this partition of the metadata that have segments, and whose topic is
         deleted: as is known here, or was announced.
         """
@@ -139,7 +155,12 @@ class DeletedPartitions:
                 position = header.next_offset
             if position == begin:
                 break
-        return [each for each in segments if segments[each] and (each in deleted or each in announced)]
+        now = asyncio.get_running_loop().time()
+        return [
+            each
+            for each, found in segments.items()
+            if found and (each in announced or self._deleted.get(each.topic_id, now) > now)
+        ]
 
 
 def _note(

@@ -304,6 +304,7 @@ class RemoteLogManager:
         # The names of those of them that were led here.
         self._deleted_names: dict[TopicIdPartition, TopicPartition] = {}
         self._deletions_at_a_time: Final = asyncio.Semaphore(_DELETIONS_AT_A_TIME)
+        self._announcements_at_a_time: Final = asyncio.Semaphore(_DELETIONS_AT_A_TIME)
         current = config.current
         self._quota_windows: Final = QuotaWindows(
             current.number("remote.log.manager.copy.quota.window.num"),
@@ -962,12 +963,18 @@ class RemoteLogManager:
     async def _delete_partition(self, id: TopicIdPartition) -> None:
         """Delete all segments of a partition whose topic was deleted, however long that takes."""
         pauses = self._pauses()
+        is_announced = False
         while True:
             try:
                 await self._metadata.wait_until_ready(id)
             except RemoteStorageNotReady:
                 break
             try:
+                if not is_announced:
+                    # Before it waits for others: if this broker dies, the next leader of the events knows.
+                    async with self._announcements_at_a_time:
+                        await self._announce_partition(id, _MARKED)
+                    is_announced = True
                 async with self._deletions_at_a_time:
                     await self._delete_all_segments(id)
                 break
@@ -983,11 +990,9 @@ class RemoteLogManager:
     async def _delete_all_segments(self, id: TopicIdPartition) -> None:
         segments = self._metadata.list_remote_log_segments(id)
         if segments:
-            tp = segments[0].id.topic_partition
-            await self._announce_partition(id, tp, _MARKED)
             for metadata in segments:
                 await self._delete_segment(metadata)
-            await self._announce_partition(id, tp, _FINISHED)
+            await self._announce_partition(id, _FINISHED, segments[0].id.topic_partition)
         await self._delete_unknown_objects(id, segments[0].id.topic_partition if segments else None)
 
     async def _delete_unknown_objects(self, id: TopicIdPartition, tp: TopicPartition | None) -> None:
@@ -1006,8 +1011,14 @@ class RemoteLogManager:
             )
 
     async def _announce_partition(
-        self, id: TopicIdPartition, tp: TopicPartition, state: RemotePartitionDeleteState
+        self, id: TopicIdPartition, state: RemotePartitionDeleteState, tp: TopicPartition | None = None
     ) -> None:
+        """Write how far the deletion of a partition is, unless it has no segments and never had."""
+        if tp is None:
+            segments = self._metadata.list_remote_log_segments(id)
+            if not segments:
+                return
+            tp = segments[0].id.topic_partition
         await self._metadata.put_remote_partition_delete_metadata(
             RemotePartitionDeleteMetadata(id.topic_id, tp, state, self._now_ms(), self._broker_id)
         )

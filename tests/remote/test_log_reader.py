@@ -15,6 +15,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicIdPartition
 from ottla.records.batch import iter_batches
 from ottla.remote.log_reader import RemoteLogReader
+from ottla.remote.metadata_cache import RemoteLogMetadataCache
 from ottla.remote.metadata_manager import InMemoryRemoteLogMetadataManager
 from ottla.remote.object_storage import ObjectStorageManager
 from ottla.remote.segment_cache import (
@@ -293,6 +294,18 @@ async def test_a_read_ends_where_the_lineage_of_the_segment_parts_from_that_of_t
 async def test_without_leader_epochs_the_newest_upload_is_read() -> None:
     tier = await filled()
     tier.lab.log.leader_epoch_cache.clear()
+    assert (await tier.offsets(5, 300))[0] == 5
+
+
+async def test_without_leader_epochs_no_read_walks_all_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be a hundred thousand, and each read of a consumer asks."""
+    tier = await filled()
+    tier.lab.log.leader_epoch_cache.clear()
+
+    def walk(*_: object) -> None:
+        raise AssertionError("all segments are listed")
+
+    monkeypatch.setattr(RemoteLogMetadataCache, "list_remote_log_segments", walk)
     assert (await tier.offsets(5, 300))[0] == 5
 
 

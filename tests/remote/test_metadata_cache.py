@@ -261,3 +261,18 @@ def test_a_segment_takes_less_than_a_kilobyte_of_memory() -> None:
         tracemalloc.stop()
     assert len(cache) == count
     assert (after - before) / count < 1000
+
+
+def test_the_newest_epoch_that_has_an_offset_is_found_among_finished_segments() -> None:
+    cache = RemoteLogMetadataCache()
+    copied(cache, segment(0, 99, {0: 0}), segment(50, 149, {2: 50, 4: 120}))
+    cache.add_copy_in_progress_segment(segment(100, 199, {9: 100}))
+    assert [cache.newest_epoch_of(offset) for offset in (0, 49, 50, 119, 120, 149, 150)] == [
+        0,
+        0,
+        2,
+        2,
+        4,
+        4,
+        None,
+    ]

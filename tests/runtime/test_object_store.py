@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ottla.runtime.disk import RealDisk
+from ottla.runtime.disk import RealDisk, sorted_in_pieces
 from ottla.runtime.object_store import (
     CloudStore,
     DirectoryStore,
@@ -218,3 +220,89 @@ def test_a_store_without_credentials_says_so() -> None:
     asked = "Error performing PUT http://169.254.169.254/latest/api/token in 5 ms: Connection refused"
     assert "no credentials were found" in _without_secrets(ValueError(asked), ())
     assert "credentials" not in _without_secrets(ValueError("http://127.0.0.1:9000/bucket: 503"), ())
+
+
+class CountedKey(str):
+    """A key that counts how often it is compared."""
+
+    compared = 0
+
+    def __lt__(self, other: str) -> bool:
+        CountedKey.compared += 1
+        return str.__lt__(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        CountedKey.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+class ListingLibrary:
+    """As much of `obstore` as lists objects, fifty at a time."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.exceptions = SimpleNamespace(BaseError=ValueError)
+        self._keys = keys
+
+    async def list(self, store: object, prefix: str | None) -> AsyncIterator[list[dict[str, Any]]]:
+        for at in range(0, len(self._keys), 50):
+            await asyncio.sleep(0)
+            yield [{"path": CountedKey(key), "size": 1} for key in self._keys[at : at + 50]]
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "two lists", "none"])
+async def test_a_long_list_is_brought_into_order_in_turns(order: str) -> None:
+    pytest.importorskip("obstore")
+    keys = [f"topic/{number:05d}" for number in range(20_000)]
+    wanted = list(keys)
+    if order == "descending":
+        keys.reverse()
+    elif order == "two lists":
+        keys = keys[10_000:] + keys[:10_000]
+    elif order == "none":
+        random.Random(1).shuffle(keys)
+    store = CloudStore(ObjectStoreSettings(ObjectStoreKind.S3, "bucket", region="nowhere"))
+    store._library = ListingLibrary(keys)
+    listing = asyncio.ensure_future(store.list_objects("topic/"))
+    most = before = CountedKey.compared = 0
+    while not listing.done():
+        await asyncio.sleep(0)
+        most, before = max(most, CountedKey.compared - before), CountedKey.compared
+    assert [each.key for each in await listing] == wanted
+    # A sort of all would be 40,000 at least.
+    assert most < 20_000
+
+
+def test_no_piece_of_a_sort_in_a_thread_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+
+    def observed(items: list[str]) -> list[str]:
+        lengths.append(len(items))
+        return sorted(items)
+
+    monkeypatch.setattr("ottla.runtime.disk.sorted", observed, raising=False)
+    names = [f"{number:05d}" for number in range(10_000)]
+    shuffled = random.Random(1).sample(names, len(names))
+    assert sorted_in_pieces(shuffled) == names
+    assert max(lengths) <= 2_048
+    assert sorted_in_pieces(["b", "a"]) == ["a", "b"]
+
+
+async def test_a_deletion_does_not_list_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have hundreds of thousands of objects."""
+    store = DirectoryStore(str(tmp_path), RealDisk(), InlinePool())
+    for key in ("topic/0/a", "topic/0/b"):
+        await store.put(key, pieces(b"1"), 1)
+
+    def list_dir(self: RealDisk, path: str) -> list[str]:
+        raise AssertionError(f"{path} is listed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RealDisk, "list_dir", list_dir)
+        await store.delete(["topic/0/a"])
+        assert (tmp_path / "topic/0/b").exists()
+        await store.delete(["topic/0/b"])
+    assert names_in(tmp_path) == []

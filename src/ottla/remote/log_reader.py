@@ -124,7 +124,7 @@ class RemoteLogReader:
         epoch = log.leader_epoch_cache.epoch_for_offset(offset)
         if epoch is None:
             # The file of the leader epochs was damaged; those of the disk say nothing of what is not there.
-            epoch = self._newest_epoch_of(partition, offset)
+            epoch = self._metadata.newest_epoch_of(partition, offset)
         segment = (
             None if epoch is None else self._metadata.remote_log_segment_metadata(partition, epoch, offset)
         )
@@ -142,17 +142,6 @@ class RemoteLogReader:
             raise RemoteStorageNotReady(
                 f"The remote segments of partition {partition.partition} are still being looked for"
             )
-
-    def _newest_epoch_of(self, partition: TopicIdPartition, offset: int) -> int | None:
-        """The newest leader epoch in which a remote segment has the offset."""
-        found = None
-        for segment in self._metadata.list_remote_log_segments(partition):
-            if segment.start_offset <= offset <= segment.end_offset:
-                for epoch in segment.leader_epochs:
-                    begins = segment.segment_leader_epochs[epoch] <= offset <= segment.epoch_end_offset(epoch)
-                    if begins and (found is None or epoch > found):
-                        found = epoch
-        return found
 
     def _next_segment(
         self, partition: TopicIdPartition, log: UnifiedLog, offset: int

@@ -134,6 +134,11 @@ class RemoteLogMetadataCache:
             return None
         return metadata
 
+    def newest_epoch_of(self, offset: int) -> int | None:
+        """Return the newest leader epoch in which a finished segment has this offset."""
+        newest_first = sorted(self._epochs, reverse=True)
+        return next((each for each in newest_first if self.remote_log_segment_metadata(each, offset)), None)
+
     def next_segment_with_txn_index(self, leader_epoch: int, offset: int) -> RemoteLogSegmentMetadata | None:
         """Return the first segment of the epoch from this offset on that has aborted transactions."""
         metadata = self.remote_log_segment_metadata(leader_epoch, offset)

@@ -60,6 +60,9 @@ class RemoteLogMetadataManager(Protocol):
     ) -> RemoteLogSegmentMetadata | None:
         """Return the finished segment that has this offset in this epoch."""
 
+    def newest_epoch_of(self, partition: TopicIdPartition, offset: int) -> int | None:
+        """Return the newest leader epoch in which a finished segment has this offset."""
+
     def next_segment_with_txn_index(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int
     ) -> RemoteLogSegmentMetadata | None:
@@ -200,6 +203,9 @@ class InMemoryRemoteLogMetadataManager:
         self, partition: TopicIdPartition, leader_epoch: int, offset: int
     ) -> RemoteLogSegmentMetadata | None:
         return self.store.cache(partition).remote_log_segment_metadata(leader_epoch, offset)
+
+    def newest_epoch_of(self, partition: TopicIdPartition, offset: int) -> int | None:
+        return self.store.cache(partition).newest_epoch_of(offset)
 
     def next_segment_with_txn_index(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int

@@ -192,16 +192,17 @@ class ObjectStorageManager:
         prefix = partition_prefix(self._prefix, topic_id, topic_partition)
         try:
             async with self._operation(self._stall_s * _STALLS_OF_A_LIST):
-                keys = [key for key, _ in await self._store.list_objects(prefix)]
-            for at in range(0, len(keys), _KEYS_AT_ONCE):
+                objects = await self._store.list_objects(prefix)
+            for at in range(0, len(objects), _KEYS_AT_ONCE):
+                keys = [key for key, _ in objects[at : at + _KEYS_AT_ONCE]]
                 async with self._operation(self._stall_s * _STALLS_OF_A_LIST):
-                    await self._store.delete(keys[at : at + _KEYS_AT_ONCE])
+                    await self._store.delete(keys)
         except ObjectStoreError as error:
             self.statistics.errors += 1
             raise RemoteStorageError(
                 f"Deleting the objects of {topic_partition} from remote storage failed: {error}"
             ) from error
-        return len(keys)
+        return len(objects)
 
     async def try_store(self, name: str) -> None:
         """Write a small object of this name, and delete it."""

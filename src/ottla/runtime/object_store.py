@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import configparser
+import heapq
 import os
 import posixpath
 import re
@@ -25,7 +26,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol
 
-from ottla.runtime.disk import Disk, File, read_file
+from ottla.runtime.disk import Disk, File, read_file, sorted_in_pieces
 from ottla.runtime.pool import Pool
 
 __all__ = [
@@ -45,6 +46,8 @@ _PART_SUFFIX: Final = ".part"
 DEFAULT_PART_BYTES: Final = 8 * 1024 * 1024
 _PARTS_AT_ONCE: Final = 2
 _CLOSE_SECONDS: Final = 10
+# Objects of a list that are brought into order in one turn of the event loop.
+_MERGED_AT_ONCE: Final = 256
 
 
 class ObjectStoreError(Exception):
@@ -293,8 +296,6 @@ class DirectoryStore:
         """Remove the directory, and those above it, as far as they are empty and below the root."""
         while path != self._root and path.startswith(self._root):
             try:
-                if self._disk.list_dir(path):
-                    return
                 self._disk.remove_dir(path)
             except OSError:
                 return
@@ -322,7 +323,7 @@ class DirectoryStore:
                         directories.append(key)
                 elif key.startswith(prefix) and not name.endswith(_PART_SUFFIX):
                     found.append(StoredObject(key, self._disk.size(path)))
-        return sorted(found)
+        return sorted_in_pieces(found)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -402,18 +403,21 @@ class CloudStore:
     async def list_objects(self, prefix: str) -> list[StoredObject]:
         # The library lists whole directories; a prefix may end in the middle of a name.
         directory = posixpath.dirname(prefix)
-        found: list[StoredObject] = []
+        runs: list[list[StoredObject]] = [[]]
         try:
             stream = self._library.list(self._store, prefix=directory or None)
             async for batch in stream:
-                found += [
+                found = sorted(
                     StoredObject(meta["path"], meta["size"])
                     for meta in batch
                     if meta["path"].startswith(prefix)
-                ]
+                )
+                if runs[-1] and found and found[0] < runs[-1][-1]:
+                    runs.append([])
+                runs[-1] += found
         except self._library.exceptions.BaseError as error:
             raise self._error(prefix, error) from None
-        return sorted(found)
+        return await _merged(runs)
 
     def _error(self, key: str, error: Exception) -> ObjectStoreError:
         return ObjectStoreError(f"{self._name}/{key}: {_without_secrets(error, self._secrets)}")
@@ -547,6 +551,18 @@ def _without_secrets(error: Exception, secrets: Sequence[str]) -> str:
 
 def _disk_error(error: OSError) -> ObjectStoreError:
     return ObjectStoreError(f"{error.filename or 'the object store'}: {error.strerror or error}")
+
+
+async def _merged(runs: Sequence[list[StoredObject]]) -> list[StoredObject]:
+    """Merge lists that are in order, in turns; most stores list in order, so there is one."""
+    if len(runs) == 1:
+        return runs[0]
+    found: list[StoredObject] = []
+    for each in heapq.merge(*runs):
+        found.append(each)
+        if len(found) % _MERGED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return found
 
 
 def _check_size(key: str, received: int, size: int) -> None:

@@ -498,6 +498,9 @@ class TopicBasedRemoteLogMetadataManager:
     ) -> RemoteLogSegmentMetadata | None:
         return self._store.cache(partition).remote_log_segment_metadata(leader_epoch, offset)
 
+    def newest_epoch_of(self, partition: TopicIdPartition, offset: int) -> int | None:
+        return self._store.cache(partition).newest_epoch_of(offset)
+
     def next_segment_with_txn_index(
         self, partition: TopicIdPartition, leader_epoch: int, offset: int
     ) -> RemoteLogSegmentMetadata | None:

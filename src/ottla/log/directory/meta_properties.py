@@ -143,7 +143,7 @@ def check_not_of_zookeeper(disk: Disk, dirs: Iterable[str]) -> None:
 
 
 def has_run_with(disk: Disk, metadata_log: str) -> bool:
-    """True if a node has started with this metadata log, or it cannot be told; an import writes a snapshot
+    """True if a node has started with this metadata log, or that is not known; an import writes a snapshot
     alone.
     """
     try:

@@ -972,6 +972,7 @@ class RemoteLogManager:
             try:
                 if not is_announced:
                     # Before it waits for others: if this broker dies, the next leader of the events knows.
+                    # And before it lists them: with its own event it has read all that came before.
                     async with self._announcements_at_a_time:
                         await self._announce_partition(id, _MARKED)
                     is_announced = True

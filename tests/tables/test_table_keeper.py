@@ -548,6 +548,23 @@ async def test_partitions_at_rest_are_not_looked_at(tmp_path: Path) -> None:
     assert await many.keeper.lag_records(many.state, Turns(SystemClock())) == 0
 
 
+async def test_what_is_being_sent_is_behind_until_it_is_committed(tmp_path: Path) -> None:
+    many = ManyPartitions(tmp_path)
+    lags: list[int] = []
+    request = many.request
+
+    async def observed(head: dict, payload: bytes = b"") -> dict:
+        if head["op"] == "commit":
+            lags.append(await many.keeper.lag_records(many.state, Turns(SystemClock())))
+        return await request(head, payload)
+
+    many.request = observed  # type: ignore[method-assign]
+    await many.keep()
+    many.append(7)
+    await many.keep()
+    assert lags == [10_000, 1]
+
+
 async def test_a_partition_that_moves_away_and_comes_back_is_looked_at_again(tmp_path: Path) -> None:
     many = ManyPartitions(tmp_path)
     await many.keep()

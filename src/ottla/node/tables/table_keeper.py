@@ -344,6 +344,8 @@ class TableKeeper:
         led: dict[int, Partition] = {}
         ends: dict[int, int] = {}
         to_look_at, state.looks_at_all = self._to_look_at(state), False
+        # Until they have been sent, they count as behind.
+        state.changed.update(dict.fromkeys(to_look_at))
         for index in to_look_at:
             partition = self._led(state, index)
             if partition is None:

@@ -180,8 +180,8 @@ async def test_a_wrong_password_is_said(zookeeper: ApacheZooKeeper) -> None:
 
 async def test_a_certificate_that_is_not_trusted_is_said(zookeeper: ApacheZooKeeper) -> None:
     tls = load_tls({"zookeeper.ssl.client.enable": "true"}, RealDisk())
-    settings = ZooKeeperSettings(zookeeper.tls_connect, tls_context=tls, connection_timeout_ms=3_000)
-    with pytest.raises(ConnectionError, match=r"within 3 s \(.*certificate.*\)\. Check.*its TLS settings"):
+    settings = ZooKeeperSettings(zookeeper.tls_connect, tls_context=tls, connection_timeout_ms=6_000)
+    with pytest.raises(ConnectionError, match=r"within 6 s \(.*certificate.*\)\. Check.*its TLS settings"):
         await KazooSession.connect(settings)
 
 
@@ -250,7 +250,7 @@ def start(directory: Path, connect: str, **settings: str) -> subprocess.Complete
         "cluster.id": "NjX7PqHSRUmpKQSZEDlZuw",
         "metadata.store": "zookeeper",
         "zookeeper.connect": connect,
-        "zookeeper.connection.timeout.ms": "5000",
+        "zookeeper.connection.timeout.ms": "60000",
         **{name.replace("_", "."): value for name, value in settings.items()},
     }
     options = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]

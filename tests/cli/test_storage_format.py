@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ from tests.support.command_line import CommandLine
 
 SNAPSHOT = "__cluster_metadata-0/00000000000000000000-0000000000.checkpoint"
 DIRECTORY_ID = "dGhlLWRpcmVjdG9yeS1pZA"
+# One message of magic 1: offset 0, key "k", value "v0".
+OLD_MESSAGE = base64.b64decode("AAAAAAAAAAAAAAAZ9nShxQEAAAABoemqnRoAAAABawAAAAJ2MA==")
 
 
 def server_properties(tmp_path: Path, *more: str, roles: str = "controller") -> Path:
@@ -185,16 +188,81 @@ def test_a_node_does_not_start_with_the_file_of_a_broker_on_zookeeper(tmp_path: 
     assert not (tmp_path / "data").exists()
 
 
+def test_directories_that_another_command_works_on_are_not_formatted_or_upgraded(
+    offline: CommandLine, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    disk = RealDisk()
+    second.mkdir()
+    lock = disk.lock(str(second / ".lock"))
+    refused = offline("storage", "format", str(first), str(second))
+    assert refused.status == 1
+    assert f"{second} is in use: stop its node, or wait until the other `ottla storage`" in refused.err
+    assert not (first / "meta.properties").exists()
+    lock.release()
+    offline.ok("storage", "format", str(first), str(second))
+    segment = first / "orders-0" / "00000000000000000000.log"
+    segment.parent.mkdir()
+    segment.write_bytes(OLD_MESSAGE)
+    lock = disk.lock(str(second / ".lock"))
+    refused = offline("storage", "upgrade-format", str(first), str(second), "--apply")
+    assert refused.status == 1
+    assert "Nothing was changed" in refused.err
+    assert segment.read_bytes() == OLD_MESSAGE
+    # What is formatted already needs no lock: scripts do so before each start.
+    offline.ok("storage", "format", str(first), str(second), "--ignore-formatted")
+    lock.release()
+    offline.ok("storage", "upgrade-format", str(first), str(second), str(first), "--apply")
+    assert segment.read_bytes() != OLD_MESSAGE
+
+
+def test_of_several_formats_at_once_one_decides(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("a", "b")]
+    orders = (paths, paths[::-1], paths)
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ottla", "storage", "format", *order, "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for order in orders
+    ]
+    ended = [(*process.communicate(timeout=240), process.returncode) for process in running]
+    (chosen,) = [json.loads(out)["cluster_id"] for out, _, status in ended if status == 0]
+    for _, err, status in ended:
+        assert status == 0 or any(
+            text in err for text in ("is in use", "already formatted", "by another process just now")
+        ), err
+    for path in paths:
+        assert f"cluster.id={chosen}\n" in (Path(path) / "meta.properties").read_text()
+
+
+def test_a_format_that_was_killed_is_completed_by_the_next(offline: CommandLine, tmp_path: Path) -> None:
+    command = ("storage", "format", "-c", str(server_properties(tmp_path)), "--ignore-formatted")
+    offline.ok(*command, "--standalone")
+    killed = tmp_path / "m"
+    (killed / "meta.properties").rename(killed / "meta.properties.tmp")
+    before = first_voters(killed)
+    # Voters that no option asks for now would stay.
+    refused = offline(*command, "--no-initial-controllers")
+    assert f"{killed} is not empty: it has '__cluster_metadata-0'" in refused.err
+    (killed / "__cluster_metadata-0" / "quorum-state").touch()
+    refused = offline(*command, "--standalone")
+    assert f"{killed} is not empty: it has 'quorum-state'" in refused.err
+    (killed / "__cluster_metadata-0" / "quorum-state").unlink()
+    offline.ok(*command, "--standalone")
+    assert first_voters(killed) not in (None, before)
+
+
 def test_segments_in_old_formats_are_rewritten(offline: CommandLine, tmp_path: Path) -> None:
     offline.ok("storage", "format", str(tmp_path))
     segment = tmp_path / "orders-0" / "00000000000000000000.log"
     segment.parent.mkdir()
-    # One message of magic 1: offset 0, key "k", value "v0".
-    segment.write_bytes(base64.b64decode("AAAAAAAAAAAAAAAZ9nShxQEAAAABoemqnRoAAAABawAAAAJ2MA=="))
-    before = segment.read_bytes()
+    segment.write_bytes(OLD_MESSAGE)
     shown = offline.ok("storage", "upgrade-format", str(tmp_path), "--json").json
     assert shown == [{"segment": str(segment), "bytes": 37}]
-    assert segment.read_bytes() == before
+    assert segment.read_bytes() == OLD_MESSAGE
     done = offline.ok("storage", "upgrade-format", str(tmp_path), "--apply", "--json").json
     assert done[0]["records"] == 1
     assert segment.read_bytes()[16] == 2

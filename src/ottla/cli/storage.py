@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ottla.log.log_repair import Damage
     from ottla.node.config.node_config import NodeConfig
     from ottla.raft.voters import VoterSet
+    from ottla.runtime.disk import Disk
     from ottla.runtime.random import Random
 
 HELP: Final = "Show, format and repair data directories; needs no node."
@@ -183,10 +185,6 @@ def upgrade_format(
     For a stopped node whose cluster was imported from ZooKeeper. Offsets, keys, values and timestamps stay as
     they are. May be interrupted, and run again.
     """
-    from ottla.log.directory.checkpoints import read_clean_shutdown
-    from ottla.log.directory.dir_names import DirKind, parse_dir_name
-    from ottla.log.format_upgrade import old_segments, upgrade_segment
-    from ottla.protocol.errors import KafkaError
     from ottla.runtime.disk import RealDisk
 
     paths = [os.path.abspath(path) for path in directories or []]
@@ -195,48 +193,14 @@ def upgrade_format(
     if not paths:
         raise WrongUsage("no directory is given: name directories, or a file with --config")
     disk = RealDisk()
-    found: list[dict[str, Any]] = []
     for path in paths:
         if not os.path.isfile(os.path.join(path, "meta.properties")):
             raise CliError(f"{path} is not the data directory of a node: it has no meta.properties")
-        try:
-            lock = disk.lock(os.path.join(path, ".lock"))
-        except BlockingIOError:
-            raise CliError(
-                f"{path} is in use: stop its node, or wait until the other `ottla storage` has ended"
-            ) from None
-        except OSError as error:
-            raise CliError(f"cannot use {path}: {error.strerror}") from None
-        try:
-            was_killed = read_clean_shutdown(disk, path) is None
-            for name in disk.list_dir(path):
-                directory = os.path.join(path, name)
-                try:
-                    if not disk.is_dir(directory) or parse_dir_name(name)[1] is not DirKind.CURRENT:
-                        continue
-                except KafkaError:
-                    continue
-                last = max((each for each in disk.list_dir(directory) if each.endswith(".log")), default="")
-                for segment in old_segments(disk, directory, thorough=thorough):
-                    facts: dict[str, Any] = {"segment": segment, "bytes": disk.size(segment)}
-                    if apply:
-                        may_be_torn = was_killed and os.path.basename(segment) == last
-                        done = upgrade_segment(disk, segment, may_be_torn=may_be_torn)
-                        facts |= {"records": done.records, "bytes_after": done.size_after}
-                        if done.torn_size:
-                            facts["torn_bytes"] = done.torn_size
-                    found.append(facts)
-        except KafkaError as error:
-            raise CliError(
-                f"{error.message}; the segment is as it was. Is there a replica of it elsewhere? Then move "
-                "this directory of the partition away; it is fetched again"
-            ) from None
-        except OSError as error:
-            raise CliError(
-                f"{error.filename or path}: {error.strerror}; no segment is lost. Solve that, run it again"
-            ) from None
-        finally:
-            lock.release()
+    found: list[dict[str, Any]] = []
+    # All of them, before the first is changed.
+    with _locked(disk, paths):
+        for path in dict.fromkeys(paths):
+            found += _upgrade_directory(disk, path, thorough=thorough, apply=apply)
     if as_json:
         print_json(found)
         return
@@ -246,6 +210,63 @@ def upgrade_format(
         print("no segment has an old format")
     elif not apply:
         note("nothing was changed; --apply rewrites the segments")
+
+
+@contextmanager
+def _locked(disk: Disk, paths: Iterable[str]) -> Iterator[None]:
+    """Hold the locks of directories, as a running node does; CliError if one is held by another process."""
+    with ExitStack() as stack:
+        # In the same order in every process, so that one of them gets all.
+        for _, path in sorted({os.path.realpath(path): path for path in paths}.items()):
+            try:
+                lock = disk.lock(os.path.join(path, ".lock"))
+            except BlockingIOError:
+                raise CliError(
+                    f"{path} is in use: stop its node, or wait until the other `ottla storage` has ended. "
+                    "Nothing was changed"
+                ) from None
+            except OSError as error:
+                raise CliError(f"cannot use {path}: {error.strerror}") from None
+            stack.callback(lock.release)
+        yield
+
+
+def _upgrade_directory(disk: Disk, path: str, *, thorough: bool, apply: bool) -> list[dict[str, Any]]:
+    from ottla.log.directory.checkpoints import read_clean_shutdown
+    from ottla.log.directory.dir_names import DirKind, parse_dir_name
+    from ottla.log.format_upgrade import old_segments, upgrade_segment
+    from ottla.protocol.errors import KafkaError
+
+    found: list[dict[str, Any]] = []
+    try:
+        was_killed = read_clean_shutdown(disk, path) is None
+        for name in disk.list_dir(path):
+            directory = os.path.join(path, name)
+            try:
+                if not disk.is_dir(directory) or parse_dir_name(name)[1] is not DirKind.CURRENT:
+                    continue
+            except KafkaError:
+                continue
+            last = max((each for each in disk.list_dir(directory) if each.endswith(".log")), default="")
+            for segment in old_segments(disk, directory, thorough=thorough):
+                facts: dict[str, Any] = {"segment": segment, "bytes": disk.size(segment)}
+                if apply:
+                    may_be_torn = was_killed and os.path.basename(segment) == last
+                    done = upgrade_segment(disk, segment, may_be_torn=may_be_torn)
+                    facts |= {"records": done.records, "bytes_after": done.size_after}
+                    if done.torn_size:
+                        facts["torn_bytes"] = done.torn_size
+                found.append(facts)
+    except KafkaError as error:
+        raise CliError(
+            f"{error.message}; the segment is as it was. Is there a replica of it elsewhere? Then move "
+            "this directory of the partition away; it is fetched again"
+        ) from None
+    except OSError as error:
+        raise CliError(
+            f"{error.filename or path}: {error.strerror}; no segment is lost. Solve that, run it again"
+        ) from None
+    return found
 
 
 def _readable(facts: dict[str, Any]) -> dict[str, Any]:
@@ -391,7 +412,7 @@ def format_directories(
     that are given here.
     """
     from ottla.log.directory.meta_properties import StorageError, check_not_of_zookeeper, load_directories
-    from ottla.metadata.log.bootstrap_metadata import format_directory
+    from ottla.metadata.log.bootstrap_metadata import format_directory, make_durable_dir
     from ottla.protocol.names import parse_uuid, uuid_text
     from ottla.runtime.clock import SystemClock
     from ottla.runtime.disk import RealDisk
@@ -422,9 +443,16 @@ def format_directories(
             raise CliError(f"{taken[0]} is already formatted; {_already_formatted(users=bool(add_scram))}")
         known = [properties.cluster_id for properties in found.values() if properties is not None]
         cluster = known[0] if known else chosen
-        for path in plan.paths:
-            if path not in taken:
-                _check_empty(path)
+        empty = [path for path in dict.fromkeys(plan.paths) if path not in taken]
+        for path in empty:
+            _check_empty(path, has_voters=plan.voters is not None and path == plan.metadata_path)
+        for path in empty:
+            make_durable_dir(disk, path)
+        # Another `ottla storage format`, or a node that formats its empty directories, chooses other ids.
+        with _locked(disk, empty):
+            if load_directories(disk, plan.paths) != found:
+                raise CliError(f"{empty[0]} was formatted by another process just now; nothing was changed")
+            for path in empty:
                 of_quorum = path == plan.metadata_path
                 format_directory(
                     disk,
@@ -485,14 +513,22 @@ def _bootstrap(release: str | None, users: list[str], random: Random) -> Any:
     return bootstrap_records(fitting[-1])
 
 
-def _check_empty(path: str) -> None:
-    import os
+# What a format leaves that was killed, and one that runs at the same time shows, beside what is always there.
+_UNFINISHED_FORMAT: Final = ("bootstrap.checkpoint", "bootstrap.checkpoint.tmp", "meta.properties.tmp")
+
+
+def _check_empty(path: str, *, has_voters: bool) -> None:
+    """Raise CliError if a directory has anything that formatting it does not write again."""
+    from ottla.metadata.log.bootstrap_metadata import BOOTSTRAP_SNAPSHOT
+    from ottla.protocol.names import METADATA_PARTITION_DIR
 
     if not os.path.isdir(path):
         return
-    others = [
-        name for name in os.listdir(path) if name not in (".lock", "lost+found", "bootstrap.checkpoint")
-    ]
+    others = [name for name in os.listdir(path) if name not in (".lock", "lost+found", *_UNFINISHED_FORMAT)]
+    if has_voters and others == [METADATA_PARTITION_DIR]:
+        snapshot = BOOTSTRAP_SNAPSHOT.file_name
+        unfinished = {snapshot, f"{snapshot}.tmp"}
+        others = [name for name in os.listdir(os.path.join(path, *others)) if name not in unfinished]
     if others:
         raise CliError(f"{path} is not empty: it has {others[0]!r} but no meta.properties")
 

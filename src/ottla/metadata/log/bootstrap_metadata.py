@@ -79,7 +79,7 @@ def format_directory(
     """
     if read_meta_properties(disk, dir) is not None:
         raise StorageError(f"the log directory {dir} is formatted already")
-    _make_durable_dir(disk, dir)
+    make_durable_dir(disk, dir)
     now_ms = clock.wall_ms()
     records = bootstrap_records() if bootstrap is None else bootstrap
     write_file(disk, posixpath.join(dir, BOOTSTRAP_CHECKPOINT), encode_bootstrap(records, now_ms))
@@ -93,14 +93,14 @@ def format_directory(
             voters=dynamic_voters,
         )
         partition = posixpath.join(dir, METADATA_PARTITION_DIR)
-        _make_durable_dir(disk, partition)
+        make_durable_dir(disk, partition)
         write_file(disk, posixpath.join(partition, BOOTSTRAP_SNAPSHOT.file_name), b"".join(quorum))
     properties = MetaProperties(cluster_id, node_id, directory_id or random.uuid())
     write_file(disk, posixpath.join(dir, META_PROPERTIES), properties.encode())
     return properties
 
 
-def _make_durable_dir(disk: Disk, dir: str) -> None:
+def make_durable_dir(disk: Disk, dir: str) -> None:
     """Create a directory; it and the parents that had to be created survive a crash."""
     missing = [dir]
     while (parent := posixpath.dirname(missing[-1])) not in ("", missing[-1]) and not disk.is_dir(parent):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
 
@@ -188,6 +190,23 @@ async def test_a_certificate_that_is_not_trusted_is_said(zookeeper: ApacheZooKee
 async def test_an_address_without_a_server_is_said() -> None:
     with pytest.raises(ConnectionError, match=r"did not answer within 1 s \(Connection refused\)\. Check"):
         await KazooSession.connect(ZooKeeperSettings("127.0.0.1:1", connection_timeout_ms=1_000))
+
+
+async def test_a_machine_that_answers_nothing_leaves_time_for_the_others(
+    zookeeper: ApacheZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.shuffle", lambda hosts: None)  # in the order in which they are given
+    with ExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # its queue is full: nothing answers the next one
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(silent.getsockname())
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},{zookeeper.connect}"
+        session = await KazooSession.connect(
+            ZooKeeperSettings(hosts, session_timeout_ms=8_000, connection_timeout_ms=7_500)
+        )
+        await session.close()
 
 
 async def test_a_lost_server_is_an_event(zookeeper: ApacheZooKeeper) -> None:

@@ -333,7 +333,7 @@ class KazooSession:
         except ImportError:
             raise ConnectionError(KAZOO_IS_MISSING) from None
         loop = asyncio.get_running_loop()
-        attempts = _Connections(settings.tls_context)
+        attempts = _Connections(settings)
         client = kazoo.KazooClient(**_kazoo_options(settings), handler=attempts.kazoo_handler())
         self = cls(settings, client, loop)
         client.add_listener(self._on_state)
@@ -573,8 +573,11 @@ def _stat(stat: Any) -> ZNodeStat:
 class _Connections:
     """Makes the connections of kazoo, which would read the files of a TLS context for each of them."""
 
-    def __init__(self, tls: ssl.SSLContext | None) -> None:
-        self._tls: Final = tls
+    def __init__(self, settings: ZooKeeperSettings) -> None:
+        self._tls: Final = settings.tls_context
+        # For one server. A machine that is down answers nothing: the others have to be tried before the
+        # session is over, for whose whole time kazoo would wait.
+        self._timeout_s: Final = settings.session_timeout_ms / 1000 / (settings.hosts.count(",") + 1)
         # Why the last attempt failed.
         self.last_error: OSError | None = None
 
@@ -584,6 +587,7 @@ class _Connections:
 
         class Handler(base):  # type: ignore[misc]
             def create_connection(self, *args: Any, **options: Any) -> Any:
+                options["timeout"] = connections._timeout_s
                 try:
                     if connections._tls is None:
                         return super().create_connection(*args, **options)

@@ -110,6 +110,7 @@ def test_offsets_by_time(ottla: CommandLine, topic: str) -> None:
     assert ottla.ok("offsets", topic, "-p", "0", "--at", "latest-tiered", "--json").json[0]["offset"] is None
     assert ottla.ok("offsets", topic, "-p", "0", "--at", "1s", "--json").json[0]["offset"] is None
     assert ottla("offsets", topic, "-p", "7").status == 1
+    assert "max, earliest-local, latest-tiered or " in ottla("offsets", topic, "--at", "latest_tiered").err
 
 
 def test_records_are_deleted_up_to_an_offset_or_but_for_the_last(ottla: CommandLine, topic: str) -> None:

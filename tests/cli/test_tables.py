@@ -20,6 +20,7 @@ def test_tables_are_shown_merged_and_repaired(tmp_path: Path) -> None:
     with LocalNode({"http.listener": "http://127.0.0.1:0"}, data_dir=str(tmp_path / "data")) as node:
         ottla = CommandLine(node.bootstrap_servers)
         assert ottla.ok("tables", "list", "--json").json == []
+        assert "no topic has a table: `ottla topics create" in ottla.ok("tables", "list").err
         ottla.ok("topics", "create", "plain")
         settings = ("--config", "table.format=iceberg", "--config", "table.freshness.ms=100")
         ottla.ok("topics", "create", "orders", "--partitions", "1", *settings)

@@ -36,7 +36,7 @@ def schema(**given: str) -> TableSchema:
             TOPIC,
             {"remote.storage.enable": "true"},
             ErrorCode.INVALID_CONFIG,
-            "Tiered Storage functionality is disabled in the broker",
+            "Set it to true in the settings of every broker, with rsm.config.storage.url",
         ),
         (
             TOPIC,

@@ -62,7 +62,7 @@ def app(
     if at is not None:
         special = _SPECIAL.get(at.lower())
         if special is None:
-            special = parse_time("--at", at, SystemClock().wall_ms())
+            special = parse_time("--at", at, SystemClock().wall_ms(), _SPECIAL)
 
     async def work(admin: Admin) -> list[dict[str, Any]]:
         if topics:

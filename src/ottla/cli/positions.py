@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -65,13 +65,12 @@ def parse_position(option: str, text: str, now_ms: int) -> PartitionPosition:
     return PartitionPosition(PositionKind.TIME, time_ms)
 
 
-def parse_time(option: str, text: str, now_ms: int) -> int:
-    """Parse a time or an age; in milliseconds since 1970."""
+def parse_time(option: str, text: str, now_ms: int, other: Iterable[str] = ()) -> int:
+    """Parse a time or an age; in milliseconds since 1970. `other`: words that are also allowed."""
     time_ms = _time_ms(text.strip().lower(), now_ms)
     if time_ms is None:
-        raise WrongUsage(
-            f"{option} {text}: expected a time (2026-01-31T12:00:00Z, @ms) or an age (15m, 6h, 2d)"
-        )
+        *first, last = "a time (2026-01-31T12:00:00Z, @ms)", "an age (15m, 6h, 2d)", *other
+        raise WrongUsage(f"{option} {text}: expected {', '.join(first)} or {last}")
     return time_ms
 
 

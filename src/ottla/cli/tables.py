@@ -21,7 +21,7 @@ from ottla.cli.options import (
     Timeout,
     named_values,
 )
-from ottla.cli.output import print_json, print_pairs, print_table, size_text, time_text
+from ottla.cli.output import note, print_json, print_pairs, print_table, size_text, time_text
 from ottla.cli.session import with_admin
 
 if TYPE_CHECKING:
@@ -195,6 +195,11 @@ def list_tables(
     if as_json:
         print_json(documents)
         return
+    if not documents:
+        note(
+            "no topic has a table: `ottla topics create NAME --config table.format=iceberg` creates one with "
+            "a table, `ottla configs alter --topic NAME --set table.format=iceberg` gives one to a topic"
+        )
     print_table(
         ["topic", "table", "state", "rows", "lag", "files", "size", "committed"],
         [

@@ -101,7 +101,8 @@ class TableSchema:
                 raise KafkaError(
                     ErrorCode.INVALID_CONFIG,
                     "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with "
-                    "remote log storage: remote.log.storage.system.enable is false",
+                    "remote log storage: remote.log.storage.system.enable is false. Set it to true in the "
+                    "settings of every broker, with rsm.config.storage.url",
                 )
             _check_remote_topic(effective)
         elif (

@@ -31,8 +31,9 @@ BUDGET_S = 12.0
 # change of the program it is a seed like others.
 PLANTED_RUNS = 120
 FIRST_SEEDS = {
-    "controller-not-checked-by-writes": 23,
-    "followers-without-auxiliary-state": 1,
+    "controller-not-checked-by-writes": 11,
+    "coordinator-answers-too-soon": 5,
+    "followers-without-auxiliary-state": 3,
     "share-leaders-not-fenced": 12,
     "unclean-stop-taken-for-clean": 3,
 }

@@ -220,6 +220,7 @@ def test_every_api_is_asked() -> None:
 
 @pytest.mark.kafka
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # hundreds of answers of two brokers: much for a machine that is busy
 def test_every_answer_is_that_of_apache_kafka(
     kafka_entries: Callable[[], list[Entry]],
 ) -> None:

@@ -19,6 +19,7 @@ from kafka import KafkaConsumer
 from ottla.testing.local_node import LocalNode
 
 DEADLINE_S = 60.0
+SETTLE_S = 600  # a hundred clients on a machine that is busy
 QUICK = {
     "group.consumer.min.heartbeat.interval.ms": 50,
     "group.consumer.heartbeat.interval.ms": 100,
@@ -263,7 +264,7 @@ def test_groups_and_offsets_are_there_after_a_restart(tmp_path: object) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_hundred_members_over_three_hundred_partitions_settle(protocol: str, tmp_path: Path) -> None:
     # At a pace that suits a hundred clients on one machine: what they ask for must leave room for the rest.
@@ -284,10 +285,10 @@ def test_a_hundred_members_over_three_hundred_partitions_settle(protocol: str, t
             (tmp_path / "crowd.log").open("wb") as log,
             ConsumerProcesses(topic, settings, members=100, processes=4, log=log) as crowd,
         ):
-            deadline = time.monotonic() + 240
+            deadline = time.monotonic() + SETTLE_S
             # What the processes last said may be of two assignments; so both are waited for, together.
             shares: list[list[int]] = []
             while sorted(map(len, shares)) != [3] * 100 or len({p for share in shares for p in share}) != 300:
-                assert time.monotonic() < deadline, f"not settled within 240 s: {sorted(map(len, shares))}"
+                assert time.monotonic() < deadline, f"not settled in time: {sorted(map(len, shares))}"
                 time.sleep(0.05)
                 shares = crowd.shares()

@@ -87,6 +87,7 @@ def test_a_table_has_the_latest_values_of_its_topic_while_workers_are_killed(tmp
     ("settings", "problem"),
     [
         ({"table_mode": "latest"}, "table.mode=latest needs cleanup.policy=compact"),
+        ({**SETTINGS, "cleanup_policy": "compact,delete"}, "needs cleanup.policy=compact without delete"),
         ({**SETTINGS, "table_partition_by": "day"}, "partitioned by the partition of the topic"),
         ({"table_mode": "newest"}, "append, latest"),
     ],

@@ -24,6 +24,11 @@ def check_table_settings(config: NodeConfig, values: Mapping[str, Value]) -> Non
         policy = values["cleanup.policy"]
         if "compact" not in (policy if isinstance(policy, list | tuple) else str(policy)):
             raise _invalid("table.mode=latest needs cleanup.policy=compact: set it as well")
+        if "delete" in (policy if isinstance(policy, list | tuple) else str(policy)):
+            raise _invalid(
+                "table.mode=latest needs cleanup.policy=compact without delete: its table would keep rows "
+                "that retention has deleted. Set cleanup.policy=compact, or table.mode=append"
+            )
         if partition_by != "none":
             raise _invalid(
                 f"table.mode=latest has no table.partition.by={partition_by}: its table is partitioned by "

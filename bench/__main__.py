@@ -39,6 +39,7 @@ PARTS = {
     "spark-sink": "Writing from Spark",
     "tables": "Topics as tables",
     "tiered": "Tiered storage, and Spark without brokers",
+    "tiered-memory": "Memory of a node that tiers 100 GB",
 }
 PLOTS = {
     "node": ("throughput", "throughput by record size"),

@@ -16,6 +16,7 @@ from ottla.metadata.image.image import MetadataImage
 from ottla.node.remote.remote_log_manager import _Pool, _Work
 from ottla.node.remote.segment_data import uncopied_segments
 from ottla.protocol.names import TopicIdPartition
+from ottla.remote.object_layout import SUFFIXES, object_key
 from ottla.remote.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
@@ -208,6 +209,38 @@ def test_what_was_given_up_is_deleted_also_when_the_store_fails_meanwhile(
     assert not world.manager._given_up
     assert not world.manager._being_copied
     assert world.manager._given_up_deletion is None
+
+
+def test_a_copy_whose_events_were_lost_is_left_to_the_next_leader() -> None:
+    """That one may have found its manifest, and let the records leave its disk."""
+    world = RemoteWorld()
+    world.produce(4)
+    world.start()
+    world.run(0.015)
+    (copy,) = world.segments()
+    assert copy.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+    # All of it is in the store, and its end is about to be announced.
+    world.store.late_puts = 1
+    replace_leader(world)
+
+    def lose() -> None:
+        world.events.clear()
+        world.metadata.store.forget(ID)
+        world.metadata.store.assign(ID)
+        for listener in world.metadata._listeners:
+            listener(ID)
+
+    def announce_again() -> None:
+        """As the next leader does, before this broker hears of it."""
+        finished = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        world.events += [copy, RemoteLogSegmentMetadataUpdate(copy.id, 0, finished, 1)]
+
+    world.in_broker(lose)
+    world.in_broker(announce_again)
+    world.run()
+    assert world.store.memory.objects.keys() == {object_key("", copy, suffix) for suffix in SUFFIXES}
+    assert not world.manager._being_copied
+    assert not world.manager._lost_copies
 
 
 def test_what_was_given_up_is_not_tried_for_ever(caplog: pytest.LogCaptureFixture) -> None:

@@ -295,6 +295,8 @@ class RemoteLogManager:
         self._behind: dict[TopicPartition, _LedPartition] = {}
         # Copies that are being made now, also by a leader of an epoch that is over: each has one writer.
         self._being_copied: dict[RemoteLogSegmentId, None] = {}
+        # Those of them, and of the ones that were given up, whose partition has lost events meanwhile.
+        self._lost_copies: dict[RemoteLogSegmentId, None] = {}
         # Copies that were given up, and whose objects are still to be deleted. No leader has them in mind, as
         # their partitions may have moved to brokers that never heard of them.
         self._given_up: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = {}
@@ -472,6 +474,7 @@ class RemoteLogManager:
 
     def _on_metadata_lost(self, id: TopicIdPartition) -> None:
         """Take up a partition again: what is believed to be in remote storage may not be known there."""
+        self._lost_copies.update({each: None for each in self._being_copied if each.topic_id_partition == id})
         led = self._led_by_id.get(id)
         partition = self._followed.get(id) if led is None else led.partition
         if partition is None:
@@ -695,7 +698,7 @@ class RemoteLogManager:
             await self._write_copy(led, found, metadata, data, truncations)
         finally:
             if metadata.id not in self._given_up:
-                del self._being_copied[metadata.id]
+                self._end_copy(metadata.id)
 
     async def _write_copy(
         self,
@@ -835,10 +838,21 @@ class RemoteLogManager:
 
     def _forget_given_up(self, id: RemoteLogSegmentId) -> None:
         if self._given_up.pop(id, None) is not None:
-            self._being_copied.pop(id, None)
+            self._end_copy(id)
+
+    def _end_copy(self, id: RemoteLogSegmentId) -> None:
+        self._being_copied.pop(id, None)
+        self._lost_copies.pop(id, None)
 
     async def _delete_copy(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """Delete a copy that was given up, unless it counts after all."""
+        """Delete a copy that was given up, unless it counts after all.
+
+        If events were lost meanwhile and another broker leads, that one lists the store, and may announce
+        this copy as finished at this moment: records that are nowhere else would go with it. So it is left.
+        """
+        if metadata.id in self._lost_copies and metadata.id.topic_id_partition not in self._led_by_id:
+            _log.warning("%s was given up, and is left to the leader: events of it were lost", metadata.id)
+            return
         if not self._metadata.is_ready(metadata.id.topic_id_partition):
             await self._storage.delete_log_segment_data(metadata)
             return

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 
+from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
 
 
@@ -23,6 +24,21 @@ def test_a_value_that_does_not_fit_is_reported_as_the_broker_does(ottla: Command
     assert ended.status == 1
     assert "retention.ms" in ended.err
     assert "did you mean" not in ended.err
+
+
+def test_settings_that_brokers_show_only_by_name_are_known(node_for_commands: LocalNode) -> None:
+    ottla, topic = CommandLine(node_for_commands.bootstrap_servers), uuid4().hex
+    ottla.ok("topics", "create", topic)
+    assert "table.format" not in ottla.ok("configs", "describe", "--topic", topic, "--all").out
+    ended = ottla("configs", "alter", "--topic", topic, "--set", "table.format=delta")
+    assert "String must be one of: none, iceberg" in ended.err
+    ended = ottla("configs", "alter", "--topic", topic, "--set", "table.mode=latest")
+    assert "table.mode=latest needs cleanup.policy=compact" in ended.err
+    (shown,) = ottla.ok("configs", "describe", "--topic", topic, "table.format", "--json").json
+    assert shown["value"] == "none"
+    ottla.ok("configs", "alter", "--topic", topic, "--delete", "table.format")
+    ended = ottla("configs", "alter", "--topic", topic, "--delete", "table.fromat")
+    assert "there is no setting table.fromat" in ended.err
 
 
 def test_a_topic_that_is_created_for_a_copy_has_as_many_partitions_as_asked_for(ottla: CommandLine) -> None:

@@ -14,7 +14,19 @@ from ottla.cli.errors import CliError, did_you_mean
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
-    from ottla.client.admin.configs import ResourceType
+    from ottla.client.admin.configs import Config, ResourceType
+
+
+async def describe_configs(
+    admin: Admin, kind: ResourceType, name: str, named: Sequence[str] = (), *, documentation: bool = False
+) -> dict[str, Config]:
+    """The settings of a resource, with those of `named` that brokers show only to those who name them, as
+    table.format of a topic that does not have it set.
+    """
+    configs = await admin.configs.describe(kind, name, documentation=documentation)
+    if unlisted := [each for each in named if each not in configs]:
+        configs.update(await admin.configs.describe(kind, name, keys=unlisted, documentation=documentation))
+    return configs
 
 
 async def check_removed_names(admin: Admin, kind: ResourceType, name: str, removed: Sequence[str]) -> None:
@@ -45,7 +57,7 @@ async def _check_names(admin: Admin, kind: ResourceType, name: str, named: Seque
 
     if kind not in (ResourceType.TOPIC, ResourceType.BROKER, ResourceType.GROUP):
         return
-    known = set(await admin.configs.describe(kind, name))
+    known = set(await describe_configs(admin, kind, name, named))
     if kind is ResourceType.BROKER and not name:
         # The default of all brokers lists only what is set; a broker lists all settings.
         broker = (await admin.cluster.describe()).brokers[0].node_id

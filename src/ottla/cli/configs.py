@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.config_names import check_removed_names, explain_unknown_names
+from ottla.cli.config_names import check_removed_names, describe_configs, explain_unknown_names
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -112,7 +112,7 @@ def describe(
 
     async def work(admin: Admin) -> dict[str, Config]:
         await _check(admin, kind, name)
-        return await admin.configs.describe(kind, name, documentation=docs)
+        return await describe_configs(admin, kind, name, keys or (), documentation=docs)
 
     configs = with_admin(bootstrap, timeout, work)
     for key in keys or ():

@@ -14,7 +14,7 @@ from typing import Final
 from ottla.node.config.node_config import BROKER, NodeConfig, broker_key, broker_synonyms
 from ottla.node.config.tables.config_def import ConfigKey, UpdateMode, Value
 from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
-from ottla.node.config.tables.topic import TOPIC
+from ottla.node.config.tables.topic import TABLE_SETTINGS, TOPIC
 from ottla.protocol.messages.describe_configs import DescribeConfigsResourceResult, DescribeConfigsSynonym
 
 # Settings that exist only in the metadata log: a broker does not list them until they are set.
@@ -58,11 +58,19 @@ class ConfigView:
     def _is_wanted(self, name: str) -> bool:
         return self._names is None or name in self._names
 
+    def _asks_for(self, name: str) -> bool:
+        """Say whether a setting of tables is asked for by its name. Apache Kafka does not have them, so they
+        are listed only where they are set.
+        """
+        return self._names is not None and name in TABLE_SETTINGS
+
     def topic(self, overrides: Mapping[str, str]) -> list[DescribeConfigsResourceResult]:
         defaults = self._config.topic_defaults()
         results = []
         for name, key in TOPIC.items():
-            if (key.internal and name not in overrides) or not self._is_wanted(name):
+            if not self._is_wanted(name):
+                continue
+            if key.internal and name not in overrides and not self._asks_for(name):
                 continue
             value = key.parse(overrides[name]) if name in overrides else defaults[name]
             synonyms = self._broker_synonyms(key.synonyms[0]) if key.synonyms else []

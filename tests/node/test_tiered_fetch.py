@@ -285,7 +285,9 @@ def test_a_log_moves_to_another_directory_with_what_it_knows_of_remote_storage(t
         assert read_with_librdkafka(bootstrap, "moved", 0, "read_committed") == history.all
 
 
-def test_a_store_that_fails_holds_up_only_those_who_read_from_it(tmp_path: Path) -> None:
+def test_a_store_that_fails_holds_up_only_those_who_read_from_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = tmp_path / "store"
     with LocalNode(tiered_settings(store)) as node:
         bootstrap = node.bootstrap_servers
@@ -303,6 +305,12 @@ def test_a_store_that_fails_holds_up_only_those_who_read_from_it(tmp_path: Path)
         assert read_with_librdkafka(bootstrap, "far", local, "read_committed") == records
         history.send(history.producer(), 10)
         assert reader.is_alive()
+        with blocking.Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
+            consumer.assign([("far", 0)])
+            wait_until(
+                lambda: not consumer.poll() and "cannot read offset 0 from its disk" in caplog.text,
+                "our client does not say what it waits for",
+            )
         shutil.rmtree(store, ignore_errors=True)
         os.rename(tmp_path / "away", store)
         reader.join(60)

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 FETCHES_AHEAD = 4
 WITHOUT_TOPIC_IDS = 12
+SECONDS_BETWEEN_STORAGE_WARNINGS = 30.0
 _STALE_METADATA = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -84,6 +85,8 @@ class Fetcher:
         self._waiting_bytes: dict[int, int] = {}
         # Set when there is something for `poll`: data, or an error.
         self.arrived = asyncio.Event()
+        # When a broker may next be reported that cannot read its log.
+        self._next_storage_warning_at = 0.0
 
     def wake(self) -> None:
         """Look for work: positions, the assignment or metadata changed, or a fetch was consumed."""
@@ -387,6 +390,8 @@ class Fetcher:
         if code in _STALE_METADATA:
             state.preferred_replica = -1
             self._metadata_updater.request_update([state.partition.topic])
+            if code is ErrorCode.KAFKA_STORAGE_ERROR:
+                self._warn_of_storage_error(node_id, entry)
         elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
             self._handle_offset_out_of_range(node_id, entry)
         elif code is ErrorCode.UNKNOWN_SERVER_ERROR or code.retriable:
@@ -397,6 +402,22 @@ class Fetcher:
                 state,
                 KafkaError(code, f"{state.partition}: cannot fetch from offset {entry.offset}: {text}"),
             )
+
+    def _warn_of_storage_error(self, node_id: int, entry: _Sent) -> None:
+        """Report that a read waits for a broker's disk or remote storage, for one partition now and then: no
+        error is raised, so the user would see nothing.
+        """
+        now = asyncio.get_running_loop().time()
+        if now < self._next_storage_warning_at:
+            return
+        self._next_storage_warning_at = now + SECONDS_BETWEEN_STORAGE_WARNINGS
+        log.warning(
+            "%s: broker %d cannot read offset %d from its disk or from remote storage (KAFKA_STORAGE_ERROR); "
+            "it is asked again, and its log says why",
+            entry.state.partition,
+            node_id,
+            entry.offset,
+        )
 
     def _handle_offset_out_of_range(self, node_id: int, entry: _Sent) -> None:
         state = entry.state

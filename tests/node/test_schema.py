@@ -88,6 +88,19 @@ def test_settings_that_are_taken(resource: ConfigResource, settings: dict[str, s
     schema().validate(resource, settings, {})
 
 
+def test_other_settings_change_though_a_table_could_not_be_made_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"table.format": "iceberg", "table.schema.type": "registry"}
+    with pytest.raises(KafkaError, match=r"table\.schema\.registry\.url"):
+        schema().validate(TOPIC, table, {})
+    schema().validate(TOPIC, {**table, "retention.ms": "5"}, table)
+    monkeypatch.setattr("ottla.node.config.topic_table.find_spec", lambda _: None)
+    with pytest.raises(KafkaError, match="needs pyiceberg"):
+        schema().validate(TOPIC, {"table.format": "iceberg"}, {})
+    schema().validate(
+        TOPIC, {"table.format": "iceberg", "table.freshness.ms": "500"}, {"table.format": "iceberg"}
+    )
+
+
 def test_remote_storage_is_not_left_behind_by_switching_it_off() -> None:
     with_remote = schema(remote_log_storage_system_enable="true")
     with_remote.validate(TOPIC, {"remote.storage.enable": "true"}, {})

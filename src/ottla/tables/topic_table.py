@@ -435,7 +435,13 @@ class TopicTable:
                 f"there is a table {self._shown} that Ottla has not made: rename it, or set table.namespace"
             )
         topic, cluster_id = properties.get(TOPIC), properties.get(CLUSTER_ID)
-        if topic != self.settings.topic or cluster_id != self.settings.cluster_id:
+        if topic != self.settings.topic and cluster_id == self.settings.cluster_id:
+            raise TableError(
+                f"the table {self._shown} is of the topic {topic!r}, whose name differs only in '.', '-' and "
+                "'_': one of the two can have a table. For this one, set table.format=none for the other and "
+                "rename its table"
+            )
+        if cluster_id != self.settings.cluster_id:
             raise TableError(
                 f"the table {self._shown} is of the topic {topic!r} of the cluster {cluster_id}: set another "
                 "table.namespace for one of them"

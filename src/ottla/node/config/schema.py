@@ -59,6 +59,8 @@ _THREADS: Final = frozenset(
 )
 # The value of `local.retention.*` that stands for that of `retention.*`.
 _AS_RETENTION: Final = -2
+# The settings that say whether a topic can have a table.
+_OF_TABLES: Final = ("cleanup.policy", *TABLE_SETTINGS)
 MIN_CLIENT_METRICS_INTERVAL_MS: Final = 100
 MAX_CLIENT_METRICS_INTERVAL_MS: Final = 60 * 60 * 1000
 
@@ -79,13 +81,15 @@ class TableSchema:
             return
         values = _parse(table, _KINDS[ConfigResourceType(resource.type)], configs)
         if resource.type == ConfigResourceType.TOPIC:
-            self._check_topic(values, existing)
+            self._check_topic(values, configs, existing)
         elif resource.type == ConfigResourceType.GROUP:
             self._check_group(values)
         else:
             _check_client_metrics(resource.name, values)
 
-    def _check_topic(self, values: Mapping[str, Value], existing: Mapping[str, str]) -> None:
+    def _check_topic(
+        self, values: Mapping[str, Value], configs: Mapping[str, str], existing: Mapping[str, str]
+    ) -> None:
         effective = {**self._config().topic_defaults(), **values}
         low, high = effective["min.compaction.lag.ms"], effective["max.compaction.lag.ms"]
         assert isinstance(low, int)
@@ -114,10 +118,14 @@ class TableSchema:
                 "remote.log.delete.on.disable=true as well, which deletes it. To keep the data and only stop "
                 "uploads, set remote.storage.enable=true and remote.log.copy.disable=true",
             )
-        if effective["table.format"] != "none" or any(name in values for name in TABLE_SETTINGS):
+        # A change of other settings is not refused for what has become wrong with the table since, as on a
+        # broker that has lost pyiceberg or the address of the registry.
+        changed = {name for name in _OF_TABLES if configs.get(name) != existing.get(name)}
+        has_table = effective["table.format"] != "none" or any(name in values for name in TABLE_SETTINGS)
+        if changed and has_table:
             from ottla.node.config.topic_table import check_table_settings
 
-            check_table_settings(self._config(), effective)
+            check_table_settings(self._config(), effective, is_new="table.format" in changed)
 
     def _check_group(self, values: Mapping[str, Value]) -> None:
         config = self._config()

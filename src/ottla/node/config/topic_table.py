@@ -10,8 +10,11 @@ from ottla.node.config.tables.config_def import Value
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 
-def check_table_settings(config: NodeConfig, values: Mapping[str, Value]) -> None:
-    """Raise INVALID_CONFIG unless a table can be made with these settings of a topic."""
+def check_table_settings(config: NodeConfig, values: Mapping[str, Value], *, is_new: bool) -> None:
+    """Raise INVALID_CONFIG unless a table can be made with these settings of a topic.
+
+    `is_new`: the topic gets one now, so what makes it has to be installed.
+    """
     kind, text = str(values["table.schema.type"]), str(values["table.schema"])
     partition_by = str(values["table.partition.by"])
     if text and kind in ("none", "registry"):
@@ -53,7 +56,8 @@ def check_table_settings(config: NodeConfig, values: Mapping[str, Value]) -> Non
             )
         if name not in columns:
             raise _invalid(f"table.partition.by={partition_by}: table.schema has no field {name!r}")
-    if values["table.format"] == "iceberg" and config.is_broker and find_spec("pyiceberg") is None:
+    is_asked_for = is_new and values["table.format"] == "iceberg"
+    if is_asked_for and config.is_broker and find_spec("pyiceberg") is None:
         raise _invalid("table.format=iceberg needs pyiceberg: pip install 'ottla[tables]' on every broker")
 
 

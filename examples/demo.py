@@ -466,6 +466,9 @@ if __name__ == "__main__":
     directory = Path(tempfile.mkdtemp(prefix="ottla-demo-"))
     try:
         status = asyncio.run(main(directory))
+    except KeyboardInterrupt:
+        say("interrupted; all processes are ended")
+        status = 130
     finally:
         if os.environ.get("DEMO_KEEP"):
             say(f"kept: {directory}")

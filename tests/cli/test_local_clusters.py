@@ -144,6 +144,8 @@ def test_a_secured_cluster_says_how_clients_get_in(offline: CommandLine, home: s
     # The options of a cluster that is there are those that it was made with.
     for option in (("--secure",), ("--port", "9"), ("--secure", "ssl")):
         assert f"created with another {option[0]}" in offline("cluster", "up", "-d", home, *option).err
+    other = offline("cluster", "up", "-d", home, "--set", "num.io.threads=3").err
+    assert "node-N/server.properties has the settings" in other
 
 
 def test_up_tells_of_every_change_and_stops_the_nodes_when_it_is_stopped(

@@ -418,9 +418,10 @@ def _load_or_create(
     wanted["--set"] = bool(settings) and settings.items() != dict(plan.settings).items()
     for option, differs in wanted.items():
         if differs:
+            or_edit = "; node-N/server.properties has the settings of a node" if option == "--set" else ""
             raise CliError(
                 f"there is already a cluster in {plan.directory}, created with another {option}; omit the "
-                "option, or choose another --data-dir"
+                f"option, or choose another --data-dir{or_edit}"
             )
     return plan
 

@@ -6,9 +6,14 @@ import asyncio
 
 import pytest
 
-from ottla.metadata.image.delta import MetadataDelta
-from ottla.metadata.image.entities import ConfigResource, ConfigResourceType, TopicImage
-from ottla.metadata.image.image import MetadataImage
+from ottla.metadata.image.delta import MetadataDelta, TopicDelta
+from ottla.metadata.image.entities import (
+    BrokerRegistration,
+    ConfigResource,
+    ConfigResourceType,
+    TopicImage,
+)
+from ottla.metadata.image.image import ClusterImage, MetadataImage
 from ottla.node.remote.deleted_partitions import DeletedPartitions
 from ottla.protocol.names import REMOTE_LOG_METADATA_TOPIC, TopicIdPartition, TopicPartition
 from ottla.remote.metadata_manager import metadata_partition
@@ -141,14 +146,20 @@ def test_topics_without_remote_storage_cost_nothing() -> None:
 
 class TopicOfOthers(LedTopic):
     is_led = False
+    leader = (2, 20)
 
     def is_led_here(self, partition: int) -> bool:
         return self.is_led
 
+    def leader_incarnation(self, partition: int) -> tuple[int, int]:
+        return self.leader
+
 
 def deletion(partitions: int) -> MetadataDelta:
     resource = ConfigResource(ConfigResourceType.TOPIC, "orders")
-    delta = MetadataDelta(MetadataImage(configs={resource: {"remote.storage.enable": "true"}}))
+    brokers = {id: BrokerRegistration(id, epoch, b"") for id, epoch in ((1, 10), (2, 20))}
+    base = MetadataImage(configs={resource: {"remote.storage.enable": "true"}}, cluster=ClusterImage(brokers))
+    delta = MetadataDelta(base)
     numbers = dict.fromkeys(range(partitions))
     delta.deleted_topics[TOPIC_ID] = TopicImage("orders", TOPIC_ID, numbers)  # type: ignore[arg-type]
     return delta
@@ -172,6 +183,34 @@ def test_a_broker_that_becomes_the_leader_later_remembers_what_it_has_seen_go() 
         await asyncio.sleep(3600)
         deleted.apply(elected(0, 1), None)
         await asyncio.sleep(60)
+        assert found == [id_of(0)]
+        await deleted.close()
+
+    run(test())
+
+
+def test_a_broker_that_has_seen_a_topic_go_looks_after_it_if_the_leader_has_not() -> None:
+    """All others have started since, and one of them leads the events."""
+
+    async def test() -> None:
+        deleted, topic, found = started(TopicOfOthers(2))
+        assert isinstance(topic, TopicOfOthers)
+        topic.topic_id = b"metadata-topic"
+        await copied(topic, 0, 3)
+        deleted.apply(ReplicaChanges(), deletion(1))
+        await asyncio.sleep(600)
+        assert (found, topic.reads) == ([], 0)
+        topic.leader = (2, 21)
+        delta = MetadataDelta(MetadataImage.EMPTY)
+        changes = dict.fromkeys(range(2))
+        delta.topics[topic.topic_id] = TopicDelta(
+            REMOTE_LOG_METADATA_TOPIC,
+            topic.topic_id,
+            None,
+            changes,  # type: ignore[arg-type]
+        )
+        deleted.apply(ReplicaChanges(), delta)
+        await asyncio.sleep(90)
         assert found == [id_of(0)]
         await deleted.close()
 

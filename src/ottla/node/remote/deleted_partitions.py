@@ -4,16 +4,16 @@ The leader of a partition deletes its segments when the topic is deleted. It may
 half-way. So the leader of the metadata's partition looks after it: some time after it has seen a topic with
 remote storage go, and after it has become the leader, for deletions that were announced and not finished.
 That a topic is not in the image is no reason: an image may be behind. Every broker remembers for a while
-which topics it has seen go: it may become the leader when those that should have announced a deletion are
-dead.
+which topics it has seen go: those that should have announced a deletion may be dead. It looks after these
+topics when it becomes the leader, and also when a broker leads that has started since, and so cannot know.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Final, NamedTuple
 
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
@@ -49,6 +49,13 @@ _MAX_REMEMBERED: Final = 10_000
 Deletions = Callable[[Iterable[TopicIdPartition]], None]
 
 
+class _DeletedTopic(NamedTuple):
+    forgotten_s: float
+    """When it is forgotten."""
+    witnesses: Mapping[int, int]
+    """The brokers that see it go too, with their epochs."""
+
+
 class DeletedPartitions:
     """`delete` has the segments of partitions deleted."""
 
@@ -61,8 +68,8 @@ class DeletedPartitions:
         self._delete: Final = delete
         # Partitions of the metadata to look through.
         self._due: dict[int, None] = {}
-        # The ids of topics that were seen to go, the oldest first, and when each is forgotten.
-        self._deleted: dict[bytes, float] = {}
+        # Those that were seen to go, by id, the oldest first.
+        self._deleted: dict[bytes, _DeletedTopic] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._task: SupervisedTask | None = None
         self._closed = False
@@ -77,13 +84,21 @@ class DeletedPartitions:
         self._due.update(dict.fromkeys(elected))
         if elected:
             self._run_later(_AFTER_ELECTION_MS)
-        count = self._topic.partition_count
-        if delta is None or not delta.deleted_topics or not count:
+        if delta is None:
             return
+        events = delta.topics.get(self._topic.topic_id or b"")
+        if events is not None and self._deleted:
+            # They may have another leader, which has seen less.
+            self._due.update(dict.fromkeys(events.changes))
+            self._run_later(_AFTER_DELETION_MS)
+        count = self._topic.partition_count
+        if not delta.deleted_topics or not count:
+            return
+        witnesses = {id: broker.epoch for id, broker in delta.base.cluster.brokers.items()}
         for topic in delta.deleted_topics.values():
             config = delta.base.config(ConfigResource(ConfigResourceType.TOPIC, topic.name))
             if {"remote.storage.enable", "remote.log.delete.on.disable"} & config.keys():
-                self._remember(topic.id)
+                self._remember(topic.id, witnesses)
                 found: dict[int, None] = {}
                 for number in topic.partitions:
                     found[metadata_partition(TopicIdPartition(topic.id, number), count)] = None
@@ -92,11 +107,11 @@ class DeletedPartitions:
                 self._due.update(found)
                 self._run_later(_AFTER_DELETION_MS)
 
-    def _remember(self, topic_id: bytes) -> None:
+    def _remember(self, topic_id: bytes, witnesses: Mapping[int, int]) -> None:
         now = asyncio.get_running_loop().time()
-        self._deleted[topic_id] = now + _REMEMBERED_S
+        self._deleted[topic_id] = _DeletedTopic(now + _REMEMBERED_S, witnesses)
         while (first := next(iter(self._deleted))) != topic_id and (
-            self._deleted[first] <= now or len(self._deleted) > _MAX_REMEMBERED
+            self._deleted[first].forgotten_s <= now or len(self._deleted) > _MAX_REMEMBERED
         ):
             del self._deleted[first]
 
@@ -121,8 +136,10 @@ class DeletedPartitions:
     async def _look_through(self) -> None:
         for index in sorted(self._due):
             try:
-                if self._topic.is_led_here(index):
-                    found = await self._find(index)
+                is_led_here = self._topic.is_led_here(index)
+                topics = self._topics_to_find(None if is_led_here else index)
+                if is_led_here or topics:
+                    found = await self._find(index, topics, announced=is_led_here)
                     if found:
                         _log.info("segments of %d deleted partitions are in remote storage", len(found))
                         self._delete(found)
@@ -131,13 +148,24 @@ class DeletedPartitions:
                 _log.info("partition %d of the remote log metadata could not be read: %s", index, error)
                 self._run_later(_RETRY_MS)
 
-    async def _find(self, index: int) -> list[TopicIdPartition]:
-        """Return the partitions in this partition of the metadata that have segments, and whose topic is
-        deleted: as is known here, or was announced.
+    def _topics_to_find(self, index: int | None) -> dict[bytes, None]:
+        """The ids of topics that this broker has seen go; with the index of a partition of the metadata, of
+        those alone that its leader has not seen go.
+        """
+        now = asyncio.get_running_loop().time()
+        found = {id: each.witnesses for id, each in self._deleted.items() if each.forgotten_s > now}
+        if index is not None:
+            leader, epoch = self._topic.leader_incarnation(index)
+            found = {id: witnesses for id, witnesses in found.items() if witnesses.get(leader) != epoch}
+        return dict.fromkeys(found)
+
+    async def _find(self, index: int, topics: Container[bytes], *, announced: bool) -> list[TopicIdPartition]:
+        """Return the partitions in this partition of the metadata that have segments and are of one of these
+        topics or, with `announced`, of one whose deletion was announced.
         """
         turns = Turns(self._clock)
         segments: dict[TopicIdPartition, dict[RemoteLogSegmentId, None]] = {}
-        announced: dict[TopicIdPartition, None] = {}
+        marked: dict[TopicIdPartition, None] = {}
         position = 0
         while True:
             found = await self._topic.read(index, position, waits=False)
@@ -149,24 +177,23 @@ class DeletedPartitions:
                 if header.next_offset <= position or header.is_control:
                     continue
                 for record in read_records(found.records, at):
-                    _note(record.value, segments, announced)
+                    _note(record.value, segments, marked)
                     if turns.is_due():
                         await turns.pause()
                 position = header.next_offset
             if position == begin:
                 break
-        now = asyncio.get_running_loop().time()
         return [
             each
-            for each, found in segments.items()
-            if found and (each in announced or self._deleted.get(each.topic_id, now) > now)
+            for each, left in segments.items()
+            if left and (each.topic_id in topics or (announced and each in marked))
         ]
 
 
 def _note(
     value: bytes | None,
     segments: dict[TopicIdPartition, dict[RemoteLogSegmentId, None]],
-    announced: dict[TopicIdPartition, None],
+    marked: dict[TopicIdPartition, None],
 ) -> None:
     try:
         event = None if value is None else decode_event(value)
@@ -178,6 +205,6 @@ def _note(
         case RemoteLogSegmentMetadataUpdate(state=RemoteLogSegmentState.DELETE_SEGMENT_FINISHED):
             segments.get(partition_of(event), {}).pop(event.id, None)
         case RemotePartitionDeleteMetadata(state=RemotePartitionDeleteState.DELETE_PARTITION_FINISHED):
-            announced.pop(partition_of(event), None)
+            marked.pop(partition_of(event), None)
         case RemotePartitionDeleteMetadata():
-            announced[partition_of(event)] = None
+            marked[partition_of(event)] = None

@@ -139,6 +139,12 @@ class RemoteLogMetadataTopic:
     def is_led_here(self, partition: int) -> bool:
         return self._leader(partition)[0] == self._broker_id
 
+    def leader_incarnation(self, partition: int) -> tuple[int, int]:
+        """The leader of a partition and its epoch as a broker, which is another one in its next life."""
+        leader = self._leader(partition)[0]
+        broker = self._metadata.image.cluster.brokers.get(leader)
+        return leader, NO_EPOCH if broker is None else broker.epoch
+
     def _leader(self, partition: int) -> tuple[int, bytes]:
         """The leader of a partition and the id of the topic; LEADER_NOT_AVAILABLE if there is none now."""
         topic = self._metadata.image.topics.by_name.get(REMOTE_LOG_METADATA_TOPIC)

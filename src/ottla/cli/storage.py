@@ -519,8 +519,8 @@ _UNFINISHED_FORMAT: Final = ("bootstrap.checkpoint", "bootstrap.checkpoint.tmp",
 
 def _check_empty(path: str, *, has_voters: bool) -> None:
     """Raise CliError if a directory has anything that formatting it does not write again."""
-    from ottla.metadata.log.bootstrap_metadata import BOOTSTRAP_SNAPSHOT
     from ottla.protocol.names import METADATA_PARTITION_DIR
+    from ottla.raft.snapshot import BOOTSTRAP_SNAPSHOT
 
     if not os.path.isdir(path):
         return

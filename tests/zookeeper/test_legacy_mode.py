@@ -357,7 +357,8 @@ def test_a_cluster_with_a_zookeeper_of_its_own_comes_up_and_goes_down_by_one_wor
         assert not Path(taken).exists()
         _check_that_a_failed_start_leaves_zookeeper(plan, ottla, monkeypatch)
     finally:
-        ottla.ok("cluster", "down", "--data-dir", directory)
+        down = [ottla.ok("cluster", "down", *nodes, "--data-dir", directory).out for nodes in (["1"], [], [])]
+    assert down == ["node 1 stopped\n", "ZooKeeper stopped\n", "nothing was running\n"]
     assert plan.zookeeper_port is not None
     assert ZooKeeperServer(plan.directory / "zookeeper", plan.zookeeper_port).pid() is None
 

@@ -303,9 +303,11 @@ def down(
     """Stop the cluster, or some of its nodes, cleanly. The data stays."""
     plan = _load(data_dir)
     stopped = _stop(_choose_processes(plan, nodes))
-    if not nodes:
-        _stop_zookeeper(plan)
-    _report(stopped, "stopped", as_json)
+    with_zookeeper = not nodes and _stop_zookeeper(plan)
+    if stopped or as_json or not with_zookeeper:
+        _report(stopped, "stopped", as_json)
+    if with_zookeeper and not as_json:
+        print("ZooKeeper stopped")
 
 
 @command(app, "start")
@@ -518,15 +520,17 @@ def _start_zookeeper(plan: ClusterPlan, started: _Started) -> None:
         raise CliError(str(error)) from None
 
 
-def _stop_zookeeper(plan: ClusterPlan) -> None:
+def _stop_zookeeper(plan: ClusterPlan) -> bool:
+    """Stop the ZooKeeper of the cluster's own, if it has one; returns whether it was running."""
     server = _zookeeper_server(plan)
-    if server is not None:
-        from ottla.testing.cluster_process import ClusterError
+    if server is None:
+        return False
+    from ottla.testing.cluster_process import ClusterError
 
-        try:
-            server.stop()
-        except ClusterError as error:
-            raise CliError(str(error)) from None
+    try:
+        return server.stop()
+    except ClusterError as error:
+        raise CliError(str(error)) from None
 
 
 def _load(data_dir: str) -> ClusterPlan:

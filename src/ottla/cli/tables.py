@@ -359,7 +359,7 @@ def repair(
 ) -> None:
     """Check a table against its own rows, and mend its offsets if they were lost or are behind.
 
-    Rows that are there twice, or that the topic has and the table has not, are reported.
+    Records that are there twice are reported.
     """
     from ottla.tables.maintenance import check_rows, repair_offsets
 

@@ -84,6 +84,14 @@ class TestConfigs:
                 if found.value == value:
                     return found
 
+    async def test_those_of_many_topics_are_asked_for_at_once(self, admin: Admin, topic: str) -> None:
+        found = await admin.configs.describe_topics([topic, "unknown"], keys=["retention.ms"])
+        settings, unknown = found[topic], found["unknown"]
+        assert isinstance(settings, dict)
+        assert list(settings) == ["retention.ms"]
+        assert isinstance(unknown, KafkaError)
+        assert unknown.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
     async def test_a_wrong_one_is_refused_with_its_name(self, admin: Admin, topic: str) -> None:
         with pytest.raises(KafkaError, match=r"retention\.ms") as refused:
             await admin.configs.alter(ResourceType.TOPIC, topic, set={"retention.ms": "soon"})

@@ -67,6 +67,7 @@ def _ask_cluster(
 
     async def work(admin: Admin) -> tuple[CatalogSettings, dict[str, _Topic]]:
         from ottla.client.admin.configs import ResourceType
+        from ottla.protocol.errors import ErrorCode, KafkaError
         from ottla.protocol.names import uuid_text
 
         settings = CatalogSettings.from_settings(given)
@@ -77,15 +78,18 @@ def _ask_cluster(
                 settings = CatalogSettings.from_broker({name: each.value for name, each in shown.items()})
             except ValueError as error:
                 raise CliError(f"{error}: give it with --catalog uri=... --catalog warehouse=...") from None
+        listed = {each.name: each for each in await admin.topics.list() if topic in (None, each.name)}
         found: dict[str, _Topic] = {}
-        for info in await admin.topics.list():
-            if topic is not None and info.name != topic:
-                continue
-            configs = await admin.configs.describe(ResourceType.TOPIC, info.name, keys=["table.format"])
+        for name, configs in (await admin.configs.describe_topics(listed, keys=["table.format"])).items():
+            if isinstance(configs, KafkaError):
+                if configs.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    continue  # it was deleted meanwhile
+                raise configs
             shown_format = configs["table.format"].value if "table.format" in configs else None
             if topic is not None or shown_format not in (None, "none"):
-                ends = await admin.offsets.end(info.name, read_committed=True)
-                found[info.name] = _Topic(shown_format or "none", uuid_text(info.topic_id or bytes(16)), ends)
+                ends = await admin.offsets.end(name, read_committed=True)
+                id = uuid_text(listed[name].topic_id or bytes(16))
+                found[name] = _Topic(shown_format or "none", id, ends)
         return settings, found
 
     return with_admin(bootstrap, timeout, work)

@@ -14,6 +14,7 @@ from ottla.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResponse,
+    DescribeConfigsResult,
 )
 from ottla.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
@@ -27,6 +28,8 @@ from ottla.protocol.messages.list_config_resources import (
 )
 
 __all__ = ["Config", "ConfigSource", "ConfigsAdmin", "ResourceType"]
+
+_TOPICS_AT_ONCE = 500
 
 
 class ResourceType(IntEnum):
@@ -109,18 +112,34 @@ class ConfigsAdmin:
             answer = await self._requests.any(request, DescribeConfigsResponse)
         result = answer.results[0]
         self._requests.raise_error(result, f"{resource_type.name.lower()} {name!r}")
-        return {
-            entry.name: Config(
-                entry.name,
-                entry.value,
-                _source(entry.config_source),
-                entry.read_only,
-                entry.is_sensitive,
-                tuple((s.name, s.value, _source(s.source)) for s in entry.synonyms),
-                entry.documentation,
-            )
-            for entry in result.configs
-        }
+        return _configs(result)
+
+    async def describe_topics(
+        self, names: Iterable[str], *, keys: Iterable[str] | None = None
+    ) -> dict[str, dict[str, Config] | KafkaError]:
+        """The settings of topics, many with each request; the error where a topic has none, as when it was
+        deleted meanwhile.
+        """
+        wanted = None if keys is None else list(keys)
+        found: dict[str, dict[str, Config] | KafkaError] = {}
+        every = list(names)
+        for start in range(0, len(every), _TOPICS_AT_ONCE):
+            resources = [
+                DescribeConfigsResource(
+                    resource_type=ResourceType.TOPIC, resource_name=name, configuration_keys=wanted
+                )
+                for name in every[start : start + _TOPICS_AT_ONCE]
+            ]
+            request = DescribeConfigsRequest(resources=resources, include_synonyms=True)
+            answer = await self._requests.any(request, DescribeConfigsResponse)
+            for result in answer.results:
+                name, code = result.resource_name, ErrorCode.of(result.error_code)
+                found[name] = (
+                    _configs(result)
+                    if code is ErrorCode.NONE
+                    else KafkaError(code, f"topic {name!r}: {result.error_message or code.text}")
+                )
+        return found
 
     async def alter(
         self,
@@ -181,6 +200,21 @@ class ConfigsAdmin:
     async def _supports_documentation(self) -> bool:
         connection = await self._requests.cluster.any_connection()
         return connection.version_for(DescribeConfigsRequest) >= 3
+
+
+def _configs(result: DescribeConfigsResult) -> dict[str, Config]:
+    return {
+        entry.name: Config(
+            entry.name,
+            entry.value,
+            _source(entry.config_source),
+            entry.read_only,
+            entry.is_sensitive,
+            tuple((s.name, s.value, _source(s.source)) for s in entry.synonyms),
+            entry.documentation,
+        )
+        for entry in result.configs
+    }
 
 
 def _source(value: int) -> ConfigSource:

@@ -48,6 +48,33 @@ def test_a_second_member_waits_until_the_first_has_given_up_its_share() -> None:
     assert lab.consumers.state is ConsumerGroupState.STABLE
 
 
+def test_an_assignment_that_is_not_reported_is_told_again() -> None:
+    """The response was lost, and the client repeats its heartbeat without asking for the assignment."""
+    lab = lab_with()
+    lab.beat("a", 0)
+    lab.beat("a", 2, owned={"logs": [0, 1, 2, 3]})
+    lab.beat("b", 0)
+    assert assigned(lab.beat("a", 2).ok()) == {"logs": [0, 1]}
+    lab.advance(4_999)
+    assert lab.beat("a", 2).ok().assignment is None
+    lab.advance(1)
+    assert assigned(lab.beat("a", 2).ok()) == {"logs": [0, 1]}
+    assert lab.beat("a", 2).ok().assignment is None  # and not with each heartbeat
+    lab.advance(5_000)
+    assert assigned(lab.beat("a", 2, owned={"logs": [0, 1, 2, 3]}).ok()) == {"logs": [0, 1]}
+    assert lab.beat("a", 2, owned={"logs": [0, 1]}).ok().member_epoch == 3
+    lab.advance(5_000)
+    # Of b, whose response with what has become free was lost, nothing else would be heard.
+    assert assigned(lab.beat("b", 3).ok()) == {"logs": [2, 3]}
+    lab.advance(5_000)
+    assert lab.beat("a", 3).ok().assignment is None
+    assert assigned(lab.beat("b", 3).ok()) == {"logs": [2, 3]}
+    lab.beat("b", 3, owned={"logs": [2, 3]})
+    lab.advance(5_000)
+    assert lab.beat("b", 3).ok().assignment is None
+    assert lab.consumers.unreported == {}
+
+
 def test_members_that_do_not_revoke_in_time_are_fenced() -> None:
     lab = lab_with()
     lab.beat("a", 0, rebalance_ms=20_000)

@@ -15,7 +15,7 @@ which the member must rejoin.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
@@ -75,6 +75,9 @@ from ottla.protocol.messages.leave_group import LeaveGroupResponse, MemberIdenti
 from ottla.protocol.messages.sync_group import SyncGroupResponse
 
 _RETRY_MS: Final = 500
+# An assignment that a member has not reported is repeated: as late as a client of Apache Kafka's default
+# interval gives up a heartbeat.
+_REPEATED_AFTER_MS: Final = 5_000
 
 _MemberRequest: TypeAlias = ConsumerGroupHeartbeat | JoinGroup
 
@@ -134,9 +137,34 @@ class ConsumerGroupManager:
             draft.changed_ms = now.tick_ms
             effects.extend(Effects(on_applied=partial(self._on_changed, body.group_id)))
         response = self._response(draft, member_id, moved.epoch, now)
-        if body.member_epoch == JOIN_EPOCH or full or moved.assigned != member.assigned:
+        is_new = body.member_epoch == JOIN_EPOCH or full or moved.assigned != member.assigned
+        if self._has_not_reported(draft, moved, owned, now) or is_new:
             response.assignment = _assignment_of(moved)
+            if moved.assigned or member.assigned:
+                draft.unreported[member_id] = now.tick_ms
         return effects.reply(to, response)
+
+    def _has_not_reported(
+        self,
+        group: ConsumerGroup,
+        member: ConsumerGroupMember,
+        owned: Mapping[bytes, frozenset[int]] | None,
+        now: EventTime,
+    ) -> bool:
+        """Whether a member was told its assignment some time ago and has not said since that it owns it: the
+        response may be lost. Clients repeat the heartbeat then, but not all of them ask for the assignment
+        again.
+        """
+        told_ms = group.unreported.get(member.member_id)
+        if told_ms is None:
+            return False
+        if owned == partitions_of(member.assigned):
+            del group.unreported[member.member_id]
+            return False
+        if len(group.unreported) > len(group.members):
+            for gone in [each for each in group.unreported if each not in group.members]:
+                del group.unreported[gone]
+        return now.tick_ms - told_ms >= _REPEATED_AFTER_MS
 
     def _response(
         self, group: ConsumerGroup, member_id: str, epoch: int, now: EventTime
@@ -168,6 +196,7 @@ class ConsumerGroupManager:
         member = group.members.get(body.member_id)
         return (
             member is not None
+            and body.member_id not in group.unreported
             and _is_plain_heartbeat(member, request)
             and member.is_reconciled_to(group.target_epoch)
             and group.seen_topics is self._metadata.image.topics

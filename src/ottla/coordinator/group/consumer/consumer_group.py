@@ -165,6 +165,10 @@ class ConsumerGroup:
     """The topics of the image for which the metadata hash was last compared; not durable."""
     changed_ms: int | None = None
     """The tick of the last change of an epoch or assignment that this coordinator wrote; not durable."""
+    unreported: dict[str, int] = field(default_factory=dict)
+    """The ticks at which members were told assignments that they have not reported to own since; not durable,
+    and one with that of drafts.
+    """
     _updates: int = 0
     """How often members were added, changed or removed."""
     _settled: tuple[int, int, int, bool] | None = None
@@ -214,6 +218,7 @@ class ConsumerGroup:
             dict(self.owners),
             self.seen_topics,
             self.changed_ms,
+            self.unreported,
         )
 
     # Members

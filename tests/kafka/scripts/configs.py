@@ -239,7 +239,7 @@ def incremental_alter_configs_of_groups_and_metrics(session: Session) -> None:
     ask("metrics unknown", CLIENT_METRICS, "alter-metrics", ("no.such.setting", SET, "1"))
     ask("metrics match", CLIENT_METRICS, "alter-metrics", ("match", SET, "client_id=a.*"))
     ask("metrics wrong match", CLIENT_METRICS, "alter-metrics", ("match", SET, "colour=red"))
-    _await_setting(session, CLIENT_METRICS, "alter-metrics", "interval.ms", "5000")
+    _await_setting(session, CLIENT_METRICS, "alter-metrics", "match", "client_id=a.*")
     session.ask("metrics then", _describe(CLIENT_METRICS, "alter-metrics", synonyms=True))
 
     def ours(answer: Any) -> None:

@@ -151,9 +151,9 @@ class ConsumerGroupManager:
         owned: Mapping[bytes, frozenset[int]] | None,
         now: EventTime,
     ) -> bool:
-        """Whether a member was told its assignment some time ago and has not said since that it owns it: the
-        response may be lost. Clients repeat the heartbeat then, but not all of them ask for the assignment
-        again.
+        """Whether a response had the member's assignment some time ago, and the member has not said since
+        that it owns it: the response may be lost. Clients repeat the heartbeat then, but not all of them ask
+        for the assignment again.
         """
         told_ms = group.unreported.get(member.member_id)
         if told_ms is None:

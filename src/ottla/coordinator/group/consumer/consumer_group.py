@@ -166,7 +166,7 @@ class ConsumerGroup:
     changed_ms: int | None = None
     """The tick of the last change of an epoch or assignment that this coordinator wrote; not durable."""
     unreported: dict[str, int] = field(default_factory=dict)
-    """The ticks at which members were told assignments that they have not reported to own since; not durable,
+    """The ticks of responses with an assignment that the member has not reported to own since; not durable,
     and one with that of drafts.
     """
     _updates: int = 0

@@ -278,7 +278,11 @@ def test_a_copy_of_an_earlier_epoch_that_ends_late_takes_nothing_from_the_next()
     assert world.partition.log.highest_offset_in_remote_storage == world.segments()[-1].end_offset
 
 
-def test_what_another_leader_did_not_finish_is_deleted_once_its_records_are_copied() -> None:
+@pytest.mark.parametrize("broker_id", [7, None], ids=["another", "the-same"])
+def test_what_a_dead_leader_did_not_finish_is_deleted_once_its_records_are_copied(
+    broker_id: int | None,
+) -> None:
+    """Also by the same broker: a deletion that its earlier life has asked for may still take effect."""
     world = RemoteWorld()
     world.produce(8)
     world.kill_at = 4
@@ -286,7 +290,8 @@ def test_what_another_leader_did_not_finish_is_deleted_once_its_records_are_copi
     world.run()
     begun = world.events[0]
     assert isinstance(begun, RemoteLogSegmentMetadata)
-    world.events[0] = replace(begun, broker_id=7)
+    if broker_id is not None:
+        world.events[0] = replace(begun, broker_id=broker_id)
     assert world.store.memory.objects
     world.run_lives()
     world.check_store()

@@ -766,7 +766,10 @@ class RemoteLogManager:
         *,
         txn_index_empty: bool,
     ) -> RemoteLogSegmentMetadata:
-        """What is to be copied, under the name that this broker gave it if it had begun the same before."""
+        """What is to be copied, under the name of the attempt before if that was one of this leadership. An
+        earlier life may have asked the store to delete what it had written: such a request can take effect at
+        any time, so its names are not used again.
+        """
         segment = found.segment
         max_timestamp = await self._runtime.pool.run(lambda: segment.largest_timestamp)
         metadata = RemoteLogSegmentMetadata(
@@ -782,10 +785,9 @@ class RemoteLogManager:
             segment_leader_epochs={each.epoch: each.start_offset for each in epochs},
             txn_index_empty=txn_index_empty,
         )
-        for begun in (led.copying, *led.unfinished.values()):
-            known = None if begun is None else self._metadata.segment_by_id(begun.id)
-            if known is not None and known.id not in self._being_copied and _is_same_copy(known, metadata):
-                return known
+        known = None if led.copying is None else self._metadata.segment_by_id(led.copying.id)
+        if known is not None and known.id not in self._being_copied and _is_same_copy(known, metadata):
+            return known
         return metadata
 
     async def _announce(self, led: _LedPartition, metadata: RemoteLogSegmentMetadata) -> None:
@@ -1065,10 +1067,9 @@ def _log_unexpected(error: Exception) -> None:
 
 
 def _is_same_copy(known: RemoteLogSegmentMetadata, wanted: RemoteLogSegmentMetadata) -> bool:
-    """Whether this broker has begun this copy before, and not finished it."""
+    """Whether this copy was begun before, and not finished."""
     return (
         known.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
-        and known.broker_id == wanted.broker_id
         and known.start_offset == wanted.start_offset
         and known.end_offset == wanted.end_offset
         and known.segment_size_in_bytes == wanted.segment_size_in_bytes

@@ -16,8 +16,10 @@ from ottla.metadata.image.image import MetadataImage
 from ottla.node.remote.remote_log_manager import _Pool, _Work
 from ottla.node.remote.segment_data import uncopied_segments
 from ottla.protocol.names import TopicIdPartition
-from ottla.remote.object_layout import SUFFIXES, object_key
+from ottla.remote.object_layout import LOG_SUFFIX, SUFFIXES, object_key
+from ottla.remote.object_storage import ObjectStorageManager
 from ottla.remote.segment_metadata import (
+    RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemoteLogSegmentState,
@@ -497,6 +499,21 @@ def test_a_leader_copies_nothing_twice_when_the_metadata_have_lost_its_events() 
     world.run()
     assert world.remote_log() == world.local_log()
     world.check_store()
+
+
+def test_a_manifest_without_its_records_is_no_segment() -> None:
+    """As a broker leaves it that was paused while another one deleted its copy."""
+    world = copied_world()
+    storage = ObjectStorageManager(world.store.memory)
+
+    def listed() -> list[RemoteLogSegmentId]:
+        found = asyncio.run(storage.list_log_segments(ID.topic_id, TP, lambda _id: False))
+        return [each.id for each in found]
+
+    first, *others = sorted(world.segments(), key=lambda each: each.start_offset)
+    assert listed() == [first.id, *(each.id for each in others)]
+    del world.store.memory.objects[object_key("", first, LOG_SUFFIX)]
+    assert listed() == [each.id for each in others]
 
 
 @pytest.mark.parametrize("unready_ms", [5, 25])

@@ -172,9 +172,12 @@ class ObjectStorageManager:
         except ObjectStoreError as error:
             raise self._read_error(error) from error
         unknown: list[str] = []
-        for number, (key, _) in enumerate(objects, 1):
+        sizes: dict[str, int] = {}
+        for number, (key, size) in enumerate(objects, 1):
             name, _, suffix = key.removeprefix(prefix).partition(".")
-            if suffix == MANIFEST_SUFFIX:
+            if suffix == LOG_SUFFIX:
+                sizes[key] = size
+            elif suffix == MANIFEST_SUFFIX:
                 id = _segment_id(name)
                 if id is not None and not is_known(RemoteLogSegmentId(topic_id, topic_partition, id)):
                     unknown.append(key)
@@ -185,7 +188,12 @@ class ObjectStorageManager:
             some = await asyncio.gather(
                 *(self._described(key) for key in unknown[at : at + _MANIFESTS_AT_ONCE])
             )
-            found += [each for each in some if each is not None]
+            # One that was deleted while its writer was paused may have the objects that were written later.
+            found += [
+                each
+                for each in some
+                if each is not None and sizes.get(self._key(each, LOG_SUFFIX)) == each.segment_size_in_bytes
+            ]
         return found
 
     async def delete_partition_data(self, topic_id: bytes, topic_partition: TopicPartition) -> int:

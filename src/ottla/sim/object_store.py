@@ -51,8 +51,9 @@ class SimObjectStore:
         self._late: dict[str, None] = {}
         # (time, key, size or None) of each change, for lists that are stale.
         self._changes: list[tuple[float, str, int | None]] = []
-        # Called with a key after its object was deleted.
+        # Called with a key after its object was deleted, or after a process has written to it.
         self.on_deleted: Callable[[str], None] = lambda _key: None
+        self.on_written: Callable[[str, Process], None] = lambda _key, _process: None
         # Faults.
         self.is_away = False
         self.throttles = False
@@ -108,6 +109,8 @@ class SimObjectStore:
             except ObjectStoreError as error:
                 later(self._way_s(), fail, str(error), type(error))
                 return
+            if key and process is not None:
+                self.on_written(key, process)
             self._world.trace.add("store", what if process is None else f"{what} for {process.name}")
             if fails or self._is_unreachable(process):
                 self._world.coverage["store: failed after its effect"] += 1

@@ -34,6 +34,7 @@ from ottla.remote.segment_metadata import (
 )
 from ottla.replication.partition import Partition
 from ottla.sim.cluster.history import PartitionHistory
+from ottla.sim.loop import Process
 from ottla.sim.object_store import SimObjectStore
 from ottla.sim.world import SimMachine, World
 
@@ -138,7 +139,10 @@ class TierChecker:
         self._witnesses: dict[bytes, list[tuple[SimMachine, int]]] = {}
         # Where the local part of a log began when it was checked last.
         self._checked: dict[tuple[int, TopicIdPartition], int] = {}
+        # Objects of deleted copies that a process has written which did not know that: it deletes them.
+        self._revived: dict[str, Process] = {}
         store.on_deleted = self._on_object_deleted
+        store.on_written = self._on_object_written
 
     # The metadata
 
@@ -206,6 +210,16 @@ class TierChecker:
                 f"{key} is deleted, and the metadata say that {_name(self.segments[id])} is there"
             )
 
+    def _on_object_written(self, key: str, process: Process) -> None:
+        id = self._by_key.get(key)
+        if id is not None and self.segments[id].state in (_DELETING, _DELETED):
+            self._revived[key] = process
+
+    def _is_allowed(self, key: str) -> bool:
+        """Whether an object may stay: the process that would have deleted it is dead."""
+        writer = self._revived.get(key)
+        return self.store.is_late(key) or (writer is not None and writer.dead)
+
     def on_topic_deleted(self, id: bytes, machines: Iterable[SimMachine]) -> None:
         self._witnesses[id] = [(machine, machine.boots) for machine in machines if machine.is_up]
 
@@ -222,7 +236,7 @@ class TierChecker:
         keys = [*self.store.objects, *(key for key, _ in self.store.parts)]
         for key in sorted(dict.fromkeys(keys)):
             id = self._by_key.get(key)
-            if self.store.is_late(key):
+            if self._is_allowed(key):
                 continue
             if id is None:
                 return f"{key} is in the store, and no metadata name it"

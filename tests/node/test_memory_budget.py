@@ -251,8 +251,8 @@ def test_slow_readers_are_closed_when_memory_is_short_and_only_then(
 @pytest.mark.usefixtures("impatient")
 def test_a_slow_client_that_still_reads_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     # Longer than a busy machine keeps this process, and with it the client, from going on.
-    monkeypatch.setattr(memory_budget, "_STALL_SECONDS", 3.0)
-    monkeypatch.setattr(memory_budget, "_STALL_WHEN_FULL_SECONDS", 2.0)
+    monkeypatch.setattr(memory_budget, "_STALL_SECONDS", 1.5)
+    monkeypatch.setattr(memory_budget, "_STALL_WHEN_FULL_SECONDS", 1.0)
 
     async def main() -> None:
         async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
@@ -265,7 +265,7 @@ def test_a_slow_client_that_still_reads_is_not_closed(monkeypatch: pytest.Monkey
             (size,) = struct.unpack(">i", await steady._read(4))
             while size:
                 size -= len(await steady._read(min(size, 20_000)))
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.02)  # in all longer than others may stall
             await until(lambda: pool.use().slow_readers_closed > 0)
             assert await steady.ask(b"echo") == b"echo"
 

@@ -155,6 +155,7 @@ def test_the_directories_of_a_broker_on_zookeeper_are_refused_and_not_touched(
 
 def test_the_directories_of_a_migrated_broker_are_its_own(runtime: Runtime, tmp_path: Path) -> None:
     (tmp_path / "__cluster_metadata-0").mkdir()
+    (tmp_path / "__cluster_metadata-0" / "00000000000000000000.log").touch()
     (tmp_path / "meta.properties").write_text("version=0\nbroker.id=3\ncluster.id=NjX7PqHSRUmpKQSZEDlZuw\n")
     storage = open_storage(runtime, config(tmp_path, node_id="3"))
     storage.release()

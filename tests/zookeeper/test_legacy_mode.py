@@ -356,6 +356,7 @@ def test_a_cluster_with_a_zookeeper_of_its_own_comes_up_and_goes_down_by_one_wor
         assert f"ZooKeeper at {plan.zookeeper} has a cluster at / already" in other.err
         assert not Path(taken).exists()
         _check_that_a_failed_start_leaves_zookeeper(plan, ottla, monkeypatch)
+        ottla.ok("cluster", "up", "--detach", "--data-dir", directory)
     finally:
         down = [ottla.ok("cluster", "down", *nodes, "--data-dir", directory).out for nodes in (["1"], [], [])]
     assert down == ["node 1 stopped\n", "ZooKeeper stopped\n", "nothing was running\n"]

@@ -138,33 +138,12 @@ class ConsumerGroupManager:
             effects.extend(Effects(on_applied=partial(self._on_changed, body.group_id)))
         response = self._response(draft, member_id, moved.epoch, now)
         is_new = body.member_epoch == JOIN_EPOCH or full or moved.assigned != member.assigned
-        if self._has_not_reported(draft, moved, owned, now) or is_new:
+        _note_report(draft, moved, owned)
+        if is_new or _is_unreported(draft, member_id, now):
             response.assignment = _assignment_of(moved)
             if moved.assigned or member.assigned:
                 draft.unreported[member_id] = now.tick_ms
         return effects.reply(to, response)
-
-    def _has_not_reported(
-        self,
-        group: ConsumerGroup,
-        member: ConsumerGroupMember,
-        owned: Mapping[bytes, frozenset[int]] | None,
-        now: EventTime,
-    ) -> bool:
-        """Whether a response had the member's assignment some time ago, and the member has not said since
-        that it owns it: the response may be lost. Clients repeat the heartbeat then, but not all of them ask
-        for the assignment again.
-        """
-        told_ms = group.unreported.get(member.member_id)
-        if told_ms is None:
-            return False
-        if owned == partitions_of(member.assigned):
-            del group.unreported[member.member_id]
-            return False
-        if len(group.unreported) > len(group.members):
-            for gone in [each for each in group.unreported if each not in group.members]:
-                del group.unreported[gone]
-        return now.tick_ms - told_ms >= _REPEATED_AFTER_MS
 
     def _response(
         self, group: ConsumerGroup, member_id: str, epoch: int, now: EventTime
@@ -915,6 +894,26 @@ def _owned_partitions(topics: list[TopicPartitions] | None) -> dict[bytes, froze
     for topic in topics:
         owned[topic.topic_id] = owned.get(topic.topic_id, frozenset()) | frozenset(topic.partitions)
     return owned
+
+
+def _note_report(
+    group: ConsumerGroup, member: ConsumerGroupMember, owned: Mapping[bytes, frozenset[int]] | None
+) -> None:
+    """Note that a member owns what it was assigned, and forget those that are gone."""
+    if member.member_id in group.unreported and owned == partitions_of(member.assigned):
+        del group.unreported[member.member_id]
+    if len(group.unreported) > len(group.members):
+        for gone in [each for each in group.unreported if each not in group.members]:
+            del group.unreported[gone]
+
+
+def _is_unreported(group: ConsumerGroup, member_id: str, now: EventTime) -> bool:
+    """Whether a response had the member's assignment some time ago, and the member has not said since that it
+    owns it: the response may be lost. Clients repeat the heartbeat then, but not all of them ask for the
+    assignment again.
+    """
+    told_ms = group.unreported.get(member_id)
+    return told_ms is not None and now.tick_ms - told_ms >= _REPEATED_AFTER_MS
 
 
 def _assignment_of(member: ConsumerGroupMember) -> Assignment:

@@ -8,7 +8,6 @@ from typing import Any, Final, TypeVar
 
 from ottla import __version__
 from ottla.client.admin.cluster import Quorum
-from ottla.client.admin.configs import ResourceType
 from ottla.client.admin.log_dirs import LogDir
 from ottla.client.cluster_metadata import TopicInfo
 from ottla.console.api.streams import event_stream
@@ -163,15 +162,19 @@ async def _under_min_isr(context: ApiContext, topics: list[TopicInfo], problems:
         )
     admin = await context.access.admin()
 
-    async def min_isr(topic: TopicInfo) -> int:
-        try:
-            found = await admin.configs.describe(ResourceType.TOPIC, topic.name, keys=(_MIN_ISR,))
-            return int(found[_MIN_ISR].value or 1)
-        except (KafkaError, KeyError, ValueError):
-            return 1  # a topic that is gone by now, or one whose settings this user may not see
-
     asked = behind[:MAX_MIN_ISR_TOPICS]
-    bounds = await asyncio.gather(*map(min_isr, asked))
+    try:
+        settings = await admin.configs.describe_topics((topic.name for topic in asked), keys=(_MIN_ISR,))
+    except KafkaError:
+        settings = {}
+
+    def min_isr(topic: TopicInfo) -> int:
+        shown = settings.get(topic.name)
+        if not isinstance(shown, dict) or _MIN_ISR not in shown:
+            return 1  # a topic that is gone by now, or one whose settings this user may not see
+        return int(shown[_MIN_ISR].value or 1)
+
+    bounds = map(min_isr, asked)
     found = {
         topic.name: sum(len(each.isr) < bound for each in topic.partitions)
         for topic, bound in zip(asked, bounds, strict=True)

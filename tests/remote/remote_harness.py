@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -60,7 +60,7 @@ class FaultyStore:
         self.late_puts = 0
         self.puts = 0
 
-    async def put(self, key: str, chunks: AsyncIterator[bytes], size: int) -> None:
+    async def put(self, key: str, chunks: AsyncIterable[bytes], size: int) -> None:
         self.puts += 1
         await self._fail()
         if self.late_puts:

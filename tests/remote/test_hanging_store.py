@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ class HangingStore(MemoryStore):
         if self.hangs:
             await asyncio.get_running_loop().create_future()
 
-    async def put(self, key: str, chunks: AsyncIterator[bytes], size: int) -> None:
+    async def put(self, key: str, chunks: AsyncIterable[bytes], size: int) -> None:
         pieces = []
         async for chunk in chunks:
             await self._wait()

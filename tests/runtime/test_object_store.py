@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,6 +18,7 @@ from ottla.runtime.disk import RealDisk, sorted_in_pieces
 from ottla.runtime.object_store import (
     CloudStore,
     DirectoryStore,
+    FileContent,
     MemoryStore,
     ObjectNotFound,
     ObjectStore,
@@ -93,6 +96,73 @@ async def test_deleting_what_is_not_there_is_no_error(store: ObjectStore) -> Non
 async def test_an_object_of_the_wrong_size_does_not_appear(store: ObjectStore) -> None:
     with pytest.raises(ObjectStoreError, match="should have 3 bytes, and its source has 2"):
         await store.put("a", pieces(b"12"), 3)
+    assert await store.list_objects("") == []
+
+
+def content_of(path: Path, data: bytes, size: int) -> FileContent:
+    path.write_bytes(data)
+    disk = RealDisk()
+    return FileContent(lambda: disk.open(str(path), writable=False), size, InlinePool())
+
+
+def no_copy_in_kernel(*_: int) -> int:
+    raise OSError(errno.EXDEV, "these are different file systems")
+
+
+@pytest.mark.parametrize("in_kernel", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 4095, 10_000])
+async def test_a_file_becomes_an_object(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, in_kernel: bool
+) -> None:
+    """A directory copies it in steps; other stores get it in chunks."""
+    monkeypatch.setattr("ottla.runtime.object_store._COPIED_BYTES", 4096)
+    monkeypatch.setattr("ottla.runtime.object_store._CHUNK_BYTES", 4096)
+    monkeypatch.setattr("ottla.runtime.disk._COPIED_BYTES", 1000)
+    if not in_kernel:
+        monkeypatch.setattr("ottla.runtime.disk._copy_in_kernel", no_copy_in_kernel)
+    data = random.Random(size).randbytes(size)
+    # Records that are written behind what is copied are no part of it.
+    content = content_of(tmp_path / "file", data + b"later", size)
+    steps: list[None] = []
+    content.on_progress = lambda: steps.append(None)
+    await store.put("one", content, size)
+    assert await store.get("one") == data
+    assert len(steps) == -(-size // 4096)
+    assert await store.list_objects("") == [StoredObject("one", size)]
+
+
+async def test_a_kernel_that_copies_less_is_helped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = random.Random(1).randbytes(10_000)
+    left = [3000, 2000, 0]
+
+    def copy_some(source: int, target: int, size: int, offset: int) -> int:
+        wanted = min(size, left.pop(0))
+        return os.pwrite(target, os.pread(source, wanted, offset), offset)
+
+    monkeypatch.setattr("ottla.runtime.disk._copy_in_kernel", copy_some)
+    store = DirectoryStore(str(tmp_path / "store"), RealDisk(), InlinePool())
+    await store.put("one", content_of(tmp_path / "file", data, len(data)), len(data))
+    assert await store.get("one") == data
+    assert not left
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+async def test_a_disk_that_fails_while_it_copies_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    def fail(*_: int) -> int:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("ottla.runtime.disk._copy_in_kernel", fail)
+    store = DirectoryStore(str(tmp_path / "store"), RealDisk(), InlinePool())
+    with pytest.raises(ObjectStoreError, match=f"one.part: {os.strerror(error)}"):
+        await store.put("one", content_of(tmp_path / "file", b"12", 2), 2)
+    assert await store.list_objects("") == []
+
+
+async def test_a_file_that_became_shorter_is_no_object(store: ObjectStore, tmp_path: Path) -> None:
+    with pytest.raises(ObjectStoreError, match="should have 3 bytes, and its source has 2"):
+        await store.put("a", content_of(tmp_path / "file", b"12", 3), 3)
     assert await store.list_objects("") == []
 
 
@@ -185,8 +255,9 @@ def test_the_kind_of_store_is_chosen_by_its_settings(tmp_path: Path) -> None:
         assert isinstance(open_object_store(settings, RealDisk(), InlinePool()), expected)
 
 
+@pytest.mark.parametrize("step", ["write", "copy", "finish"])
 async def test_an_upload_to_a_directory_that_hangs_can_be_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     monkeypatch.setattr("ottla.runtime.object_store._CLOSE_SECONDS", 0.1)
     answers, hangs = threading.Event(), threading.Event()
@@ -198,13 +269,14 @@ async def test_an_upload_to_a_directory_that_hangs_can_be_given_up(
                 answers.wait()
                 return fn(*args)
 
-            is_write = getattr(fn, "__name__", "") == "write"
-            return await super().run(hang) if is_write else await super().run(fn, *args)
+            hangs_here = getattr(fn, "__name__", "") == step
+            return await super().run(hang) if hangs_here else await super().run(fn, *args)
 
     pool = HangingPool(2)
     try:
         store = DirectoryStore(str(tmp_path / "store"), RealDisk(), pool)
-        upload = asyncio.ensure_future(store.put("one", pieces(b"12"), 2))
+        content = content_of(tmp_path / "file", b"12", 2) if step == "copy" else pieces(b"12")
+        upload = asyncio.ensure_future(store.put("one", content, 2))
         await asyncio.to_thread(hangs.wait)
         upload.cancel()
         done, _ = await asyncio.wait({upload}, timeout=60)

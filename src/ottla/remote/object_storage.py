@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -35,7 +35,7 @@ from ottla.remote.segment_metadata import (
     RemoteStorageError,
 )
 from ottla.remote.storage_manager import IndexType, LogSegmentData
-from ottla.runtime.object_store import ObjectNotFound, ObjectStore, ObjectStoreError
+from ottla.runtime.object_store import FileContent, ObjectNotFound, ObjectStore, ObjectStoreError
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +118,11 @@ class ObjectStorageManager:
         manifest = SegmentManifest(data.log_size, self._chunk_size, places)
         try:
             async with self._operation() as on_progress:
-                pieces = _observed(data.log(), on_progress)
+                pieces = data.log()
+                if isinstance(pieces, FileContent):
+                    pieces.on_progress = on_progress
+                else:
+                    pieces = _observed(pieces, on_progress)
                 await self._store.put(self._key(metadata, LOG_SUFFIX), pieces, data.log_size)
             await self._put(self._key(metadata, INDEXES_SUFFIX), indexes)
             await self._put(self._key(metadata, MANIFEST_SUFFIX), encode_manifest(manifest, metadata))
@@ -285,7 +289,7 @@ class ObjectStorageManager:
             await self._store.put(key, whole(), len(data))
 
 
-async def _observed(pieces: AsyncIterator[bytes], on_progress: Callable[[], None]) -> AsyncIterator[bytes]:
+async def _observed(pieces: AsyncIterable[bytes], on_progress: Callable[[], None]) -> AsyncIterator[bytes]:
     async for piece in pieces:
         on_progress()
         yield piece

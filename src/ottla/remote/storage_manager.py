@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -29,7 +29,7 @@ class LogSegmentData:
     The indexes are whole; `transaction_index` is None if the segment has no aborted transaction.
     """
 
-    log: Callable[[], AsyncIterator[bytes]]
+    log: Callable[[], AsyncIterable[bytes]]
     log_size: int
     offset_index: bytes
     time_index: bytes

@@ -40,6 +40,8 @@ __all__ = [
     "Lock",
     "NotInMemory",
     "RealDisk",
+    "copy_range",
+    "drop_cached",
     "is_out_of_space",
     "read_file",
     "remove_tree",
@@ -200,6 +202,9 @@ class Disk(Protocol):
 _MAX_TRANSFER_BYTES = 0x7FFF_F000
 _RECENT_BYTES = 1024 * 1024
 _NEVER = 1 << 63
+_COPIED_BYTES = 1024 * 1024
+# File systems that differ, or that have no such operation; old kernels say so in several ways.
+_NO_COPY_IN_KERNEL = frozenset({errno.ENOSYS, errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM})
 
 
 class _RealFile:
@@ -278,6 +283,17 @@ class _RealFile:
                     raise OSError(errno.EIO, "the disk took no bytes")
                 done += written
 
+    def copy_range_from(self, source: _RealFile, offset: int, size: int) -> int | None:
+        """Have the kernel copy these bytes of another file to the same place here; return how many it has
+        copied, or None if it cannot copy between these files.
+        """
+        try:
+            return _copy_in_kernel(source.fileno(), self.fileno(), min(size, _MAX_TRANSFER_BYTES), offset)
+        except OSError as error:
+            if error.errno in _NO_COPY_IN_KERNEL:
+                return None
+            raise self._with_path(error) from None
+
     def truncate(self, size: int) -> None:
         try:
             os.ftruncate(self._fd, size)
@@ -328,6 +344,12 @@ if sys.platform == "linux":
     def _begin_to_load(fd: int, offset: int, size: int) -> None:
         os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
+    def _drop_cached(fd: int) -> None:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _copy_in_kernel(source: int, target: int, size: int, offset: int) -> int:
+        return os.copy_file_range(source, target, size, offset, offset)
+
 else:
 
     def _peek(fd: int, offset: int) -> None:
@@ -335,6 +357,13 @@ else:
 
     def _begin_to_load(fd: int, offset: int, size: int) -> None:
         """This system has no such hint; the reads that follow load the bytes."""
+
+    def _drop_cached(fd: int) -> None:
+        """This system has no such hint; it drops what is not used."""
+
+    def _copy_in_kernel(_source: int, _target: int, _size: int, _offset: int) -> int:
+        """This system has no such call."""
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
 if sys.platform == "darwin":
@@ -533,6 +562,27 @@ def read_file(disk: Disk, path: str) -> bytes:
         return file.pread(file.size(), 0)
     finally:
         file.close()
+
+
+def copy_range(source: File, target: File, offset: int, size: int) -> int:
+    """Copy bytes of a file to the same place of another one; return how many there were, fewer than `size` at
+    the source's end. Where the system can, they do not pass through this process.
+    """
+    done = 0
+    if isinstance(source, _RealFile) and isinstance(target, _RealFile):
+        while done < size and (copied := target.copy_range_from(source, offset + done, size - done)):
+            done += copied
+    # What the kernel leaves: all, between some file systems, and at the end of the source nothing.
+    while done < size and (data := source.pread(min(_COPIED_BYTES, size - done), offset + done)):
+        target.pwrite(data, offset + done)
+        done += len(data)
+    return done
+
+
+def drop_cached(file: File) -> None:
+    """Let the system use the memory in which it keeps what was written to the file and is synced."""
+    if isinstance(file, _RealFile):
+        _drop_cached(file.fileno())
 
 
 def write_file(disk: Disk, path: str, data: Buffer, *, sync: bool = True) -> None:

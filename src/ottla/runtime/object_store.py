@@ -19,19 +19,20 @@ import os
 import posixpath
 import re
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol
 
-from ottla.runtime.disk import Disk, File, read_file, sorted_in_pieces
+from ottla.runtime.disk import Disk, File, copy_range, drop_cached, read_file, sorted_in_pieces
 from ottla.runtime.pool import Pool
 
 __all__ = [
     "CloudStore",
     "DirectoryStore",
+    "FileContent",
     "MemoryStore",
     "ObjectNotFound",
     "ObjectStore",
@@ -46,6 +47,9 @@ _PART_SUFFIX: Final = ".part"
 DEFAULT_PART_BYTES: Final = 8 * 1024 * 1024
 _PARTS_AT_ONCE: Final = 2
 _CLOSE_SECONDS: Final = 10
+# What a directory takes of a file in one call of a thread, and the chunks in which other stores get it.
+_COPIED_BYTES: Final = 16 * 1024 * 1024
+_CHUNK_BYTES: Final = 1024 * 1024
 # Objects of a list that are brought into order in one turn of the event loop.
 _MERGED_AT_ONCE: Final = 256
 
@@ -63,8 +67,37 @@ class StoredObject(NamedTuple):
     size: int
 
 
+class FileContent:
+    """The first `size` bytes of a file as the content of an object: chunks, which are read as they are asked
+    for. A store that keeps objects as files copies the file instead.
+    """
+
+    __slots__ = ("_pool", "file", "on_progress", "size")
+
+    def __init__(self, file: Callable[[], File], size: int, pool: Pool) -> None:
+        """`file` returns the open file, for one operation."""
+        self.file = file
+        self.size = size
+        self._pool = pool
+        # Called when a part of it was taken.
+        self.on_progress: Callable[[], None] = lambda: None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        position = 0
+        while position < self.size:
+            chunk = await self._pool.run(self._read, position, min(_CHUNK_BYTES, self.size - position))
+            if not chunk:
+                return  # the file is shorter; the store sees that, and refuses it
+            self.on_progress()
+            yield chunk
+            position += len(chunk)
+
+    def _read(self, position: int, size: int) -> bytes:
+        return self.file().pread(size, position)
+
+
 class ObjectStore(Protocol):
-    async def put(self, key: str, chunks: AsyncIterator[bytes], size: int) -> None:
+    async def put(self, key: str, chunks: AsyncIterable[bytes], size: int) -> None:
         """Store an object of `size` bytes, which come in chunks. It replaces one with the same key."""
 
     async def get(self, key: str) -> bytes:
@@ -132,7 +165,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
 
-    async def put(self, key: str, chunks: AsyncIterator[bytes], size: int) -> None:
+    async def put(self, key: str, chunks: AsyncIterable[bytes], size: int) -> None:
         self.objects[key] = await _joined(key, chunks, size)
 
     async def get(self, key: str) -> bytes:
@@ -160,27 +193,81 @@ class MemoryStore:
 
 
 class _PartFile:
-    """A file that is being written. A write goes on in its thread when its upload is cancelled; the file is
-    not closed before.
+    """An object that is being written, to a file beside its own. Its methods are for a thread, one after the
+    other. A call goes on in its thread when its upload is cancelled; the file is not closed before, and the
+    object does not appear.
     """
 
-    __slots__ = ("_file", "_lock")
+    __slots__ = ("_disk", "_file", "_lock", "_path", "is_given_up")
 
-    def __init__(self, file: File) -> None:
-        self._file = file
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._file: File | None = None
         self._lock = threading.Lock()
+        self.is_given_up = False
 
     def write(self, data: bytes, position: int) -> None:
         with self._lock:
-            self._file.pwrite(data, position)
+            self._opened().pwrite(data, position)
 
-    def sync(self) -> None:
+    def copy(self, content: FileContent, position: int, size: int) -> int:
+        """Copy bytes of a file, and return how many there were; with the last of them the object is
+        there.
+        """
         with self._lock:
-            self._file.sync()
+            copied = copy_range(content.file(), self._opened(), position, size)
+            if position + copied == content.size:
+                self._finish()
+        return copied
+
+    def finish(self) -> None:
+        """Make what was written the object."""
+        with self._lock:
+            self._finish()
+
+    def _finish(self) -> None:
+        file = self._opened()
+        file.sync()
+        # Objects are read again rarely: memory is for what is.
+        drop_cached(file)
+        file.close()
+        if not self.is_given_up:
+            self._disk.rename(self._path + _PART_SUFFIX, self._path)
+            self._disk.sync_dir(posixpath.dirname(self._path))
 
     def close(self) -> None:
         with self._lock:
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
+
+    def _opened(self) -> File:
+        if self._file is None:
+            self._file = self._open()
+            self._file.truncate(0)
+        return self._file
+
+    def _open(self) -> File:
+        parent = posixpath.dirname(self._path)
+        # Another deletion may remove a directory that is empty between the two steps.
+        for last_try in (False, True):
+            self._make_dirs(parent)
+            try:
+                return self._disk.open(self._path + _PART_SUFFIX, create=True)
+            except FileNotFoundError:
+                if last_try:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _make_dirs(self, path: str) -> None:
+        missing = []
+        while path != "/" and not self._disk.is_dir(path):
+            missing.append(path)
+            path = posixpath.dirname(path)
+        if missing:
+            self._disk.make_dirs(missing[0])
+            for each in missing:
+                self._disk.sync_dir(posixpath.dirname(each))
 
 
 class DirectoryStore:
@@ -201,53 +288,42 @@ class DirectoryStore:
             raise ObjectStoreError(f"{key!r} is not the key of an object")
         return posixpath.join(self._root, key)
 
-    async def put(self, key: str, chunks: AsyncIterator[bytes], size: int) -> None:
-        path = self._path(key)
+    async def put(self, key: str, chunks: AsyncIterable[bytes], size: int) -> None:
+        part = _PartFile(self._disk, self._path(key))
         try:
-            part = _PartFile(await self._pool.run(self._begin, path))
             try:
-                position = 0
-                async for chunk in chunks:
-                    await self._pool.run(part.write, chunk, position)
-                    position += len(chunk)
-                _check_size(key, position, size)
-                await self._pool.run(part.sync)
-            finally:
+                if isinstance(chunks, FileContent) and chunks.size == size > 0:
+                    _check_size(key, await self._copy(part, chunks), size)
+                else:
+                    _check_size(key, await self._write(part, chunks), size)
+                    await self._pool.run(part.finish)
+            except BaseException:
+                part.is_given_up = True
                 # A write that hangs holds the file, and must not hold what has given it up.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_CLOSE_SECONDS):
                         await self._pool.run(part.close)
-            await self._pool.run(self._finish, path)
+                raise
         except OSError as error:
             raise _disk_error(error) from error
 
-    def _begin(self, path: str) -> File:
-        parent = posixpath.dirname(path)
-        # Another deletion may remove a directory that is empty between the two steps.
-        for last_try in (False, True):
-            self._make_dirs(parent)
-            try:
-                file = self._disk.open(path + _PART_SUFFIX, create=True)
+    async def _write(self, part: _PartFile, chunks: AsyncIterable[bytes]) -> int:
+        position = 0
+        async for chunk in chunks:
+            await self._pool.run(part.write, chunk, position)
+            position += len(chunk)
+        return position
+
+    async def _copy(self, part: _PartFile, content: FileContent) -> int:
+        position = 0
+        while position < content.size:
+            wanted = min(_COPIED_BYTES, content.size - position)
+            copied = await self._pool.run(part.copy, content, position, wanted)
+            position += copied
+            content.on_progress()
+            if copied < wanted:
                 break
-            except FileNotFoundError:
-                if last_try:
-                    raise
-        file.truncate(0)
-        return file
-
-    def _make_dirs(self, path: str) -> None:
-        missing = []
-        while path != "/" and not self._disk.is_dir(path):
-            missing.append(path)
-            path = posixpath.dirname(path)
-        if missing:
-            self._disk.make_dirs(missing[0])
-            for each in missing:
-                self._disk.sync_dir(posixpath.dirname(each))
-
-    def _finish(self, path: str) -> None:
-        self._disk.rename(path + _PART_SUFFIX, path)
-        self._disk.sync_dir(posixpath.dirname(path))
+        return position
 
     async def get(self, key: str) -> bytes:
         return await self._read(key, lambda path: read_file(self._disk, path))
@@ -356,7 +432,7 @@ class CloudStore:
     def __repr__(self) -> str:
         return f"<object store {self._name}>"
 
-    async def put(self, key: str, chunks: AsyncIterator[bytes], size: int) -> None:
+    async def put(self, key: str, chunks: AsyncIterable[bytes], size: int) -> None:
         try:
             if size <= self._part_bytes:
                 data = await _joined(key, chunks, size)
@@ -570,13 +646,13 @@ def _check_size(key: str, received: int, size: int) -> None:
         raise ObjectStoreError(f"{key} should have {size} bytes, and its source has {received}")
 
 
-async def _joined(key: str, chunks: AsyncIterator[bytes], size: int) -> bytes:
+async def _joined(key: str, chunks: AsyncIterable[bytes], size: int) -> bytes:
     data = b"".join([chunk async for chunk in chunks])
     _check_size(key, len(data), size)
     return data
 
 
-async def _checked(key: str, chunks: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
+async def _checked(key: str, chunks: AsyncIterable[bytes], size: int) -> AsyncIterator[bytes]:
     received = 0
     async for chunk in chunks:
         received += len(chunk)

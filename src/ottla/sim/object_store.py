@@ -11,7 +11,7 @@ be away, slow, throttle or fail, for all machines, and a machine can be cut off 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from ottla.runtime.object_store import (
@@ -203,7 +203,7 @@ class _SimStoreClient:
     def __init__(self, store: SimObjectStore) -> None:
         self._store = store
 
-    async def put(self, key: str, chunks: AsyncIterator[bytes], size: int) -> None:
+    async def put(self, key: str, chunks: AsyncIterable[bytes], size: int) -> None:
         store = self._store
         data = b"".join([chunk async for chunk in chunks])
         if len(data) != size:

@@ -32,7 +32,7 @@ from ottla.log.segment.walk import (
     walk_headers,
 )
 from ottla.records.batch import BatchHeader, Record, read_records
-from ottla.runtime.disk import Buffer, is_out_of_space, waiting
+from ottla.runtime.disk import Buffer, File, is_out_of_space, waiting
 
 _log = logging.getLogger(__name__)
 
@@ -329,6 +329,10 @@ class LogSegment:
     def read(self, position: int, size: int) -> bytes:
         """Read bytes of the file; fewer only if the segment ends before."""
         return self._log.get().pread(min(size, self.size - position), position)
+
+    def open_file(self) -> File:
+        """The open file of the records. Keep it no longer than one operation takes."""
+        return self._log.get()
 
     def headers(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
         """Position and header of each batch from a batch's position on, without reading the records;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ottla.log.directory.checkpoints import encode_entries
@@ -16,11 +16,11 @@ from ottla.remote.lineage import epoch_entries_between
 from ottla.remote.segment_metadata import RemoteStorageError
 from ottla.remote.storage_manager import LogSegmentData
 from ottla.runtime.disk import Disk, read_file
+from ottla.runtime.object_store import FileContent
 from ottla.runtime.pool import Pool
 
 _log = logging.getLogger(__name__)
 
-_PIECE_BYTES: Final = 1024 * 1024
 _OFFSET_ENTRY_BYTES: Final = 8
 _TIME_ENTRY_BYTES: Final = 12
 
@@ -88,29 +88,23 @@ async def read_segment_data(log: UnifiedLog, found: SegmentToCopy, pool: Pool) -
     """Return the content of the segment; its records are read as they are asked for."""
     segment, disk = found.segment, log.directory.disk
     size = segment.size
-
-    async def pieces() -> AsyncIterator[bytes]:
-        position = 0
-        while position < size:
-            piece = await pool.run(segment.read, position, min(_PIECE_BYTES, size - position))
-            if not piece:
-                return  # its file is shorter; the store sees that, and refuses it
-            yield piece
-            position += len(piece)
-
     # Entries of this log's history, also those before the segment.
     epochs = [each for each in log.leader_epoch_cache.entries if each.start_offset < found.next_base_offset]
     snapshot_path = log.producer_snapshots.path(found.next_base_offset)
-    offsets, times, transactions = await pool.run(_read_indexes, segment, disk)
-    return LogSegmentData(
-        pieces,
-        size,
-        offset_index=offsets,
-        time_index=times,
-        producer_snapshot=await pool.run(_read_snapshot, disk, snapshot_path),
-        leader_epochs=encode_entries(f"{epoch} {offset}" for epoch, offset in epochs),
-        transaction_index=transactions or None,
-    )
+
+    def read() -> LogSegmentData:
+        offsets, times, transactions = _read_indexes(segment, disk)
+        return LogSegmentData(
+            lambda: FileContent(segment.open_file, size, pool),
+            size,
+            offset_index=offsets,
+            time_index=times,
+            producer_snapshot=_read_snapshot(disk, snapshot_path),
+            leader_epochs=encode_entries(f"{epoch} {offset}" for epoch, offset in epochs),
+            transaction_index=transactions or None,
+        )
+
+    return await pool.run(read)
 
 
 def _read_indexes(segment: LogSegment, disk: Disk) -> tuple[bytes, bytes, bytes]:

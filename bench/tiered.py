@@ -1,10 +1,11 @@
 """Tiered storage: what it costs producers, what a read from the store costs, and Spark without brokers.
 
 One node has two topics with the same records: one of them in a directory as remote storage but for its newest
-segments, the other on its disk. Producers write to both in turns; copies run while they write, and what is
-left of them is waited for between the rounds. Readers read what the store has, in turns with the same offsets
-of the other topic: through the broker, and by the tasks of Spark's source straight from the store and from
-the table of the other topic. The last rows are whole batches of a session of Spark.
+segments, the other on its disk. Producers write to both in turns, several segments for each partition; copies
+run while they write, and what is left of them is waited for between the rounds. Two more topics, with smaller
+segments, are for readers: they read what the store has, in turns with the same offsets of the other topic,
+through the broker, and by the tasks of Spark's source straight from the store and from the table of the other
+topic. The last rows are whole batches of a session of Spark.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ PARTITIONS = 2
 SIZE = 100
 CHUNK_ROWS = 10_000
 SEGMENT_BYTES = 8 * 1024 * 1024
+WRITTEN_SEGMENT_BYTES = 32 * 1024 * 1024
 TASKS = 2
-SOURCES = (("segments", "produced-tiered", "tier"), ("the table", "produced-local", "table"))
+SOURCES = (("segments", "read-tiered", "tier"), ("the table", "read-local", "table"))
 WAIT_S = 600.0
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def rows() -> Iterator[Row]:
-    count = scaled(2_000_000, 600_000)
+    count = scaled(20_000_000, 4_000_000)
     with tempfile.TemporaryDirectory(prefix="ottla-bench-") as directory:
         store = f"{directory}/store"
         settings = {
@@ -61,7 +63,7 @@ def rows() -> Iterator[Row]:
         ):
             bench = TieredBench(cluster, admin, directory, count)
             yield from bench.produce()
-            bench.keep_table()
+            bench.fill()
             yield from bench.read_through_the_broker()
             yield from bench.tasks()
             yield from bench.batches()
@@ -76,9 +78,9 @@ class TieredBench:
         pid = cluster.nodes[0].pid
         assert pid is not None
         self.pid = pid
-        common = {"segment.bytes": str(SEGMENT_BYTES), "file.delete.delay.ms": "0"}
-        tiered = {"remote.storage.enable": "true", "local.retention.bytes": str(SEGMENT_BYTES)}
-        for prefix in ("warm-up", "produced"):
+        for prefix, size in (("written", WRITTEN_SEGMENT_BYTES), ("read", SEGMENT_BYTES)):
+            common = {"segment.bytes": str(size), "file.delete.delay.ms": "0"}
+            tiered = {"remote.storage.enable": "true", "local.retention.bytes": str(size)}
             admin.topics.create(f"{prefix}-local", partitions=PARTITIONS, configs=common)
             admin.topics.create(f"{prefix}-tiered", partitions=PARTITIONS, configs=common | tiered)
         values = pa.array([os.urandom(SIZE // 2).hex().encode() for _ in range(CHUNK_ROWS)], pa.binary())
@@ -88,50 +90,53 @@ class TieredBench:
     # Producing
 
     def produce(self) -> Iterator[Row]:
-        for topic in ("warm-up-local", "warm-up-tiered"):
-            self._send(topic)
-        self._wait_for_copies("warm-up-tiered")
+        count = scaled(6_000_000, 3_000_000)
+        for topic in ("written-local", "written-tiered"):
+            self._send(topic, count)
+        self._wait_for_copies("written-tiered")
 
-        spent = {"produced-tiered": 0.0, "produced-local": 0.0}
-        rounds = scaled(9, 5)
+        spent = {"written-tiered": 0.0, "written-local": 0.0}
+        rounds = scaled(9, 7)
 
         def send(topic: str) -> None:
             """Copies are part of the node's cost, also those that are made after the last record."""
             before = _cpu(self.pid)
-            self._send(topic)
+            self._send(topic, count)
             spent[topic] += _cpu(self.pid) - before
 
         def wait() -> None:
             before = _cpu(self.pid)
-            self._wait_for_copies("produced-tiered")
-            spent["produced-tiered"] += _cpu(self.pid) - before
+            self._wait_for_copies("written-tiered")
+            spent["written-tiered"] += _cpu(self.pid) - before
 
         name = "produce with remote storage"
         peer = "a topic on the disk alone"
         yield compare(
             name,
-            self.count,
+            count,
             "records/s",
-            lambda: send("produced-tiered"),
-            lambda: send("produced-local"),
+            lambda: send("written-tiered"),
+            lambda: send("written-local"),
             after_ours=wait,
             peer_name=peer,
             target="≥ 0.95",
             rounds=rounds,
         )
-        millions = (rounds + 1) * self.count / 1_000_000
+        millions = (rounds + 1) * count / 1_000_000
         costs = {topic: used / millions for topic, used in spent.items()}
         yield fewer(
             f"{name}: the node, with all copies",
             "CPU s per million",
-            costs["produced-tiered"],
-            costs["produced-local"],
+            costs["written-tiered"],
+            costs["written-local"],
             peer,
         )
+        for topic in spent:
+            self.admin.topics.delete(topic)
 
-    def _send(self, topic: str) -> None:
+    def _send(self, topic: str, count: int) -> None:
         with Producer(self.servers, linger_ms=5) as producer:
-            for _ in range(self.count // CHUNK_ROWS):
+            for _ in range(count // CHUNK_ROWS):
                 producer.send_arrow(topic, self.chunk)
             producer.flush()
 
@@ -153,31 +158,37 @@ class TieredBench:
 
     # Reading
 
-    def keep_table(self) -> None:
-        """Have a table of the topic on the disk, with all its records."""
+    def fill(self) -> None:
+        """Write what is read: one topic to the store, the other to the disk and to a table."""
+        for topic in ("read-local", "read-tiered"):
+            self._send(topic, self.count)
+        self._wait_for_copies("read-tiered")
+        self._keep_table()
+
+    def _keep_table(self) -> None:
         configs = {"table.format": "iceberg", "table.freshness.ms": "500"}
-        self.admin.configs.alter(ResourceType.TOPIC, "produced-local", set=configs)
-        ends = self.admin.offsets.end("produced-local")
+        self.admin.configs.alter(ResourceType.TOPIC, "read-local", set=configs)
+        ends = self.admin.offsets.end("read-local")
         settings = CatalogSettings(warehouse=f"{self.directory}/tables")
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             time.sleep(0.5)
             if has_catalog(settings):
                 catalog = open_catalog(settings)
-                name = ("topics", "produced_local")
+                name = ("topics", "read_local")
                 snapshot = catalog.load_table(name).current_snapshot() if catalog.table_exists(name) else None
                 summary = None if snapshot is None else snapshot.summary
                 if summary is not None and int(summary["total-records"]) >= sum(ends.values()):
                     # Its upkeep is measured elsewhere.
                     off = {"table.format": "none"}
-                    self.admin.configs.alter(ResourceType.TOPIC, "produced-local", set=off)
+                    self.admin.configs.alter(ResourceType.TOPIC, "read-local", set=off)
                     return
         raise TimeoutError("the table is behind")
 
     def _limits(self) -> tuple[dict[str, int], int]:
         """The end of what both the store and the other topic have, by partition, and the records below it."""
-        tiered = self.admin.offsets.of_topic("produced-tiered", OffsetSpec.LATEST_TIERED)
-        local = self.admin.offsets.end("produced-local")
+        tiered = self.admin.offsets.of_topic("read-tiered", OffsetSpec.LATEST_TIERED)
+        local = self.admin.offsets.end("read-local")
         limits = {str(p): min(found.offset + 1, local[p]) for p, found in sorted(tiered.items())}
         return limits, sum(limits.values())
 
@@ -210,8 +221,8 @@ class TieredBench:
             "read from remote storage through the broker",
             count,
             "records/s",
-            self._read("produced-tiered", "brokers"),
-            self._read("produced-local", "brokers"),
+            self._read("read-tiered", "brokers"),
+            self._read("read-local", "brokers"),
             peer_name="from the broker's disk",
             target="≥ 0.5",
             rounds=scaled(7, 3),
@@ -225,7 +236,7 @@ class TieredBench:
                 f"a task's read from {name}",
                 count,
                 self._read(topic, source),
-                self._read("produced-local", "brokers"),
+                self._read("read-local", "brokers"),
             )
 
     def batches(self) -> Iterator[Row]:
@@ -242,14 +253,14 @@ class TieredBench:
                         f"a batch of Spark from {name}{what}",
                         count,
                         self._batch(spark, topic, source, columns),
-                        self._batch(spark, "produced-local", "brokers", columns),
+                        self._batch(spark, "read-local", "brokers", columns),
                     )
             for what, columns in (("", {}), (", the value alone", {"columns": "value"})):
                 yield from self._with_costs(
                     f"a batch of Spark by read_topic{what}",
                     count,
                     self._read_topic(spark, columns),
-                    self._batch(spark, "produced-local", "brokers", columns),
+                    self._batch(spark, "read-local", "brokers", columns),
                 )
         finally:
             spark.stop()
@@ -261,7 +272,7 @@ class TieredBench:
         return lambda: reader.load().write.format("noop").mode("overwrite").save()
 
     def _read_topic(self, spark: SparkSession, more: dict[str, str]) -> Callable[[], None]:
-        options = self._options("produced-local", "table") | more
+        options = self._options("read-local", "table") | more
         return lambda: read_topic(spark, options).write.format("noop").mode("overwrite").save()
 
     def _with_costs(

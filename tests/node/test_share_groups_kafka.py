@@ -19,13 +19,17 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 SHARE_GROUPS = "org.apache.kafka.tools.consumer.group.ShareGroupCommand"
 GROUPS = "org.apache.kafka.tools.GroupsCommand"
 COUNT = 20
-HEARTBEAT_INTERVAL_S = 15
+HEARTBEAT_INTERVAL_S = 40
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[LocalNode]:
-    # As rarely as may be: a group that settled by these heartbeats would take as long.
-    with LocalNode({"group.consumer.heartbeat.interval.ms": HEARTBEAT_INTERVAL_S * 1000}) as running:
+    # So rarely that a group that settled by these heartbeats would take longer than a pause of the machine.
+    settings = {
+        "group.consumer.heartbeat.interval.ms": HEARTBEAT_INTERVAL_S * 1000,
+        "group.consumer.max.heartbeat.interval.ms": HEARTBEAT_INTERVAL_S * 1000,
+    }
+    with LocalNode(settings) as running:
         yield running
 
 

@@ -24,7 +24,11 @@ from tests.support.kafka_libs import Bundle
 SOURCE = Path(__file__).parent / "java" / "Driver.java"
 CLIENT_TIMEOUT_MS = 60_000
 # The default is five seconds; a coordinator may take longer to be there.
-IMPATIENT_TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+IMPATIENT_TOOLS = (
+    "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
+    "org.apache.kafka.tools.streams.StreamsGroupCommand",
+)
 END_TIMEOUT_S = 10.0
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -148,7 +152,7 @@ class JavaDriver(ResidentJvm):
 
     def tool(self, main: str, *args: str, check: bool = True) -> java.ToolResult:
         """Runs the `main` of a command-line tool inside the JVM."""
-        if main == IMPATIENT_TOOL:
+        if main in IMPATIENT_TOOLS:
             args += ("--timeout", str(CLIENT_TIMEOUT_MS))
         answer = self.call("tool", main=main, args=list(args))
         result = java.ToolResult(answer["exit"], answer["out"], answer["err"])

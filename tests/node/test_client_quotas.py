@@ -306,7 +306,7 @@ def test_a_client_that_takes_much_time_is_throttled_for_a_second_at_most(broker:
 
 
 def test_changes_of_partitions_are_refused_or_delayed(broker: Broker, noisy: str) -> None:
-    broker.limit(noisy, controller_mutation_rate=0.01)  # a burst of 0.11
+    broker.limit(noisy, controller_mutation_rate=0.001)  # a burst of 0.011
     prefix = f"mutations-{uuid.uuid4().hex}"
 
     def create(name: str, partitions: int, version: int) -> tuple[int, int]:
@@ -319,22 +319,22 @@ def test_changes_of_partitions_are_refused_or_delayed(broker: Broker, noisy: str
     assert create("a", 3, 7) == (ErrorCode.NONE, 0)
     code, throttle_ms = create("b", 1, 7)
     assert code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
-    assert 280_000 < throttle_ms <= 289_000
+    assert 2_900_000 < throttle_ms <= 2_989_000
     # Older clients do not know the error.
     code, throttle_ms = create("c", 1, 5)
     assert code == ErrorCode.NONE
-    assert 380_000 < throttle_ms <= 389_000
+    assert 3_900_000 < throttle_ms <= 3_989_000
     more = CreatePartitionsRequest(
         topics=[CreatePartitionsTopic(name=f"{prefix}-a", count=4, assignments=None)], timeout_ms=30_000
     )
     added = broker.client(noisy).get(more, 3, CreatePartitionsResponse)
     assert added.results[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
-    assert added.throttle_time_ms > 370_000
+    assert added.throttle_time_ms > 3_900_000
     removal = DeleteTopicsRequest(topics=[DeleteTopicState(name=f"{prefix}-a")], timeout_ms=30_000)
     client = broker.client(noisy)
     removed = client.get(removal, 6, DeleteTopicsResponse)
     assert removed.responses[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
-    assert removed.throttle_time_ms > 370_000
+    assert removed.throttle_time_ms > 3_900_000
     client.send(MetadataRequest(topics=[]), 12)
     serve_others(broker)
     assert is_silent(client)
@@ -347,25 +347,28 @@ def test_changes_of_partitions_are_refused_or_delayed(broker: Broker, noisy: str
 
 def test_the_admin_client_waits_for_a_quota_on_changes(broker: Broker, noisy: str) -> None:
     broker.limit(noisy, controller_mutation_rate=4)  # a burst of 44
-    names = [f"waits-{noisy}-{number}" for number in range(3)]
+    names = [f"waits-{noisy}-{number}" for number in range(4)]
     with blocking.Admin(broker.address, client_id=noisy) as admin:
         admin.topics.create(names[0], partitions=45)
         admin.topics.create(names[1], partitions=2)
         broker.settle()
         admin.topics.add_partitions(names[1], 3)
         assert admin.topics.delete_many(names[:1]) == {names[0]: None}
-    with blocking.Admin(broker.address, client_id=noisy, default_api_timeout_ms=5_000) as admin:
-        # The deletion has taken tokens for 45 partitions: that would take too long.
+    slow = f"slow-{noisy}"
+    broker.limit(slow, controller_mutation_rate=0.01)
+    with blocking.Admin(broker.address, client_id=slow) as admin:
+        admin.topics.create(names[2], partitions=2)
+        # More than three minutes would have to pass: that would take too long.
         with pytest.raises(KafkaError) as refused:
-            admin.topics.create(names[2], partitions=1)
+            admin.topics.create(names[3], partitions=1)
         assert refused.value.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
 
 
 def test_topics_that_a_client_brings_into_being_count(own_node: LocalNode, noisy: str) -> None:
     with ExitStack() as stack:
         broker = Broker(own_node.bootstrap_servers, lambda: None, stack)
-        broker.limit(noisy, controller_mutation_rate=0.2)  # a burst of 2.2
-        names = [f"auto-{noisy}-{number}" for number in range(6)]
+        broker.limit(noisy, controller_mutation_rate=0.01)  # a burst of 0.11
+        names = [f"auto-{noisy}-{number}" for number in range(3)]
         client = broker.client(noisy)
         found = []
         for name in names:
@@ -374,7 +377,8 @@ def test_topics_that_a_client_brings_into_being_count(own_node: LocalNode, noisy
             )
             found.append(client.get(request, 12, MetadataResponse).topics[0].error_code)
         refused = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        assert found == [0, 0, 0, refused, refused, refused]
+        # The last one that finds tokens may take more than there are.
+        assert found == [0, refused, refused]
 
 
 def test_clients_that_people_use_are_throttled_and_lose_nothing(

@@ -11,7 +11,7 @@ from ottla.records.batch import iter_batches, read_records
 from tests.support.wire import WireClient
 
 ACCEPT, RELEASE = 1, 2
-WAIT_MS = 5_000
+WAIT_MS = 30_000
 
 
 class ShareWorker:
@@ -58,8 +58,8 @@ class ShareWorker:
         return self._taken(response)
 
     def try_take(self) -> list[tuple[int, str]]:
-        """As `take`; a partition with an error has nothing."""
-        return self._taken(self.fetch())
+        """As `take`, for less time; a partition with an error has nothing."""
+        return self._taken(self.fetch(max_wait_ms=WAIT_MS // 10))
 
     def _taken(self, response: fetching.ShareFetchResponse) -> list[tuple[int, str]]:
         assert response.error_code == 0, response

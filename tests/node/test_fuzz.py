@@ -112,7 +112,7 @@ def test_the_node_outlives_random_requests(node: LocalNode, caplog: pytest.LogCa
         before = 0
         sent = 0
         deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or sent <= 100:  # a slow machine takes longer
             with socket.create_connection(("127.0.0.1", node.port)) as victim:
                 victim.settimeout(5)
                 with contextlib.suppress(OSError):
@@ -125,7 +125,6 @@ def test_the_node_outlives_random_requests(node: LocalNode, caplog: pytest.LogCa
             answer = other.get(ApiVersionsRequest(), 0, ApiVersionsResponse)
             assert answer.error_code == 0
             before = before or memory().rss
-        assert sent > 100
         assert memory().rss - before < MAX_GROWTH_BYTES
     failures = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert not failures, "\n".join(

@@ -68,7 +68,7 @@ def test_it_says_when_it_is_ready_and_ends_cleanly(tmp_path: Path, monkeypatch: 
         assert not (tmp_path / "data" / CLEAN).exists()
         status, seconds = node.terminate()
         assert status == 0
-        assert seconds < 20
+        assert seconds < 60
         assert node.stderr() == ""
     assert (tmp_path / "data" / CLEAN).exists()
 
@@ -91,7 +91,7 @@ def test_readers_that_wait_for_records_do_not_hold_up_its_end(tmp_path: Path) ->
             wire.ask(MetadataRequest(), 12)
             status, seconds = node.terminate()
         assert status == 0
-        assert seconds < 30, "they would have waited for a minute"
+        assert seconds < 50, "they would have waited for a minute"
 
 
 def test_it_is_small_at_rest(tmp_path: Path) -> None:

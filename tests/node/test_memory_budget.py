@@ -251,8 +251,8 @@ def test_slow_readers_are_closed_when_memory_is_short_and_only_then(
 @pytest.mark.usefixtures("impatient")
 def test_a_slow_client_that_still_reads_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     # Longer than a busy machine keeps this process, and with it the client, from going on.
-    monkeypatch.setattr(memory_budget, "_STALL_SECONDS", 1.5)
-    monkeypatch.setattr(memory_budget, "_STALL_WHEN_FULL_SECONDS", 1.0)
+    monkeypatch.setattr(memory_budget, "_STALL_SECONDS", 3.5)
+    monkeypatch.setattr(memory_budget, "_STALL_WHEN_FULL_SECONDS", 3.0)
 
     async def main() -> None:
         async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
@@ -455,7 +455,7 @@ async def test_the_idle_limit_closes_connections_with_unread_responses_and_half_
         await half_sent.write(struct.pack(">i", 1000) + b"half")
         await behind.send(*[b"fetch 4000000"] * 3)  # more requests wait for it to read
         await waiting.send(b"\0\0 produce")
-        await until(lambda: bench.server.connections == 4)
+        await until(lambda: bench.script.in_progress > 0)  # the last of them was accepted
         # One that waits for the node is not idle.
         await until(lambda: bench.server.connections == 1)
         bench.script.gate.set()

@@ -226,7 +226,11 @@ async def test_aiokafka_members_share_and_commit(world: World) -> None:
     world.produce(topic, 20, 2)
     consumers = [
         AIOKafkaConsumer(
-            topic, bootstrap_servers=world.servers, group_id=world.name, auto_offset_reset="earliest"
+            topic,
+            bootstrap_servers=world.servers,
+            group_id=world.name,
+            auto_offset_reset="earliest",
+            session_timeout_ms=60_000,  # and not ten seconds: a commit would fail after a pause
         )
         for _ in range(2)
     ]

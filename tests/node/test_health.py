@@ -211,7 +211,9 @@ async def test_a_killed_fetcher_is_seen_and_comes_back(
 
         with monkeypatch.context() as patched:
             patched.setattr(ReplicaFetcher, "_fetch", broken)
-            seen = await _until(nodes[1], lambda status, _: status == 503)
+            seen = await _until(
+                nodes[1], lambda status, found: status == 503 and "tasks: " in " ".join(found["problems"])
+            )
             assert seen["status"] == "not ready"
             (problem,) = [each for each in seen["problems"] if each.startswith("tasks: ")]
             assert "fetch from broker 1: backing off, RuntimeError: the fetcher was killed" in problem
@@ -271,8 +273,10 @@ async def test_a_node_that_waits_for_its_quorum_is_live_and_not_ready(tmp_path: 
         async with asyncio.timeout(60):
             while node.http.url is None or node.metadata is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        waiting = await _until(node, lambda status, _: status == 503)
-        assert waiting["checks"]["started"] == "waiting for an active controller"
+        wanted = "waiting for an active controller"
+        waiting = await _until(
+            node, lambda status, found: status == 503 and found["checks"].get("started") == wanted
+        )
         assert waiting["checks"]["quorum"] == "the quorum has no leader; its voters are 2, 3, 4"
         status, live = await asyncio.to_thread(get, f"{node.http.url}/health/live")
         assert (status, live["status"]) == (200, "live")

@@ -152,13 +152,15 @@ def test_kafkas_tools_speak_to_controllers_and_make_a_static_quorum_dynamic(tmp_
         controllers = java.run_tool(CLUSTER, "list-endpoints", *by_controller).out
         assert re.findall(r"^(\d+)\s+127.0.0.1\s+(\d+)", controllers, re.MULTILINE) == [("1", str(quorum))]
         java.run_tool(FEATURES, *by_broker, "upgrade", "--feature", "kraft.version=1")
+        # A broker that did not decide it knows it a moment later.
+        level = r"kraft.version\s.*FinalizedVersionLevel: 1\b"
         for address in (by_broker, by_controller):
-            levels = java.run_tool(FEATURES, *address, "describe").out
-            assert re.search(r"kraft.version\s.*FinalizedVersionLevel: 1\b", levels), levels
+            describe = partial(java.run_tool, FEATURES, *address, "describe")
+            until(lambda ask=describe: re.search(level, ask().out) is not None)  # type: ignore[misc]
         change = ("--entity-type", "brokers", "--entity-default", "--alter")
         java.run_tool(CONFIGS, *by_controller, *change, "--add-config", "log.cleaner.threads=2")
-        shown = java.run_tool(CONFIGS, *by_broker, "--describe", *change[:3]).out
-        assert "log.cleaner.threads=2" in shown
+        shown = partial(java.run_tool, CONFIGS, *by_broker, "--describe", *change[:3])
+        until(lambda: "log.cleaner.threads=2" in shown().out)
         second.terminate()
         by_first = ("--bootstrap-server", f"127.0.0.1:{client}")
         java.run_tool(CLUSTER, "unregister", *by_first, "--id", "2")
@@ -224,6 +226,7 @@ def test_a_kafka_node_and_an_ottla_node_are_one_cluster(tmp_path: Path, role: st
         log_dirs=str(tmp_path / "ottla"),
         offsets_topic_replication_factor="1",
         controller_quorum_election_timeout_ms=waits[1],
+        broker_session_timeout_ms="60000",  # both brokers have to be there for the topics
         cluster_id=CLUSTER_ID,
     )
     listeners = f"PLAINTEXT://127.0.0.1:{kafka_client}"
@@ -237,6 +240,7 @@ def test_a_kafka_node_and_an_ottla_node_are_one_cluster(tmp_path: Path, role: st
             "process.roles": role,
             "controller.quorum.voters": quorum_voters,
             "controller.quorum.election.timeout.ms": waits[2],
+            "broker.session.timeout.ms": "60000",
             "listeners": listeners,
         },
     )

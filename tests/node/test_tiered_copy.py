@@ -144,9 +144,14 @@ def test_a_topic_from_its_first_copy_to_its_deletion(tmp_path: Path) -> None:
         wait_until(
             lambda: len(finished_segments(node.data_dir, "orders")) <= 4, "nothing expires", poll_s=0.1
         )
+
+        def begins_with_the_store() -> bool:
+            """The start of the log moves first, and segment after segment leaves the store."""
+            kept = finished_segments(node.data_dir, "orders")
+            return watermarks(bootstrap, "orders")[0] == kept[0].start_offset
+
+        wait_until(begins_with_the_store, "the log begins where the store does not", poll_s=0.1)
         wait_until(lambda: is_settled(node.data_dir, store), "the store and its metadata differ", poll_s=0.1)
-        kept = finished_segments(node.data_dir, "orders")
-        assert watermarks(bootstrap, "orders")[0] == kept[0].start_offset
 
         admin = AdminClient({"bootstrap.servers": bootstrap})
         admin.delete_topics(["orders"])["orders"].result(60)
@@ -265,7 +270,12 @@ def test_kafkas_tool_reads_the_metadata(tmp_path: Path, java_driver: JavaDriver)
     with LocalNode(settings(store), data_dir=str(data)) as node:
         create(node.bootstrap_servers, "orders")
         produce(node.bootstrap_servers, "orders", 60)
-        wait_until_copied(node.data_dir, "orders", store, 30)
+
+        def is_copied() -> bool:
+            closed = len(list(Path(node.data_dir, "orders-0").glob("*.log"))) - 1
+            return len(finished_segments(node.data_dir, "orders")) == closed > 1
+
+        wait_until(is_copied, "closed segments are not copied", poll_s=0.1)
         segments = finished_segments(node.data_dir, "orders")
     files = [path for path in data.glob("__remote_log_metadata-*/*.log") if path.stat().st_size]
     shown = java_driver.tool(

@@ -37,7 +37,7 @@ def make_check(settings: dict[str, str], store: ObjectStore | None = None) -> St
     config = NodeConfig({"node.id": "4", **settings})
     stored = remote_storage_settings(config)
     opened = open_object_store(stored.store, None, None) if store is None else store  # type: ignore[arg-type]
-    storage = ObjectStorageManager(opened, prefix=stored.prefix, stall_ms=2_000)
+    storage = ObjectStorageManager(opened, prefix=stored.prefix, stall_ms=60_000)
     return StoreCheck(SeededRandom(1), DynamicBrokerConfig(config), stored, storage)
 
 
@@ -45,7 +45,7 @@ def s3_settings(store: FakeS3, **more: str) -> dict[str, str]:
     credentials = {
         "rsm.config.storage.aws.access.key.id": KEY_ID,
         "rsm.config.storage.aws.secret.access.key": SECRET,
-        "rsm.config.storage.s3.api.call.attempt.timeout": "1000",
+        "rsm.config.storage.s3.api.call.attempt.timeout": "60000",
     }
     return fake_s3_settings(store) | credentials | more
 
@@ -83,7 +83,7 @@ def test_a_node_says_nothing_of_a_store_that_works(store: FakeS3, caplog: pytest
 
 def test_a_store_that_hangs_does_not_delay_the_start(store: FakeS3, caplog: pytest.LogCaptureFixture) -> None:
     store.hang()
-    with LocalNode(s3_settings(store)):
+    with LocalNode(s3_settings(store, **{"rsm.config.storage.s3.api.call.attempt.timeout": "1000"})):
         wait_until(lambda: bool(warnings(caplog)), "nothing is said of a store that hangs")
         assert len(warnings(caplog)) == 1
         assert store.unanswered

@@ -40,6 +40,8 @@ from tests.support.wire import WireClient
 from .wire_producer import WireProducer
 
 DEADLINE_S = 60.0
+# A transaction begins as its first record is written, and is to outlive that write.
+TIMEOUT_MS = 500
 SETTINGS = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 50,
     "transaction.two.phase.commit.enable": True,
@@ -82,7 +84,7 @@ def test_writing_adds_the_partition_and_ending_moves_the_epoch(wire: WireProduce
 
 
 def test_a_commit_that_comes_after_the_timeout_is_fenced(wire: WireProducer) -> None:
-    me = wire.begin(transaction_timeout_ms=1)
+    me = wire.begin(transaction_timeout_ms=TIMEOUT_MS)
     assert wire.write(me, b"too slow") is ErrorCode.NONE
     wire.await_state("CompleteAbort")
     assert wire.end(me).error_code == ErrorCode.PRODUCER_FENCED
@@ -182,7 +184,7 @@ def test_epochs_run_over_to_new_producer_ids(monkeypatch: pytest.MonkeyPatch) ->
         assert [each.epoch for each in seen] == [0, 1, 2, 0, 1, 2, 0, 1]
         assert len({each.id for each in seen}) == 3
         assert wire.read() == (values, 1)
-        while (me := wire.begin(transaction_timeout_ms=1)).epoch != 2:
+        while (me := wire.begin(transaction_timeout_ms=TIMEOUT_MS)).epoch != 2:
             pass
         assert wire.write(me, b"too slow") is ErrorCode.NONE
         wire.await_state("CompleteAbort")

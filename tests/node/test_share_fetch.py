@@ -455,6 +455,7 @@ async def test_a_load_waits_for_the_last_write_of_the_state_that_it_replaces(bro
     broker.persister.opened.set()
     assert await acknowledged is ErrorCode.NONE
     assert await fetched == []
+    await until(lambda: broker.share() is not None)
     assert broker.share().start_offset == 5
 
 

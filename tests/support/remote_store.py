@@ -22,12 +22,15 @@ METADATA_TOPIC = "__remote_log_metadata"
 
 def metadata_events(data_dir: str | Path) -> list[RemoteLogMetadataEvent]:
     """All events of `__remote_log_metadata` in the data directory of a node, in the order of each of its
-    partitions. Read from the files: the tests ask again and again.
+    partitions. Read from the files: the tests ask again and again. Files may go while they are listed.
     """
     events: list[RemoteLogMetadataEvent] = []
     for partition in sorted(Path(data_dir).glob(f"{METADATA_TOPIC}-*")):
         for path in sorted(partition.glob("*.log")):
-            data = path.read_bytes()
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                continue
             for position, _ in iter_batches(data):
                 for record in read_records(data, position):
                     assert record.key is None

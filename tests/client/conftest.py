@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
@@ -61,6 +62,9 @@ async def topic(admin: Admin) -> str:
     """A topic of this test alone, with three partitions. It keeps records, whatever time they are from."""
     name = f"topic-{next(_names)}"
     await admin.topics.create(name, partitions=3, configs={"retention.ms": "-1"})
+    async with asyncio.timeout(60):  # what the controller has done, brokers tell a moment later
+        while name not in [topic.name for topic in await admin.topics.list()]:
+            pass
     return name
 
 

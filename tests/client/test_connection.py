@@ -125,7 +125,7 @@ class TestCauses:
 
     async def test_an_advertised_address_that_cannot_be_reached(self) -> None:
         node = LocalNode({"advertised.listeners": "PLAINTEXT://127.0.0.1:1"})
-        async with node, Admin(node.bootstrap_servers, default_api_timeout_ms=1_000) as admin:
+        async with node, Admin(node.bootstrap_servers, default_api_timeout_ms=3_000) as admin:
             with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1: connection refused"):
                 await admin.topics.create("t", partitions=1)
 

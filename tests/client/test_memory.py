@@ -62,7 +62,7 @@ async def test_who_reads_slowly_finds_no_more_than_the_prefetch_waiting(endless:
         consumer.assign([(TOPIC, p) for p in range(PARTITIONS)])
         most = 0
         for _ in range(400):
-            assert await consumer.poll(100, timeout_ms=10_000)
+            assert await consumer.poll(100, timeout_ms=60_000)
             most = max(most, consumer._fetcher.buffered_bytes)
         assert PREFETCH // 4 < most <= PREFETCH
 
@@ -80,8 +80,8 @@ async def test_a_poll_that_is_cancelled_anywhere_loses_and_doubles_nothing(
 
     async def poll(consumer: Consumer[bytes, bytes]) -> list[tuple[int, int]]:
         if way == "records":
-            return [(r.partition, r.offset) for r in await consumer.poll(700, timeout_ms=10_000)]
-        table = await consumer.poll_arrow(max_bytes=MIB, timeout_ms=10_000, columns=["partition", "offset"])
+            return [(r.partition, r.offset) for r in await consumer.poll(700, timeout_ms=60_000)]
+        table = await consumer.poll_arrow(max_bytes=MIB, timeout_ms=60_000, columns=["partition", "offset"])
         return list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
 
     async with open_consumer(endless) as consumer, asyncio.timeout(60):
@@ -117,9 +117,9 @@ async def test_two_gigabytes_pass_through_a_bounded_memory(endless: FakeCluster,
         read = start = most = 0
         while read < 2 * 1024 * MIB:
             if way == "records":
-                read += 1010 * len(await consumer.poll(2_000, timeout_ms=10_000))
+                read += 1010 * len(await consumer.poll(2_000, timeout_ms=60_000))
             else:
-                read += (await consumer.poll_arrow(timeout_ms=10_000)).nbytes
+                read += (await consumer.poll_arrow(timeout_ms=60_000)).nbytes
             assert consumer._fetcher.buffered_bytes <= PREFETCH
             if read > 64 * MIB:
                 # From here on all code is loaded and every buffer has been made once.

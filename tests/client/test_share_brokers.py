@@ -500,7 +500,7 @@ async def test_what_was_held_too_long_is_forgotten(
     cluster: FakeCluster, brokers: ShareBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ottla.client.share.share_consumer._GRACE_S", 0.01)
-    brokers.lock_ms = 50
+    brokers.lock_ms = 1_000  # or a pause before the first poll returns would end the locks
     brokers.ready[0] = [(0, 99)]
     async with explicit(cluster) as consumer:
         consumer.subscribe(TOPIC)

@@ -172,21 +172,26 @@ async def test_two_members_share_the_records_of_a_partition(servers: str, queue:
         async with asyncio.timeout(DEADLINE_S):
             while not (one.assignment() and two.assignment()):
                 assert await asyncio.gather(one.poll(timeout_ms=100), two.poll(timeout_ms=100)) == [[], []]
-        sent = [b"%03d" % number for number in range(100)]
-        await produce(servers, queue, sent)
+        sent: list[bytes] = []
         found: dict[int, list[Shared]] = {0: [], 1: []}
 
+        async def write() -> None:
+            # More of them until each had some: one of the two may be quick enough to get all there are.
+            while not (len(sent) >= 100 and found[0] and found[1]):
+                more = [b"%06d" % (len(sent) + number) for number in range(20)]
+                sent.extend(more)
+                await produce(servers, queue, more)
+
         async def work(number: int, consumer: ShareConsumer[bytes, bytes]) -> None:
-            while len(found[0]) + len(found[1]) < len(sent):
+            while not writing.done() or len(found[0]) + len(found[1]) < len(sent):
                 records = await consumer.poll(timeout_ms=200)
                 assert len(records) <= 5
                 found[number] += records
 
         async with asyncio.timeout(DEADLINE_S):
-            await asyncio.gather(work(0, one), work(1, two))
+            writing = asyncio.create_task(write())
+            await asyncio.gather(writing, work(0, one), work(1, two))
         assert values(found[0] + found[1]) == sent
-        assert found[0]
-        assert found[1]
 
 
 async def test_records_are_acknowledged_one_by_one(servers: str, topic: str, group: str) -> None:

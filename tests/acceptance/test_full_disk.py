@@ -27,6 +27,7 @@ from ottla.runtime.disk import Buffer, File, RealDisk
 from ottla.runtime.runtime import Runtime
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
+from tests.support.fake_brokers import until
 from tests.support.wire import WireClient
 
 
@@ -144,9 +145,10 @@ def test_a_send_that_came_to_nothing_says_why_in_time(
     ottla = CommandLine(node.bootstrap_servers)
     for first in ("cannot get a producer id", "KAFKA_STORAGE_ERROR"):
         disk.full = True
-        ended = ottla("produce", "orders", "lost", "--timeout", "1")
+        # Time enough to connect and to be refused once, on a busy machine too.
+        ended = ottla("produce", "orders", "lost", "--timeout", "3")
         assert ended.status == 1
-        assert "delivery.timeout.ms=1000" in ended.err
+        assert "delivery.timeout.ms=3000" in ended.err
         assert first in ended.err.partition("; last: ")[2]
         disk.full = False
         ottla.ok("produce", "orders", "written")
@@ -156,14 +158,16 @@ async def test_a_producer_whose_memory_is_full_says_why(
     node: LocalNode, wire: WireClient, disk: FillingDisk
 ) -> None:
     assert create(wire, "orders") == 0
-    limits = {"max_block_ms": 1000, "delivery_timeout_ms": 2000, "request_timeout_ms": 1000, "linger_ms": 0}
+    limits = {"max_block_ms": 1000, "linger_ms": 0}
     async with Producer(node.bootstrap_servers, buffer_memory=10_000, **limits) as producer:
         await producer.send("orders", b"written")
         disk.full = True
         while producer._accumulator.has_room():
             producer.send_nowait("orders", b"x" * 1000)
+        await until(lambda: "KAFKA_STORAGE_ERROR" in producer._sender.why_nothing_is_sent())
         with pytest.raises(KafkaError, match=r"buffer\.memory=10000 bytes wait; last: KAFKA_STORAGE_ERROR"):
             await producer.ready("orders")
+        disk.full = False
 
 
 def test_a_full_disk_refuses_writes_and_nothing_else(

@@ -14,7 +14,8 @@ from ottla.protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 from ottla.testing.local_node import LocalNode
-from tests.support.java_driver import JavaDriver, JavaDriverError, Message
+from tests.support.java_driver import ConsumedRecord, JavaDriver, JavaDriverError, Message
+from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -44,6 +45,22 @@ def make_topic(node: LocalNode, **config: str) -> str:
         answer = wire.get(CreateTopicsRequest(topics=[topic], timeout_ms=10_000), 7, CreateTopicsResponse)
     assert answer.topics[0].error_code == 0, answer
     return name
+
+
+def read_until(
+    client: JavaDriver, node: LocalNode, topic: str, count: int, **config: str
+) -> tuple[ConsumedRecord, ...]:
+    """All records as soon as there are so many: what is not waited for, as the marker of a transaction that
+    is committed, may come a moment later.
+    """
+    found: list[ConsumedRecord] = []
+
+    def are_there() -> bool:
+        found[:] = client.consume(node.bootstrap_servers, topic, **config).records
+        return len(found) >= count
+
+    wait_until(are_there, f"no {count} records", poll_s=0.1)
+    return tuple(found)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -116,8 +133,8 @@ def test_every_kind_of_acknowledgement(node: LocalNode, client: JavaDriver, acks
         producer.send([Message(topic, b"%d" % n) for n in range(50)], flush_every=5)
         # On the same connection, so it comes after what was not waited for.
         producer.send([Message(topic, b"last")])
-    found = client.consume(node.bootstrap_servers, topic)
-    assert [record.value for record in found.records] == [b"%d" % n for n in range(50)] + [b"last"]
+    records = read_until(client, node, topic, 51)
+    assert [record.value for record in records] == [b"%d" % n for n in range(50)] + [b"last"]
 
 
 def test_a_read_of_what_is_not_there_is_told_so(node: LocalNode, client: JavaDriver) -> None:
@@ -151,8 +168,8 @@ def test_transactions_are_seen_when_they_are_committed(node: LocalNode, client: 
                 producer.commit()
             else:
                 producer.abort()
-    committed = client.consume(node.bootstrap_servers, topic, isolation_level="read_committed")
-    assert [record.value for record in committed.records] == [
+    committed = read_until(client, node, topic, 6, isolation_level="read_committed")
+    assert [record.value for record in committed] == [
         b"%d.%d" % (number, n) for number in (0, 2) for n in range(3)
     ]
     everything = client.consume(node.bootstrap_servers, topic)

@@ -13,7 +13,7 @@ from ottla.testing.local_node import LocalNode
 
 pytestmark = pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
 
-DEADLINE_SECONDS = 30
+DEADLINE_SECONDS = 120
 
 
 @pytest.fixture(scope="module")

@@ -38,21 +38,27 @@ SHARE_SETTINGS = {
     "share.coordinator.cold.partition.snapshot.interval.ms": "500",
     "share.coordinator.state.topic.num.partitions": "2",
 }
-AFTER_A_KILL = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "300"}
+# For the one that takes the place of a broker that was killed, as in `test_swap`.
+AFTER_A_KILL = {"broker.session.timeout.ms": "4000", "broker.heartbeat.interval.ms": "300"}
+
+
+def after(last_end: str) -> dict[str, str]:
+    """Settings that depend on how the last broker on the directory ended."""
+    return AFTER_A_KILL if last_end == "kill" else {}
 
 
 class Ottla(NodeProcess):
     """A node on a data directory, in Apache Kafka's place."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, last_end: str) -> None:
         settings = {name: value for name, value in SINGLE_NODE.items() if name not in OWN_SETTINGS}
-        settings |= {**NODE_PROPERTIES, **SHARE_SETTINGS, **AFTER_A_KILL, "node.id": "1"}
+        settings |= {**NODE_PROPERTIES, **SHARE_SETTINGS, **after(last_end), "node.id": "1"}
         super().__init__(data_dir, *(word for each in settings.items() for word in ("--set", "=".join(each))))
         self.data_dir = data_dir
 
 
-def kafka_on(data_dir: Path) -> ApacheKafka:
-    properties = {**NODE_PROPERTIES, **SHARE_SETTINGS, **AFTER_A_KILL}
+def kafka_on(data_dir: Path, last_end: str) -> ApacheKafka:
+    properties = {**NODE_PROPERTIES, **SHARE_SETTINGS, **after(last_end)}
     return ApacheKafka(data_dir.parent, properties=properties, log_dirs=[data_dir.name])
 
 
@@ -167,9 +173,10 @@ def state_files(broker: Broker) -> set[str]:
 def test_share_states_change_hands(tmp_path: Path, lives: list[tuple[str, str]]) -> None:
     sharers = Sharers()
     before: tuple[object, object] | None = None
+    last_end = "stop"
     for number, (who, end) in enumerate(lives):
         with (
-            (Ottla if who == "ottla" else kafka_on)(tmp_path / "data") as broker,
+            (Ottla if who == "ottla" else kafka_on)(tmp_path / "data", last_end) as broker,
             WireClient(broker.bootstrap) as wire,
         ):
             if before is None:
@@ -180,6 +187,7 @@ def test_share_states_change_hands(tmp_path: Path, lives: list[tuple[str, str]])
             sharers.work(wire)
             before = sharers.see(wire)
             assert state_files(broker) == {"__share_group_state-0", "__share_group_state-1"}
+            last_end = end
             if end == "kill":
                 broker.kill()
             elif isinstance(broker, Ottla):

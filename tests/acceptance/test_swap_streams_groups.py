@@ -48,7 +48,8 @@ STREAMS_SETTINGS = {
     "group.streams.assignment.interval.ms": "0",
     "group.streams.num.standby.replicas": "1",
 }
-AFTER_A_KILL = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "300"}
+# For the one that takes the place of a broker that was killed, as in `test_swap`.
+AFTER_A_KILL = {"broker.session.timeout.ms": "4000", "broker.heartbeat.interval.ms": "300"}
 COUNTING = Topology(
     subtopologies=[
         Subtopology(subtopology_id="0", source_topics=["lines"], repartition_sink_topics=["app-words"]),
@@ -61,17 +62,22 @@ COUNTING = Topology(
 )
 
 
+def after(last_end: str) -> dict[str, str]:
+    """Settings that depend on how the last broker on the directory ended."""
+    return AFTER_A_KILL if last_end == "kill" else {}
+
+
 class Ottla(NodeProcess):
     """A node on a data directory, in Apache Kafka's place."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, last_end: str) -> None:
         settings = {name: value for name, value in SINGLE_NODE.items() if name not in OWN_SETTINGS}
-        settings |= {**NODE_PROPERTIES, **STREAMS_SETTINGS, **AFTER_A_KILL, "node.id": "1"}
+        settings |= {**NODE_PROPERTIES, **STREAMS_SETTINGS, **after(last_end), "node.id": "1"}
         super().__init__(data_dir, *(word for each in settings.items() for word in ("--set", "=".join(each))))
 
 
-def kafka_on(data_dir: Path) -> ApacheKafka:
-    properties = {**NODE_PROPERTIES, **STREAMS_SETTINGS, **AFTER_A_KILL}
+def kafka_on(data_dir: Path, last_end: str) -> ApacheKafka:
+    properties = {**NODE_PROPERTIES, **STREAMS_SETTINGS, **after(last_end)}
     return ApacheKafka(data_dir.parent, properties=properties, log_dirs=[data_dir.name])
 
 
@@ -208,9 +214,10 @@ def test_streams_groups_change_hands(tmp_path: Path, lives: list[tuple[str, str]
     application = Application()
     before: tuple[DescribedGroup, object] | None = None
     topology: object = None
+    last_end = "stop"
     for number, (who, end) in enumerate(lives):
         with (
-            (Ottla if who == "ottla" else kafka_on)(tmp_path / "data") as broker,
+            (Ottla if who == "ottla" else kafka_on)(tmp_path / "data", last_end) as broker,
             WireClient(broker.bootstrap) as wire,
         ):
             if before is None:
@@ -222,6 +229,7 @@ def test_streams_groups_change_hands(tmp_path: Path, lives: list[tuple[str, str]
                 application.check_fencing(wire)
             application.work(wire)
             before, topology = application.see(wire), application.describe(wire).topology
+            last_end = end
             if end == "kill":
                 broker.kill()
             elif isinstance(broker, Ottla):

@@ -34,7 +34,7 @@ def test_a_group_without_a_coordinator_says_why_in_time() -> None:
     with LocalNode({"offsets.topic.replication.factor": 3}) as node:
         ottla = CommandLine(node.bootstrap_servers)
         ottla.ok("topics", "create", "orders")
-        ended = ottla("consume", "orders", "--group", "g", "--timeout", "1")
+        ended = ottla("consume", "orders", "--group", "g", "--timeout", "3")
         assert ended.status == 1
         assert "__consumer_offsets could not be created yet" in ended.err
 

@@ -44,7 +44,14 @@ def test_a_controller_becomes_a_voter_and_the_first_one_none(tmp_path: Path, off
             offline.ok("storage", "format", "-c", str(file), "-t", CLUSTER_ID, begins)
             stack.enter_context(NodeProcess(None, str(file), listen=None))
         command = CommandLine(f"127.0.0.1:{client}")
-        assert roles(command) == {11: "leader", 12: "observer", 1: "observer"}
+
+        def all_are_known() -> bool:
+            """An observer is known to the leader when it has fetched from it."""
+            ended = command("quorum", "--json")
+            expected = {11: "leader", 12: "observer", 1: "observer"}
+            return ended.status == 0 and members(ended) == expected
+
+        wait_until(all_are_known, "the leader does not know its observers")
         assert "expected ID@HOST:PORT" in command("quorum", "--add", "12").err
         assert command.ok("cluster", "describe", "--json").json["controller"] == 11
         assert "node 11 is already a voter" in command("quorum", "--add", "11@127.0.0.1:1").err

@@ -171,7 +171,7 @@ def test_a_member_that_is_ended_leaves_its_group(
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["d\n", "e\n"]
         process.send_signal(number)
-        assert process.communicate(timeout=60) == ("", "")
+        assert process.communicate(timeout=120) == ("", "")
         assert process.returncode == 130
     finally:
         process.kill()

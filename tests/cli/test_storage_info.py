@@ -29,7 +29,7 @@ def test_a_directory_in_use_says_by_whom_and_not_that_it_was_not_shut_down(
             [sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
         assert other.returncode != 0
         assert "in use by another node" in other.stderr

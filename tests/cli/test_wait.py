@@ -25,7 +25,7 @@ def test_a_cluster_is_ready(ottla: CommandLine, topic: str) -> None:
 
 def test_what_is_missing_is_waited_for(ottla: CommandLine) -> None:
     name = uuid4().hex[:16]
-    ended = ottla("wait", "--topic", name, "--timeout", "0.3")
+    ended = ottla("wait", "--topic", name, "--timeout", "2")
     assert ended.status == 1
     assert f"is not ready: topic {name} does not exist" in ended.err
     ended = ottla("wait", "--brokers", "7", "--timeout", "0")

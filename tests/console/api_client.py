@@ -30,6 +30,10 @@ class Answer:
         return code
 
 
+class Refused(AssertionError):
+    """The status and the body of the answer to a request for a stream."""
+
+
 @dataclass(slots=True)
 class ApiClient:
     """`url` is that of the server. Keeps the cookie and the token of its session."""
@@ -107,7 +111,8 @@ class ApiClient:
         headers = {} if self.cookie is None else {"Cookie": self.cookie}
         connection.request("GET", f"{path}?{urlencode(query)}", headers=headers)
         response = connection.getresponse()
-        assert response.status == 200, response.read()
+        if response.status != 200:
+            raise Refused(response.status, response.read())
 
         def read() -> Iterator[tuple[str, Any]]:
             name = ""

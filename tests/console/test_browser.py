@@ -270,9 +270,7 @@ def test_messages_by_offset_and_time(page: Page, desk: Visitor) -> None:
 
 def test_a_search_shows_what_it_looked_at(page: Page, desk: Visitor) -> None:
     desk.open("topic/orders/messages?from=beginning&path=%24.customer.name&pathValue=c3", "orders")
-    status = page.locator("[data-looked]")
-    status.wait_for()
-    assert int(status.get_attribute("data-looked") or 0) > 0
+    desk.until("document.querySelector('[data-looked]')?.dataset.looked > 0")
     rows = page.locator(".messages td.payload")
     rows.first.wait_for()
     assert all('"name": "c3"' in text for text in rows.all_inner_texts())
@@ -286,7 +284,7 @@ def test_a_live_tail_shows_what_arrives(page: Page, desk: Visitor, live: Live) -
     desk.open("topic/orders/messages?from=live", "orders")
     page.locator(".badge.good", has_text="live").wait_for()
     with blocking.Producer(live.bootstrap) as producer:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         number = 0
         while page.locator(".messages tbody tr").count() == 0:
             assert time.monotonic() < deadline

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BROWSER_SKIP = "Browser tests skipped: "
 # Where screenshots are kept, for people to look at; none are taken otherwise.
 SCREENSHOTS_VARIABLE = "OTTLA_SCREENSHOTS"
-DEADLINE_MS = 30_000
+DEADLINE_MS = 60_000
 Theme = Literal["light", "dark"]
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-STOP_SECONDS = 30
+STOP_SECONDS = 120
 _READY = re.compile(r"the console is at (\S+)")
 
 

@@ -22,7 +22,7 @@ from typing import Final, Self
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
 
-from tests.guarantees.member import HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS
+from tests.guarantees.member import HEARTBEAT_INTERVAL_MS, session_timeout_ms
 from tests.support import java, kafka_libs
 
 VERIFIABLE_CONSUMER: Final = "org.apache.kafka.tools.VerifiableConsumer"
@@ -72,7 +72,7 @@ class Member:
         options += ["--group-protocol", protocol]
         if protocol == "CLASSIC":
             self._settings.write_text(f"heartbeat.interval.ms={HEARTBEAT_INTERVAL_MS}\n")
-            options += ["--session-timeout", str(SESSION_TIMEOUT_MS)]
+            options += ["--session-timeout", str(session_timeout_ms(instance))]
             options += ["--command-config", str(self._settings)]
         if instance:
             options += ["--group-instance-id", instance]

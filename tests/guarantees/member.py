@@ -14,10 +14,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 SESSION_TIMEOUT_MS: Final = 1_500
+# A static member has to be back before its session is over, however long it takes to start.
+STATIC_SESSION_TIMEOUT_MS: Final = 60_000
 HEARTBEAT_INTERVAL_MS: Final = 200
 METADATA_AGE_MS: Final = 500
 
 Record = tuple[int, int, str]
+
+
+def session_timeout_ms(instance: str | None) -> int:
+    return SESSION_TIMEOUT_MS if instance is None else STATIC_SESSION_TIMEOUT_MS
 
 
 def journal(records: Iterable[Record]) -> bool:
@@ -56,7 +62,7 @@ def librdkafka(
     if protocol == "classic":
         config |= {
             "partition.assignment.strategy": "range",
-            "session.timeout.ms": SESSION_TIMEOUT_MS,
+            "session.timeout.ms": session_timeout_ms(instance),
             "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
         }
     consumer = Consumer(config)
@@ -89,7 +95,7 @@ def kafka_python(bootstrap: str, group: str, topic: str, instance: str | None) -
         auto_offset_reset="earliest",
         enable_auto_commit=False,
         partition_assignment_strategy=[RangePartitionAssignor],
-        session_timeout_ms=SESSION_TIMEOUT_MS,
+        session_timeout_ms=session_timeout_ms(instance),
         heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
         metadata_max_age_ms=METADATA_AGE_MS,
         retry_backoff_ms=20,
@@ -121,7 +127,7 @@ async def _aiokafka(bootstrap: str, group: str, topic: str, instance: str | None
             auto_offset_reset="earliest",
             enable_auto_commit=False,
             partition_assignment_strategy=(RangePartitionAssignor,),
-            session_timeout_ms=SESSION_TIMEOUT_MS,
+            session_timeout_ms=session_timeout_ms(instance),
             heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
             metadata_max_age_ms=METADATA_AGE_MS,
         )
@@ -157,7 +163,7 @@ async def _own(bootstrap: str, group: str, topic: str, instance: str | None, pro
         auto_offset_reset="earliest",
         enable_auto_commit=False,
         partition_assignment_strategy="range",
-        session_timeout_ms=SESSION_TIMEOUT_MS,
+        session_timeout_ms=session_timeout_ms(instance),
         heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
         metadata_max_age_ms=METADATA_AGE_MS,
     ) as consumer:

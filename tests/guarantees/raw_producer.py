@@ -115,7 +115,12 @@ class RawProducer:
                 )
             ],
         )
-        answer = self._get(request, 13, ProduceResponse)
+        # The transaction before may not have all its markers yet.
+        answer = until(
+            "the record in the transaction",
+            lambda: self._get(request, 13, ProduceResponse),
+            lambda each: ErrorCode(each.responses[0].partition_responses[0].error_code) not in _NOT_YET,
+        )
         code = ErrorCode(answer.responses[0].partition_responses[0].error_code)
         if code is ErrorCode.NONE:
             self._sequences[topic, partition] = sequence + len(values)

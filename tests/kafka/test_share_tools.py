@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
@@ -83,9 +83,9 @@ def ottla() -> Iterator[LocalNode]:
 
 
 def life_of_a_group(
-    bootstrap: str, java_driver: JavaDriver, driver: ShareDriver
+    bootstrap: str, java_driver: JavaDriver, driver: ShareDriver, settle: Callable[[], None] | None = None
 ) -> list[tuple[str, list[str]]]:
-    """Each command, and what the tool prints."""
+    """Each command, and what the tool prints. `settle` waits until the broker knows what was changed."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for done in admin.create_topics([NewTopic(TOPICS[0], 2, 1), NewTopic(TOPICS[1], 1, 1)]).values():
         done.result(60)
@@ -105,6 +105,8 @@ def life_of_a_group(
                 lines = [line for line in lines if GROUP in line]
             command = f"{when}: {main.rpartition('.')[2]} {' '.join(arguments)}"
             printed.append((command, [f"exit {done.exit_code}", *lines]))
+            if settle is not None and "--alter" in arguments:
+                settle()
 
     run("resets", _RESETS)
     member = driver.member(bootstrap, GROUP, *TOPICS, client_id="worker")
@@ -127,7 +129,7 @@ def test_the_tools_print_the_same(
     apache_kafka: ApacheKafka, ottla: LocalNode, java_driver: JavaDriver
 ) -> None:
     with ShareDriver() as driver:
-        expected = life_of_a_group(apache_kafka.bootstrap, java_driver, driver)
+        expected = life_of_a_group(apache_kafka.bootstrap, java_driver, driver, apache_kafka.settle)
         actual = life_of_a_group(ottla.bootstrap_servers, java_driver, driver)
     assert actual == expected
     described = dict(actual)[

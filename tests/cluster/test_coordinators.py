@@ -79,7 +79,12 @@ def test_offsets_that_were_committed_are_known_to_the_next_coordinator(
     consumer.commit(offsets=offsets, asynchronous=False)
     first = coordinator(cluster, group)
     cluster.kill(first)
-    wait_until(lambda: coordinator(cluster, group) != first, "no other coordinator")
+
+    def another_is_ready() -> bool:
+        found = coordinator(cluster, group)
+        return found != first and offset_fetch_code(cluster.node(found), group) is ErrorCode.NONE
+
+    wait_until(another_is_ready, "no other coordinator")
     consumer.close()
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, **QUIET})
     asked = ConsumerGroupTopicPartitions(group)
@@ -142,7 +147,13 @@ def test_transactions_are_whole_whoever_dies(cluster: LocalCluster, make_topic: 
     """
     topic, name = make_topic(PARTITIONS), f"t-{uuid4().hex}"
     producer = Producer(
-        {"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": name, "linger.ms": 0, **QUIET}
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "transactional.id": name,
+            "transaction.timeout.ms": 300_000,  # none is aborted because a machine is busy
+            "linger.ms": 0,
+            **QUIET,
+        }
     )
     producer.init_transactions(60)
     committed: list[int] = []

@@ -228,8 +228,14 @@ def test_a_coordinator_that_is_cut_off_does_not_say_old_offsets(
     first = active if is_controller else next(node for node in cluster.nodes if node != active)
     group = group_of(cluster, topic, first)
     other = next(node for node in cluster.nodes if node != first)
-    wait_until(lambda: commit(cluster, first, topic, group, 1) is ErrorCode.NONE, "no commit", DEADLINE_S)
-    assert committed(cluster, first, topic, group) == 1
+    wait_until(
+        lambda: (
+            commit(cluster, first, topic, group, 1) is ErrorCode.NONE
+            and committed(cluster, first, topic, group) == 1
+        ),
+        "no commit",
+        DEADLINE_S,
+    )
     cluster.cut_off(first, from_clients=False)
 
     def is_committed_elsewhere() -> bool:

@@ -101,7 +101,7 @@ def check(cluster: LocalCluster, topic: str, store: Path, records: int) -> None:
     def is_copied() -> bool:
         # The active segment is not copied; it has less than this.
         segments = finished_segments(directory, topic)
-        return segments[-1].end_offset >= records - 40 and is_settled(directory, store)
+        return bool(segments) and segments[-1].end_offset >= records - 40 and is_settled(directory, store)
 
     wait_until(is_copied, "the store has not what the metadata know", 120, poll_s=0.5)
     assert consume(cluster.bootstrap_servers, topic, records) == list(range(records))

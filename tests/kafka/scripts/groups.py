@@ -171,13 +171,13 @@ def groups_that_do_not_exist(session: Session) -> None:
 
 
 def join(
-    group: str, member_id: str, *, session_timeout_ms: int = 10_000, protocol: str = "range"
+    group: str, member_id: str, *, session_timeout_ms: int = 60_000, protocol: str = "range"
 ) -> JoinGroupRequest:
     metadata = encode_subscription(ConsumerProtocolSubscription(topics=["group-life"]))
     return JoinGroupRequest(
         group_id=group,
         session_timeout_ms=session_timeout_ms,
-        rebalance_timeout_ms=20_000,
+        rebalance_timeout_ms=60_000,
         member_id=member_id,
         protocol_type="consumer",
         protocols=[JoinGroupRequestProtocol(name=protocol, metadata=metadata)],

@@ -135,7 +135,7 @@ class Member:
 
     def warm_up(self) -> None:
         """Have the broker load the state of the partitions: a fetch that comes first may find none loaded."""
-        request = self.request(max_records=0, max_wait_ms=300)
+        request = self.request(max_records=0, max_wait_ms=1_000)
         self.session.get(request, fetching.ShareFetchResponse, self.version)
 
     def close(self) -> None:

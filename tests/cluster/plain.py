@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
+from ottla import blocking
+from ottla.client.admin.partitions import ElectionType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.create_topics import (
     CreatableReplicaAssignment,
@@ -24,6 +27,7 @@ from ottla.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
+from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.runtime.clock import SystemClock
 from ottla.testing.local_cluster import ClusterNode, LocalCluster, send_request
@@ -55,12 +59,20 @@ def create(cluster: LocalCluster, topic: str, assignment: list[list[int]], **con
     answer = send_request(node.port, request, 7, CreateTopicsResponse, timeout_s=60)
     assert [each.error_code for each in answer.topics] == [0], answer
     for index, brokers in enumerate(assignment):
-        assert cluster.leader(topic, index) == brokers[0]
-        leader = cluster.node(brokers[0])
         wait_until(
-            lambda leader=leader, index=index: end_offset(leader, topic, index) is not None,  # type: ignore[misc]
-            f"{topic}-{index} is not led",
+            partial(_is_led, cluster, topic, index, brokers[0]), f"{topic}-{index} is not led by {brokers[0]}"
         )
+
+
+def _is_led(cluster: LocalCluster, topic: str, partition: int, wanted: int) -> bool:
+    """Whether a broker leads a partition and knows it. It is elected where it was missed for a moment, on a
+    busy machine, as the topic was made.
+    """
+    if cluster.leader(topic, partition) == wanted:
+        return end_offset(cluster.node(wanted), topic, partition) is not None
+    with blocking.Admin(cluster.bootstrap_servers) as admin:
+        admin.partitions.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, partition)])
+    return False
 
 
 def wait_for_leader(cluster: LocalCluster, topic: str, *, among: Iterable[int]) -> ClusterNode:

@@ -13,7 +13,7 @@ from ottla.spark.session import prepare_environment
 from ottla.testing.local_node import LocalNode
 from tests.spark.test_pipelines import Pipeline, order, values
 from tests.support.effort import THOROUGH
-from tests.support.spark_standalone import HOSTS, SHORT_LIVED, StandaloneCluster
+from tests.support.spark_standalone import CORES, HOSTS, SHORT_LIVED, StandaloneCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -39,6 +39,10 @@ def test_the_same_pipeline_runs_on_a_cluster(
         "spark.executor.memory=512m",
         f"spark.driver.extraJavaOptions={SHORT_LIVED}",
         f"spark.executor.extraJavaOptions={SHORT_LIVED}",
+        # No task begins before both workers have started their executors.
+        f"spark.cores.max={CORES * len(HOSTS)}",
+        "spark.scheduler.minRegisteredResourcesRatio=1.0",
+        f"spark.scheduler.maxRegisteredResourcesWaitingTime={SECONDS}s",
     )
     confs = [part for setting in settings for part in ("--conf", setting)]
     said = pipeline.ok("run", "-b", pipeline.bootstrap, "--master", standalone.url, *confs)

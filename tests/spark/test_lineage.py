@@ -31,7 +31,7 @@ from ottla.spark.sink.task_writer import TaskIdentity, write_transaction
 from ottla.spark.sink.trace import NotTraced, trace
 from ottla.spark.source.offsets import BEGINS_KEY, IDS_KEY
 from ottla.testing.local_node import LocalNode
-from tests.support.spark_sink_harness import Query, committed_values
+from tests.support.spark_sink_harness import Query, await_markers, committed_values
 
 WITHOUT_SPARK = True
 
@@ -203,6 +203,7 @@ class TestTrace:
         with pytest.raises(RuntimeError, match="killed"):
             query.client.call(dying.commit(messages, 0, streaming=True))
         query.batch("r2", 0, [["a"]])
+        committed_values(bootstrap, "kept")  # the end of the transaction is at offset 1
         query.batch("r2", 1, [["b"]])
         committed_values(bootstrap, "kept")
         for offset, batch in ((0, 0), (2, 1)):
@@ -255,6 +256,7 @@ class TestTrace:
     ) -> None:
         query = new_query(bootstrap, "claimed", tmp_path)
         query.batch("r1", 0, [["a"]])
+        committed_values(bootstrap, "claimed")
         state = query.client.call(query.client.decision_log.read(query.scope))
         claim = state.new_claim("r2", "token")
         query.client.call(query.client.decision_log.append_copy("only-claims", "key", claim))
@@ -288,6 +290,7 @@ class TestTrace:
             producer.send("plain", b"x")
         with Producer(bootstrap, transactional_id="other") as producer, producer.transaction():
             producer.send("plain", b"y")
+        await_markers(bootstrap, "plain")
         for offset, reason in (
             (0, "without a transaction"),
             (1, "no decision names"),
@@ -301,6 +304,7 @@ class TestTrace:
     ) -> None:
         query = new_query(bootstrap, "shown", tmp_path)
         query.batch("r1", 0, [["a"]])
+        committed_values(bootstrap, "shown")  # the end of the transaction is at offset 1
         query.batch("r1", 1, [["b"]])
         committed_values(bootstrap, "shown")
         assert run_command(["trace", "shown", "0", "2", "-b", bootstrap]) == 0

@@ -25,6 +25,7 @@ from ottla.client.blocking import Admin, Producer
 from ottla.testing.local_node import LocalNode
 from tests.spark.test_pipelines import Pipeline, order, values
 from tests.spark.test_pipelines_continuous import continuous
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 
@@ -290,7 +291,9 @@ def test_a_run_whose_lock_another_one_has_taken_ends(new_pipeline: Callable[[str
     other = '{"host": "elsewhere", "pid": 1, "user": "ada", "since": "today", "token": "x"}'
     with continuous(pipeline) as run:
         run.wait_for("find_large_orders: running")
-        lock.write_text(other)
+        # In one step: an empty file would be that of no run.
+        (draft := lock.with_name("draft")).write_text(other)
+        draft.replace(lock)
         assert run.process.wait(RUN_SECONDS) == 1
         said = "\n".join(run.all_lines())
     assert "this pipeline is running already: process 1 of ada on elsewhere, since today (this one " in said
@@ -406,6 +409,13 @@ def test_a_run_that_fails_leaves_results_readable(
     definition.write_text(text)
 
 
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def test_a_node_that_a_killed_run_left_does_not_stop_the_next(
     new_pipeline: Callable[[str], Pipeline],
 ) -> None:
@@ -421,4 +431,4 @@ def test_a_node_that_a_killed_run_left_does_not_stop_the_next(
     psutil.Process(node).resume()
     ended = pipeline("dry-run", "--embedded")
     assert ended.returncode == 0, ended.stderr
-    assert not psutil.pid_exists(node) or psutil.Process(node).status() == psutil.STATUS_ZOMBIE
+    wait_until(lambda: has_ended(node), "the node of the killed run is still there")

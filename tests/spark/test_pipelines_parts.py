@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -656,13 +657,20 @@ class TestRunLock:
             "from pathlib import Path\n"
             "from ottla.spark.pipelines.run_lock import run_lock\n"
             "with run_lock([Path(sys.argv[1])], print) as lock:\n"
-            "    child = subprocess.Popen(['sleep', '2'], stdout=subprocess.DEVNULL, pass_fds=lock.files)\n"
+            "    child = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, pass_fds=lock.files)\n"
+            "    print(child.pid, flush=True)\n"
             "    os.kill(os.getpid(), 9)\n"
         )
-        killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        killed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         assert killed.returncode == -9
         reasons: list[str] = []
-        with run_lock([tmp_path], reasons.append):
+
+        def waiting(reason: str) -> None:
+            reasons.append(reason)
+            os.kill(int(killed.stdout), signal.SIGKILL)
+
+        with run_lock([tmp_path], waiting):
             pass
         assert reasons == ["the Spark of a run that was killed is still ending"]
 
@@ -680,15 +688,22 @@ class TestRunLock:
     def test_a_run_that_was_killed_on_another_machine_is_waited_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(run_lock_module, "STALE_SECONDS", 2.0)
+        age, later_s = run_lock_module._age, 0.0
+        monkeypatch.setattr(run_lock_module, "_age", lambda path: age(path) + later_s)
         file = tmp_path / "run.lock"
         file.write_text(json.dumps({"host": "elsewhere", "pid": 1, "user": "ada", "since": "today"}))
         reasons: list[str] = []
+
+        def waiting(reason: str) -> None:
+            nonlocal later_s
+            reasons.append(reason)
+            later_s = run_lock_module.STALE_SECONDS
+
         for _ in range(2):  # the second finds that the first has ended
-            with run_lock([tmp_path], reasons.append):
+            with run_lock([tmp_path], waiting):
                 pass
         (reason,) = reasons
-        assert re.match(r"a run on elsewhere has shown a sign of life [01] s ago; if it was killed", reason)
+        assert re.match(r"a run on elsewhere has shown a sign of life \d+ s ago; if it was killed", reason)
 
     START = (
         "import sys\n"
@@ -716,15 +731,20 @@ class TestRunLock:
         "socket.gethostname = lambda: sys.argv[2]\n"
     )
 
-    # Wait between the look at the file and the name that is written to it.
+    # Wait between the look at the file and the name that is written to it, and before it is read again.
     LOOK_FIRST = (
-        "import json\n"
+        "import json, time\n"
         "write = json.dumps\n"
         "def dumps(run):\n"
         "    print('looked', flush=True)\n"
         "    input()\n"
         "    return write(run)\n"
         "json.dumps = dumps\n"
+        "def sleep(seconds):\n"
+        "    assert seconds == run_lock.CONFIRM_SECONDS, seconds\n"
+        "    print('written', flush=True)\n"
+        "    input()\n"
+        "time.sleep = sleep\n"
     )
 
     def start(self, directory: Path, before: str, host: str) -> subprocess.Popen[str]:
@@ -735,13 +755,14 @@ class TestRunLock:
     def test_without_locks_one_of_two_that_start_together_goes_on(self, tmp_path: Path, before: str) -> None:
         """Both find an empty file, both write their name, and only the name of one is left."""
         both = [self.start(tmp_path, before + self.LOOK_FIRST, host) for host in ("one", "two")]
-        for process in both:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "looked\n"
-        for process in both:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
+        for step in ("looked", "written"):
+            for process in both:
+                assert process.stdout is not None
+                assert process.stdout.readline() == f"{step}\n"
+            for process in both:
+                assert process.stdin is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
         said = [process.stdout.readline() for process in both if process.stdout is not None]
         for process in both:
             process.communicate("\n")
@@ -767,7 +788,9 @@ class TestRunLock:
         with run_lock([tmp_path], print, on_lost=lost.set) as lock:
             lock.check()
             other = json.dumps({"host": "elsewhere", "pid": 1, "user": "ada", "since": "today"})
-            file.write_text(other)
+            # In one step: an empty file would be that of no run.
+            (draft := tmp_path / "draft").write_text(other)
+            draft.replace(file)
             assert lost.wait(60)
             with pytest.raises(AlreadyRunning, match=r"process 1 of ada on elsewhere, .*taken for dead"):
                 lock.check()

@@ -18,6 +18,8 @@ from ottla.spark.share import _work, foreach_shared
 from tests.spark.conftest import SparkNode
 
 COUNT = 200
+# Longer than a broker may pause: tasks end when they have accepted their part.
+IDLE_MS = 30_000
 
 
 @pytest.fixture
@@ -49,7 +51,8 @@ def test_tasks_share_the_records_and_accept_them(
         topic=topic,
         group=topic,
         tasks=2,
-        idle_ms=5_000,
+        idle_ms=IDLE_MS,
+        max_records=COUNT // 2,
         options={
             "bootstrap.servers": node.bootstrap_servers,
             "share.acquire.mode": "record_limit",
@@ -79,7 +82,8 @@ def test_a_function_that_fails_gets_its_records_again(
         write,
         topic=topic,
         group=topic,
-        idle_ms=5_000,
+        idle_ms=IDLE_MS,
+        max_records=COUNT,
         options={"bootstrap.servers": node.bootstrap_servers},
     )
     assert accepted == [COUNT]

@@ -12,6 +12,7 @@ import pytest
 from ottla.client.blocking import Admin
 from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.spark.sink import commit_coordinator
 from ottla.spark.sink.client import SinkClient
 from ottla.spark.sink.commit_coordinator import CommitCoordinator
 from ottla.spark.sink.commit_messages import PreparedCommitMessage
@@ -39,8 +40,11 @@ def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def query(bootstrap: str) -> Query:
-    """A query whose first batch is done, so that later batches need no claim."""
+def query(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> Query:
+    """A query whose first batch is done, so that later batches need no claim, and that does not look for open
+    transactions again only because some time has passed.
+    """
+    monkeypatch.setattr(commit_coordinator, "CLEAN_UP_INTERVAL_SECONDS", 3_600.0)
     topic = f"out-{uuid.uuid4().hex[:8]}"
     with Admin(bootstrap) as admin:
         admin.topics.create(topic, partitions=2)

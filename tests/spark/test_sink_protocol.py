@@ -313,6 +313,7 @@ def test_a_transaction_whose_id_is_forgotten_is_looked_up_in_the_partitions(
 ) -> None:
     messages = query.batch("r1", 0, [["a"]])
     done = transaction_of(messages[0])
+    assert committed() == ["a"]  # after the marker, which follows the answer to the commit
     forgotten = TaskTransaction("an-unknown-id", done.producer_id, done.epoch, 1, done.written_ranges)
     assert query.client.call(query.client.transactions.is_missing(forgotten)) is False
     aborted = transaction_of(query.task("r1", 1, 0, ["b"]))
@@ -424,6 +425,11 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 def test_a_topic_that_does_not_exist_is_named_and_nothing_stays_open() -> None:
     with LocalNode({"auto.create.topics.enable": False}) as node:
+        with Admin(node.bootstrap_servers) as client:
+            client.topics.create("somewhere", partitions=1)
+        first = Query(node.bootstrap_servers, "somewhere", name="first")
+        first.batch("r1", 0, [["a"]])  # the topics of the node are there: only this one is waited for
+        first.client.close()
         query = Query(node.bootstrap_servers, "nowhere", name="q", kafka__max__block__ms="5000")
         with pytest.raises(KafkaError, match="topic 'nowhere'"):
             query.task("r1", 0, 0, ["a"])
@@ -436,7 +442,7 @@ def test_transactions_of_a_job_that_never_returns_end_by_themselves() -> None:
     with LocalNode(settings) as node:
         with Admin(node.bootstrap_servers) as client:
             client.topics.create("out", partitions=2)
-        query = Query(node.bootstrap_servers, "out", name="q", kafka__transaction__timeout__ms="2000")
+        query = Query(node.bootstrap_servers, "out", name="q", kafka__transaction__timeout__ms="5000")
         message = query.task("r1", 0, 0, ["a"])
         wait_until(lambda: query.open_transactions() == [])
         with pytest.raises(KafkaError, match=r"nothing of it was: .* has been ended or taken over"):

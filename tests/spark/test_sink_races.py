@@ -127,8 +127,9 @@ class Spark:
     def runs(self) -> int:
         return self._runs
 
-    def _life(self, run: str) -> None:
-        query = Query(self._bootstrap, "out", name="q", kafka__client__id=run, kafka__max__block__ms="15000")
+    def _life(self, run: str, max_block_ms: int = 15_000) -> None:
+        block = f"{max_block_ms}"
+        query = Query(self._bootstrap, "out", name="q", kafka__client__id=run, kafka__max__block__ms=block)
         try:
             while not self.is_done:
                 batch = self._done + 1
@@ -146,7 +147,7 @@ class Spark:
     def quiet_run(self) -> None:
         """Start the query once more, undisturbed: its predecessor may have died in its last sweep."""
         self._batches += 1
-        self._life(f"run{self._runs + 1}")
+        self._life(f"run{self._runs + 1}", max_block_ms=120_000)
 
     def _batch(self, query: Query, run: str, batch: int) -> None:
         begin, before = time.monotonic(), self._open_transactions(query)

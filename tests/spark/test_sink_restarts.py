@@ -23,6 +23,7 @@ from ottla.spark.sink.task_writer import UnknownHistory
 from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import LocalNode
 from tests.support.spark_sink_harness import Query, committed_values
+from tests.support.waiting import wait_until
 
 WITHOUT_SPARK = True
 
@@ -52,6 +53,14 @@ def new_topic(bootstrap: str) -> str:
     with Admin(bootstrap) as admin:
         admin.topics.create(topic)
     return topic
+
+
+def add_partitions(admin: Admin, topic: str, count: int) -> None:
+    """Add partitions, and wait until the broker knows of what the controller has decided."""
+    admin.topics.add_partitions(topic, count)
+    wait_until(
+        lambda: len(admin.topics.describe(topic).partitions) == count, f"{topic} has no {count} partitions"
+    )
 
 
 def again(query: Query, topic: str | None = None, **options: str) -> Query:
@@ -149,7 +158,7 @@ def test_partitions_that_were_added_to_the_decision_topic_are_noticed(bootstrap:
         ]
         for index, query in enumerate(queries):
             query.batch("r1", 0, [[f"{index}"]])
-        admin.topics.add_partitions(decisions, 7)
+        add_partitions(admin, decisions, 7)
     failed = 0
     for index, query in enumerate(queries):
         fresh = again(query, decisionTopic=decisions, kafka__client__id="fresh")
@@ -169,7 +178,7 @@ def test_partitions_that_are_added_under_a_live_query_are_noticed(bootstrap: str
         query = Query(bootstrap, new_topic(bootstrap), name=moved_name(7), decisionTopic=decisions)
         query.batch("r1", 0, [["a"]])
         messages = [query.task("r1", 1, 0, ["b"])]
-        admin.topics.add_partitions(decisions, 7)
+        add_partitions(admin, decisions, 7)
     elsewhere = again(query, decisionTopic=decisions, kafka__client__id="elsewhere")
     with pytest.raises(DecisionLogMoved, match="are in partition 0, and would be looked for in partition"):
         elsewhere.commit(messages, 1)

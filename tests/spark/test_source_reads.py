@@ -414,7 +414,6 @@ class TestStaleBrokers:
     @pytest.fixture(autouse=True)
     def soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(offset_reader, "NEW_TOPIC_WAIT_S", 0.0)
-        monkeypatch.setattr(offset_reader, "SILENT_BROKER_WAIT_S", 0.5)
 
     def cluster(self, *, known_by: set[int], until: int = 6) -> FakeCluster:
         """Brokers of which some know the topic, and all do once this many requests have been answered."""
@@ -464,7 +463,8 @@ class TestStaleBrokers:
             found = await asyncio.to_thread(self.reader(cluster).partitions, known=[TOPIC])
             assert found.all == ()
 
-    async def test_a_broker_that_does_not_answer_is_waited_for(self) -> None:
+    async def test_a_broker_that_does_not_answer_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(offset_reader, "SILENT_BROKER_WAIT_S", 0.5)
         cluster = self.cluster(known_by=set(), until=1_000)
         async with cluster:
             reader = self.reader(cluster)

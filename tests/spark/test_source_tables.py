@@ -14,6 +14,7 @@ from ottla.client.blocking import Admin, Producer
 from ottla.spark.source.batch_reader import FilePartition, RangePartition, batch_reader
 from ottla.spark.source.columns import COLUMNS, spark_schema
 from ottla.testing.local_node import LocalNode
+from tests.support.spark_sink_harness import await_markers
 from tests.support.table_metrics import metric
 from tests.support.waiting import wait_until
 
@@ -89,6 +90,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         wait_until(lambda: metric(node, "ottla_table_rows_total") is None, "the table is kept", 240)
         with producer.transaction():
             send(producer, base_ms, 1000, 500)
+        await_markers(node.bootstrap_servers, "orders")
         yield Shop(node, base_ms)
 
 

@@ -173,10 +173,11 @@ class TestLock:
     def test_a_refused_attempt_leaves_no_descriptor_open(self, tmp_path: Path) -> None:
         lock = RealDisk().lock(f"{tmp_path}/.lock")
         before = len(os.listdir("/dev/fd"))
-        for _ in range(10):
+        for _ in range(100):
             with pytest.raises(BlockingIOError):
                 RealDisk().lock(f"{tmp_path}/.lock")
-        assert len(os.listdir("/dev/fd")) == before
+        # What other tests have left may open and close some meanwhile.
+        assert len(os.listdir("/dev/fd")) < before + 50
         lock.release()
 
 

@@ -60,11 +60,12 @@ def test_a_callback_that_holds_the_loop_is_named(
     assert seen.above_bound >= 1
     assert seen.longest_ms >= 10
     assert "task 'Task-" in seen.longest_culprit
-    (line, *_) = [record.getMessage() for record in caplog.records if "hold_the_loop" in record.getMessage()]
+    found = [record.getMessage() for record in caplog.records if "hold_the_loop" in record.getMessage()]
+    (line, *_) = found
     assert "the event loop was held for" in line
     assert "where 10 ms are allowed" in line
     # One line for a culprit, not one for each time.
-    assert len(caplog.records) <= 2
+    assert len(found) <= 2
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
@@ -99,7 +100,8 @@ def test_a_wait_for_the_disk_is_a_warning_that_names_who_waits(
 
     async def work(watchdog: LoopWatchdog) -> None:
         deadline = time.monotonic() + 60
-        while not watchdog.statistics().above_bound_blocked:
+        # On a busy machine the watchdog may see a part of the wait only.
+        while watchdog.statistics().longest_blocked_ms < 100:
             assert time.monotonic() < deadline
             read_the_slow_disk()
             await asyncio.sleep(0.05)
@@ -117,9 +119,12 @@ def test_a_loop_that_was_late_without_doing_anything_is_no_warning(caplog: pytes
 
     async def main() -> None:
         watchdog.start()
-        await asyncio.sleep(0.05)
-        time.sleep(0.2)  # noqa: ASYNC251 - as if other processes had the CPU
-        await asyncio.sleep(0.05)
+        deadline = time.monotonic() + 30
+        while not watchdog.statistics().above_bound:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+            time.sleep(0.2)  # noqa: ASYNC251 - as if other processes had the CPU
+            await asyncio.sleep(0.05)
 
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
@@ -264,7 +269,7 @@ async def main():
     watchdog.start()
     gc.callbacks.append(on_collection)
     gc.set_threshold(5)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     turn = 0
     while watchdog.statistics().looks < 100:
         assert time.monotonic() < deadline, watchdog.statistics()
@@ -285,6 +290,6 @@ print("survived")
 def test_a_collection_never_meets_a_frame_that_is_being_taken() -> None:
     """With CPython 3.11 the process would crash, or the watchdog's thread would end, within a few looks."""
     ended = subprocess.run(
-        [sys.executable, "-c", WATCHED_PROGRAM], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", WATCHED_PROGRAM], capture_output=True, text=True, timeout=240, check=False
     )
     assert (ended.returncode, ended.stdout) == (0, "survived\n"), ended.stderr[-2000:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import time
@@ -102,9 +103,10 @@ def test_logins_that_are_never_finished(node: LocalNode, monkeypatch: pytest.Mon
         client = socket.create_connection(("127.0.0.1", node.port), SECONDS)
         open_ones.append(client)
         request = handshake("PLAIN")
-        client.sendall(len(request).to_bytes(4, "big") + request)
-        if n % 2:
-            client.sendall((500_000).to_bytes(4, "big") + b"the beginning of a token")
+        with contextlib.suppress(ConnectionError):  # on a slow machine its time may be over
+            client.sendall(len(request).to_bytes(4, "big") + request)
+            if n % 2:
+                client.sendall((500_000).to_bytes(4, "big") + b"the beginning of a token")
     assert_serves(node)
     deadline = time.monotonic() + SECONDS
     for client in open_ones:

@@ -63,17 +63,30 @@ def node() -> Iterator[LocalNode]:
         yield node
 
 
-@pytest.fixture
-def forgetful_node() -> Iterator[LocalNode]:
-    """A node whose sessions are short."""
+def with_sessions_of(lifetime_ms: int) -> LocalNode:
     settings = {
         "listeners": "SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
         "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl_plaintext.plain.connections.max.reauth.ms": "1200",
+        "listener.name.sasl_plaintext.plain.connections.max.reauth.ms": f"{lifetime_ms}",
         "plain.sasl.jaas.config": f'{PLAIN_MODULE} required user_alice="alice-secret" user_bob="b";',
         "connection.failed.authentication.delay.ms": "0",
     }
-    with LocalNode(settings) as node:
+    return LocalNode(settings)
+
+
+@pytest.fixture
+def forgetful_node() -> Iterator[LocalNode]:
+    """A node whose sessions are short."""
+    with with_sessions_of(1_200) as node:
+        yield node
+
+
+@pytest.fixture
+def slowly_forgetful_node() -> Iterator[LocalNode]:
+    """A node that serves what is sent right before a client logs in again, in the 5 to 15 % of the session
+    that are left then, also on a busy machine.
+    """
+    with with_sessions_of(4_000) as node:
         yield node
 
 
@@ -149,27 +162,26 @@ def test_mechanism_that_is_not_offered(forgetful_node: LocalNode) -> None:
 
 
 @pytest.mark.slow
-def test_connection_logs_in_again_before_its_session_ends(forgetful_node: LocalNode) -> None:
+def test_connection_logs_in_again_before_its_session_ends(slowly_forgetful_node: LocalNode) -> None:
     """Requests that are made meanwhile wait, and no connection is lost."""
 
     async def run() -> None:
         runtime = Runtime.real(guest=True)
-        given = settings(forgetful_node, "PLAIN", "alice", "alice-secret")
+        given = settings(slowly_forgetful_node, "PLAIN", "alice", "alice-secret")
         del given["bootstrap.servers"]
         connection = await BrokerConnection.open(
             runtime.network,
-            Address("127.0.0.1", forgetful_node.port),
+            Address("127.0.0.1", slowly_forgetful_node.port),
             client_id="c",
             timeout_ms=DEADLINE_SECONDS * 1000,
             security=client_security(runtime, SecuritySettings.of(given)),
         )
         loop = asyncio.get_running_loop()
         begun, sent = loop.time(), 0
-        while loop.time() - begun < 3:
+        while loop.time() - begun < 4.8 or sent <= 100:
             await connection.request(MetadataRequest(), MetadataResponse, timeout_ms=DEADLINE_SECONDS * 1000)
             sent += 1
         assert connection.is_open
-        assert sent > 100
         await connection.close()
         runtime.close()
 

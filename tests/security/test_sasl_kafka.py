@@ -111,6 +111,7 @@ def ottla(ports: list[int]) -> Iterator[LocalNode]:
 def kafka(tmp_path_factory: pytest.TempPathFactory, ports: list[int]) -> Iterator[SaslApacheKafka]:
     with SaslApacheKafka(tmp_path_factory.mktemp("sasl-kafka"), ports) as kafka:
         add_users(kafka.bootstrap)
+        kafka.settle()
         yield kafka
 
 

@@ -19,11 +19,13 @@ from ottla.testing.local_node import LocalNode
 from tests.support.java_driver import JavaDriver, Message
 
 SECONDS = 60
+# Clients log in again when 85 to 95 % of it are over: the last request before is served in what is left.
+SESSION_MS = 4_000
 
 
 @pytest.fixture(scope="module", params=["SASL_PLAINTEXT", "SASL_SSL"])
 def node(request: pytest.FixtureRequest) -> Iterator[LocalNode]:
-    with LocalNode({"connections.max.reauth.ms": 1200}, security=request.param) as node:
+    with LocalNode({"connections.max.reauth.ms": SESSION_MS}, security=request.param) as node:
 
         async def add_user() -> None:
             settings = {"bootstrap.servers": node.bootstrap_servers, **node.client_settings}
@@ -96,11 +98,10 @@ def test_java_logs_in_again_on_the_same_connection(node: LocalNode, java_driver:
         assert producer.send([Message(topic, b"first")])[0].error is None
         before = connections_to(node.port)
         assert before
-        ends = time.monotonic() + 2.5
+        ends = time.monotonic() + 1.2 * SESSION_MS / 1000
         sent = 1
-        while time.monotonic() < ends:
+        while time.monotonic() < ends or sent <= 100:
             results = producer.send([Message(topic, b"x" * 100) for _ in range(20)])
             assert {result.error for result in results} == {None}
             sent += len(results)
         assert connections_to(node.port) <= before
-    assert sent > 100

@@ -91,6 +91,11 @@ def test_tokens_of_nodes_and_users(tmp_path: Path) -> None:
                     created = await admin.tokens.create(renewers=["User:bob"])
                     assert (created.owner, created.requester) == ("User:alice", "User:alice")
                     assert await admin.tokens.renew(created.hmac) >= created.expires_at_ms
+            for port in ports[:3]:
+                async with Admin({**given, "bootstrap.servers": f"127.0.0.1:{port}"}) as admin:
+                    known: set[str] = set()
+                    while created.token_id not in known:  # the node may not have read of it yet
+                        known = {each.token_id for each in await admin.tokens.describe()}
             login = f'username="{created.token_id}" password="{created.password}" tokenauth="true"'
             bearer = {
                 "bootstrap.servers": ",".join(f"127.0.0.1:{port}" for port in ports[:3]),

@@ -145,7 +145,7 @@ def test_such_a_token_never_lets_in(name: str) -> None:
         validator(RS).validate(BAD_TOKENS[name], now_ms())
     assert refused.value.status == "invalid_token"
     assert len(str(refused.value)) < 300
-    assert time.perf_counter() - begin < 5
+    assert time.perf_counter() - begin < 30
 
 
 def test_clocks_may_differ_by_the_skew() -> None:

@@ -390,7 +390,7 @@ def test_a_decision_topic_that_was_created_again_is_detected(bootstrap: str, adm
     name = f"decisions-{uuid.uuid4().hex[:8]}"
     compact: dict[str, str | None] = {"cleanup.policy": "compact"}
     admin.topics.create(name, partitions=1, configs=compact)
-    query = new_query(bootstrap, admin, decisionTopic=name, kafka__max__block__ms="5000")
+    query = new_query(bootstrap, admin, decisionTopic=name, kafka__max__block__ms="60000")
     query.batch("r1", 0, [["a"]])
     admin.topics.delete(name)
     wait_until(lambda: not [each for each in admin.topics.list() if each.name == name])

@@ -14,7 +14,7 @@ import pytest
 from ottla.client.admin.configs import ResourceType
 from ottla.client.blocking import Admin, Consumer
 from ottla.client.consumer import ConsumerRecord
-from ottla.protocol.errors import KafkaError
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records._kernel import partition_for
 from ottla.spark.sink.commit_coordinator import UnexpectedBatch
 from ottla.spark.sink.decision_log import DecisionLogMoved
@@ -206,6 +206,25 @@ def records_of(bootstrap: str, topic: str, partitions: int) -> list[ConsumerReco
     return found
 
 
+def replication_of(admin: Admin, topic: str) -> tuple[set[int], str | None]:
+    """The replicas of a new topic and how many must be in sync, once the brokers that are asked know it."""
+    found: list[tuple[set[int], str | None]] = []
+
+    def is_known() -> bool:
+        try:
+            partitions = admin.topics.describe(topic).partitions
+            configs = admin.configs.describe(ResourceType.TOPIC, topic)
+        except KafkaError as error:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            return False
+        found.append(({len(each.replicas) for each in partitions}, configs["min.insync.replicas"].value))
+        return True
+
+    wait_until(is_known, f"{topic} is not known")
+    return found[0]
+
+
 @pytest.mark.slow
 def test_the_decision_log_is_as_replicated_as_the_data() -> None:
     settings = {"default.replication.factor": 1, "min.insync.replicas": 1}
@@ -214,14 +233,10 @@ def test_the_decision_log_is_as_replicated_as_the_data() -> None:
         admin.topics.create("weak", partitions=2, replication_factor=1, configs={"cleanup.policy": "compact"})
         query = Query(cluster.bootstrap_servers, "out", name="q")
         query.batch("r1", 0, [["a"]])
-        found = admin.topics.describe(query.options.decision_topic)
-        assert {len(each.replicas) for each in found.partitions} == {3}
-        configs = admin.configs.describe(ResourceType.TOPIC, query.options.decision_topic)
-        assert configs["min.insync.replicas"].value == "2"
+        assert replication_of(admin, query.options.decision_topic) == ({3}, "2")
         record = DecisionRecord(DecisionRecordKind.DECISION, "s", "r", decision=CommitDecision(0))
         query.client.call(query.client.decision_log.append_copy("lineage", "key", record))
-        assert {len(each.replicas) for each in admin.topics.describe("lineage").partitions} == {3}
-        assert admin.configs.describe(ResourceType.TOPIC, "lineage")["min.insync.replicas"].value == "2"
+        assert replication_of(admin, "lineage") == ({3}, "2")
         other = Query(cluster.bootstrap_servers, "out", name="q2", decisionTopic="weak")
         with pytest.raises(KafkaError, match="'weak', has 1 replica, but 'out' has 3"):
             other.batch("r1", 0, [["b"]])

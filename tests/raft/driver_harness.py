@@ -123,7 +123,7 @@ class Replica:
             connection.transport.abort()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
+async def until(condition: Callable[[], bool], seconds: float = DEADLINE_S) -> None:
+    async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - of three replicas, none of which knows the others
             await asyncio.sleep(0.01)

@@ -11,13 +11,14 @@ import hashlib
 import hmac
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
+
+from ottla.testing.cluster_plan import free_ports
 
 AZURE_SKIP = "Azure tests skipped: "
 PROGRAM_VARIABLE = "OTTLA_AZURITE"
@@ -43,9 +44,7 @@ def _program() -> str | None:
 @contextlib.contextmanager
 def azure_server(root: Path) -> Iterator[str]:
     """Run it with one container; the connection string of its account."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)  # of those that no client's connection takes meanwhile
     program = _program()
     assert program is not None
     where = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(root / "data")]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from ottla.testing.cluster_plan import free_ports
 from tests.support.kafka_libs import Bundle, classpath
 
 VERSION = "1.10.0"
@@ -34,9 +34,7 @@ _START_SECONDS = 120
 def rest_catalog(root: Path) -> Iterator[str]:
     """Run the server with its tables below a directory; the address that it answers at."""
     root.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)  # of those that no client's connection takes meanwhile
     environment = {
         **os.environ,
         "CATALOG_REST_PORT": str(port),

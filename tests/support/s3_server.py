@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ottla.testing.cluster_plan import free_ports
+
 S3_SKIP = "S3 tests skipped: "
 VERSION = "v1.8.0"
 PROGRAM_VARIABLE = "OTTLA_VERSITYGW"
@@ -75,9 +77,7 @@ def s3_server(root: Path) -> Iterator[str]:
     """Run the server over a directory; the address that it answers at."""
     (root / "data" / BUCKET).mkdir(parents=True)
     (root / "side").mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)  # of those that no client's connection takes meanwhile
     environment = {**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
     command = [str(program()), "--port", f"127.0.0.1:{port}", "posix", "--sidecar", str(root / "side")]
     with (root / "log").open("wb") as log:

@@ -10,6 +10,7 @@ from confluent_kafka import Producer
 
 from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import LocalNode
+from tests.support.spark_sink_harness import await_markers
 from tests.support.table_metrics import metric
 from tests.support.waiting import wait_until
 from tests.tables.test_table_keeper import HTTP, count_rows, create, kill_workers, records, rows, set_config
@@ -28,6 +29,7 @@ def latest_values(bootstrap: str) -> dict[tuple[int, bytes], tuple[int, bytes]]:
 
 
 def assert_same(node: LocalNode, warehouse: str) -> None:
+    await_markers(node.bootstrap_servers, "orders")  # until then, readers of committed records see less
     wait_until(lambda: metric(node, "ottla_table_lag_records") == 0, "the table lags", 240)
     expected = latest_values(node.bootstrap_servers)
     with duckdb.connect() as connection:

@@ -106,12 +106,12 @@ def test_a_wrong_chroot_is_told_with_the_right_one(broker: Broker, zookeeper: Ap
 
 
 def test_no_zookeeper_is_told_at_once(broker: Broker) -> None:
-    """Though Kafka's own server.properties has the 18 s in it that a broker waits."""
-    broker.file.write_text(broker.file.read_text() + "zookeeper.connection.timeout.ms=18000\n")
+    """Though Kafka's own server.properties has the time in it that a broker waits."""
+    broker.file.write_text(broker.file.read_text() + "zookeeper.connection.timeout.ms=180000\n")
     began = time.monotonic()
     message = "ZooKeeper cannot be reached: 127.0.0.1:1: Connection refused"
     broker.is_refused(message, "--zookeeper", "127.0.0.1:1/kafka", status=UNREACHABLE)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     ended = broker.run("--zookeeper", "127.0.0.1:1/kafka")
     assert ended.err.startswith("reading ZooKeeper at 127.0.0.1:1/kafka\n")
 

@@ -135,6 +135,9 @@ def test_a_cluster_of_the_legacy_mode_goes_on_with_a_quorum(tmp_path: Path) -> N
     # ZooKeeper is gone.
     with running([file.with_name("server-kraft.properties") for file in files], bootstrap):
         load.check(bootstrap)
+        # A leader that starts together with its followers shows the last records when these have fetched.
+        end = "end of transactions"
+        wait_until(lambda: facts(bootstrap)[end] == before[end], "the end of the transactions is not seen")
         assert facts(bootstrap) == before
         assert committed(bootstrap) == [10, 11, 12]
         transact(bootstrap, "before")  # its next epoch

@@ -26,7 +26,7 @@ from kazoo.retry import KazooRetry
 from ottla import blocking
 from ottla.client.admin.configs import ConfigSource, ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.testing.cluster_plan import ClusterPlan, free_ports, locked
+from ottla.testing.cluster_plan import ClusterPlan, free_ports, is_free, locked
 from ottla.testing.local_cluster import ClusterError, LocalCluster
 from ottla.testing.zookeeper_server import ZooKeeperServer
 from tests.cluster.conftest import SETTINGS, cluster, make_topic
@@ -141,21 +141,26 @@ def new_topic(cluster: LocalCluster, partitions: int = 1, **configs: str) -> str
 
 
 def test_brokers_topics_and_the_controller_are_seen_in_zookeeper(cluster: LocalCluster, shell: Shell) -> None:
+    epoch = shell.epoch()
     topic = new_topic(cluster, 2)
-    assert shell.ls("/brokers/ids") == ["1", "2", "3"]
+    wait_until(lambda: shell.ls("/brokers/ids") == ["1", "2", "3"], "not all brokers are registered")
     for node in cluster.nodes:
         found = shell.get(f"/brokers/ids/{node.id}")
         assert (found["host"], found["port"], found["version"]) == ("127.0.0.1", node.port, 5)
         assert found["endpoints"] == [f"PLAINTEXT://127.0.0.1:{node.port}"]
-    assert shell.controller() == cluster.controller()
+    wait_until(lambda: shell.controller() == cluster.controller(), "the brokers name another controller")
     assert shell.get("/cluster/id")["id"] == cluster.cluster_id
     assert sorted(shell.get(f"/brokers/topics/{topic}")["partitions"]) == ["0", "1"]
+
+    def is_described() -> bool:
+        state = shell.get(f"/brokers/topics/{topic}/partitions/0/state")
+        described = cluster.partition(topic)
+        found = described.leader_id, described.isr_nodes, described.leader_epoch
+        return found == (state["leader"], state["isr"], state["leader_epoch"])
+
+    wait_until(is_described, "the brokers describe another state of the partition")
     state = shell.get(f"/brokers/topics/{topic}/partitions/0/state")
-    described = cluster.partition(topic)
-    assert state["leader"] == described.leader_id
-    assert state["isr"] == described.isr_nodes
-    assert state["leader_epoch"] == described.leader_epoch == 0
-    assert state["controller_epoch"] == shell.epoch()
+    assert epoch <= state["controller_epoch"] <= shell.epoch()
 
 
 def test_deleting_the_znode_of_the_controller_by_hand_causes_an_election(
@@ -165,7 +170,8 @@ def test_deleting_the_znode_of_the_controller_by_hand_causes_an_election(
     shell.client.delete("/controller")
     wait_until(lambda: shell.epoch() > epoch and shell.controller() is not None, "no election")
     topic = new_topic(cluster)
-    assert shell.get(f"/brokers/topics/{topic}/partitions/0/state")["controller_epoch"] == shell.epoch()
+    state = shell.get(f"/brokers/topics/{topic}/partitions/0/state")
+    assert epoch < state["controller_epoch"] <= shell.epoch()
     wait_until(lambda: cluster.controller() == shell.controller(), "the brokers name another controller")
 
 
@@ -177,12 +183,12 @@ def test_every_change_of_a_partition_is_one_version_of_its_znode(cluster: LocalC
     wait_until(lambda: shell.get(path)["leader"] not in (leader, -1), "no other leader in ZooKeeper")
     state = shell.get(path)
     assert leader not in state["isr"]
-    assert state["leader_epoch"] == 1
+    assert state["leader_epoch"] >= 1
     assert shell.version(path) >= 1
     wait_until(lambda: str(leader) not in shell.ls("/brokers/ids"), "its session does not expire")
     cluster.start(leader)
     wait_until(lambda: sorted(shell.get(path)["isr"]) == [1, 2, 3], "it is not in sync again")
-    assert shell.ls("/brokers/ids") == ["1", "2", "3"]
+    wait_until(lambda: shell.ls("/brokers/ids") == ["1", "2", "3"], "not all brokers are registered")
 
 
 def test_a_controller_that_was_paused_beyond_its_session_writes_nothing_any_more(
@@ -323,7 +329,7 @@ def test_a_node_of_another_cluster_does_not_start_on_the_same_path(
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert started.returncode == 1
@@ -336,7 +342,7 @@ def test_a_cluster_with_a_zookeeper_of_its_own_comes_up_and_goes_down_by_one_wor
     jars = kafka_libs.classpath(kafka_libs.ZOOKEEPER_KAFKA).removesuffix("/*")
     monkeypatch.setenv("OTTLA_ZOOKEEPER_LIBS", jars)
     directory = str(tmp_path / "cluster")
-    (first, *_) = free_ports(1)
+    first = next(port for port in free_ports(20) if all(map(is_free, range(port, port + 4))))
     ottla = CommandLine("")
     up = ottla.ok(
         *("cluster", "up", "--zookeeper", "--nodes", "1", "--detach", "--json"),
@@ -403,6 +409,7 @@ def test_a_broker_keeps_its_logs_where_zookeeper_has_lost_its_data(
         with blocking.Admin(cluster.bootstrap_servers) as admin:
             admin.topics.create("orders", partitions=1, replication_factor=1)
         (node,) = cluster.nodes
+        wait_until(lambda: any(node.plan.directory.rglob("orders-0")), "there is no log")
         (log,) = node.plan.directory.rglob("orders-0")
         root = Shell(zookeeper.connect)
         cluster.pause(node)

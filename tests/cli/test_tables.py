@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pytest
+
 from ottla.blocking import Producer
+from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
 from tests.support.table_metrics import metric
 from tests.support.waiting import wait_until
+
+STATUS = ("configs", "describe", "table.status", "--topic", "orders")
 
 
 def produce(node: LocalNode, values: list[bytes]) -> None:
@@ -25,7 +31,7 @@ def test_tables_are_shown_merged_and_repaired(tmp_path: Path) -> None:
         settings = ("--config", "table.format=iceberg", "--config", "table.freshness.ms=100")
         ottla.ok("topics", "create", "orders", "--partitions", "1", *settings)
         ottla.ok("topics", "create", "later", "--config", "table.format=iceberg")  # in a minute
-        assert "has no table yet: its first commit comes" in ottla("tables", "show", "later").err
+        assert "has no table yet: it has no records" in ottla("tables", "show", "later").err
         ottla.ok("topics", "delete", "later", "--yes")
         assert "--set table.format=iceberg" in ottla("tables", "show", "plain").err
         for number in range(3):
@@ -57,3 +63,51 @@ def test_tables_are_shown_merged_and_repaired(tmp_path: Path) -> None:
         ottla.ok("configs", "alter", "--topic", "orders", "--set", "table.format=none")
         (listed,) = ottla.ok("tables", "list", "--json").json
         assert listed["state"] == "stopped"
+
+
+def test_whoever_asks_sees_why_a_table_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = {"table.catalog.warehouse": str(tmp_path / "file" / "tables")}
+    with LocalNode(settings, data_dir=str(tmp_path / "data")) as node:
+        ottla = CommandLine(node.bootstrap_servers)
+        ottla.ok("topics", "create", "orders", "--partitions", "1", "--config", "table.format=iceberg")
+
+        def state() -> str:
+            (listed,) = ottla.ok("tables", "list", "--json").json
+            return f"{listed['state']}: {listed['reason']}"
+
+        assert state() == "waiting for records: None"
+        # The first look, at an empty topic, is over when the next one has a time.
+        wait_until(lambda: "due in" in ottla(*STATUS).out, "the broker has not begun", 240)
+        produce(node, [b"x"])
+        assert re.fullmatch(r"not kept yet: its next commit is due in \d+ s", state())
+        ottla.ok("configs", "alter", "--topic", "orders", "--set", "table.freshness.ms=100")
+        wait_until(lambda: "Not a directory" in state(), "the failure is not shown", 240)
+        listed = ottla.ok("tables", "list")
+        assert "orders is not kept yet: NotADirectoryError" in listed.err
+        assert "the next attempt is" in listed.err
+        ended = ottla("tables", "show", "orders")
+        assert ended.status == 1
+        assert "topic orders has no table yet: NotADirectoryError" in ended.err
+        # It is no setting: it is not listed, and cannot be set.
+        assert "table.status" not in ottla.ok("configs", "describe", "--topic", "orders", "--all").out
+        ended = ottla("configs", "alter", "--topic", "orders", "--set", "table.status=x")
+        assert ended.status == 1
+        assert "table.status" in ended.err
+        (tmp_path / "file").unlink()
+        wait_until(lambda: state() == "complete: None", "the table is not kept", 240)
+
+
+@pytest.mark.slow
+def test_partitions_without_a_leader_are_named(tmp_path: Path) -> None:
+    with LocalCluster(nodes=3, data_dir=str(tmp_path / "cluster")) as cluster:
+        ottla = CommandLine(cluster.bootstrap_servers)
+        ottla.ok("topics", "create", "orders", "--replica-assignment", "1,2", "-c", "table.format=iceberg")
+        cluster.kill(cluster.leader("orders", 1))
+
+        def reason() -> str:
+            (listed,) = ottla.ok("tables", "list", "--json", "--timeout", "5").json
+            return f"{listed['state']}: {listed['reason']}"
+
+        wait_until(lambda: "partition 1: it has no leader" in reason(), "it has a leader", 240)
+        assert reason().startswith("not kept yet: ")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from ottla.client.admin import Admin
+    from ottla.client.cluster_metadata import TopicInfo
     from ottla.tables.describe import TableInfo
     from ottla.tables.settings import CatalogSettings
 
@@ -44,17 +45,39 @@ Catalog: TypeAlias = Annotated[
     ),
 ]
 _SHOWN_SNAPSHOTS: Final = 10
+# A broker of an earlier version, or one that has not seen the setting yet.
+_NO_REASON: Final = "its first commit comes after table.freshness.ms; the log of the node says if it fails"
+_NOT_KEPT: Final = "not kept yet"
+_BEHIND: Final = "behind"
 
 
 class _Topic:
-    """What the cluster says of a topic with a table."""
+    """What the cluster says of a topic with a table. `missing` are the partitions whose end offset cannot be
+    had, with why; `statuses` is what each leader of a partition says of the table.
+    """
 
-    __slots__ = ("ends", "format", "topic_id")
+    __slots__ = ("ends", "format", "missing", "statuses", "topic_id")
 
-    def __init__(self, format: str, topic_id: str, ends: Mapping[int, int]) -> None:
+    def __init__(self, format: str, topic_id: str) -> None:
         self.format: Final = format
         self.topic_id: Final = topic_id
-        self.ends: Final = ends
+        self.ends: Final[dict[int, int]] = {}
+        self.missing: Final[dict[int, str]] = {}
+        self.statuses: Final[dict[int, str]] = {}
+
+    def reason(self) -> str | None:
+        """Why the table does not have all records; None if no broker says so."""
+        found: dict[str, list[str]] = {}
+        for partition, problem in sorted(self.missing.items()):
+            found.setdefault(problem, []).append(str(partition))
+        texts = [f"partition {', '.join(each)}: {problem}" for problem, each in found.items()]
+        said: dict[str, list[str]] = {}
+        for broker, status in sorted(self.statuses.items()):
+            said.setdefault(" ".join(status.split()), []).append(str(broker))
+        if len(said) == 1 and not texts:
+            return next(iter(said))
+        texts += [f"broker {', '.join(each)}: {text}" for text, each in said.items()]
+        return "; ".join(texts) or None
 
 
 def _ask_cluster(
@@ -87,12 +110,47 @@ def _ask_cluster(
                 raise configs
             shown_format = configs["table.format"].value if "table.format" in configs else None
             if topic is not None or shown_format not in (None, "none"):
-                ends = await admin.offsets.end(name, read_committed=True)
                 id = uuid_text(listed[name].topic_id or bytes(16))
-                found[name] = _Topic(shown_format or "none", id, ends)
+                found[name] = _Topic(shown_format or "none", id)
+        await _ask_leaders(admin, {name: listed[name] for name in found}, found)
         return settings, found
 
     return with_admin(bootstrap, timeout, work)
+
+
+async def _ask_leaders(admin: Admin, listed: Mapping[str, TopicInfo], topics: Mapping[str, _Topic]) -> None:
+    """Ask the leaders of partitions for their ends, and how they get on with the tables."""
+    from ottla.client.admin.offsets import OffsetSpec
+    from ottla.protocol.errors import KafkaError
+    from ottla.protocol.names import TopicPartition
+    from ottla.tables.settings import TABLE_STATUS
+
+    led: dict[int, list[str]] = {}
+    wanted: dict[TopicPartition, int] = {}
+    for name, info in listed.items():
+        for each in info.partitions:
+            if each.leader < 0:
+                topics[name].missing[each.partition] = "it has no leader"
+            else:
+                wanted[TopicPartition(name, each.partition)] = OffsetSpec.LATEST
+        if topics[name].format != "none":
+            for leader in {each.leader for each in info.partitions if each.leader >= 0}:
+                led.setdefault(leader, []).append(name)
+    for (name, partition), end in (await admin.offsets.list(wanted, read_committed=True)).items():
+        if isinstance(end, KafkaError):
+            topics[name].missing[partition] = end.code.text
+        else:
+            topics[name].ends[partition] = end.offset
+    for leader, names in led.items():
+        try:
+            answers = await admin.configs.describe_topics(names, keys=[TABLE_STATUS], broker=leader)
+        except KafkaError as error:
+            answers = dict.fromkeys(names, error)
+        for name, answer in answers.items():
+            if isinstance(answer, KafkaError):
+                topics[name].statuses[leader] = answer.message or answer.code.text
+            elif (status := answer.get(TABLE_STATUS)) is not None and status.value is not None:
+                topics[name].statuses[leader] = status.value
 
 
 def _load(settings: CatalogSettings, is_needed: bool = True) -> dict[str, Table]:
@@ -152,10 +210,9 @@ def _table(topic: str, settings: CatalogSettings, topics: dict[str, _Topic], is_
             f"topic {topic} has no table; "
             f"`ottla configs alter --topic {topic} --set table.format=iceberg` gives it one"
         )
-    raise CliError(
-        f"topic {topic} has no table yet: its first commit comes after table.freshness.ms, and the log of "
-        "the node says if it fails"
-    )
+    if not known.missing and not any(known.ends.values()):
+        raise CliError(f"topic {topic} has no table yet: it has no records")
+    raise CliError(f"topic {topic} has no table yet: {known.reason() or _NO_REASON}")
 
 
 def _lag(info: TableInfo, topic: _Topic | None) -> int | None:
@@ -168,12 +225,21 @@ def _state(info: TableInfo | None, topic: _Topic | None) -> str:
     if topic is None:
         return "topic deleted"
     if info is None:
-        return "waiting for records" if not any(topic.ends.values()) else "not kept yet"
+        has_records = bool(topic.missing) or any(topic.ends.values())
+        return _NOT_KEPT if has_records else "waiting for records"
     if topic.topic_id != info.topic_id:
         return "of a deleted topic"
     if topic.format == "none":
         return "stopped"
-    return "complete" if _lag(info, topic) == 0 else "behind"
+    return "complete" if _lag(info, topic) == 0 and not topic.missing else _BEHIND
+
+
+def _reason(info: TableInfo | None, topic: _Topic | None) -> str | None:
+    """Why a table is not kept, or behind; None if it is neither."""
+    state = _state(info, topic)
+    if topic is None or state not in (_NOT_KEPT, _BEHIND):
+        return None
+    return topic.reason() or (_NO_REASON if state == _NOT_KEPT else None)
 
 
 @command(app, "list")
@@ -220,6 +286,9 @@ def list_tables(
             for each in documents
         ],
     )
+    for each in documents:
+        if each["reason"] is not None:
+            note(f"{each['topic']} is {each['state']}: {each['reason']}")
 
 
 def _document(name: str, info: TableInfo | None, topic: _Topic | None) -> dict[str, Any]:
@@ -227,6 +296,7 @@ def _document(name: str, info: TableInfo | None, topic: _Topic | None) -> dict[s
         "topic": name,
         "table": None if info is None else info.name,
         "state": _state(info, topic),
+        "reason": _reason(info, topic),
         "rows": None if info is None else info.rows,
         "lag": None if info is None else _lag(info, topic),
         "files": None if info is None else info.files,
@@ -254,14 +324,15 @@ def show(
     known = topics.get(topic)
     if as_json:
         ends = {} if known is None else dict(known.ends)
-        print_json(
-            info.to_json() | {"state": _state(info, known), "lag": _lag(info, known), "end_offsets": ends}
-        )
+        state = {"state": _state(info, known), "reason": _reason(info, known), "lag": _lag(info, known)}
+        print_json(info.to_json() | state | {"end_offsets": ends})
         return
+    reason = _reason(info, known)
     print_pairs(
         [
             ("table", info.name),
             ("state", _state(info, known)),
+            *([] if reason is None else [("reason", reason)]),
             ("lag (records)", _lag(info, known)),
             ("location", info.location),
             ("metadata", info.metadata_location),

@@ -9,6 +9,7 @@ from typing import Any, Final
 __all__ = [
     "BROKER_SETTINGS",
     "CATALOG_PREFIX",
+    "TABLE_STATUS",
     "CatalogSettings",
     "MaintenanceSettings",
     "TableSettings",
@@ -17,6 +18,9 @@ __all__ = [
 ]
 
 CATALOG_PREFIX: Final = "table.catalog."
+# What a broker says of a topic's table to those who ask it for the topic's setting of this name. It cannot be
+# set, and is listed nowhere.
+TABLE_STATUS: Final = "table.status"
 # What a broker is asked for.
 BROKER_SETTINGS: Final = (
     *(f"{CATALOG_PREFIX}{name}" for name in ("type", "uri", "warehouse", "name")),

@@ -115,10 +115,10 @@ class ConfigsAdmin:
         return _configs(result)
 
     async def describe_topics(
-        self, names: Iterable[str], *, keys: Iterable[str] | None = None
+        self, names: Iterable[str], *, keys: Iterable[str] | None = None, broker: int | None = None
     ) -> dict[str, dict[str, Config] | KafkaError]:
-        """The settings of topics, many with each request; the error where a topic has none, as when it was
-        deleted meanwhile.
+        """The settings of topics, many with each request, as any broker has them, or this one; the error
+        where a topic has none, as when it was deleted meanwhile.
         """
         wanted = None if keys is None else list(keys)
         found: dict[str, dict[str, Config] | KafkaError] = {}
@@ -131,7 +131,10 @@ class ConfigsAdmin:
                 for name in every[start : start + _TOPICS_AT_ONCE]
             ]
             request = DescribeConfigsRequest(resources=resources, include_synonyms=True)
-            answer = await self._requests.any(request, DescribeConfigsResponse)
+            if broker is None:
+                answer = await self._requests.any(request, DescribeConfigsResponse)
+            else:
+                answer = await self._requests.node(broker, request, DescribeConfigsResponse)
             for result in answer.results:
                 name, code = result.resource_name, ErrorCode.of(result.error_code)
                 found[name] = (

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ottla.node.network.node_security import NodeSecurity
     from ottla.node.network.request_statistics import NetworkStatistics
     from ottla.node.share.share_partition_manager import SharePartitionManager
+    from ottla.node.tables.table_keeper import TableKeeper
     from ottla.node.telemetry.client_telemetry import ClientTelemetry
     from ottla.replication.log_flush_scheduler import LogFlushScheduler
     from ottla.replication.replica_manager import ReplicaManager
@@ -165,6 +166,11 @@ class BrokerServices(NodeServices, Protocol):
 
     @property
     def producer_ids(self) -> ProducerIdManager: ...
+
+    @property
+    def table_keeper(self) -> TableKeeper | None:
+        """What keeps the tables of topics, if a topic has ever had one."""
+        ...
 
     @property
     def telemetry(self) -> ClientTelemetry:

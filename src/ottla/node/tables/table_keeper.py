@@ -206,6 +206,21 @@ class TableKeeper:
             await turns.pause_if_due()
         return lag
 
+    def status(self, topic: str) -> str | None:
+        """Say why the table does not have all records, as far as this broker keeps it; None if it does not
+        keep one.
+        """
+        if topic not in self._topics:
+            return None
+        state = self._tables.get(topic)
+        if state is None:
+            return "the broker has not begun with it yet"
+        pause_ms = state.due_ms - self._now_ms()
+        when = "under way" if pause_ms <= 0 else f"due in {-(-pause_ms // 1000)} s"
+        if state.error is not None:
+            return f"{state.error}; the next attempt is {when}"
+        return f"its next commit is {when}"
+
     def on_partition_progress(self, partition: Partition) -> None:
         """Called after every progress of any partition, also when it gets a leader, or has lost it."""
         state = self._tables.get(partition.topic_partition.topic)

@@ -221,3 +221,28 @@ def test_the_settings_of_a_broker_on_zookeeper_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"zookeeper.connect is set.*`ottla zookeeper import`"):
         NodeConfig(of_zookeeper)
     assert NodeConfig(of_zookeeper | {"process.roles": "broker,controller"}).node_id == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"table.catalog.warehouse": "s3://bucket/tables"}, r"=s3://bucket/tables needs table.catalog.uri"),
+        ({"table.catalog.warehouse": "s3://b", "table.catalog.uri": ""}, r"=s3://b needs table.catalog.uri"),
+        ({"table.catalog.type": "rest"}, r"table.catalog.type=rest needs table.catalog.uri"),
+        ({"table.catalog.type": "rest", "table.catalog.warehouse": "w"}, r"rest needs table.catalog.uri"),
+    ],
+)
+def test_a_catalog_that_is_no_file_beside_its_tables_needs_an_address(
+    given: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        NodeConfig(given)
+    assert NodeConfig(given | {"table.catalog.uri": "http://catalog.example"}).is_broker
+    of_controller = {
+        "process.roles": "controller",
+        "listeners": "CONTROLLER://:9093",
+        "controller.listener.names": "CONTROLLER",
+        "controller.quorum.bootstrap.servers": "localhost:9093",
+    }
+    assert not NodeConfig(given | of_controller).is_broker
+    assert NodeConfig({"table.catalog.warehouse": "file:///shared/tables"}).is_broker

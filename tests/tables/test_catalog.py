@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from ottla.tables.catalog import open_catalog
+from ottla.tables.catalog import catalog_properties, open_catalog
 from ottla.tables.settings import CatalogSettings
 
 
@@ -29,3 +29,11 @@ def test_processes_that_open_a_new_catalog_at_once_all_have_it(tmp_path: Path) -
         for thread in threads:
             thread.join(120)
     assert failures == []
+
+
+def test_a_warehouse_may_be_the_address_of_a_directory(tmp_path: Path) -> None:
+    given = {"table.catalog.warehouse": f"file://{tmp_path}/tables"}
+    settings = CatalogSettings.from_settings(given)
+    open_catalog(settings, create=True)
+    assert (tmp_path / "tables" / "catalog.db").exists()
+    assert catalog_properties(settings)["warehouse"] == f"file://{tmp_path}/tables"

@@ -25,7 +25,10 @@ def catalog_properties(settings: CatalogSettings) -> dict[str, str]:
         properties["uri"] = settings.uri
     elif settings.type == "sql":
         if not settings.is_local:
-            raise TableError("table.catalog.uri is not set: an SQL catalog needs one for this warehouse")
+            raise TableError(
+                "table.catalog.uri is not set: an SQL catalog is a file in table.catalog.warehouse only "
+                "where that is a directory"
+            )
         # Another broker may hold the file while it commits; SQLite waits for so many seconds.
         properties["uri"] = f"sqlite:///{settings.warehouse}/{CATALOG_FILE}?timeout=60"
     if settings.warehouse is not None:

@@ -67,6 +67,8 @@ class CatalogSettings:
             return given.get(CATALOG_PREFIX + name) or None
 
         warehouse = text("warehouse")
+        if warehouse is not None and warehouse.startswith("file://"):
+            warehouse = warehouse.removeprefix("file://")
         if warehouse is None and log_dir is not None and text("type") in (None, "sql"):
             warehouse = default_warehouse(log_dir)
         return cls(

@@ -73,6 +73,7 @@ def check_rules(config: NodeConfig) -> None:
     _check_sasl(config)
     _check_authorizer(config)
     _check_telemetry(config)
+    _check_catalog(config)
 
 
 def _check_not_of_zookeeper(config: NodeConfig) -> None:
@@ -322,6 +323,25 @@ def _check_listeners(config: NodeConfig) -> None:
             f"options based on currently configured listeners are {','.join(sorted(advertised))}, and it is "
             f"{inter_broker}",
         )
+
+
+def _check_catalog(config: NodeConfig) -> None:
+    """An SQL catalog without an address is a file in the warehouse, which must then be a directory."""
+    kind, warehouse = config.text("table.catalog.type"), str(config["table.catalog.warehouse"] or "")
+    if not config.is_broker or config.given.get("table.catalog.uri"):
+        return
+    _require(
+        kind != "rest",
+        "table.catalog.type=rest needs table.catalog.uri: set it to the address of the catalog, as "
+        "https://catalog.example.com",
+    )
+    _require(
+        "://" not in warehouse or warehouse.startswith("file://"),
+        f"table.catalog.warehouse={warehouse} needs table.catalog.uri: the catalog is a file in the "
+        "warehouse only where that is a directory. Set table.catalog.uri to the address of an SQL catalog, "
+        "as postgresql+psycopg2://user:password@host/catalog (or sqlite:////directory/catalog.db for one "
+        "broker), or table.catalog.type=rest and table.catalog.uri to that of a REST catalog",
+    )
 
 
 def _check_telemetry(config: NodeConfig) -> None:

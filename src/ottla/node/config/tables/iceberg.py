@@ -27,8 +27,8 @@ ICEBERG: Final[dict[str, ConfigKey]] = table(
         "The Iceberg catalog that has the tables of topics: sql (SQLite, PostgreSQL) or rest.",
         ValidString(("sql", "rest")), internal=True),
     key("table.catalog.uri", PASSWORD, None, MEDIUM,
-        "The address of the catalog. Without one, an SQLite file in table.catalog.warehouse, which all "
-        "brokers must then share.", internal=True),
+        "The address of the catalog. Without one, an SQLite file in table.catalog.warehouse, which is then "
+        "a directory that all brokers share.", internal=True),
     key("table.catalog.warehouse", STRING, None, MEDIUM,
         "Where the tables' files are: a directory, or a location such as s3://bucket/path. Without one, the "
         "directory beside the first of log.dirs whose name ends in -tables.", internal=True),

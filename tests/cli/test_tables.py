@@ -60,6 +60,18 @@ def test_tables_are_shown_merged_and_repaired(tmp_path: Path) -> None:
         assert "did you mean orders" in ended.err
         ended = ottla("tables", "list", "--catalog", f"warehouse={tmp_path}/none")
         assert "there is no catalog" in ended.err
+        ended = ottla("tables", "list", "--catalog", "url=http://localhost")
+        assert ended.status == 2
+        assert "--catalog url: there is no setting url; did you mean uri?" in ended.err
+        ended = ottla("topics", "create", "other", "--config", "table.fromat=iceberg")
+        assert "Unknown topic config name: table.fromat; did you mean table.format?" in ended.err
+        for args in (
+            ("alter", "--set", "table.fromat=iceberg"),
+            ("alter", "--delete", "table.fromat"),
+            ("describe", "table.fromat"),
+        ):
+            ended = ottla("configs", *args, "--topic", "plain")
+            assert "there is no setting table.fromat; did you mean table.format" in ended.err
         ottla.ok("configs", "alter", "--topic", "orders", "--set", "table.format=none")
         (listed,) = ottla.ok("tables", "list", "--json").json
         assert listed["state"] == "stopped"

@@ -156,6 +156,9 @@ def test_unknown_names_get_the_nearest_known_one() -> None:
         "unknown setting zookeeper.connect: Apache Kafka dropped it in 4.0; it is ignored",
         "unknown setting qqq; it is ignored",
     ]
+    assert unknown_names(["table.catalog.warehose", "table.catalog.s3.role-arn", "table.catalog.uri"]) == [
+        "unknown setting table.catalog.warehose; did you mean table.catalog.warehouse?"
+    ]
 
 
 def test_a_listener_may_have_settings_of_its_own() -> None:

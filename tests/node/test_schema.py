@@ -25,6 +25,13 @@ def schema(**given: str) -> TableSchema:
     ("resource", "settings", "code", "problem"),
     [
         (TOPIC, {"nonsense": "1"}, ErrorCode.INVALID_CONFIG, "Unknown topic config name: nonsense"),
+        (
+            TOPIC,
+            {"table.fromat": "iceberg"},
+            ErrorCode.INVALID_CONFIG,
+            "Unknown topic config name: table.fromat; did you mean table.format?",
+        ),
+        (TOPIC, {"retention.ms" * 999: "1"}, ErrorCode.INVALID_CONFIG, "Unknown topic config name: ret"),
         (TOPIC, {"retention.ms": "-2"}, ErrorCode.INVALID_CONFIG, "Value must be at least -1"),
         (
             TOPIC,

@@ -5,8 +5,12 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pyiceberg.catalog.rest
+import pyiceberg.catalog.sql
+import pyiceberg.io
+
 from ottla.tables.catalog import catalog_properties, open_catalog
-from ottla.tables.settings import CatalogSettings
+from ottla.tables.settings import CatalogSettings, meant_property
 
 
 def test_processes_that_open_a_new_catalog_at_once_all_have_it(tmp_path: Path) -> None:
@@ -37,3 +41,21 @@ def test_a_warehouse_may_be_the_address_of_a_directory(tmp_path: Path) -> None:
     open_catalog(settings, create=True)
     assert (tmp_path / "tables" / "catalog.db").exists()
     assert catalog_properties(settings)["warehouse"] == f"file://{tmp_path}/tables"
+
+
+def test_no_property_of_pyiceberg_is_taken_for_a_misspelled_one() -> None:
+    """Those that it has a constant for, in the modules that read them."""
+    known = {
+        value
+        for module in (pyiceberg.io, pyiceberg.catalog, pyiceberg.catalog.rest, pyiceberg.catalog.sql)
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, str)
+    }
+    assert {"s3.endpoint", "credential", "uri"} <= known
+    assert {each: meant_property(each) for each in known if meant_property(each) is not None} == {}
+    assert [meant_property(each) for each in ("url", "warehuose", "tpye", "s3.secret-acces-key")] == [
+        "uri",
+        "warehouse",
+        "type",
+        "s3.secret-access-key",
+    ]

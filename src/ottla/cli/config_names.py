@@ -23,8 +23,15 @@ async def describe_configs(
     """The settings of a resource, with those of `named` that brokers show only to those who name them, as
     table.format of a topic that does not have it set.
     """
+    from ottla.client.admin.configs import ResourceType
+
     configs = await admin.configs.describe(kind, name, documentation=documentation)
     if unlisted := [each for each in named if each not in configs]:
+        if kind is ResourceType.TOPIC:
+            # One of them may be what the user meant.
+            from ottla.node.config.tables.topic import TABLE_SETTINGS
+
+            unlisted += TABLE_SETTINGS
         configs.update(await admin.configs.describe(kind, name, keys=unlisted, documentation=documentation))
     return configs
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import CliError, did_you_mean
+from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
     DEFAULT_TIMEOUT_S,
@@ -86,7 +86,7 @@ def _ask_cluster(
     """The catalog, and the topics that have a table, or this one."""
     from ottla.tables.settings import BROKER_SETTINGS, CATALOG_PREFIX, CatalogSettings
 
-    given = {CATALOG_PREFIX + name: value for name, value in named_values("--catalog", catalog or ()).items()}
+    given = {CATALOG_PREFIX + name: value for name, value in _catalog_values(catalog).items()}
 
     async def work(admin: Admin) -> tuple[CatalogSettings, dict[str, _Topic]]:
         from ottla.client.admin.configs import ResourceType
@@ -116,6 +116,20 @@ def _ask_cluster(
         return settings, found
 
     return with_admin(bootstrap, timeout, work)
+
+
+def _catalog_values(catalog: list[str] | None) -> dict[str, str]:
+    """The values of --catalog by their names; WrongUsage for a misspelled one."""
+    from ottla.tables.settings import CATALOG_PREFIX, meant_property
+
+    found: dict[str, str] = {}
+    for name, value in named_values("--catalog", catalog or ()).items():
+        # As brokers have it.
+        short = name.removeprefix(CATALOG_PREFIX)
+        if (meant := meant_property(short)) is not None:
+            raise WrongUsage(f"--catalog {name}: there is no setting {name}; did you mean {meant}?")
+        found[short] = value
+    return found
 
 
 async def _ask_leaders(admin: Admin, listed: Mapping[str, TopicInfo], topics: Mapping[str, _Topic]) -> None:

@@ -14,6 +14,7 @@ __all__ = [
     "MaintenanceSettings",
     "TableSettings",
     "default_warehouse",
+    "meant_property",
     "table_name",
 ]
 
@@ -30,6 +31,38 @@ BROKER_SETTINGS: Final = (
 )
 # Those of the settings of this prefix that are not properties of pyiceberg's own.
 _OWN: Final = frozenset(("type", "uri", "warehouse", "name"))
+
+
+# Properties of pyiceberg that many set. There are others, so a name is wrong only if it is much like one of
+# these.
+_USUAL: Final = (
+    "credential",
+    "token",
+    "s3.access-key-id",
+    "s3.endpoint",
+    "s3.force-virtual-addressing",
+    "s3.region",
+    "s3.secret-access-key",
+    "s3.session-token",
+    "adls.account-key",
+    "adls.account-name",
+    "gcs.oauth2.token",
+    "gcs.project-id",
+)
+
+
+def meant_property(name: str) -> str | None:
+    """The NAME of table.catalog.NAME that this one may be a misspelling of; None if it may be right.
+
+    >>> meant_property("url"), meant_property("s3.endpont"), meant_property("s3.role-arn")
+    ('uri', 's3.endpoint', None)
+    """
+    if name in _OWN or name in _USUAL:
+        return None
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, sorted(_OWN), n=1) or get_close_matches(name, _USUAL, n=1, cutoff=0.9)
+    return near[0] if near else None
 
 
 def default_warehouse(log_dir: str) -> str:

@@ -363,7 +363,9 @@ _REMOVED: Final = (
     "password.encoder.",
     "reserved.broker.max.id",
 )
-_PREFIXES: Final = ("listener.name.", "rsm.config.", "rlmm.config.", "confluent.", "table.catalog.")
+_PREFIXES: Final = ("listener.name.", "rsm.config.", "rlmm.config.", "confluent.")
+# What is not a setting of ours is a property of the catalog's library.
+_CATALOG: Final = "table.catalog."
 # Settings of the authorizer, which the broker's table does not have in Kafka either.
 _OF_PLUGINS: Final = frozenset(("super.users", "allow.everyone.if.no.acl.found"))
 
@@ -381,6 +383,13 @@ def unknown_names(given: Iterable[str]) -> list[str]:
     )
     for name in names:
         if name in known or name in _OF_PLUGINS or name.startswith(_PREFIXES):
+            continue
+        if name.startswith(_CATALOG):
+            from ottla.tables.settings import meant_property
+
+            meant = meant_property(name.removeprefix(_CATALOG))
+            if meant is not None:
+                lines.append(f"unknown setting {name}; did you mean {_CATALOG}{meant}?")
             continue
         if name.startswith(_REMOVED):
             lines.append(f"unknown setting {name}: Apache Kafka dropped it in 4.0; it is ignored")

@@ -8,6 +8,7 @@ the request, because only that broker knows the settings that it was started wit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Final
 
 from ottla.log.config.log_config import LogConfig, field_name
@@ -61,6 +62,7 @@ _THREADS: Final = frozenset(
 _AS_RETENTION: Final = -2
 # The settings that say whether a topic can have a table.
 _OF_TABLES: Final = ("cleanup.policy", *TABLE_SETTINGS)
+_MAX_COMPARED: Final = 100
 MIN_CLIENT_METRICS_INTERVAL_MS: Final = 100
 MAX_CLIENT_METRICS_INTERVAL_MS: Final = 60 * 60 * 1000
 
@@ -256,12 +258,26 @@ def _parse(table: Mapping[str, ConfigKey], kind: str, configs: Mapping[str, str]
         if key is None:
             if table is CLIENT_METRICS:
                 raise _invalid(f"Unknown client metrics configuration: {name}")
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown {kind} config name: {name}")
+            meant = _nearest(name, tuple(table))
+            hint = "" if meant is None else f"; did you mean {meant}?"
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown {kind} config name: {name}{hint}")
         try:
             values[name] = key.parse(text)
         except ConfigError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
     return values
+
+
+@lru_cache(maxsize=64)
+def _nearest(name: str, known: tuple[str, ...]) -> str | None:
+    """The known name that a client may have meant. A name that is too long for one is not compared, and many
+    topics with the same mistake in one request cost one comparison.
+    """
+    if len(name) > _MAX_COMPARED:
+        return None
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, known, n=1, cutoff=0.7)), None)
 
 
 def _check_client_metrics(subscription: str, values: Mapping[str, Value]) -> None:

@@ -1,4 +1,4 @@
-"""A real Iceberg REST catalog: the server of Apache Iceberg's own tests, over local files, from Maven."""
+"""A real Iceberg REST catalog: the server of Apache Iceberg's own tests, over files or S3, from Maven."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ottla.testing.cluster_plan import free_ports
@@ -27,21 +27,44 @@ BUNDLE = Bundle(
         "org.slf4j:slf4j-simple:2.0.17",
     ),
 )
+# What the server reads and writes S3 with; 65 MB, so only tests of that fetch it.
+S3_BUNDLE = Bundle(
+    f"iceberg-aws-{VERSION}",
+    (
+        f"org.apache.iceberg:iceberg-aws:{VERSION}",
+        f"org.apache.iceberg:iceberg-aws-bundle:{VERSION}",
+        "dev.failsafe:failsafe:3.3.2",
+    ),
+    transitive=False,  # what else they need is in the other one
+)
 _START_SECONDS = 120
 
 
+def s3_properties(endpoint: str, warehouse: str, access_key: str, secret_key: str) -> dict[str, str]:
+    """The properties of a server whose tables are in S3."""
+    return {
+        "warehouse": warehouse,
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        "s3.endpoint": endpoint,
+        "s3.path-style-access": "true",
+        "s3.access-key-id": access_key,
+        "s3.secret-access-key": secret_key,
+        "client.region": "us-east-1",
+    }
+
+
 @contextlib.contextmanager
-def rest_catalog(root: Path) -> Iterator[str]:
-    """Run the server with its tables below a directory; the address that it answers at."""
+def rest_catalog(root: Path, s3: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Run the server with its tables below a directory, or in S3; the address that it answers at."""
     root.mkdir(parents=True, exist_ok=True)
     (port,) = free_ports(1)  # of those that no client's connection takes meanwhile
-    environment = {
-        **os.environ,
-        "CATALOG_REST_PORT": str(port),
-        "CATALOG_WAREHOUSE": f"file://{root}/warehouse",
-        "CATALOG_URI": f"jdbc:sqlite:{root}/rest.db",
-    }
-    command = ["java", "-Xmx256m", "-cp", classpath(BUNDLE), "org.apache.iceberg.rest.RESTCatalogServer"]
+    properties = {"rest.port": str(port), "uri": f"jdbc:sqlite:{root}/rest.db"}
+    properties |= s3 or {"warehouse": f"file://{root}/warehouse"}
+    # As the server reads its environment: one underscore for a dot, two for a dash.
+    names = {name: name.replace("-", "__").replace(".", "_").upper() for name in properties}
+    environment = os.environ | {f"CATALOG_{names[name]}": value for name, value in properties.items()}
+    classes = classpath(BUNDLE) if s3 is None else f"{classpath(BUNDLE)}:{classpath(S3_BUNDLE)}"
+    command = ["java", "-Xmx256m", "-cp", classes, "org.apache.iceberg.rest.RESTCatalogServer"]
     with (root / "log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyiceberg.catalog.rest
 import pyiceberg.catalog.sql
 import pyiceberg.io
+import pytest
 
 from ottla.tables.catalog import catalog_properties, open_catalog
 from ottla.tables.settings import CatalogSettings, meant_property
@@ -59,3 +60,21 @@ def test_no_property_of_pyiceberg_is_taken_for_a_misspelled_one() -> None:
         "type",
         "s3.secret-access-key",
     ]
+
+
+def test_the_address_of_a_catalog_is_enough_where_brokers_show_the_rest() -> None:
+    shown = {
+        "table.catalog.type": "rest",
+        "table.catalog.uri": None,
+        "table.catalog.warehouse": "main",
+        "table.namespace": "shop",
+        "log.dirs": "/data",
+    }
+    with pytest.raises(ValueError, match=r"the brokers have table.catalog.uri and do not show it"):
+        CatalogSettings.from_broker(shown)
+    found = CatalogSettings.from_broker(shown, {"table.catalog.uri": "http://catalog"})
+    assert (found.type, found.uri, found.warehouse) == ("rest", "http://catalog", "main")
+    assert found.namespace == "shop"
+    # Another catalog than theirs.
+    found = CatalogSettings.from_broker(shown, {"table.catalog.warehouse": "/copy"})
+    assert (found.type, found.uri, found.warehouse, found.namespace) == ("sql", None, "/copy", "shop")

@@ -9,12 +9,16 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from ottla.blocking import Admin
+from ottla.spark.source.options import source_options
+from ottla.spark.source.table_files import find_tables, read_files
 from ottla.tables.catalog import catalog_properties, open_catalog
 from ottla.tables.errors import OffsetsMoved
 from ottla.tables.maintenance import compact, expire, remove_orphans
-from ottla.tables.settings import CatalogSettings
+from ottla.tables.settings import CATALOG_PREFIX, CatalogSettings
 from ottla.testing.local_node import LocalNode
-from tests.support.iceberg_rest import rest_catalog
+from tests.support.command_line import CommandLine
+from tests.support.iceberg_rest import rest_catalog, s3_properties
 from tests.support.kafka_libs import missing_requirement
 from tests.support.s3_server import ACCESS_KEY, BUCKET, S3_SKIP, SECRET_KEY, NoS3Server, program, s3_server
 from tests.support.table_metrics import metric
@@ -61,12 +65,32 @@ def rest_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["s3", pytest.param("rest", marks=pytest.mark.kafka)])
+@pytest.fixture(scope="module")
+def rest_s3_url(s3_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A REST catalog that keeps its tables in S3."""
+    if (missing := missing_requirement()) is not None:
+        pytest.skip(f"the REST catalog of Apache Iceberg cannot be run: {missing}")
+    s3 = s3_properties(s3_url, f"s3://{BUCKET}/of-rest", ACCESS_KEY, SECRET_KEY)
+    with rest_catalog(tmp_path_factory.mktemp("rest-s3"), s3) as url:
+        yield url
+
+
+@pytest.fixture(
+    params=[
+        "s3",
+        pytest.param("rest", marks=pytest.mark.kafka),
+        pytest.param("rest-s3", marks=pytest.mark.kafka),
+    ]
+)
 def given(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """The settings of a broker, with a namespace of the test's own."""
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     if request.param == "s3":
         found = s3_settings(request.getfixturevalue("s3_url"), tmp_path / "catalog.db")
+    elif request.param == "rest-s3":
+        found = s3_settings(request.getfixturevalue("s3_url"), tmp_path / "catalog.db")
+        del found["table.catalog.warehouse"]  # the catalog's own
+        found |= rest_settings(request.getfixturevalue("rest_s3_url"))
     else:
         found = rest_settings(request.getfixturevalue("rest_url"))
     return found | {"table.namespace": name}
@@ -164,7 +188,43 @@ def test_a_broker_keeps_a_table_there_that_others_read(given: dict[str, str], tm
                 'select partition, "offset", key, value from orders order by 1, 2'
             ).fetchall()
         assert found == records(node.bootstrap_servers)
+        assert_commands_work(node, given)
+        assert rows_of_spark_source(node, given) == found
     assert catalog_properties(warehouse.settings)["type"] in ("sql", "rest")
+
+
+def assert_commands_work(node: LocalNode, given: dict[str, str]) -> None:
+    """Brokers hide the address of the catalog, so commands get it, and what else is not shown."""
+    ottla = CommandLine(node.bootstrap_servers)
+    hidden = ottla("tables", "list")
+    assert "do not show it: give it with --catalog uri=..." in hidden.err
+    catalog = [
+        word
+        for name, value in given.items()
+        if name == "table.catalog.uri" or ".s3." in name
+        for word in ("--catalog", f"{name.removeprefix(CATALOG_PREFIX)}={value}")
+    ]
+    (listed,) = ottla.ok("tables", "list", "--json", *catalog).json
+    assert (listed["state"], listed["rows"], listed["lag"]) == ("complete", 300, 0)
+    assert ottla.ok("tables", "show", "orders", "--json", *catalog).json["state"] == "complete"
+    assert ottla.ok("tables", "repair", "orders", "--json", *catalog).json["needs_repair"] is False
+
+
+def rows_of_spark_source(node: LocalNode, given: dict[str, str]) -> list[tuple]:
+    """What tasks of Spark read from the files, in this process."""
+    catalog = {name: value for name, value in given.items() if name.startswith(CATALOG_PREFIX)}
+    wanted = {"kafka.bootstrap.servers": node.bootstrap_servers, "subscribe": "orders", "readFrom": "table"}
+    options = source_options(wanted | catalog, streaming=False)
+    with Admin(node.bootstrap_servers) as admin:
+        topic_id = admin.topics.describe("orders").topic_id
+    files = find_tables(options, {"orders": topic_id})["orders"]
+    bounds = {partition: (0, end) for partition, end in files.offsets.items()}
+    return sorted(
+        (row["partition"], row["offset"], row["key"], row["value"])
+        for part in files.ranges(bounds, 1 << 30)
+        for batch in read_files(options, part)
+        for row in batch.to_pylist()
+    )
 
 
 def test_credentials_are_in_no_message(s3_url: str, tmp_path: Path, capfd, caplog) -> None:

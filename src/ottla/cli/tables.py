@@ -40,8 +40,8 @@ Catalog: TypeAlias = Annotated[
     Option(
         "--catalog",
         metavar="NAME=VALUE",
-        help="A setting table.catalog.NAME, such as uri=... or warehouse=...; may be repeated. Without one, "
-        "the catalog is that of the brokers.",
+        help="A setting table.catalog.NAME, such as uri=... or s3.endpoint=...; may be repeated. Without "
+        "one, the catalog is that of the brokers; with uri=..., so are its type and warehouse.",
     ),
 ]
 _SHOWN_SNAPSHOTS: Final = 10
@@ -93,14 +93,21 @@ def _ask_cluster(
         from ottla.protocol.errors import ErrorCode, KafkaError
         from ottla.protocol.names import uuid_text
 
-        settings = CatalogSettings.from_settings(given)
-        if not given:
-            broker = min(each.node_id for each in (await admin.cluster.describe()).brokers)
-            shown = await admin.configs.describe(ResourceType.BROKER, str(broker), keys=BROKER_SETTINGS)
-            try:
-                settings = CatalogSettings.from_broker({name: each.value for name, each in shown.items()})
-            except ValueError as error:
-                raise CliError(f"{error}: give it with --catalog uri=... --catalog warehouse=...") from None
+        broker = min(each.node_id for each in (await admin.cluster.describe()).brokers)
+        shown: dict[str, str | None] = {}
+        try:
+            described = await admin.configs.describe(ResourceType.BROKER, str(broker), keys=BROKER_SETTINGS)
+            shown = {name: each.value for name, each in described.items()}
+        except KafkaError as error:
+            if not given or error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                raise
+        try:
+            settings = CatalogSettings.from_broker(shown, given)
+        except ValueError as error:
+            raise CliError(
+                f"{error}: give it with --catalog uri=..., and --catalog NAME=VALUE for what else the "
+                "catalog needs, as s3.endpoint"
+            ) from None
         listed = {each.name: each for each in await admin.topics.list() if topic in (None, each.name)}
         found: dict[str, _Topic] = {}
         for name, configs in (await admin.configs.describe_topics(listed, keys=["table.format"])).items():

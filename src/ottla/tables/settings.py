@@ -118,12 +118,23 @@ class CatalogSettings:
         )
 
     @classmethod
-    def from_broker(cls, described: Mapping[str, str | None]) -> CatalogSettings:
-        """The catalog of a broker, by the settings that it shows. ValueError if it hides what is needed."""
-        uri = f"{CATALOG_PREFIX}uri"
+    def from_broker(
+        cls, described: Mapping[str, str | None], given: Mapping[str, str] | None = None
+    ) -> CatalogSettings:
+        """The catalog of a broker, by the settings that it shows. ValueError if it hides what is needed.
+
+        `given` is what the user has set instead: the address that the broker hides, or another catalog, of
+        which only the namespace and the name are as the broker's.
+        """
+        uri, kind, warehouse = (f"{CATALOG_PREFIX}{name}" for name in ("uri", "type", "warehouse"))
+        shown = {name: value for name, value in described.items() if value is not None}
+        if given:
+            of_broker = ["table.namespace", f"{CATALOG_PREFIX}name"]
+            if uri in given and kind not in given:
+                of_broker += [kind, warehouse]
+            return cls.from_settings({name: shown[name] for name in of_broker if name in shown} | dict(given))
         if uri in described:
             raise ValueError(f"the brokers have {uri} and do not show it")
-        shown = {name: value for name, value in described.items() if value is not None}
         log_dir = shown.get("log.dirs") or shown.get("log.dir") or ""
         return cls.from_settings(shown, log_dir.partition(",")[0].strip() or None)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.client.admin.configs import ConfigsAdmin, ResourceType
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition, uuid_text
 from ottla.spark.source.client import source_client
 from ottla.spark.source.columns import arrow_schema
@@ -179,19 +180,22 @@ def find_tables(options: SourceOptions, ids: Mapping[str, bytes]) -> dict[str, T
 
 
 def _catalog_settings(options: SourceOptions) -> CatalogSettings:
-    """The catalog that the options name, else that of the brokers."""
-    if options.catalog:
-        return CatalogSettings.from_settings(dict(options.catalog))
+    """The catalog that the options name, else that of the brokers. Its namespace is theirs."""
     client = source_client(options.connection)
 
     async def ask() -> dict[str, str | None]:
         view = await client.cluster.refresh(topics=[])
         admin = ConfigsAdmin(client.caller(options.api_timeout_ms))
-        shown = await admin.describe(ResourceType.BROKER, str(min(view.brokers)), keys=BROKER_SETTINGS)
+        try:
+            shown = await admin.describe(ResourceType.BROKER, str(min(view.brokers)), keys=BROKER_SETTINGS)
+        except KafkaError as error:
+            if not options.catalog or error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                raise
+            return {}
         return {name: each.value for name, each in shown.items()}
 
     try:
-        return CatalogSettings.from_broker(client.call(ask()))
+        return CatalogSettings.from_broker(client.call(ask()), dict(options.catalog))
     except ValueError as error:
         raise ValueError(
             f"{error}: set the options {CATALOG_PREFIX}uri and {CATALOG_PREFIX}warehouse"

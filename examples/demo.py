@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from shop.report import Measured, Outcome, write_report
 import ottla
 from ottla.client.consumer import TopicPartition
 from ottla.client.producer import Delivery
+from ottla.runtime.disk import RealDisk
+from ottla.testing.cluster_plan import free_ports
 
 EVENTS = int(os.environ.get("DEMO_EVENTS", "150000"))
 EVENTS_PER_SECOND = 3_000
@@ -43,6 +46,21 @@ def say(text: str) -> None:
     print(f"{time.perf_counter() - BEGAN:6.1f} s  {text}", flush=True)
 
 
+@contextlib.contextmanager
+def own_page() -> Iterator[Path]:
+    """The page for the charts: not one that another demo, here at the same time, writes."""
+    OUTPUT.mkdir(exist_ok=True)
+    try:
+        lock = RealDisk().lock(str(OUTPUT / ".lock"))
+    except BlockingIOError:
+        yield OUTPUT / f"report-{os.getpid()}.html"
+        return
+    try:
+        yield OUTPUT / "report.html"
+    finally:
+        lock.release()
+
+
 class NodeProcess:
     """`ottla start` as a process, which can be killed and restarted on the same data and port."""
 
@@ -50,7 +68,8 @@ class NodeProcess:
         self._data_dir = data_dir
         self.log = data_dir.with_name("node.log")
         self._process: subprocess.Popen[str] | None = None
-        self.bootstrap_servers = "127.0.0.1:0"
+        # Not one that the system gives to others while the node is away.
+        self.bootstrap_servers = f"127.0.0.1:{free_ports(1)[0]}"
 
     def start(self) -> str:
         """Start the node; returns the line that it prints when it is ready."""
@@ -65,8 +84,6 @@ class NodeProcess:
             raise SystemExit(
                 f"the node did not start: {line or self.log.read_text(errors='replace')[-4000:]}"
             )
-        words = line.replace(",", " ").split()
-        self.bootstrap_servers = next(word for word in words if word.startswith("127.0.0.1:"))
         return line
 
     def kill(self) -> None:
@@ -376,7 +393,7 @@ def files_of(table: Path) -> list[str]:
     return found
 
 
-async def main(work: Path) -> int:
+async def main(work: Path, page: Path) -> int:
     node = NodeProcess(work / "node")
     say(node.start().partition(", data")[0])
     spark: SparkProcess | None = None
@@ -426,7 +443,7 @@ async def main(work: Path) -> int:
             spark.stop()
         node.stop()
     measured = Measured(took, watch.produced, watch.samples, watch.latencies, watch.marks, spark.restarts)
-    status = conclude(shop, outcome, measured)
+    status = conclude(shop, outcome, measured, page)
     say(answer)
     return status
 
@@ -440,7 +457,7 @@ async def until(condition, seconds: float, problem: str, spark: SparkProcess) ->
         await asyncio.sleep(0.1)
 
 
-def conclude(shop: Shop, outcome: Outcome, measured: Measured) -> int:
+def conclude(shop: Shop, outcome: Outcome, measured: Measured, page: Path) -> int:
     say("")
     for line in [
         *outcome.lines(),
@@ -448,8 +465,6 @@ def conclude(shop: Shop, outcome: Outcome, measured: Measured) -> int:
         f"{shop.truth.late:,} events were late, and in time for their windows",
     ]:
         print(f"          {line}")
-    OUTPUT.mkdir(exist_ok=True)
-    page = OUTPUT / "report.html"
     write_report(page, outcome, measured)
     verdict = "OK: nothing was lost or doubled" if outcome.is_right else "FAILED: see above"
     say(f"{verdict}; charts in {page}")
@@ -465,7 +480,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, interrupt)
     directory = Path(tempfile.mkdtemp(prefix="ottla-demo-"))
     try:
-        status = asyncio.run(main(directory))
+        with own_page() as page:
+            status = asyncio.run(main(directory, page))
     except KeyboardInterrupt:
         say("interrupted; all processes are ended")
         status = 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections import Counter
@@ -113,3 +114,30 @@ def test_the_page_is_one_file_that_says_how_it_went(shop: Any, tmp_path: Path) -
     assert text.count("<svg") == 3
     assert "node killed" in text
     assert "http" not in text
+
+
+def test_two_demos_at_once_have_pages_and_nodes_of_their_own(
+    shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "demo", raising=False)
+    demo = importlib.import_module("demo")
+    with demo.own_page() as first, demo.own_page() as second:
+        assert first == Path("demo-output/report.html")
+        assert second != first
+        assert second.parent == first.parent
+    with demo.own_page() as later:
+        assert later == first
+    nodes = [demo.NodeProcess(tmp_path / str(number) / "node") for number in range(2)]
+    try:
+        for node in nodes:
+            node.log.parent.mkdir()
+            assert f"ready: {node.bootstrap_servers}" in node.start()
+        assert nodes[0].bootstrap_servers != nodes[1].bootstrap_servers
+        for node in nodes:
+            node.kill()
+        for node in reversed(nodes):
+            assert f"ready: {node.bootstrap_servers}" in node.start()
+    finally:
+        for node in nodes:
+            node.stop()

@@ -19,11 +19,18 @@ COMPILE := $(BIN)/python -m compileall -q src
 KERBEROS := if command -v krb5-config > /dev/null; then $(BIN)/python -m pip install --quiet 'ottla[kerberos]' || \
 	echo "The extra kerberos could not be installed: Kerberos is not tested."; fi
 
+# Of several makes that find .venv out of date, the first builds it, with this file locked, and the others wait.
+LOCKED := $(PYTHON) -c 'import fcntl, subprocess, sys; lock = open("Makefile"); \
+	fcntl.flock(lock, fcntl.LOCK_EX); sys.exit(subprocess.call(sys.argv[1:]))'
+
 .PHONY: setup demo test test-fast test-faults test-cluster-faults soak lint bench fuzz clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml setup.py src/ottla/records/_kernel.pyx $(wildcard src/ottla/records/kernel/*.pxi)
+ifndef OTTLA_SETUP
+	+@$(LOCKED) $(MAKE) --no-print-directory OTTLA_SETUP=1 $@
+else
 	@echo "Installing what Ottla needs into $(VENV) and compiling its kernel: this takes some minutes, once."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -31,6 +38,7 @@ $(STAMP): pyproject.toml setup.py src/ottla/records/_kernel.pyx $(wildcard src/o
 	$(KERBEROS)
 	$(COMPILE)
 	touch $@
+endif
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py

@@ -36,6 +36,10 @@ def test_the_metadata_are_in_a_quorum_unless_a_setting_says_zookeeper() -> None:
     ("settings", "problem"),
     [
         ({"zookeeper.connect": ""}, r"metadata.store=zookeeper needs zookeeper.connect"),
+        (
+            {"listeners": "PLAINTEXT://:9092"},
+            r"needs a listener for the controller.*set listeners .*,CONTROLLER://localhost:9093.*cluster.id",
+        ),
         ({"log.dirs": "/a,/b"}, "one directory in log.dirs"),
         ({"controller.quorum.voters": "1@127.0.0.1:9093"}, "has no quorum, but controller.quorum.voters"),
         ({"metadata.store": "etcd"}, "String must be one of: quorum, zookeeper"),

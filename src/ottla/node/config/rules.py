@@ -272,6 +272,15 @@ def _check_sasl(config: NodeConfig) -> None:
 def _check_listeners(config: NodeConfig) -> None:
     names = {endpoint.name for endpoint in config.listeners}
     controller = set(config.controller_listener_names)
+    if config.is_controller and config.uses_zookeeper:
+        name = min(controller, default="CONTROLLER")
+        _require(
+            bool(names & controller),
+            "metadata.store=zookeeper needs a listener for the controller, which may be on any of the nodes, "
+            f"and listeners has no {name}: set listeners to this one as well, such as "
+            f"PLAINTEXT://localhost:9092,{name}://localhost:9093, in the file of settings or with --set; a "
+            "new data directory also needs cluster.id. `ottla cluster up --zookeeper` sets all of that",
+        )
     if config.is_controller and not config.alone:
         _require(
             bool(names & controller),

@@ -95,6 +95,8 @@ def test_a_node_is_killed_started_paused_and_resumed_from_anywhere(offline: Comm
     brought_up(offline, home)
     ended = offline("cluster", "up", "-d", home, "--detach")
     assert (ended.status, "node 1 is already running" in ended.err) == (1, True)
+    for hint in ("status", "start NODE", "down"):
+        assert f"`ottla cluster {hint} -d {home}`" in ended.err
     assert "node 1 is already running" in offline("cluster", "start", "1", "-d", home).err
     assert offline.ok("cluster", "kill", "1", "-d", home).out == "node 1 killed\n"
     ended = offline("cluster", "status", "-d", home, "--json")

@@ -252,9 +252,10 @@ def up(
     processes = _processes(plan)
     running = [process for process in processes if process.state() is not ProcessState.DOWN]
     if running:
+        here = _directory_option(data_dir)
         raise CliError(
-            f"{_are(running)} already running; `ottla cluster status` shows the cluster, "
-            "`ottla cluster start NODE` starts the others, `ottla cluster down` stops all"
+            f"{_are(running)} already running; `ottla cluster status{here}` shows the cluster, "
+            f"`ottla cluster start NODE{here}` starts the others, `ottla cluster down{here}` stops all"
         )
     started = _Started()
     try:
@@ -375,6 +376,13 @@ def status(
 
 
 # The cluster and its nodes.
+
+
+def _directory_option(data_dir: str) -> str:
+    """The option that other commands need for the same cluster; none for the default."""
+    from shlex import quote
+
+    return "" if data_dir == DEFAULT_DATA_DIR else f" -d {quote(data_dir)}"
 
 
 def _load_or_create(

@@ -258,7 +258,8 @@ def _parse(table: Mapping[str, ConfigKey], kind: str, configs: Mapping[str, str]
         if key is None:
             if table is CLIENT_METRICS:
                 raise _invalid(f"Unknown client metrics configuration: {name}")
-            meant = _nearest(name, tuple(table))
+            # For our own settings: what Apache Kafka says of a wrong name stays as it is.
+            meant = _nearest(name, tuple(table)) if name.startswith("table.") else None
             hint = "" if meant is None else f"; did you mean {meant}?"
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown {kind} config name: {name}{hint}")
         try:

@@ -273,7 +273,7 @@ def test_a_directory_that_fails_is_shown_by_status(offline: CommandLine, home: s
     assert process["offline_partitions"] == len(list(dirs[1].glob("*-[0-9]*")))
     # A process that does not answer in time has nothing to say of it.
     said = f"node 1: directory {dirs[1]} is offline: "
-    wait_until(lambda: said in offline("cluster", "status", "-d", home).out, "people are not told of it")
+    wait_until(lambda: said in offline("cluster", "status", "-d", home).out, "the text does not say so")
 
 
 async def test_a_process_that_does_not_answer_is_reported(

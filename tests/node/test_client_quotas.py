@@ -114,6 +114,11 @@ def size_of(request: ProduceRequest, version: int, client_id: str) -> int:
     return len(request.encode(version)) + 10 + len(client_id) + 1
 
 
+def is_forgotten(began: float) -> bool:
+    """Whether the machine took so long that what a client did at that time has left the windows."""
+    return time.monotonic() > began + WINDOWS_MS / 1000
+
+
 def serve_others(broker: Broker) -> None:
     quiet = broker.client("quiet")
     for _ in range(ASKED):
@@ -127,6 +132,7 @@ def test_a_noisy_producer_waits_and_a_quiet_one_does_not(broker: Broker, noisy: 
     broker.limit(noisy, producer_byte_rate=quota)
     client, quiet = broker.client(noisy), broker.client(f"quiet-{noisy}")
     request = produce_request("", batch_of(bytes(900_000)), topic_id=topic_id)
+    began = time.monotonic()
     answer = client.get(request, 13, ProduceResponse)
     assert answer.responses[0].partition_responses[0].error_code == 0
     expected_ms = size_of(request, 13, noisy) / quota * 1000 - WINDOWS_MS
@@ -135,7 +141,7 @@ def test_a_noisy_producer_waits_and_a_quiet_one_does_not(broker: Broker, noisy: 
     # By another connection it is throttled too, and no response says so that has no place for it.
     again = broker.client(noisy)
     small = again.get(produce_request("", batch_of(b"x"), topic_id=topic_id), 13, ProduceResponse)
-    assert small.throttle_time_ms > expected_ms - 3 * SLACK_MS
+    assert small.throttle_time_ms > expected_ms - 3 * SLACK_MS or is_forgotten(began)
     for _ in range(ASKED):
         produced = quiet.get(
             produce_request("", batch_of(bytes(9_000)), topic_id=topic_id), 13, ProduceResponse
@@ -176,6 +182,7 @@ def test_a_noisy_consumer_gets_empty_responses(broker: Broker, noisy: str) -> No
     taken = len(first.responses[0].partitions[0].records or b"")
     assert 60_000 < taken <= 100_000
     assert first.throttle_time_ms == 0
+    began = time.monotonic()
     second = client.get(fetch, 17, FetchResponse)
     assert second.responses == []
     assert second.session_id == 0
@@ -189,7 +196,8 @@ def test_a_noisy_consumer_gets_empty_responses(broker: Broker, noisy: str) -> No
     whole = quiet.get(fetch, 17, FetchResponse)
     assert len(whole.responses[0].partitions[0].records or b"") > 2 * taken
     serve_others(broker)
-    assert is_silent(client)
+    # For some seconds: no quota makes it longer, as it gives as much as it takes back.
+    assert is_silent(client) or time.monotonic() > began + second.throttle_time_ms / 1000
 
 
 def test_a_fetch_session_goes_on_where_it_was_throttled(broker: Broker, noisy: str) -> None:

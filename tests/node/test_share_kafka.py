@@ -19,6 +19,7 @@ from tests.support.share_driver import Delivery, ShareDriver
 from tests.support.waiting import wait_until
 
 from ottla import blocking
+from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -295,8 +296,8 @@ def test_a_topic_is_deleted_and_made_again_under_a_group(
 def test_a_node_that_is_killed_goes_on_with_what_was_not_accepted(
     tmp_path: Path, java_driver: JavaDriver, driver: ShareDriver
 ) -> None:
-    with NodeProcess(tmp_path / "data") as first:
-        port = first.port
+    (port,) = free_ports(1)  # which no client takes while the node is down
+    with NodeProcess(tmp_path / "data", listen=f"127.0.0.1:{port}") as first:
         make_topic(first.bootstrap, "killed")
         configure(java_driver, first.bootstrap, "killed", "share.auto.offset.reset=earliest")
         produce(first.bootstrap, "killed", [str(number) for number in range(10)])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ottla.client.blocking import Producer
+from ottla.testing.cluster_plan import free_ports
 from ottla.testing.security import LocalSecurity
 
 pytestmark = pytest.mark.slow
@@ -74,8 +75,7 @@ def _node(
     folder: Path, security: LocalSecurity | None, **settings: int
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A node in a process of its own, with 24 MB in a topic `t`, and its port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     given: dict[str, object] = {"socket.send.buffer.bytes": 16384}
     given |= {name.replace("_", "."): value for name, value in settings.items()}
     client = {"bootstrap.servers": f"127.0.0.1:{port}"}

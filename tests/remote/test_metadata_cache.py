@@ -232,7 +232,7 @@ def test_segments_are_listed_in_order_however_they_came() -> None:
         third.id,
     ]
     cache.update_remote_log_segment_metadata(update(first, DELETING))
-    assert cache.first_start_offset(0) == 0
+    assert cache.first_start_offset(0) == 10
     cache.update_remote_log_segment_metadata(update(first, DELETED))
     assert cache.first_start_offset(0) == 10
     assert [each.state for each in cache.list_remote_log_segments()] == [STARTED, FINISHED, FINISHED]

@@ -113,6 +113,44 @@ def test_a_kill_at_any_step_of_a_deletion_leaves_nothing_behind(step: int) -> No
     assert log.log_start_offset == log.active_segment.base_offset
 
 
+@pytest.mark.parametrize("knows_epochs", [True, False])
+@pytest.mark.parametrize("deleted", ["some", "all"])
+@pytest.mark.parametrize("step", range(1, _DELETE_STEPS + 1))
+def test_a_log_whose_start_was_lost_in_a_deletion_starts_where_there_are_records(
+    step: int, deleted: str, knows_epochs: bool
+) -> None:
+    """The file with the starts of logs is written later than the event that a deletion begins; the one with
+    their epochs may be written before.
+    """
+    world = copied_world(20)
+    log = world.partition.log
+    kept = replace(SMALL, local_retention_bytes=0)
+    log.update_config(kept)
+    log.delete_old_segments(world.harness.now_ms)
+    limit = log.size + 1200 if deleted == "some" else 0
+    log.update_config(replace(kept, retention_bytes=limit))
+    epoch = log.leader_epoch_cache.earliest
+    assert epoch is not None
+    world.steps, world.kill_at = 0, step
+    world.in_broker(lambda: world.manager.on_configs_changed([world.partition]))
+    world.run()
+    # The next life goes on, and deletes no more than the last one has begun with.
+    log.update_config(kept)
+    if not world.is_alive:
+        log.log_start_offset = log.high_watermark = 0
+        if knows_epochs:
+            log.leader_epoch_cache.clear()
+            log.leader_epoch_cache.assign(epoch.epoch, 0)
+        world.run_lives()
+        assert log.log_start_offset == 0  # it does not pass the high watermark
+        log.update_high_watermark(log.log_end_offset)
+        world.run()
+    world.check_store()
+    segments = world.segments()
+    assert log.log_start_offset == (segments[0].start_offset if segments else log.segments[0].base_offset)
+    assert log.log_start_offset > 0 or world.kills
+
+
 def test_the_kills_reach_every_step() -> None:
     world = RemoteWorld()
     world.produce(8)

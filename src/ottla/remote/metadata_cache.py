@@ -161,12 +161,26 @@ class RemoteLogMetadataCache:
         return found
 
     def first_start_offset(self, leader_epoch: int) -> int | None:
-        """Return where the first segment of the epoch begins, in any state; None if it has none."""
+        """Return where the first segment of the epoch begins that is not being deleted; None if it has
+        none.
+        """
         state = self._epochs.get(leader_epoch)
         if state is None:
             return None
         ids = state.unreferenced if state.first is None else (state.first, *state.unreferenced)
-        return min((self._segments[id.id].start_offset for id in ids), default=None)
+        segments = (self._segments[id.id] for id in ids)
+        deleting = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+        return min((each.start_offset for each in segments if each.state is not deleting), default=None)
+
+    def first_offset_from(self, offset: int) -> int | None:
+        """Return the first offset from this one on that a segment of any epoch has, unless it is being
+        deleted; None if there is none.
+        """
+        for metadata in self._ordered:
+            is_going = metadata.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+            if metadata.end_offset >= offset and not is_going:
+                return max(offset, metadata.start_offset)
+        return None
 
     def unfinished_copies(self) -> list[RemoteLogSegmentMetadata]:
         """Return the segments whose copy was started, and neither finished nor given up."""

@@ -80,7 +80,14 @@ class RemoteLogMetadataManager(Protocol):
         """Return the segments of an epoch, or of all, by their start offsets; in every state."""
 
     def first_start_offset(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
-        """Return where the first segment of an epoch begins, in any state; None if it has none."""
+        """Return where the first segment of an epoch begins that is not being deleted; None if it has
+        none.
+        """
+
+    def first_offset_from(self, partition: TopicIdPartition, offset: int) -> int | None:
+        """Return the first offset from this one on that a segment of any epoch has, unless it is being
+        deleted; None if there is none.
+        """
 
     def unfinished_copies(self, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
         """Return the segments whose copy was started, and neither finished nor given up."""
@@ -225,6 +232,9 @@ class InMemoryRemoteLogMetadataManager:
 
     def first_start_offset(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         return self.store.cache(partition).first_start_offset(leader_epoch)
+
+    def first_offset_from(self, partition: TopicIdPartition, offset: int) -> int | None:
+        return self.store.cache(partition).first_offset_from(offset)
 
     def unfinished_copies(self, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
         return self.store.cache(partition).unfinished_copies()

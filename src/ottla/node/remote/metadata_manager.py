@@ -520,5 +520,8 @@ class TopicBasedRemoteLogMetadataManager:
     def first_start_offset(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         return self._store.cache(partition).first_start_offset(leader_epoch)
 
+    def first_offset_from(self, partition: TopicIdPartition, offset: int) -> int | None:
+        return self._store.cache(partition).first_offset_from(offset)
+
     def unfinished_copies(self, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
         return self._store.cache(partition).unfinished_copies()

@@ -76,6 +76,7 @@ _log = logging.getLogger(__name__)
 
 _MARKED: Final = RemotePartitionDeleteState.DELETE_PARTITION_MARKED
 _FINISHED: Final = RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
+_DELETING: Final = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
 # Partitions of deleted topics whose segments are being deleted; others wait for them.
 _DELETIONS_AT_A_TIME: Final = 10
 _DAY_MS: Final = 24 * 60 * 60 * 1000
@@ -567,15 +568,33 @@ class RemoteLogManager:
         await self._recover_metadata(led)
         if not led.is_led:
             return
-        start = find_remote_log_start_offset(
-            log.leader_epoch_cache, lambda epoch: self._metadata.first_start_offset(led.id, epoch)
-        )
-        start = log.local_log_start_offset if start is None else start
-        # A log that does not know the epochs of its first records cannot tell which segments have them.
-        if log.log_start_offset < start <= log.high_watermark and not log.lacks_auxiliary_state:
-            led.partition.delete_records_on_leader(start, "the start of what remote storage has")
+        self._move_log_start(led)
         led.copied_offset = self._update_highest_offset(log, led.id)
         led.unfinished = {each.id: each for each in self._metadata.unfinished_copies(led.id)}
+
+    def _move_log_start(self, led: _LedPartition) -> None:
+        """Have the log start where there are records: a broker that was killed may have deleted segments and
+        not have written yet that the log starts behind them.
+        """
+        log, id = led.log, led.id
+        if log.lacks_auxiliary_state:
+            # It cannot tell which segments have its first records, so it leaves all of them.
+            start = self._metadata.first_offset_from(id, log.log_start_offset)
+        else:
+            start = find_remote_log_start_offset(
+                log.leader_epoch_cache, lambda epoch: self._metadata.first_start_offset(id, epoch)
+            )
+        # What is on the disk can be read, wherever remote storage begins.
+        local_start = log.local_log_start_offset
+        start = local_start if start is None else min(start, local_start)
+        if log.log_start_offset >= start:
+            return
+        if start > log.high_watermark:
+            raise RemoteStorageError(
+                f"{led.partition.topic_partition} starts at {start} in remote storage; its high watermark "
+                f"is {log.high_watermark} until its followers have fetched"
+            )
+        led.partition.delete_records_on_leader(start, "the start of what remote storage has")
 
     async def _recover_metadata(self, led: _LedPartition) -> None:
         """Announce the segments again that the store has and the metadata do not know, if events were lost or
@@ -589,8 +608,11 @@ class RemoteLogManager:
                 log.local_log_start_offset,
                 self._find_of(led.id),
             )
-            if await in_turns(gap, Turns(self._runtime.clock)) is None or log.lacks_auxiliary_state:
+            if await in_turns(gap, Turns(self._runtime.clock)) is None:
                 return
+            start = log.log_start_offset
+            if log.lacks_auxiliary_state and self._metadata.first_offset_from(led.id, start) == start:
+                return  # which segments are its own it cannot tell; one of them has the first record
         tp = led.partition.topic_partition
         segments = await self._storage.list_log_segments(
             led.id.topic_id, tp, lambda id: self._is_accounted_for(led, id)
@@ -910,6 +932,10 @@ class RemoteLogManager:
             if not led.is_led:
                 return
             await self._delete_segment(metadata)
+        if led.is_led and any(each.state is _DELETING for each in plan.segments):
+            # An earlier leader had begun with them.
+            self._move_log_start(led)
+            led.log_start_offset = log.log_start_offset
         await self._delete_unfinished(led)
         if plan.next_check_ms is not None and led.is_led and not led.expiration.is_queued:
             self._expirations.submit_later(led, max(1, plan.next_check_ms - self._now_ms()))

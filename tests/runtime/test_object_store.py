@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ottla.runtime.disk import RealDisk, sorted_in_pieces
+from ottla.runtime.disk import File, RealDisk, sorted_in_pieces
 from ottla.runtime.object_store import (
     CloudStore,
     DirectoryStore,
@@ -146,18 +146,38 @@ async def test_a_kernel_that_copies_less_is_helped(tmp_path: Path, monkeypatch: 
     assert not left
 
 
+@pytest.mark.parametrize(("call", "named"), [("pread", "the-log"), ("pwrite", "one.part")])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-async def test_a_disk_that_fails_while_it_copies_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+async def test_the_disk_that_fails_while_it_copies_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, call: str, named: str
 ) -> None:
+    """The kernel does not say which of the two it is."""
+
     def fail(*_: int) -> int:
         raise OSError(error, os.strerror(error))
 
+    def fail_with_path(file: Any, *_: object) -> None:
+        raise OSError(error, os.strerror(error), file.path)
+
     monkeypatch.setattr("ottla.runtime.disk._copy_in_kernel", fail)
+    monkeypatch.setattr(f"ottla.runtime.disk._RealFile.{call}", fail_with_path)
     store = DirectoryStore(str(tmp_path / "store"), RealDisk(), InlinePool())
-    with pytest.raises(ObjectStoreError, match=f"one.part: {os.strerror(error)}"):
-        await store.put("one", content_of(tmp_path / "file", b"12", 2), 2)
+    with pytest.raises(ObjectStoreError, match=f"{named}: {os.strerror(error)}"):
+        await store.put("one", content_of(tmp_path / "the-log", b"12", 2), 2)
     assert await store.list_objects("") == []
+
+
+async def test_a_kernel_that_fails_to_copy_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("ottla.runtime.disk._copy_in_kernel", fail)
+    monkeypatch.setattr("ottla.runtime.disk._drop_cached", fail)
+    store = DirectoryStore(str(tmp_path / "store"), RealDisk(), InlinePool())
+    await store.put("one", content_of(tmp_path / "file", b"12", 2), 2)
+    assert await store.get("one") == b"12"
 
 
 async def test_a_file_that_became_shorter_is_no_object(store: ObjectStore, tmp_path: Path) -> None:
@@ -285,6 +305,56 @@ async def test_an_upload_to_a_directory_that_hangs_can_be_given_up(
         answers.set()
         pool.close()
     assert not await DirectoryStore(str(tmp_path / "store"), RealDisk(), InlinePool()).list_objects("")
+
+
+@pytest.mark.parametrize("step", ["open", "opened", "copy"])
+async def test_an_upload_that_was_given_up_does_not_touch_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A store that hung, as a file server does that was gone, goes on with what it was asked long ago."""
+    monkeypatch.setattr("ottla.runtime.object_store._CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("ottla.runtime.object_store._COPIED_BYTES", 4096)
+    answers, hangs = threading.Event(), threading.Event()
+    steps = {"open": False, "opened": False, "copy": False, step: True}
+
+    def hang_at(at: str) -> None:
+        if steps[at]:
+            steps[at] = False
+            hangs.set()
+            answers.wait()
+
+    class HangingDisk(RealDisk):
+        def open(self, path: str, **options: Any) -> File:
+            is_part = path.endswith(".part")
+            if is_part:
+                hang_at("open")
+            file = super().open(path, **options)
+            if is_part:
+                hang_at("opened")
+            return file
+
+    def copy(source: int, target: int, size: int, offset: int) -> int:
+        hang_at("copy")
+        return os.pwrite(target, os.pread(source, size, offset), offset)
+
+    monkeypatch.setattr("ottla.runtime.disk._copy_in_kernel", copy)
+    pool = ThreadPool(4)
+    store = DirectoryStore(str(tmp_path / "store"), HangingDisk(), pool)
+    data = random.Random(step).randbytes(10_000)
+    is_given_up = False
+    try:
+        content = content_of(tmp_path / "file", bytes(10_000), 10_000)
+        upload = asyncio.ensure_future(store.put("one", content, 10_000))
+        await asyncio.to_thread(hangs.wait)
+        upload.cancel()
+        await asyncio.wait({upload}, timeout=60)
+        is_given_up = upload.done()
+        await store.put("one", content_of(tmp_path / "next", data, 10_000), 10_000)
+    finally:
+        answers.set()
+        pool.close()
+    assert is_given_up
+    assert (tmp_path / "store" / "one").read_bytes() == data
 
 
 def test_a_store_without_credentials_says_so() -> None:

@@ -17,6 +17,7 @@ call.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import heapq
@@ -203,8 +204,6 @@ _MAX_TRANSFER_BYTES = 0x7FFF_F000
 _RECENT_BYTES = 1024 * 1024
 _NEVER = 1 << 63
 _COPIED_BYTES = 1024 * 1024
-# File systems that differ, or that have no such operation; old kernels say so in several ways.
-_NO_COPY_IN_KERNEL = frozenset({errno.ENOSYS, errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM})
 
 
 class _RealFile:
@@ -285,14 +284,13 @@ class _RealFile:
 
     def copy_range_from(self, source: _RealFile, offset: int, size: int) -> int | None:
         """Have the kernel copy these bytes of another file to the same place here; return how many it has
-        copied, or None if it cannot copy between these files.
+        copied, or None if it cannot: between some file systems, which old kernels say in several ways, or
+        because one of the disks fails. Which of them, it does not say; a read and a write do.
         """
         try:
             return _copy_in_kernel(source.fileno(), self.fileno(), min(size, _MAX_TRANSFER_BYTES), offset)
-        except OSError as error:
-            if error.errno in _NO_COPY_IN_KERNEL:
-                return None
-            raise self._with_path(error) from None
+        except OSError:
+            return None
 
     def truncate(self, size: int) -> None:
         try:
@@ -582,7 +580,9 @@ def copy_range(source: File, target: File, offset: int, size: int) -> int:
 def drop_cached(file: File) -> None:
     """Let the system use the memory in which it keeps what was written to the file and is synced."""
     if isinstance(file, _RealFile):
-        _drop_cached(file.fileno())
+        # A hint: some file systems do not take it.
+        with contextlib.suppress(OSError):
+            _drop_cached(file.fileno())
 
 
 def write_file(disk: Disk, path: str, data: Buffer, *, sync: bool = True) -> None:

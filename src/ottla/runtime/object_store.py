@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import configparser
+import errno
 import heapq
 import os
 import posixpath
@@ -243,18 +244,24 @@ class _PartFile:
 
     def _opened(self) -> File:
         if self._file is None:
+            if self.is_given_up:
+                raise OSError(errno.ECANCELED, "the upload was given up", self._path + _PART_SUFFIX)
             self._file = self._open()
-            self._file.truncate(0)
         return self._file
 
     def _open(self) -> File:
-        parent = posixpath.dirname(self._path)
-        # Another deletion may remove a directory that is empty between the two steps.
+        """Make a file of its own: an upload that hung and was given up may still write to the one that it
+        has left.
+        """
+        part, parent = self._path + _PART_SUFFIX, posixpath.dirname(self._path)
+        # Another deletion may remove a directory that is empty between the steps.
         for last_try in (False, True):
             self._make_dirs(parent)
+            with suppress(FileNotFoundError):
+                self._disk.unlink(part)
             try:
-                return self._disk.open(self._path + _PART_SUFFIX, create=True)
-            except FileNotFoundError:
+                return self._disk.open(part, exclusive=True)
+            except (FileNotFoundError, FileExistsError):
                 if last_try:
                     raise
         raise AssertionError("the last try returns or raises")

@@ -231,6 +231,7 @@ def test_the_settings_of_a_broker_on_zookeeper_are_refused() -> None:
     [
         ({"table.catalog.warehouse": "s3://bucket/tables"}, r"=s3://bucket/tables needs table.catalog.uri"),
         ({"table.catalog.warehouse": "s3://b", "table.catalog.uri": ""}, r"=s3://b needs table.catalog.uri"),
+        ({"table.catalog.warehouse": "file://tables"}, r"=file://tables is no directory: set it to file:///"),
         ({"table.catalog.type": "rest"}, r"table.catalog.type=rest needs table.catalog.uri"),
         ({"table.catalog.type": "rest", "table.catalog.warehouse": "w"}, r"rest needs table.catalog.uri"),
     ],

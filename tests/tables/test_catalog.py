@@ -44,6 +44,29 @@ def test_a_warehouse_may_be_the_address_of_a_directory(tmp_path: Path) -> None:
     assert catalog_properties(settings)["warehouse"] == f"file://{tmp_path}/tables"
 
 
+@pytest.mark.parametrize(
+    ("warehouse", "sent"),
+    [
+        (None, None),
+        ("main", "main"),
+        ("arn:aws:s3tables:eu-central-1:1:bucket/b", "arn:aws:s3tables:eu-central-1:1:bucket/b"),
+        ("s3://bucket/tables", "s3://bucket/tables"),
+        ("file:///shared/tables", "file:///shared/tables"),
+        ("/shared/tables", "file:///shared/tables"),
+    ],
+)
+def test_a_rest_catalog_is_asked_for_the_warehouse_by_the_name_that_it_has(
+    warehouse: str | None, sent: str | None
+) -> None:
+    given = {"table.catalog.type": "rest", "table.catalog.uri": "http://catalog"}
+    if warehouse is not None:
+        given["table.catalog.warehouse"] = warehouse
+    settings = CatalogSettings.from_settings(given, "/data/log")
+    # As it was given: tables have places of their own below an address, and a name has none.
+    assert settings.warehouse == warehouse
+    assert catalog_properties(settings).get("warehouse") == sent
+
+
 def test_no_property_of_pyiceberg_is_taken_for_a_misspelled_one() -> None:
     """Those that it has a constant for, in the modules that read them."""
     known = {

@@ -83,7 +83,9 @@ def table_name(topic: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CatalogSettings:
-    """`warehouse` is a directory or a location of an object store; `properties` go to pyiceberg."""
+    """`warehouse` is a directory, a location of an object store, or the name that a REST catalog has for one;
+    `properties` go to pyiceberg.
+    """
 
     type: str = "sql"
     uri: str | None = None
@@ -99,13 +101,14 @@ class CatalogSettings:
         def text(name: str) -> str | None:
             return given.get(CATALOG_PREFIX + name) or None
 
-        warehouse = text("warehouse")
-        if warehouse is not None and warehouse.startswith("file://"):
-            warehouse = warehouse.removeprefix("file://")
-        if warehouse is None and log_dir is not None and text("type") in (None, "sql"):
-            warehouse = default_warehouse(log_dir)
+        kind, warehouse = text("type") or "sql", text("warehouse")
+        if kind == "sql":
+            if warehouse is not None:
+                warehouse = warehouse.removeprefix("file://")
+            elif log_dir is not None:
+                warehouse = default_warehouse(log_dir)
         return cls(
-            type=text("type") or "sql",
+            type=kind,
             uri=text("uri"),
             warehouse=warehouse,
             name=text("name") or "ottla",
@@ -140,8 +143,10 @@ class CatalogSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether the warehouse is a directory of this machine."""
-        return self.warehouse is not None and "://" not in self.warehouse
+        """Whether the warehouse is a directory of this machine. A REST catalog may have names for its own."""
+        if self.warehouse is None or "://" in self.warehouse:
+            return False
+        return self.type != "rest" or self.warehouse.startswith("/")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

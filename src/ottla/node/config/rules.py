@@ -345,6 +345,10 @@ def _check_catalog(config: NodeConfig) -> None:
         "https://catalog.example.com",
     )
     _require(
+        not warehouse.startswith("file://") or warehouse.startswith("file:///"),
+        f"table.catalog.warehouse={warehouse} is no directory: set it to file:///directory, or /directory",
+    )
+    _require(
         "://" not in warehouse or warehouse.startswith("file://"),
         f"table.catalog.warehouse={warehouse} needs table.catalog.uri: the catalog is a file in the "
         "warehouse only where that is a directory. Set table.catalog.uri to the address of an SQL catalog, "

@@ -114,12 +114,15 @@ def test_whoever_asks_sees_why_a_table_is_not_kept(tmp_path: Path) -> None:
 def test_partitions_without_a_leader_are_named(tmp_path: Path) -> None:
     with LocalCluster(nodes=3, data_dir=str(tmp_path / "cluster")) as cluster:
         ottla = CommandLine(cluster.bootstrap_servers)
-        ottla.ok("topics", "create", "orders", "--replica-assignment", "1,2", "-c", "table.format=iceberg")
-        cluster.kill(cluster.leader("orders", 1))
+        replicas = ",".join(["2", *["1"] * 12])
+        ottla.ok("topics", "create", "orders", "--replica-assignment", replicas, "-c", "table.format=iceberg")
+        # It is a member of the cluster for a while, and the first that would be asked for its settings.
+        cluster.kill(1)
 
         def reason() -> str:
             (listed,) = ottla.ok("tables", "list", "--json", "--timeout", "5").json
             return f"{listed['state']}: {listed['reason']}"
 
-        wait_until(lambda: "partition 1: it has no leader" in reason(), "it has a leader", 240)
+        shown = "partition 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more: it has no leader"
+        wait_until(lambda: shown in reason(), "it has a leader", 240)
         assert reason().startswith("not kept yet: ")

@@ -45,6 +45,10 @@ Catalog: TypeAlias = Annotated[
     ),
 ]
 _SHOWN_SNAPSHOTS: Final = 10
+# Those that do not answer cost the time limit each.
+_ASKED_BROKERS: Final = 3
+# Of the partitions, or brokers, with the same problem.
+_SHOWN_NUMBERS: Final = 10
 # A broker of an earlier version, or one that has not seen the setting yet.
 _NO_REASON: Final = "its first commit comes after table.freshness.ms; the log of the node says if it fails"
 _NOT_KEPT: Final = "not kept yet"
@@ -70,34 +74,36 @@ class _Topic:
         found: dict[str, list[str]] = {}
         for partition, problem in sorted(self.missing.items()):
             found.setdefault(problem, []).append(str(partition))
-        texts = [f"partition {', '.join(each)}: {problem}" for problem, each in found.items()]
+        texts = [f"partition {_some(each)}: {problem}" for problem, each in found.items()]
         said: dict[str, list[str]] = {}
         for broker, status in sorted(self.statuses.items()):
             said.setdefault(" ".join(status.split()), []).append(str(broker))
         if len(said) == 1 and not texts:
             return next(iter(said))
-        texts += [f"broker {', '.join(each)}: {text}" for text, each in said.items()]
+        texts += [f"broker {_some(each)}: {text}" for text, each in said.items()]
         return "; ".join(texts) or None
+
+
+def _some(numbers: list[str]) -> str:
+    more = len(numbers) - _SHOWN_NUMBERS
+    return ", ".join(numbers[:_SHOWN_NUMBERS]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _ask_cluster(
     bootstrap: str, timeout: float, catalog: list[str] | None, topic: str | None
 ) -> tuple[CatalogSettings, dict[str, _Topic]]:
     """The catalog, and the topics that have a table, or this one."""
-    from ottla.tables.settings import BROKER_SETTINGS, CATALOG_PREFIX, CatalogSettings
+    from ottla.tables.settings import CATALOG_PREFIX, CatalogSettings
 
     given = {CATALOG_PREFIX + name: value for name, value in _catalog_values(catalog).items()}
 
     async def work(admin: Admin) -> tuple[CatalogSettings, dict[str, _Topic]]:
-        from ottla.client.admin.configs import ResourceType
         from ottla.protocol.errors import ErrorCode, KafkaError
         from ottla.protocol.names import uuid_text
 
-        broker = min(each.node_id for each in (await admin.cluster.describe()).brokers)
         shown: dict[str, str | None] = {}
         try:
-            described = await admin.configs.describe(ResourceType.BROKER, str(broker), keys=BROKER_SETTINGS)
-            shown = {name: each.value for name, each in described.items()}
+            shown = await _ask_a_broker(admin)
         except KafkaError as error:
             if not given or error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
                 raise
@@ -123,6 +129,25 @@ def _ask_cluster(
         return settings, found
 
     return with_admin(bootstrap, timeout, work)
+
+
+async def _ask_a_broker(admin: Admin) -> dict[str, str | None]:
+    """The settings of tables, as the first broker has them that can be reached: one that was killed is a
+    member of the cluster until its session is over.
+    """
+    from ottla.client.admin.configs import ResourceType
+    from ottla.rpc.errors import ClientFailure
+    from ottla.tables.settings import BROKER_SETTINGS
+
+    brokers = sorted(each.node_id for each in (await admin.cluster.describe()).brokers)
+    for at, broker in enumerate(brokers, 1):
+        try:
+            described = await admin.configs.describe(ResourceType.BROKER, str(broker), keys=BROKER_SETTINGS)
+            return {name: each.value for name, each in described.items()}
+        except ClientFailure:
+            if at == min(len(brokers), _ASKED_BROKERS):
+                raise
+    raise CliError("the cluster has no broker")
 
 
 def _catalog_values(catalog: list[str] | None) -> dict[str, str]:

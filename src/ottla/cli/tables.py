@@ -184,7 +184,7 @@ async def _ask_leaders(admin: Admin, listed: Mapping[str, TopicInfo], topics: Ma
                 led.setdefault(leader, []).append(name)
     for (name, partition), end in (await admin.offsets.list(wanted, read_committed=True)).items():
         if isinstance(end, KafkaError):
-            topics[name].missing[partition] = end.code.text
+            topics[name].missing[partition] = end.code.text.rstrip(".")
         else:
             topics[name].ends[partition] = end.offset
     for leader, names in led.items():

@@ -6,13 +6,15 @@ import asyncio
 import errno
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 
 from ottla.log.config.log_config import LogConfig
+from ottla.log.local_log import FlushPlan
 from ottla.log.truncation import REPLAYED_AT_ONCE, LogTruncation
-from ottla.log.unified_log import UnifiedLog
+from ottla.log.unified_log import RemoteLogAuxState, UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import iter_batches
@@ -193,6 +195,33 @@ async def test_a_flush_that_was_planned_before_does_not_raise_the_recovery_point
     await truncation.run(pool)
     assert log.recovery_point <= log.log_end_offset
     check(node, kind)
+
+
+@pytest.mark.parametrize("offset", [20, 40])
+async def test_a_flush_ends_between_any_two_steps_of_a_log_that_begins_behind_remote_storage(
+    offset: int,
+) -> None:
+    state = RemoteLogAuxState(((0, 0),), None)
+    step = steps = 0
+    while step <= steps:
+        node, pool = await filled_node()
+        log = node.log()
+        log.update_config(replace(SMALL, remote_storage_enable=True))
+        log.append_as_leader(bytearray(build_batch([(0, None, b"more")])), 8, now_ms=0)
+        plan = log.prepare_flush()
+        assert plan is not None
+        log.run_flush(plan)
+
+        async def complete(log: UnifiedLog = log, plan: FlushPlan = plan) -> None:
+            log.complete_flush(plan)
+            assert log.log_start_offset <= log.high_watermark <= log.log_end_offset
+
+        pool.calls, pool.at, pool.meanwhile = 0, step, complete
+        await log.begin_full_truncation(offset, 0, state).run(pool)
+        await pool.end_other()
+        assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (0, offset, offset)
+        step, steps = step + 1, pool.calls
+    assert steps > 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1293,9 +1293,6 @@ class UnifiedLog:
             state = self._new_producer_state()
             state.truncate_fully_and_start_at(offset)
             self._producer_state = state
-            self.log_start_offset = self.high_watermark = offset
-            self._note_truncation_of_copied(offset)
-            self.directory.high_watermarks.moved[self] = None
             if keeps_start and auxiliary_state is None:
                 epochs.truncate_from_end(offset)
             else:
@@ -1303,6 +1300,10 @@ class UnifiedLog:
             if auxiliary_state is not None:
                 # The file must not pass for that of the records below `offset`, which it does not know.
                 yield from self._write_leader_epochs()
+            # Together with the log end, which moves before the next step.
+            self.log_start_offset = self.high_watermark = offset
+            self._note_truncation_of_copied(offset)
+            self.directory.high_watermarks.moved[self] = None
             yield from local.full_truncation(offset, self.directory.clock.wall_ms())
             local.recovery_point = recovery_point
             if auxiliary_state is not None:

@@ -32,7 +32,7 @@ ifndef OTTLA_SETUP
 	+@$(LOCKED) $(MAKE) --no-print-directory OTTLA_SETUP=1 $@
 else
 	@echo "Installing what Ottla needs into $(VENV) and compiling its kernel: this takes some minutes, once."
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	$(KERBEROS)

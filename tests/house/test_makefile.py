@@ -19,21 +19,29 @@ PYTHON = """#!/bin/sh
 echo "$*" >> "{log}"
 case "$*" in
 -c*) exec "{python}" "$@" ;;
-"-m venv .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+"-m venv --clear .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
 esac
 """
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="no `make` on the PATH")
-def test_several_makes_at_once_build_one_environment(tmp_path: Path) -> None:
-    shutil.copy(MAKEFILE, tmp_path)
-    log, python = tmp_path / "log", tmp_path / "python"
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+
+
+def checkout(directory: Path) -> tuple[list[str], Path]:
+    """A directory that `make setup` runs in; the command, and what Python was asked for."""
+    shutil.copy(MAKEFILE, directory)
+    log, python = directory / "log", directory / "python"
     python.write_text(PYTHON.format(log=log, python=sys.executable))
     python.chmod(0o755)
     for name in ("pyproject.toml", "setup.py", "src/ottla/records/_kernel.pyx"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).touch()
+    return ["make", "setup", f"PYTHON={python}"], log
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no `make` on the PATH")
+def test_several_makes_at_once_build_one_environment(tmp_path: Path) -> None:
+    command, log = checkout(tmp_path)
 
     def asked(what: str) -> int:
         return sum(what in line for line in log.read_text().splitlines()) if log.exists() else 0
@@ -41,10 +49,7 @@ def test_several_makes_at_once_build_one_environment(tmp_path: Path) -> None:
     with (tmp_path / "Makefile").open() as lock:
         # None goes on before all have found that there is no .venv.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        makes = [
-            subprocess.Popen(["make", "setup", f"PYTHON={python}"], cwd=tmp_path, env=environment)
-            for _ in range(3)
-        ]
+        makes = [subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT) for _ in range(3)]
         try:
             wait_until(lambda: asked("-c import fcntl") == 3, "the makes do not wait", 60)
         finally:
@@ -53,3 +58,15 @@ def test_several_makes_at_once_build_one_environment(tmp_path: Path) -> None:
     assert statuses == [0, 0, 0]
     assert asked("-m venv") == asked("--editable") == 1
     assert (tmp_path / ".venv" / ".installed").exists()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no `make` on the PATH")
+def test_a_half_built_environment_is_built_again(tmp_path: Path) -> None:
+    """A first run that was killed leaves a Python whose pip cannot be imported."""
+    command, log = checkout(tmp_path)
+    half_built = tmp_path / ".venv" / "bin" / "python"
+    half_built.parent.mkdir(parents=True)
+    half_built.write_text("#!/bin/sh\nexit 1\n")
+    half_built.chmod(0o755)
+    assert subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, check=False, timeout=60).returncode == 0
+    assert "-m venv --clear .venv" in log.read_text().splitlines()

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from ottla.runtime import invariants, process
 from tests.support import browser, franz_go, kafka_libs
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.azure_server import AZURE_SKIP
+from tests.support.costs import Costs
 from tests.support.franz_go import FRANZ_GO_SKIP, FranzGo
 from tests.support.java_driver import JavaDriver
 from tests.support.kdc import KERBEROS_SKIP
@@ -43,12 +45,18 @@ settings.register_profile(
 settings.load_profile("ottla")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", metavar="DIRECTORY", help="write there what tests and fixtures take")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     process.raise_open_file_limit()  # a worker has nodes, and their clients by the hundred, in one process
     invariants.check_thoroughly()
     _import_as_users_do(config)
     _print_tracebacks_without_parsing()
     config.pluginmanager.register(RunLimits(config))
+    if directory := config.getoption("--costs"):
+        config.pluginmanager.register(Costs(config, Path(directory).resolve()))
 
 
 def _import_as_users_do(config: pytest.Config) -> None:

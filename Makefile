@@ -19,11 +19,14 @@ COMPILE := $(BIN)/python -m compileall -q src
 KERBEROS := if command -v krb5-config > /dev/null; then $(BIN)/python -m pip install --quiet 'ottla[kerberos]' || \
 	echo "The extra kerberos could not be installed: Kerberos is not tested."; fi
 
+# How tests are shared out is in tests/support/scheduling.py.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
+
 # Of several makes that find .venv out of date, the first builds it, with this file locked, and the others wait.
 LOCKED := $(PYTHON) -c 'import fcntl, subprocess, sys; lock = open("Makefile"); \
 	fcntl.flock(lock, fcntl.LOCK_EX); sys.exit(subprocess.call(sys.argv[1:]))'
 
-.PHONY: setup demo test test-fast test-faults test-cluster-faults soak lint bench fuzz clean
+.PHONY: setup demo test witnesses test-all test-fast test-faults test-cluster-faults soak lint bench fuzz clean
 
 setup: $(STAMP)
 
@@ -43,11 +46,18 @@ endif
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+# A witness of everything, with lint and types beside it; `test-all` is all tests there are.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j 2 witnesses lint
+
+witnesses: $(STAMP)
+	$(PYTEST) -m 'not exhaustive'
+
+test-all: $(STAMP) lint
+	$(PYTEST)
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow and not kafka and not spark'
+	$(PYTEST) -m 'not exhaustive and not slow and not kafka and not spark'
 
 # Four times SPARK_KILLS kills under a streaming query, half an hour on two idle cores; SPARK_RACES lives of a query
 # without Spark, of a quarter of a minute each (SPARK_RACES=1000 for a night); and four or five kills of `ottla pipeline
@@ -85,7 +95,7 @@ fuzz: $(STAMP)
 	FUZZ_SECONDS=$(FUZZ_SECONDS) OTTLA_FUZZ_ROUNDS=5 HOSTILE_SCALE=3 KILL_ROUNDS=40 OTTLA_CRASH_SEEDS=5000 \
 		OTTLA_SIM_SEEDS=1000 OTTLA_SIM_SECONDS=20 \
 		OTTLA_MODEL_SEEDS=3000 OTTLA_CHAOS_SECONDS=$(FUZZ_SECONDS) OTTLA_THOROUGH=1 \
-		$(BIN)/python -m pytest -n 2 --dist worksteal --timeout 0 tests/node/test_fuzz.py \
+		$(PYTEST) --timeout 0 tests/node/test_fuzz.py \
 		tests/security/test_fuzz.py tests/security/tls/test_half_open.py \
 		tests/protocol/test_fuzz.py tests/acceptance/test_hostile.py tests/acceptance/test_kills.py \
 		tests/acceptance/test_metadata_kills.py \

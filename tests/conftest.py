@@ -1,7 +1,7 @@
 """What all tests share: Apache Kafka where the machine has Java and Maven, one loud line where it has not.
 
-Workers begin far apart in the list of tests and take from each other's ends (`--dist worksteal`), so that
-most of what is shared, as an Apache Kafka, a JVM with its client or a session of Spark, is started once.
+What is shared and heavy, as an Apache Kafka, a JVM with its client or a session of Spark, lives on one worker
+(`tests/support/scheduling.py`). Tests that are `exhaustive` run when they are asked for: `make test-all`.
 Tests are skipped only when a requirement is missing; a download or start that fails is a failure.
 """
 
@@ -27,6 +27,7 @@ from tests.support.java_driver import JavaDriver
 from tests.support.kdc import KERBEROS_SKIP
 from tests.support.limits import RunLimits
 from tests.support.s3_server import S3_SKIP
+from tests.support.scheduling import HeavyThingsTogether
 
 KAFKA_SKIP = "Apache Kafka tests skipped: "
 PROMETHEUS_SKIP = "Prometheus is missing: apt-get install prometheus"
@@ -76,6 +77,11 @@ def _print_tracebacks_without_parsing() -> None:
     """
     if hasattr(traceback, "_extract_caret_anchors_from_line_segment"):
         traceback._extract_caret_anchors_from_line_segment = lambda segment: None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> HeavyThingsTogether:
+    return HeavyThingsTogether(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)

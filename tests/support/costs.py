@@ -1,9 +1,9 @@
 """What a run of the tests costs, and where: `pytest --costs=DIRECTORY`.
 
 Every process of the run writes one line of JSON for each phase of a test and for each fixture that was made,
-with its seconds and the processor seconds of this process and of the children that have ended. The process that
-hands out the tests looks at the run's processes every second and counts those that cost most: Java, Spark, nodes,
-browsers. `python -m tests.support.costs DIRECTORY` prints where the time went.
+with its seconds and the processor seconds of this process and of the children that have ended. Where tests
+are handed out, the processes of the run are looked at every second, and those that cost most are counted:
+Java, Spark, nodes, browsers. `python -m tests.support.costs DIRECTORY` prints where the time went.
 """
 
 from __future__ import annotations

@@ -1,0 +1,58 @@
+"""Which worker runs what: modules stay together, and what shares a heavy thing runs on one worker.
+
+xdist hands out units of work. Here a unit is a module, so that its fixtures are made once, or all modules
+that share a heavy thing: a session of Spark, an Apache Kafka and a JVM with its clients. These come first,
+then modules of directories whose tests take long, and the many small ones, by which the workers end together.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+__all__ = ["HeavyThingsTogether", "unit_of"]
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SPARK: Final = "what uses Spark"
+KAFKA: Final = "what uses Apache Kafka"
+# Each test of these directories runs against Ottla and Apache Kafka.
+KAFKA_DIRECTORIES: Final = ("tests/cli/", "tests/client/", "tests/kafka/")
+KAFKA_FIXTURES: Final = ("apache_kafka", "java_driver")
+# The units that are handed out first, in this order.
+EARLY: Final = (
+    SPARK,
+    KAFKA,
+    *("tests/cluster/", "tests/zookeeper/", "tests/acceptance/", "tests/sim/", "tests/tables/"),
+    *("tests/guarantees/", "tests/node/", "tests/security/", "tests/console/"),
+)
+
+
+class HeavyThingsTogether(LoadScopeScheduling):
+    """Hands out units in the order of `EARLY`, the larger ones of a directory first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid.partition("::")[0])
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        first = min(self.workqueue, key=lambda unit: (_rank(unit), -len(self.workqueue[unit])))
+        self.workqueue.move_to_end(first, last=False)
+        super()._assign_work_unit(node)
+
+
+@cache
+def unit_of(module: str) -> str:
+    """Return the unit of a module, given as its path below the project."""
+    if module.startswith("tests/spark/"):
+        return SPARK
+    if module.startswith(KAFKA_DIRECTORIES):
+        return KAFKA
+    source = (ROOT / module).read_text()
+    return KAFKA if any(fixture in source for fixture in KAFKA_FIXTURES) else module
+
+
+def _rank(unit: str) -> int:
+    return next((rank for rank, early in enumerate(EARLY) if unit.startswith(early)), len(EARLY))

@@ -19,7 +19,7 @@ def node_for_commands() -> Iterator[LocalNode]:
         yield node
 
 
-@pytest.fixture(params=["ottla", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(params=["ottla", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.exhaustive])])
 def ottla(request: pytest.FixtureRequest) -> CommandLine:
     """The command, with a cluster."""
     if request.param == "ottla":

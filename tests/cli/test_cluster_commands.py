@@ -27,6 +27,7 @@ def test_one_setting_with_its_synonyms_and_meaning(ottla: CommandLine, topic: st
     assert found["documentation"]
 
 
+@pytest.mark.witness
 def test_lists_are_appended_to_and_subtracted_from(ottla: CommandLine, topic: str) -> None:
     ottla.ok("configs", "alter", "--topic", topic, "--append", "cleanup.policy=compact")
     (found,) = ottla.ok("configs", "describe", "--topic", topic, "cleanup.policy", "--json").json
@@ -99,6 +100,7 @@ def test_offsets_before_and_after_records(ottla: CommandLine, topic: str) -> Non
     assert found == [{"topic": topic, "partition": 1, "beginning": 0, "end": 3, "records": 3}]
 
 
+@pytest.mark.witness
 def test_offsets_by_time(ottla: CommandLine, topic: str) -> None:
     for timestamp in (1_000, 2_000, 3_000):
         ottla.ok("produce", topic, "x", "--partition", "0", "--timestamp", str(timestamp))
@@ -113,6 +115,7 @@ def test_offsets_by_time(ottla: CommandLine, topic: str) -> None:
     assert "max, earliest-local, latest-tiered or " in ottla("offsets", topic, "--at", "latest_tiered").err
 
 
+@pytest.mark.witness
 def test_records_are_deleted_up_to_an_offset_or_but_for_the_last(ottla: CommandLine, topic: str) -> None:
     ottla.ok("produce", topic, *"abcdef", "--partition", "0")
     planned = ottla.ok("delete-records", topic, "--before", "2", "-p", "0", "--dry-run")
@@ -133,6 +136,7 @@ def test_records_that_are_not_there_cannot_be_deleted(ottla: CommandLine, topic:
     assert ottla.ok("offsets", topic, "-p", "0").rows == [[topic, "0", "0", "3", "3"]]
 
 
+@pytest.mark.witness
 def test_directories_and_the_replicas_in_them(ottla: CommandLine, topic: str) -> None:
     ottla.ok("produce", topic, "x" * 1000, "--partition", "1")
     (directory,) = ottla.ok("log-dirs", "describe", "--topic", topic, "--json").json
@@ -144,6 +148,7 @@ def test_directories_and_the_replicas_in_them(ottla: CommandLine, topic: str) ->
     assert ottla.ok("log-dirs", "describe").rows[0][1] == directory["path"]
 
 
+@pytest.mark.witness
 def test_the_cluster_its_features_apis_and_quorum(ottla: CommandLine) -> None:
     cluster = ottla.ok("cluster", "describe", "--json").json
     (broker,) = cluster["brokers"]

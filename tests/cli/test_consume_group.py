@@ -15,6 +15,7 @@ def group() -> str:
     return uuid4().hex[:16]
 
 
+@pytest.mark.witness
 @pytest.mark.slow
 def test_a_group_goes_on_behind_what_was_shown(ottla: CommandLine, topic: str, group: str) -> None:
     ottla.ok("produce", topic, "-p", "0", "a", "b", "c", "d")

@@ -65,6 +65,7 @@ def committed(ottla: CommandLine, group: str) -> dict[int, int | None]:
     return {row["partition"]: row["committed"] for row in rows}
 
 
+@pytest.mark.witness
 def test_a_group_with_a_member_is_described(ottla: CommandLine, topic: str) -> None:
     ottla.ok("produce", topic, "a", "-p", "0")
     name = f"active-{topic}"
@@ -158,6 +159,7 @@ def test_offsets_are_reset_to_every_target(
     assert committed(ottla, group)[0] == expected
 
 
+@pytest.mark.witness
 def test_offsets_are_reset_from_a_file(ottla: CommandLine, topic: str, group: str, tmp_path: Path) -> None:
     (tmp_path / "plan.csv").write_text(f"{topic},0,2\n{topic},1,0\n")
     ottla.ok("groups", "reset-offsets", group, "--from-file", str(tmp_path / "plan.csv"), "--execute")
@@ -166,6 +168,7 @@ def test_offsets_are_reset_from_a_file(ottla: CommandLine, topic: str, group: st
     assert ottla("groups", "reset-offsets", group, "--from-file", str(tmp_path / "plan.csv")).status == 2
 
 
+@pytest.mark.witness
 def test_offsets_are_forgotten(ottla: CommandLine, topic: str, group: str) -> None:
     assert (
         ottla.ok("groups", "delete-offsets", group, "--topic", topic, "--yes").out == f"{topic}-0: deleted\n"

@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from ottla.cli.perf import Latencies
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
 from tests.support.waiting import wait_until
 
 
+@pytest.mark.witness
 def test_produce_and_consume_count_the_same_records(ottla: CommandLine, topic: str) -> None:
     sent = ottla.ok("perf", "produce", topic, "-n", "5000", "-s", "50", "-z", "lz4", "--json").json
     assert sent["records"] == 5000

@@ -18,6 +18,7 @@ def test_values_of_the_command_line_come_back(ottla: CommandLine, topic: str) ->
     assert consume(ottla, topic) == "one\ntwo\n"
 
 
+@pytest.mark.witness
 def test_lines_of_the_input_are_records(ottla: CommandLine, topic: str) -> None:
     ottla.ok("produce", topic, "-p", "0", stdin="a\nb\n\nlast without an end")
     assert consume(ottla, topic) == "a\nb\n\nlast without an end\n"
@@ -36,6 +37,7 @@ def test_where_each_record_went_is_printed_in_json(ottla: CommandLine, topic: st
     assert [(s["partition"], s["offset"]) for s in sent] == [(1, 0), (1, 1)]
 
 
+@pytest.mark.witness
 def test_a_record_travels_through_json_without_loss(ottla: CommandLine, topic: str) -> None:
     ottla.ok(
         "produce", topic, "--key", "k", "-H", "a=1", "-H", "empty", "-p", "0", "--whole", stdin=b"\xff\x00"

@@ -11,6 +11,7 @@ from tests.support.command_line import CommandLine
 MUCH = 10**15
 
 
+@pytest.mark.witness
 def test_quotas_are_set_listed_and_removed(ottla: CommandLine) -> None:
     user = f"u-{uuid4().hex}"
     set_one = ottla.ok(

@@ -46,6 +46,7 @@ def test_a_group_goes_on_where_it_is(ottla: CommandLine, topic: str, group: str)
     assert lag(ottla, group)[0] == 0
 
 
+@pytest.mark.witness
 def test_a_group_is_listed_and_described(ottla: CommandLine, topic: str, group: str) -> None:
     assert group in ottla.ok("share-groups", "list").out
     listed = ottla.ok("groups", "list", "--type", "share", "--json").json
@@ -103,6 +104,7 @@ def test_a_reset_is_shown_and_then_done(ottla: CommandLine, topic: str, group: s
     assert again == list("abcde")
 
 
+@pytest.mark.witness
 def test_offsets_and_groups_are_deleted(ottla: CommandLine, topic: str, group: str) -> None:
     assert ottla.ok("share-groups", "delete-offsets", group, "--topic", topic, "--yes").out.split() == [
         f"{topic}:",

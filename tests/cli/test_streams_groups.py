@@ -160,6 +160,7 @@ def test_a_group_is_listed_and_its_lag_is_shown(ottla: CommandLine, topic: str, 
     assert lag == ottla.ok("groups", "lag", group, "--json").json
 
 
+@pytest.mark.witness
 def test_offsets_are_reset_and_deleted(ottla: CommandLine, topic: str, group: str) -> None:
     reset = ("streams-groups", "reset-offsets", group, "--to", "beginning", "--topic", f"{topic}:0")
     assert "Nothing was changed" in ottla.ok(*reset).err

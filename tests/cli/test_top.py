@@ -139,6 +139,7 @@ def test_a_node_of_ours() -> None:
         assert "orders" in document["topics"]
 
 
+@pytest.mark.witness
 def test_any_cluster_by_the_protocol(ottla: CommandLine, topic: str) -> None:
     ottla.ok("produce", topic, stdin="a\nb\nc\n")
     group = f"group-of-{topic}"

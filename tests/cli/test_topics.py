@@ -22,6 +22,7 @@ def test_a_creation_that_took_too_long_may_still_be_done(
     assert "it may still be done: `ottla topics list`" in ended.err
 
 
+@pytest.mark.witness
 def test_a_new_topic_is_listed_and_described(ottla: CommandLine, topic: str) -> None:
     assert [topic, "2", "1", "ok"] in ottla.ok("topics", "list").rows
     described = ottla.ok("topics", "describe", topic, "--json").json[0]
@@ -75,6 +76,7 @@ def test_a_dry_run_creates_nothing(ottla: CommandLine, topic: str) -> None:
     assert ottla("topics", "describe", name).status == 1
 
 
+@pytest.mark.witness
 def test_a_topic_grows_and_changes_settings_at_once(ottla: CommandLine, topic: str) -> None:
     ottla.ok("topics", "alter", topic, "-p", "3", "-c", "retention.ms=5000")
     described = ottla.ok("topics", "describe", topic, "--json").json[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from confluent_kafka import Producer
 
 from tests.support.command_line import CommandLine
@@ -15,6 +16,7 @@ def transactional(ottla: CommandLine, transactional_id: str) -> Producer:
     return producer
 
 
+@pytest.mark.witness
 def test_an_open_transaction_is_listed_described_and_gone_when_it_ends(
     ottla: CommandLine, topic: str
 ) -> None:

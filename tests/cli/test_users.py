@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
+
 from ottla.cli.errors import USAGE
 from tests.support.command_line import CommandLine
 
 
+@pytest.mark.witness
 def test_users_come_and_go(ottla: CommandLine, tmp_path: Path) -> None:
     user = f"u-{uuid4().hex}"
     file = tmp_path / "password"

@@ -14,6 +14,7 @@ from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
 
 
+@pytest.mark.witness
 def test_a_cluster_is_ready(ottla: CommandLine, topic: str) -> None:
     ended = ottla.ok("wait", "--timeout", "60", "--topic", topic, "--brokers", "1")
     assert ended.out.startswith("ready after ")

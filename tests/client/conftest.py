@@ -38,7 +38,7 @@ def ottla_for_clients() -> Iterator[LocalNode]:
         yield node
 
 
-@pytest.fixture(params=["ottla", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(params=["ottla", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.exhaustive])])
 def broker(request: pytest.FixtureRequest) -> Broker:
     """The same behaviour is asked of both."""
     if request.param == "ottla":

@@ -33,6 +33,7 @@ async def describe_for_ever(admin: Admin, topic: str) -> None:
 
 
 class TestTopics:
+    @pytest.mark.witness
     async def test_come_and_go(self, admin: Admin, fresh_name: str) -> None:
         await admin.topics.create(fresh_name, partitions=2, configs={"retention.ms": "12345"})
         async with asyncio.timeout(60):  # what the controller has done, brokers tell a moment later
@@ -68,6 +69,7 @@ class TestTopics:
 
 
 class TestConfigs:
+    @pytest.mark.witness
     async def test_are_set_and_taken_back(self, admin: Admin, topic: str) -> None:
         await admin.configs.alter(ResourceType.TOPIC, topic, set={"retention.ms": "777"})
         found = await self.set_to(admin, topic, "777")
@@ -99,6 +101,7 @@ class TestConfigs:
 
 
 class TestOffsets:
+    @pytest.mark.witness
     async def test_of_both_ends_and_by_time(self, admin: Admin, servers: str, topic: str) -> None:
         await fill(servers, topic, 10)
         assert await admin.offsets.beginning(topic) == {0: 0, 1: 0, 2: 0}
@@ -122,6 +125,7 @@ class TestOffsets:
 
 
 class TestGroups:
+    @pytest.mark.witness
     async def test_offsets_are_moved_and_forgotten(self, admin: Admin, topic: str, fresh_name: str) -> None:
         first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
         assert set((await admin.groups.alter_offsets(fresh_name, {first: 0, second: 0})).values()) == {None}
@@ -184,6 +188,7 @@ async def until_assigned(consumer: Consumer[bytes, bytes], count: int) -> None:
 
 
 class TestTransactions:
+    @pytest.mark.witness
     async def test_are_listed_described_and_fenced(
         self, admin: Admin, servers: str, topic: str, fresh_name: str
     ) -> None:
@@ -217,6 +222,7 @@ class TestTransactions:
 
 
 class TestTheCluster:
+    @pytest.mark.witness
     async def test_describes_itself(self, admin: Admin) -> None:
         info = await admin.cluster.describe()
         assert info.cluster_id

@@ -22,6 +22,7 @@ def name(fresh_name: str, servers: str) -> str:
     return fresh_name
 
 
+@pytest.mark.witness
 def test_send_and_read(servers: str, name: str) -> None:
     with ottla.blocking.Producer(servers, value_serializer="str") as producer:
         assert producer.send(name, "first", partition=0).offset == 0

@@ -51,6 +51,7 @@ async def has_partitions(admin: Admin, topic: str, count: int) -> bool:
 
 
 class TestWhereToBegin:
+    @pytest.mark.witness
     async def test_earliest_latest_and_offsets(self, servers: str, topic: str, producer: Producer) -> None:
         await fill(producer, topic, 10)
         async with Consumer(servers, **EARLIEST) as consumer:
@@ -172,6 +173,7 @@ class TestHandingOut:
                 values += [r.value for r in await consumer.poll()]
         assert values == [b"%d" % n for n in range(1000)]
 
+    @pytest.mark.witness
     async def test_arrow_has_the_columns_of_sparks_source(
         self, servers: str, topic: str, producer: Producer
     ) -> None:
@@ -291,6 +293,7 @@ class TestWhatStops:
                 await producer.send(fresh_name, b"x")
             assert len(await take(consumer, 1)) == 1
 
+    @pytest.mark.witness
     async def test_a_recreated_topic_is_read_from_its_beginning(
         self, servers: str, admin: Admin, topic: str, producer: Producer
     ) -> None:

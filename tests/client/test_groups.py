@@ -91,6 +91,7 @@ async def test_a_member_alone_gets_everything(
     assert journal.events[-1] == ("assigned", [TopicPartition(topic, p) for p in range(3)])
 
 
+@pytest.mark.witness
 async def test_members_share_and_take_over(
     servers: str, topic: str, fresh_name: str, protocol: dict[str, Any]
 ) -> None:
@@ -287,6 +288,7 @@ async def test_a_static_member_gets_its_partitions_back(
             await until(lambda consumer=consumer: len(consumer.assignment()) == 3, turn)
 
 
+@pytest.mark.witness
 async def test_commits_pass_while_the_group_rebalances(
     servers: str, topic: str, fresh_name: str, one_protocol: dict[str, Any]
 ) -> None:

@@ -30,6 +30,7 @@ async def read_all(servers: str, topic: str, count: int, **settings: object) -> 
 
 
 class TestSending:
+    @pytest.mark.witness
     async def test_a_record_comes_back_as_it_was_sent(self, servers: str, topic: str) -> None:
         async with Producer(servers) as producer:
             sent = await producer.send(
@@ -62,6 +63,7 @@ class TestSending:
         records = await read_all(servers, topic, 2000)
         assert [r.value for r in records] == [b"%d" % n for n in range(2000)]
 
+    @pytest.mark.witness
     @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
     async def test_every_codec_is_understood(self, servers: str, topic: str, codec: str) -> None:
         async with Producer(servers, compression_type=codec) as producer:
@@ -199,6 +201,7 @@ class TestDress:
 
 
 class TestArrow:
+    @pytest.mark.witness
     async def test_rows_become_records(self, servers: str, topic: str) -> None:
         table = pa.table(
             {

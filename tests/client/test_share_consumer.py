@@ -194,6 +194,7 @@ async def test_two_members_share_the_records_of_a_partition(servers: str, queue:
         assert values(found[0] + found[1]) == sent
 
 
+@pytest.mark.witness
 async def test_records_are_acknowledged_one_by_one(servers: str, topic: str, group: str) -> None:
     await produce(servers, topic, [b"accept", b"release", b"reject", b"forget"])
     consumer = ShareConsumer[bytes, bytes](servers, group_id=group, share_acknowledgement_mode="explicit")
@@ -228,6 +229,7 @@ async def test_the_implicit_mode_has_no_acknowledgements(servers: str, topic: st
             await consumer.run_workers(print)
 
 
+@pytest.mark.witness
 async def test_a_lock_that_expires_gives_the_record_to_another(
     servers: str, queue: str, admin: Admin
 ) -> None:

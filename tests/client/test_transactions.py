@@ -91,6 +91,7 @@ async def test_a_block_that_raises_aborts(servers: str, topic: str, fresh_name: 
     assert b"written and aborted" in await visible(servers, topic, isolation_level="read_uncommitted")
 
 
+@pytest.mark.witness
 async def test_what_is_open_is_not_visible(servers: str, topic: str, fresh_name: str) -> None:
     async with Producer(servers, transactional_id=fresh_name) as producer:
         await producer.ready(topic)
@@ -240,6 +241,7 @@ async def test_records_need_a_transaction_and_transactions_an_id(
             producer.transaction()
 
 
+@pytest.mark.witness
 async def test_arrow_tables_go_with_the_transaction(servers: str, topic: str, fresh_name: str) -> None:
     async with Producer(servers, transactional_id=fresh_name) as producer:
         await producer.ready(topic)

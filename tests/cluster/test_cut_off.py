@@ -134,6 +134,7 @@ def test_a_leader_that_is_cut_off_is_followed_and_its_word_does_not_count(
     assert logs[0] == logs[1] == logs[2]
 
 
+@pytest.mark.exhaustive
 def test_a_leader_that_nobody_reaches_is_followed(cluster: SeparableCluster, topic: str) -> None:
     with Load(cluster.bootstrap_servers, topic, 1, per_second=500) as load:
         load.wait_for_more(200)
@@ -146,6 +147,7 @@ def test_a_leader_that_nobody_reaches_is_followed(cluster: SeparableCluster, top
         check_after(cluster, topic, load)
 
 
+@pytest.mark.exhaustive
 def test_a_controller_that_is_cut_off_is_followed(cluster: SeparableCluster, topic: str) -> None:
     first = controller(cluster, asked=1)
     others = [node for node in cluster.nodes if node != first]
@@ -163,6 +165,7 @@ def test_a_controller_that_is_cut_off_is_followed(cluster: SeparableCluster, top
     )
 
 
+@pytest.mark.exhaustive
 def test_a_follower_that_is_cut_off_does_not_hold_up_writes(cluster: SeparableCluster, topic: str) -> None:
     leader = cluster.leader(topic, asked=1)
     assert leader is not None
@@ -219,6 +222,7 @@ def group_of(cluster: SeparableCluster, topic: str, node: int) -> str:
     return group
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_controller", [False, True], ids=["without controller", "with its controller"])
 def test_a_coordinator_that_is_cut_off_does_not_say_old_offsets(
     cluster: SeparableCluster, topic: str, is_controller: bool

@@ -106,6 +106,7 @@ def cluster(brokers: LocalCluster) -> Iterator[LocalCluster]:
     revive(brokers)
 
 
+@pytest.mark.exhaustive
 def test_a_write_that_is_under_way_when_too_many_die_is_not_acknowledged(cluster: LocalCluster) -> None:
     """The followers are silent, so the record waits; then the cluster gives them up."""
     topic = new_topic(cluster, min_insync_replicas="2")
@@ -131,6 +132,7 @@ def test_what_all_have_survives_the_death_of_the_leader(cluster: LocalCluster) -
     assert read_all(cluster.bootstrap_servers, topic, 0) == {0: b"kept"}
 
 
+@pytest.mark.exhaustive
 def test_what_two_have_survives_the_death_of_the_leader_while_another_is_dead(cluster: LocalCluster) -> None:
     topic = new_topic(cluster, min_insync_replicas="2")
     kill_followers(cluster, topic, 3)
@@ -182,7 +184,13 @@ def test_what_only_the_leader_had_is_lost_with_it_and_cut_off_when_it_comes_back
     assert read_all(cluster.bootstrap_servers, topic, 0) == {0: b"kept", 1: b"in its place"}
 
 
-@pytest.mark.parametrize("unclean", [False, True], ids=["clean elections", "unclean elections"])
+@pytest.mark.parametrize(
+    "unclean",
+    [
+        pytest.param(False, marks=pytest.mark.exhaustive, id="clean elections"),
+        pytest.param(True, id="unclean elections"),
+    ],
+)
 def test_the_last_in_sync_replica_takes_the_partition_with_it_unless_elections_may_be_unclean(
     cluster: LocalCluster, unclean: bool
 ) -> None:

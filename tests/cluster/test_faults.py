@@ -80,6 +80,7 @@ def copied(copying: Copying, directory: Path) -> Iterator[list[Worker]]:
             worker.kill()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS + 700)
 def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_another_controller_takes_over_and_changes_go_on(
         )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_leader_that_falls_silent_is_followed_and_what_it_says_later_does_not_count(
     cluster: LocalCluster, make_topic: MakeTopic

@@ -10,6 +10,7 @@ import pytest
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_example_of_a_cluster_in_a_test_runs_as_it_stands() -> None:
     text = PAGE.read_text()

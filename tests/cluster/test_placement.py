@@ -163,6 +163,7 @@ def test_a_partition_moves_to_other_brokers_under_load(cluster: LocalCluster) ->
     load.check(cluster.bootstrap_servers)
 
 
+@pytest.mark.exhaustive
 def test_a_throttled_replica_catches_up_slowly_until_it_may_hurry(cluster: LocalCluster) -> None:
     throttled = {"leader_replication_throttled_replicas": "*", "follower_replication_throttled_replicas": "*"}
     topic = new_topic(cluster, 1, **throttled)
@@ -184,6 +185,7 @@ def test_a_throttled_replica_catches_up_slowly_until_it_may_hurry(cluster: Local
 # Data directories
 
 
+@pytest.mark.exhaustive
 def test_a_replica_moves_to_another_directory_and_survives_the_restart(cluster: LocalCluster) -> None:
     topic = new_topic(cluster, 2, 3)
     node = cluster.node(3)

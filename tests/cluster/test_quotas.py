@@ -15,7 +15,7 @@ from ottla.testing.local_cluster import LocalCluster
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 # So little that replication by a client with them would take hours.
 TINY = {"producer_byte_rate": 1.0, "consumer_byte_rate": 1.0, "request_percentage": 0.00001}

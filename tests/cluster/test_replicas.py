@@ -27,6 +27,7 @@ def batches(directory: Path) -> list[bytes]:
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_replicas_are_equal_byte_for_byte_after_deaths_and_elections(tmp_path: Path) -> None:
     settings = {**SETTINGS, "log.roll.ms": 1_000}

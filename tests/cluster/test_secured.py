@@ -98,6 +98,7 @@ def refused(cluster: LocalCluster, user: ScramUser) -> None:
         assert [topic.name for topic in admin.topics.list()] == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_user_with_just_the_acls_needed_goes_on_while_nodes_are_killed(
@@ -205,6 +206,7 @@ class Visitors:
         self._thread.join()
 
 
+@pytest.mark.exhaustive
 def test_certificates_are_renewed_under_load_and_no_request_fails(
     secured: LocalCluster, alice: ScramUser
 ) -> None:
@@ -240,6 +242,7 @@ def test_certificates_are_renewed_under_load_and_no_request_fails(
     load.check(bootstrap)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_no_node_follows_one_whose_certificate_is_for_another_host(secured: LocalCluster) -> None:
     """The certificate is of the same authority, and its key logs in: only the host name is another."""

@@ -114,6 +114,7 @@ class AcceptedOnce:
                     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.kafka
 def test_java_members_go_on_when_a_node_fails(cluster: LocalCluster, make_topic: MakeTopic) -> None:
     """The node that fails coordinates the group and some of its states, and leads one of its partitions."""

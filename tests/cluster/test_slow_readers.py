@@ -18,7 +18,7 @@ from ottla.testing.local_cluster import LocalCluster
 from tests.support.process_status import process_status
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 MB = 1024 * 1024
 SETTINGS = {

@@ -69,6 +69,7 @@ def test_all_is_well_and_then_a_node_is_gone(cluster: LocalCluster, make_topic: 
     assert (dead["state"], dead["pid"], dead["leads"]) == ("down", None, 0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_node_that_is_silent_is_shown_as_paused_and_catches_up(
     cluster: LocalCluster, make_topic: MakeTopic

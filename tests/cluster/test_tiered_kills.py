@@ -123,6 +123,7 @@ def test_a_node_that_is_killed_again_and_again(tmp_path: Path) -> None:
         check(cluster, "orders", store, writer.written)
 
 
+@pytest.mark.exhaustive
 def test_leaders_that_are_killed_while_they_copy(tmp_path: Path) -> None:
     store = tmp_path / "store"
     more = {"rlmm.config.remote.log.metadata.topic.num.partitions": "2"}

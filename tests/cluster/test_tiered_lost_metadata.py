@@ -21,7 +21,7 @@ from tests.node.test_tiered_copy import (
 from tests.support.remote_store import METADATA_TOPIC, finished_segments
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 
 def test_events_that_an_unclean_election_loses_are_made_good(tmp_path: Path) -> None:

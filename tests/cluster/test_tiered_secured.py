@@ -19,7 +19,7 @@ from tests.node.test_tiered_copy import SMALL_SEGMENTS, settings
 from tests.support.remote_store import METADATA_TOPIC, finished_segments
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 PARTITIONS = 4
 

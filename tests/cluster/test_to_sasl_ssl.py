@@ -90,6 +90,7 @@ def in_sync(settings: dict[str, str]) -> bool:
     return False
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_no_send_fails_while_a_cluster_moves_by_the_page(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_replicas_are_reassigned_under_load(
     wait_until(lambda: not gone.exists(), "the replica that was moved away is still there")
 
 
+@pytest.mark.exhaustive
 def test_leaders_return_to_the_preferred_replicas(
     cluster: LocalCluster, tools: Tools, make_topic: MakeTopic
 ) -> None:
@@ -121,6 +122,7 @@ def test_the_quorum_is_described_with_how_far_each_has_come(cluster: LocalCluste
     assert roles == {number: "Leader" if number == leader else "Follower" for number in (1, 2, 3)}
 
 
+@pytest.mark.exhaustive
 def test_replicas_out_of_sync_are_listed_until_they_are_back(
     cluster: LocalCluster, tools: Tools, make_topic: MakeTopic
 ) -> None:
@@ -135,6 +137,7 @@ def test_replicas_out_of_sync_are_listed_until_they_are_back(
     wait_until(lambda: topic not in tools(TOPICS, *listed), "all are in sync again")
 
 
+@pytest.mark.exhaustive
 def test_a_group_is_described_and_reset_wherever_its_coordinator_went(
     cluster: LocalCluster, tools: Tools, make_topic: MakeTopic
 ) -> None:
@@ -187,6 +190,7 @@ def consumed(file: Path) -> int:
     return sum(event["count"] for event in read_events(file) if event["name"] == "records_consumed")
 
 
+@pytest.mark.exhaustive
 def test_a_verifiable_producer_and_consumer_agree_while_leaders_move(
     cluster: LocalCluster, java_driver: JavaDriver, make_topic: MakeTopic, tmp_path: Path
 ) -> None:

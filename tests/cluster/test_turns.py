@@ -25,6 +25,7 @@ def check_turns(cluster: LocalCluster, after: str) -> None:
         assert not waits_for_syncs(status), f"node {node.id}, {after}: {worst_turn(status)}"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_no_turn_is_long_while_partitions_come_and_go() -> None:

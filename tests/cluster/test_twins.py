@@ -12,6 +12,7 @@ from ottla.testing.cluster_plan import ClusterPlan
 from ottla.testing.local_cluster import LocalCluster
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_broker_whose_id_another_has_gives_up_and_names_it(tmp_path: Path) -> None:
     home = tmp_path / "cluster"

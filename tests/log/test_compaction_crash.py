@@ -84,7 +84,7 @@ def check(lab: CompactionHarness) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [seed if seed < 4 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(SEEDS)]
+    "seed", [seed if seed < 4 else pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(SEEDS)]
 )
 def test_a_crash_at_every_operation_of_a_cleaning(seed: int) -> None:
     lab = lived(seed)
@@ -118,7 +118,7 @@ def test_a_crash_at_every_operation_of_a_cleaning(seed: int) -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        seed if seed < 105 else pytest.param(seed, marks=pytest.mark.slow)
+        seed if seed < 105 else pytest.param(seed, marks=pytest.mark.exhaustive)
         for seed in range(100, 100 + 2 * SEEDS)
     ],
 )

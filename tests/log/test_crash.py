@@ -30,12 +30,13 @@ PER_TEST = max(100, SEEDS // 200)
 
 
 def chunks() -> list[Any]:
-    """The first is for those in a hurry."""
+    """The first two are the witnesses."""
     if ONE_SEED is not None:
         return [range(int(ONE_SEED), int(ONE_SEED) + 1)]
     return [
         pytest.param(
-            range(start, min(start + PER_TEST, SEEDS)), marks=[pytest.mark.slow] if start > 0 else []
+            range(start, min(start + PER_TEST, SEEDS)),
+            marks=[pytest.mark.exhaustive] if start > PER_TEST else [],
         )
         for start in range(0, SEEDS, PER_TEST)
     ]

@@ -293,6 +293,7 @@ def test_a_topic_is_deleted_and_made_again_under_a_group(
     assert lag(node, java_driver, "again") == 0
 
 
+@pytest.mark.exhaustive
 def test_a_node_that_is_killed_goes_on_with_what_was_not_accepted(
     tmp_path: Path, java_driver: JavaDriver, driver: ShareDriver
 ) -> None:
@@ -334,6 +335,7 @@ def test_the_console_share_consumer(node: LocalNode, java_driver: JavaDriver) ->
     assert lag(node, java_driver, "console") == 0
 
 
+@pytest.mark.exhaustive
 def test_the_verifiable_share_consumer(node: LocalNode, java_driver: JavaDriver) -> None:
     begin(node, java_driver, "verifiable", 2)
     produce(node.bootstrap_servers, "verifiable", [str(number) for number in range(300)], 2)

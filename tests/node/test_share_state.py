@@ -344,7 +344,9 @@ def test_writes_that_come_together_are_one_batch_of_records() -> None:
     nodes.run(life())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 6))]
+)
 def test_no_acknowledged_write_is_lost_while_brokers_fail(seed: int) -> None:
     """Writers acknowledge one record after the other while brokers are killed and come back. A write that was
     answered without an error is in the state that the next leader reads.

@@ -94,6 +94,7 @@ def test_frame_larger_than_a_login_needs(node: LocalNode) -> None:
     assert_serves(node)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_logins_that_are_never_finished(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold little, do not keep others from logging in, and are closed in time."""

@@ -30,7 +30,7 @@ ERRORS = {
     "sync": (EIO, ENOSPC),
     "rename": (EIO, EROFS, ENOSPC),
 }
-# One for each way in which a node uses a file; all others take several minutes.
+# One for each way in which a node uses a file; all others are exhaustive.
 QUICK = {
     FaultCase("log", "open", EMFILE),
     FaultCase("log", "read", EIO),
@@ -68,7 +68,7 @@ def cases() -> Iterator[object]:
         for operation in OPERATIONS_OF.get(file, tuple(OPERATIONS)):
             for error in ERRORS[operation]:
                 case = FaultCase(file, operation, error)
-                marks = () if case in QUICK else (pytest.mark.slow,)
+                marks = () if case in QUICK else (pytest.mark.exhaustive,)
                 yield pytest.param(case, id=str(case), marks=marks)
 
 

@@ -77,8 +77,8 @@ def rest_s3_url(s3_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(
     params=[
-        "s3",
-        pytest.param("rest", marks=pytest.mark.kafka),
+        pytest.param("s3", marks=pytest.mark.exhaustive),
+        pytest.param("rest", marks=[pytest.mark.kafka, pytest.mark.exhaustive]),
         pytest.param("rest-s3", marks=pytest.mark.kafka),
     ]
 )

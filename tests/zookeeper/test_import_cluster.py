@@ -193,7 +193,13 @@ def running(
             java.kill_process(process)
 
 
-@pytest.mark.parametrize("start", [as_ottla, as_apache_kafka], ids=["ottla", "kafka"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(as_ottla, id="ottla"),
+        pytest.param(as_apache_kafka, id="kafka", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_cluster_goes_on_where_it_was_killed(
     cluster: ImportedCluster, start: Callable[[Path], list[str]], tmp_path: Path
 ) -> None:

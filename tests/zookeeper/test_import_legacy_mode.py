@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 from tests.support.zookeeper import ApacheZooKeeper
 from tests.support.zookeeper_import import leads
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.exhaustive]
 
 
 def facts(bootstrap: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from tests.support.zookeeper_import import (
     running,
 )
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.exhaustive]
 
 IS_2 = kafka_libs.OLDER_KAFKA_VERSION.startswith("2.")
 # By their topics. Apache Kafka 3.0 and later take these settings and go on with record batches.

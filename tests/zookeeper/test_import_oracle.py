@@ -103,8 +103,11 @@ def stopped(killed: Imported, old_cluster: OldCluster) -> Imported:
 
 @pytest.mark.parametrize(
     ("ended", "start"),
-    [("killed", as_ottla), ("killed", as_apache_kafka), ("stopped", as_ottla)],
-    ids=["killed-ottla", "killed-kafka", "stopped-ottla"],
+    [
+        pytest.param("killed", as_ottla, id="killed-ottla"),
+        pytest.param("killed", as_apache_kafka, id="killed-kafka", marks=pytest.mark.exhaustive),
+        pytest.param("stopped", as_ottla, id="stopped-ottla", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_everything_is_there_after_an_import(
     request: pytest.FixtureRequest, ended: str, start: Callable[[Path], list[str]], tmp_path: Path

@@ -30,34 +30,13 @@ from ottla.testing.cluster_plan import ClusterPlan, free_ports, is_free, locked
 from ottla.testing.local_cluster import ClusterError, LocalCluster
 from ottla.testing.zookeeper_server import ZooKeeperServer
 from tests.cluster.conftest import SETTINGS, cluster, make_topic
-from tests.cluster.test_coordinators import (
-    test_a_group_goes_on_when_its_coordinator_dies,
-    test_offsets_that_were_committed_are_known_to_the_next_coordinator,
-)
-from tests.cluster.test_life import (
-    test_a_leader_that_falls_silent_is_followed_and_what_it_says_later_does_not_count,
-    test_a_node_that_is_stopped_hands_its_leaderships_over_first,
-    test_a_topic_that_is_made_through_one_node_is_known_to_all,
-    test_all_nodes_are_killed_at_once_and_everything_is_there_again,
-    test_another_controller_takes_over_and_changes_go_on,
-)
 from tests.support import kafka_libs
 from tests.support.acknowledged_workload import Load
 from tests.support.command_line import CommandLine
 from tests.support.waiting import DEADLINE_S, wait_until
 from tests.support.zookeeper import ApacheZooKeeper
 
-__all__ = [
-    "cluster",
-    "make_topic",
-    "test_a_group_goes_on_when_its_coordinator_dies",
-    "test_a_leader_that_falls_silent_is_followed_and_what_it_says_later_does_not_count",
-    "test_a_node_that_is_stopped_hands_its_leaderships_over_first",
-    "test_a_topic_that_is_made_through_one_node_is_known_to_all",
-    "test_all_nodes_are_killed_at_once_and_everything_is_there_again",
-    "test_another_controller_takes_over_and_changes_go_on",
-    "test_offsets_that_were_committed_are_known_to_the_next_coordinator",
-]
+__all__ = ["cluster", "make_topic"]
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -191,6 +170,7 @@ def test_every_change_of_a_partition_is_one_version_of_its_znode(cluster: LocalC
     wait_until(lambda: shell.ls("/brokers/ids") == ["1", "2", "3"], "not all brokers are registered")
 
 
+@pytest.mark.exhaustive
 def test_a_controller_that_was_paused_beyond_its_session_writes_nothing_any_more(
     cluster: LocalCluster, shell: Shell
 ) -> None:
@@ -228,6 +208,7 @@ def new_topic_on(cluster: LocalCluster, brokers: list[int]) -> str:
     return name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", ["killed", "paused"])
 def test_nothing_is_lost_while_zookeeper_is_away(
     cluster: LocalCluster, shell: Shell, zookeeper: ApacheZooKeeper, how: str
@@ -317,6 +298,7 @@ def test_what_has_no_znode_is_refused_plainly(cluster: LocalCluster) -> None:
         assert refused.value.code is ErrorCode.INVALID_UPDATE_VERSION
 
 
+@pytest.mark.exhaustive
 def test_a_node_of_another_cluster_does_not_start_on_the_same_path(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -336,6 +318,7 @@ def test_a_node_of_another_cluster_does_not_start_on_the_same_path(
     assert "doesn't match stored clusterId AAAAAAAAAAAAAAAAAAAAAA" in started.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_cluster_with_a_zookeeper_of_its_own_comes_up_and_goes_down_by_one_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,6 +379,7 @@ def _check_that_a_failed_start_leaves_zookeeper(
     assert f"port {plan.zookeeper_port} is in use by another process" in ended.err
 
 
+@pytest.mark.exhaustive
 def test_a_broker_keeps_its_logs_where_zookeeper_has_lost_its_data(
     zookeeper: ApacheZooKeeper, tmp_path: Path
 ) -> None:

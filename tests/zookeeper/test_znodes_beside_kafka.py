@@ -43,7 +43,7 @@ from tests.support.zookeeper import (
     server_jaas,
 )
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.exhaustive]
 
 USER, PASSWORD = "kafka", "of-the-brokers"
 SETTINGS = {

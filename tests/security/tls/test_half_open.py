@@ -25,6 +25,7 @@ def cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_thousands_of_half_open_handshakes_cost_little_memory(cluster: LocalCluster) -> None:
     """A third of them is silent, a third sends a part of the first message, and a third all of it, so that

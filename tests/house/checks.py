@@ -146,9 +146,19 @@ def load(root: Path) -> list[Module]:
 @lru_cache(maxsize=4096)
 def imports(module: Module) -> tuple[Import, ...]:
     """Every import, wherever it stands: at the top, in a function, under TYPE_CHECKING, or by name."""
+    return tuple(imports_of(_parse(module.source), module))
+
+
+def imports_of(part: ast.AST, module: Module) -> list[Import]:
+    """The imports in a part of the module's tree."""
     found: list[Import] = []
-    _collect(_parse(module.source), module, True, found)
-    return tuple(found)
+    _collect(part, module, True, found)
+    return found
+
+
+def compiled_imports(source: str) -> Iterator[str]:
+    """What Cython code imports, by its import lines: there is no parser here."""
+    yield from (match.group(1) for match in _COMPILED_IMPORT.finditer(source))
 
 
 @lru_cache(maxsize=4096)

@@ -227,6 +227,8 @@ class TestPauses:
         wait_until_still(child)
         assert Pause(run, [child]).begin() == []
         assert state_in_a_test(run, child) == "T"
+        child.resume()  # not noted, as in another process of the run
+        assert Pause(run, [child]).begin() == []
 
     def test_what_a_test_pauses_meanwhile_stays_so(self, run: Path, child: psutil.Process) -> None:
         pause = Pause(run, [child])

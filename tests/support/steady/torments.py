@@ -69,7 +69,9 @@ class Pause:
     def begin(self) -> Sequence[int]:
         for process in self._processes:
             with contextlib.suppress(psutil.Error):
-                if process.status() != psutil.STATUS_STOPPED:
+                # A command may have ended a pause that a test has begun, which then is still noted.
+                is_a_tests = paused_by_a_test(self._run, process.pid)
+                if not is_a_tests and process.status() != psutil.STATUS_STOPPED:
                     self._paused.append(process)
                     process.suspend()
         return [process.pid for process in self._paused]

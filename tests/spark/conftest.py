@@ -23,9 +23,11 @@ import pytest
 from ottla.client.blocking import Admin, Producer
 from ottla.runtime import process
 from ottla.spark.session import prepare_environment, socket_settings
-from tests.spark.source_harness import SourceHarness
+from ottla.testing.local_node import LocalNode
+from tests.spark.source_harness import SourceHarness, ways
 from tests.support import kafka_libs
 from tests.support.node_process import NodeProcess
+from tests.support.spark_pipelines import Pipeline, WarmPipeline, WarmSpark
 from tests.support.spark_standalone import StandaloneCluster, driver_options
 
 if TYPE_CHECKING:
@@ -48,17 +50,26 @@ SPARK_CONFS = {
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     "spark.sql.streaming.stopTimeout": "120s",
     "spark.log.level": "ERROR",
+    # As `connect_session` sets them, for the pipelines that run on this session.
+    "spark.sql.artifact.isolation.enabled": "true",
+    "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.connect.grpc.binding.port": "0",
 }
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests here, except modules with `WITHOUT_SPARK = True`."""
+    """Mark the tests here that use Spark, or the node in a process. Those that start such things themselves
+    have marks of their own.
+    """
     here = Path(__file__).parent
     for item in items:
-        module = item.getparent(pytest.Module)
-        if here in item.path.parents and not getattr(getattr(module, "obj", None), "WITHOUT_SPARK", False):
+        used = set(getattr(item, "fixturenames", ())) if here in item.path.parents else set()
+        if used & {"spark", "standalone"}:
             item.add_marker(pytest.mark.spark)
+        if "node_process" in used:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
@@ -84,6 +95,7 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     os.environ["SPARK_HOME"] = str(spark_home)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ.setdefault("SPARK_CONNECT_AUTHENTICATE_TOKEN", os.urandom(24).hex())
     builder = SparkSession.builder.master("local[2,4]").appName("ottla tests")
     for name, value in {**SPARK_CONFS, **socket_settings()}.items():
         builder = builder.config(name, value)
@@ -98,17 +110,16 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="session")
+def warm_spark(spark: SparkSession) -> WarmSpark:
+    """The same Spark, for `ottla pipeline`."""
+    return WarmSpark(spark)
+
+
+@pytest.fixture(scope="session")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
     """A master and two workers; applications run one after another, as each takes all cores."""
     with StandaloneCluster(tmp_path_factory.mktemp("standalone")) as cluster:
         yield cluster
-
-
-@dataclass(frozen=True, slots=True)
-class SparkNode:
-    """The address of the node of these tests."""
-
-    bootstrap_servers: str
 
 
 # Few partitions to load, no waiting for members, and no retention.
@@ -120,8 +131,15 @@ NODE_SETTINGS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class SparkNode:
+    """The address of the node of these tests."""
+
+    bootstrap_servers: str
+
+
 @pytest.fixture(scope="session")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkNode]:
+def node_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkNode]:
     """One node for all tests of the session; give topics unique names (`new_topic`).
 
     In a separate process: the files of its partitions would not leave numbers below 1024 for the sockets
@@ -131,6 +149,31 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkNode]:
     with NodeProcess(tmp_path_factory.mktemp("node"), *settings) as started:
         yield SparkNode(started.bootstrap)
         started.terminate()
+
+
+@pytest.fixture(scope="session")
+def node(node_process: SparkNode) -> SparkNode:
+    """The node to which tests write; some modules have one of their own."""
+    return node_process
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "ordinary",
+        "two-phase",
+        pytest.param("apache-kafka", marks=[pytest.mark.kafka, pytest.mark.exhaustive]),
+    ],
+)
+def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A node with default settings, one that allows two-phase commits, and Apache Kafka: for tests without
+    Spark, which leave few file numbers below 1024.
+    """
+    if request.param == "apache-kafka":
+        yield request.getfixturevalue("apache_kafka").bootstrap
+        return
+    with LocalNode({"transaction.two.phase.commit.enable": request.param == "two-phase"}) as node:
+        yield node.bootstrap_servers
 
 
 @pytest.fixture(scope="session")
@@ -157,11 +200,28 @@ def new_topic(admin: Admin) -> Callable[..., str]:
     return create
 
 
-WAYS = [
-    pytest.param(("ottla", "ottla"), id="ottla-on-ottla"),
-    pytest.param(("ottla", "kafka"), id="ottla-on-kafka", marks=pytest.mark.kafka),
-    pytest.param(("kafka", "ottla"), id="kafka-on-ottla", marks=pytest.mark.kafka),
-]
+@pytest.fixture
+def new_pipeline(node: SparkNode, tmp_path: Path) -> Callable[[str], Pipeline]:
+    """`new_pipeline("shop")` writes the project of `ottla pipeline init`, whose commands are processes."""
+
+    def create(name: str) -> Pipeline:
+        pipeline = Pipeline(tmp_path / name, node.bootstrap_servers)
+        pipeline.create()
+        return pipeline
+
+    return create
+
+
+@pytest.fixture
+def warm_pipeline(node: SparkNode, warm_spark: WarmSpark, tmp_path: Path) -> Callable[[str], WarmPipeline]:
+    """The same, with commands that run in this process on the Spark that all tests share."""
+
+    def create(name: str) -> WarmPipeline:
+        pipeline = WarmPipeline(tmp_path / name, node.bootstrap_servers, warm_spark)
+        pipeline.create()
+        return pipeline
+
+    return create
 
 
 @pytest.fixture(scope="session")
@@ -181,14 +241,16 @@ def _lab_clients() -> Iterator[Callable[[str], tuple[Admin, Producer]]]:
         yield clients
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=ways("ottla-on-ottla"))
 def lab(
     request: pytest.FixtureRequest,
     spark: SparkSession,
     _lab_clients: Callable[[str], tuple[Admin, Producer]],
     tmp_path: Path,
 ) -> SourceHarness:
-    """Each combination in which the suite of the source runs: a format and a broker."""
+    """Each combination in which the suite of the source runs: a format and a broker. Those with something of
+    Kafka are exhaustive, except where a test asks for them as well (`beside_kafka`).
+    """
     format_name, broker = request.param
     if broker == "kafka":
         servers = request.getfixturevalue("apache_kafka").bootstrap

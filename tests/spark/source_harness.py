@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pytest
+
 from ottla.client.blocking import Admin, Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from tests.support.spark_sink_harness import await_markers
@@ -27,7 +29,30 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 WAIT_SECONDS = 180.0
+WAYS = {
+    "ottla-on-ottla": ("ottla", "ottla"),
+    "ottla-on-kafka": ("ottla", "kafka"),
+    "kafka-on-ottla": ("kafka", "ottla"),
+}
 _serial = itertools.count()
+
+
+def ways(*witnesses: str) -> list[Any]:
+    """All ways, of which these run always and the others with all tests."""
+    found = []
+    for name, way in WAYS.items():
+        marks = [pytest.mark.kafka] if "kafka" in way else []
+        found.append(
+            pytest.param(
+                way, id=name, marks=[*marks, *([] if name in witnesses else [pytest.mark.exhaustive])]
+            )
+        )
+    return found
+
+
+# Tests that show what an option means: by Spark's own connector on a node, and by ours on Apache Kafka too.
+beside_kafka = pytest.mark.parametrize("lab", ways("ottla-on-ottla", "kafka-on-ottla"), indirect=True)
+every_way = pytest.mark.parametrize("lab", ways(*WAYS), indirect=True)
 
 
 class Rec(NamedTuple):

@@ -15,7 +15,6 @@ from ottla.spark.class_archive import ClassArchive
 from ottla.spark.java import Java, find_java
 from tests.support.waiting import wait_until
 
-WITHOUT_SPARK = True
 DEADLINE_S = 120.0
 
 
@@ -67,6 +66,7 @@ def test_one_session_lists_its_classes_and_later_ones_use_the_archive(archive: C
     assert (ran.returncode, ran.stdout) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_session_that_fails_leaves_it_to_the_next(archive: ClassArchive) -> None:
     assert run_java(archive, archive.options(may_make=True)).returncode == 0
     archive.note_class_path(str(archive.spark_home / "jars"))
@@ -75,6 +75,7 @@ def test_a_session_that_fails_leaves_it_to_the_next(archive: ClassArchive) -> No
     assert "-XX:DumpLoadedClassList=" in ClassArchive(archive.java, archive.spark_home).options(may_make=True)
 
 
+@pytest.mark.slow
 def test_a_java_that_makes_no_archive_is_asked_once(archive: ClassArchive, tmp_path: Path) -> None:
     (home := tmp_path / "java" / "bin").mkdir(parents=True)
     (home / "java").write_text("#!/bin/sh\nexit 1\n")

@@ -1,4 +1,4 @@
-"""A pipeline on a cluster: a master and two workers of Spark's standalone mode, from pip's PySpark."""
+"""A plain program on a cluster: a master and two workers of Spark's standalone mode, from pip's PySpark."""
 
 from __future__ import annotations
 
@@ -10,60 +10,24 @@ import pytest
 
 from ottla.client.blocking import Admin, Producer
 from ottla.spark.session import prepare_environment
-from ottla.testing.local_node import LocalNode
-from tests.spark.test_pipelines import Pipeline, order, values
-from tests.support.effort import THOROUGH
-from tests.support.spark_standalone import CORES, HOSTS, SHORT_LIVED, StandaloneCluster
+from tests.spark.conftest import SparkNode
+from tests.support.spark_pipelines import values
+from tests.support.spark_standalone import StandaloneCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SECONDS = 120
 
 
-def executors(cluster: StandaloneCluster, host: str) -> int:
-    """The number of executors that the worker of this host has started so far."""
-    return len(list(cluster.work_of(host).glob("app-*/*/stderr")))
-
-
-def test_the_same_pipeline_runs_on_a_cluster(
-    standalone: StandaloneCluster, node: LocalNode, producer: Producer, admin: Admin, tmp_path: Path
-) -> None:
-    Pipeline(tmp_path, node.bootstrap_servers).ok("init", "clustered")
-    pipeline = Pipeline(tmp_path / "clustered", node.bootstrap_servers)
-    admin.topics.create("clustered.orders", partitions=2)
-    for number in range(100):
-        producer.send("clustered.orders", order(number, 100 * number), partition=number % 2)
-    before = {host: executors(standalone, host) for host in HOSTS}
-    settings = (
-        "spark.driver.host=127.0.0.1",
-        "spark.executor.memory=512m",
-        f"spark.driver.extraJavaOptions={SHORT_LIVED}",
-        f"spark.executor.extraJavaOptions={SHORT_LIVED}",
-        # No task begins before both workers have started their executors.
-        f"spark.cores.max={CORES * len(HOSTS)}",
-        "spark.scheduler.minRegisteredResourcesRatio=1.0",
-        f"spark.scheduler.maxRegisteredResourcesWaitingTime={SECONDS}s",
-    )
-    confs = [part for setting in settings for part in ("--conf", setting)]
-    said = pipeline.ok("run", "-b", pipeline.bootstrap, "--master", standalone.url, *confs)
-    assert f"on {standalone.url} is ready" in said
-    assert "orders: completed, 100 rows" in said
-    assert len(pipeline.table("orders")) == 99  # an order of nothing is none
-    large = values(pipeline.bootstrap, "clustered.large-orders", 50)
-    assert sorted(record["number"] for record in large) == list(range(50, 100))
-    # Tasks ran in executors of both workers, and not in the driver.
-    for host in HOSTS:
-        assert executors(standalone, host) > before[host]
-
-
-@pytest.mark.skipif(not THOROUGH, reason="a minute more; OTTLA_THOROUGH=1 runs it")
+@pytest.mark.exhaustive
 def test_a_plain_program_takes_its_package_along(
-    standalone: StandaloneCluster, node: LocalNode, producer: Producer, admin: Admin, tmp_path: Path
+    standalone: StandaloneCluster, node: SparkNode, producer: Producer, admin: Admin, tmp_path: Path
 ) -> None:
     """As docs/spark/deploy.md says: PYTHONPATH for the driver, and another for the executors."""
     import ottla
 
-    admin.topics.create("shipped", partitions=2)
+    for topic in ("shipped", "shipped-copy"):
+        admin.topics.create(topic, partitions=2)
     for number in range(10):
         producer.send("shipped", str(number).encode())
     source = str(Path(ottla.__file__).parents[1])

@@ -1,13 +1,12 @@
 """Exactly once under faults: a query from topic to topic, whose driver, workers and node are killed.
 
-A handful of kills runs with all tests. `make test-faults` runs many more (SPARK_KILLS, SPARK_KILLS_SEED),
-also on a standalone cluster, whose executors are killed too.
+One kill runs always, a handful with all tests. `make test-faults` runs many more (SPARK_KILLS,
+SPARK_KILLS_SEED), also on a standalone cluster, whose executors are killed too.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,13 +15,14 @@ import psutil
 import pytest
 
 from ottla.client.blocking import Admin, Producer
-from tests.support.spark_killing import Killing, Target, chosen_kills, random_kills
+from tests.support.spark_killing import Kill, Killing, Target, chosen_kills, random_kills
 from tests.support.spark_query import QuerySpec
 from tests.support.spark_sink_harness import committed_values
 from tests.support.spark_sink_stops import StopPoint
 from tests.support.spark_standalone import StandaloneCluster
+from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 KILLS = int(os.environ.get("SPARK_KILLS", "0"))
 SEED = int(os.environ.get("SPARK_KILLS_SEED", "1"))
@@ -72,16 +72,26 @@ def check(bootstrap: str, rows: int) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(KILLS > 0, reason="SPARK_KILLS asks for the long run")
-def test_a_handful_of_kills_at_chosen_places_lose_and_double_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kills", "batches"),
+    [
+        pytest.param([Kill(Target.DRIVER, StopPoint.BETWEEN_COMMITS)], 3, id="one"),
+        pytest.param(chosen_kills(), 12, id="a handful", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_kills_at_chosen_places_lose_and_double_nothing(
+    tmp_path: Path, kills: list[Kill], batches: int
+) -> None:
     with Killing(tmp_path, FAST) as killing:
         spec = prepare(killing.node.bootstrap, tmp_path)
-        rows = feed(killing.node.bootstrap, 0, 12)
-        for kill in chosen_kills():
+        rows = feed(killing.node.bootstrap, 0, batches)
+        for kill in kills:
             assert killing.kill(kill, spec), f"the query was done before {kill}:\n{killing.output()[-4000:]}"
         killing.run_to_the_end(spec)
         check(killing.node.bootstrap, rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(KILLS > 0, reason="SPARK_KILLS asks for the long run")
 def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(
@@ -102,12 +112,10 @@ def test_a_speculative_attempt_beside_one_that_hangs_loses_and_doubles_nothing(
         hanging = killing.hang(StopPoint.TRANSACTION_PREPARED, spec)
         killing.run_to_the_end(spec, attempts=1)
         check(killing.node.bootstrap, rows)
-        deadline = time.monotonic() + 120
-        while psutil.pid_exists(hanging):
-            assert time.monotonic() < deadline, "Spark kills the attempt that has lost"
-            time.sleep(0.1)
+        wait_until(lambda: not psutil.pid_exists(hanging), "the attempt that has lost is still there", 120)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(0)
 @pytest.mark.skipif(KILLS == 0, reason="runs by `make test-faults`, or with SPARK_KILLS=60")
 @pytest.mark.parametrize("two_phase", [False, True], ids=["ordinary", "two-phase"])

@@ -33,8 +33,6 @@ from ottla.spark.source.offsets import BEGINS_KEY, IDS_KEY
 from ottla.testing.local_node import LocalNode
 from tests.support.spark_sink_harness import Query, await_markers, committed_values
 
-WITHOUT_SPARK = True
-
 
 def write_offsets(checkpoint: Path, batch: int, *sources: str) -> None:
     file = checkpoint / "offsets" / str(batch)
@@ -410,6 +408,7 @@ class TestCodeVersion:
         (tmp_path / "shop" / "transformations" / "turnover.sql").write_text("-- other\n")
         assert code_version(project) != before
 
+    @pytest.mark.slow
     def test_with_git_it_is_the_commit_and_changes_show(self, tmp_path: Path) -> None:
         write_project(tmp_path / "shop")
         project = load_project(tmp_path / "shop" / "spark-pipeline.yml")

@@ -5,22 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ottla.client.blocking import Producer
-from ottla.testing.local_node import LocalNode
-from tests.spark.test_pipelines import SECONDS, Pipeline, order, values
+from tests.support.spark_pipelines import SECONDS, Pipeline, Run, WarmPipeline, WarmSpark, order, values
+from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
 
 CHECKED = """
 from pyspark import pipelines as dp
@@ -80,63 +74,6 @@ def filled():
 """
 
 
-@pytest.fixture
-def new_pipeline(node: LocalNode, tmp_path: Path) -> Callable[[str], Pipeline]:
-    def create(name: str) -> Pipeline:
-        Pipeline(tmp_path, node.bootstrap_servers).ok("init", name)
-        return Pipeline(tmp_path / name, node.bootstrap_servers)
-
-    return create
-
-
-class ContinuousRun:
-    """The command in a process, and what it has said so far."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip())
-
-    def all_lines(self) -> list[str]:
-        """What it has said, once it has ended."""
-        self._reader.join(SECONDS)
-        return self.lines
-
-    def wait_for(self, pattern: str) -> str:
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            for line in list(self.lines):
-                if re.search(pattern, line):
-                    return line
-            assert self.process.poll() is None, "\n".join(self.lines)
-            time.sleep(0.1)
-        raise AssertionError(f"{pattern} in\n" + "\n".join(self.lines))
-
-
-@contextmanager
-def continuous(pipeline: Pipeline) -> Iterator[ContinuousRun]:
-    command = [sys.executable, "-m", "ottla", "pipeline", "run", "--continuous", "-b", pipeline.bootstrap]
-    with subprocess.Popen(command, cwd=pipeline.directory, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield ContinuousRun(process)
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-def wait_until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def is_made(directory: Path) -> bool:
     """Make a directory; False while there is a file, as the run writes its catalog after its tables."""
     with contextlib.suppress(FileExistsError):
@@ -145,66 +82,77 @@ def is_made(directory: Path) -> bool:
     return False
 
 
+def orders_counted(pipeline: Pipeline) -> int:
+    return sum(row["orders"] for row in pipeline.table("turnover"))
+
+
+def await_orders(pipeline: Pipeline, count: int) -> None:
+    wait_until(
+        lambda: orders_counted(pipeline) == count, f"turnover has no {count} orders", SECONDS, poll_s=0.2
+    )
+
+
 def test_flows_go_on_fail_alone_and_continue_in_the_next_run(
-    node: LocalNode, new_pipeline: Callable[[str], Pipeline]
+    new_pipeline: Callable[[str], Pipeline], warm_spark: WarmSpark, producer: Producer
 ) -> None:
     pipeline = new_pipeline("shop")
-    (pipeline.directory / "transformations" / "checked.py").write_text(CHECKED)
+    pipeline.file("checked.py").write_text(CHECKED)
+    with Run(pipeline, "--continuous") as run:
+        run.wait_for("run complete")
+        run.wait_for("checked_orders: running")
+        producer.send_many("shop.orders", [order(number, 6_000) for number in range(10)])
+        assert len(values(pipeline.bootstrap, "shop.large-orders", 10)) == 10
+        await_orders(pipeline, 10)
+        in_the_way = pipeline.directory / ".ottla" / "catalog.tmp"
+        wait_until(lambda: is_made(in_the_way), f"{in_the_way} is a file", SECONDS)
+        producer.send("shop.orders", order(10, 666))
+        run.wait_for(r"turnover: failed, is computed again in .* s: .*catalog\.tmp")
+        in_the_way.rmdir()
+        await_orders(pipeline, 11)
+        failed = run.wait_for("checked_orders: failed, starts again in 1 s")
+        line = 1 + CHECKED.splitlines().index('        raise ValueError("an unlucky number")')
+        assert f"transformations/checked.py, line {line}: ValueError: an unlucky number" in failed
+        run.wait_for("checked_orders: failed, starts again in 2 s")
+        producer.send("shop.orders", order(11, 7_000))
+        assert len(values(pipeline.bootstrap, "shop.large-orders", 11)) == 11
+        run.process.terminate()
+        assert run.end() == 130
+        assert "orders: stopped" in [line.partition(",")[0] for line in run.lines]
+        assert not [line for line in run.lines if "Error" in line and "unlucky" not in line]
+        assert not [line for line in run.lines if re.match("(orders|find_large_orders): failed", line)]
+    pipeline.change("checked.py", "666", "-1")
+    pipeline = WarmPipeline(pipeline.directory, pipeline.bootstrap, warm_spark)
+    pipeline.run()
+    assert sorted(row["number"] for row in pipeline.table("checked_orders")) == list(range(12))
+    assert orders_counted(pipeline) == 12
 
-    def turnover() -> int:
-        return sum(row["orders"] for row in pipeline.table("turnover"))
 
-    with Producer(node.bootstrap_servers) as producer:
-        with continuous(pipeline) as run:
-            run.wait_for("run complete")
-            run.wait_for("checked_orders: running")
-            producer.send_many("shop.orders", [order(number, 6_000) for number in range(10)])
-            assert len(values(node.bootstrap_servers, "shop.large-orders", 10)) == 10
-            wait_until(lambda: turnover() == 10)
-            in_the_way = pipeline.directory / ".ottla" / "catalog.tmp"
-            wait_until(lambda: is_made(in_the_way))
-            producer.send("shop.orders", order(10, 666))
-            run.wait_for(r"turnover: failed, is computed again in .* s: .*catalog\.tmp")
-            in_the_way.rmdir()
-            wait_until(lambda: turnover() == 11)
-            failed = run.wait_for("checked_orders: failed, starts again in 1 s")
-            line = 1 + CHECKED.splitlines().index('        raise ValueError("an unlucky number")')
-            assert f"transformations/checked.py, line {line}: ValueError: an unlucky number" in failed
-            run.wait_for("checked_orders: failed, starts again in 2 s")
-            producer.send("shop.orders", order(11, 7_000))
-            assert len(values(node.bootstrap_servers, "shop.large-orders", 11)) == 11
-            run.process.terminate()
-            assert run.process.wait(SECONDS) == 130
-            lines = run.all_lines()
-            assert "orders: stopped" in [line.partition(",")[0] for line in lines]
-            assert not [line for line in lines if "Error" in line and "unlucky" not in line]
-            assert not [line for line in run.lines if re.match("(orders|find_large_orders): failed", line)]
-        (pipeline.directory / "transformations" / "checked.py").write_text(CHECKED.replace("666", "-1"))
-        with continuous(pipeline) as run:
-            run.wait_for("run complete")
-            run.wait_for("find_large_orders: running")
-            producer.send_many("shop.orders", [order(number, 8_000) for number in range(12, 22)])
-            wait_until(lambda: len(pipeline.table("orders")) > 12)
-            run.process.send_signal(signal.SIGKILL)
-            run.process.wait(SECONDS)
-    pipeline.ok("run", "-b", pipeline.bootstrap)
-    numbers = [row["number"] for row in values(node.bootstrap_servers, "shop.large-orders", 21)]
-    assert sorted(numbers) == [*range(10), *range(11, 22)]
-    assert sorted(row["number"] for row in pipeline.table("checked_orders")) == list(range(22))
-    assert turnover() == 22
+@pytest.mark.exhaustive
+def test_a_continuous_run_that_is_killed_continues_in_the_next_run(
+    new_pipeline: Callable[[str], Pipeline], warm_spark: WarmSpark, producer: Producer
+) -> None:
+    pipeline = new_pipeline("killed")
+    with Run(pipeline, "--continuous") as run:
+        run.wait_for("find_large_orders: running")
+        producer.send_many("killed.orders", [order(number, 8_000) for number in range(10)])
+        wait_until(lambda: bool(pipeline.table("orders")), "no orders are in the table", SECONDS)
+        run.kill()
+    pipeline = WarmPipeline(pipeline.directory, pipeline.bootstrap, warm_spark)
+    pipeline.run()
+    large = values(pipeline.bootstrap, "killed.large-orders", 10)
+    assert sorted(row["number"] for row in large) == list(range(10))
+    assert orders_counted(pipeline) == 10
 
 
 def test_watermarks_and_dropped_columns_on_tables_of_the_pipeline(
-    node: LocalNode, new_pipeline: Callable[[str], Pipeline]
+    warm_pipeline: Callable[[str], WarmPipeline], producer: Producer
 ) -> None:
-    pipeline = new_pipeline("hours")
-    (pipeline.directory / "transformations" / "windowed.py").write_text(WINDOWED)
-    with Producer(node.bootstrap_servers) as producer:
-        pipeline.ok("dry-run", "-b", pipeline.bootstrap)
-        producer.send_many("hours.orders", [order(number, 100) for number in range(5)])
-        pipeline.ok("run", "-b", pipeline.bootstrap)
-        producer.send_many("hours.orders", [order(number, 100) for number in range(5, 10)])
-        pipeline.ok("run", "-b", pipeline.bootstrap)
+    pipeline = warm_pipeline("hours")
+    pipeline.file("windowed.py").write_text(WINDOWED)
+    pipeline.ok("dry-run", "-b", pipeline.bootstrap)
+    for first in (0, 5):
+        producer.send_many("hours.orders", [order(number, 100) for number in range(first, first + 5)])
+        pipeline.run()
     rows = pipeline.table("joined")
     assert sorted(row["number"] for row in rows) == list(range(10))
     assert set(rows[0]) == {"number", "item", "cents", "arrived", "other"}
@@ -216,7 +164,7 @@ def test_watermarks_and_dropped_columns_on_tables_of_the_pipeline(
     answer = pipeline("sql", "SELECT count(*) AS n FROM joined j JOIN orders o USING (number)", "--json")
     assert json.loads(answer.stdout) == {"n": 10}, answer.stderr
     assert answer.stderr.startswith("starting Spark on local")
-    (pipeline.directory / "transformations" / "windowed.py").write_text(FILLED)
+    pipeline.file("windowed.py").write_text(FILLED)
     ended = pipeline("run", "-b", pipeline.bootstrap)
     assert ended.returncode == 1
     line = 1 + FILLED.splitlines().index("@dp.table")

@@ -116,6 +116,7 @@ def test_the_page_is_one_file_that_says_how_it_went(shop: Any, tmp_path: Path) -
     assert "http" not in text
 
 
+@pytest.mark.slow
 def test_two_demos_at_once_have_pages_and_nodes_of_their_own(
     shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

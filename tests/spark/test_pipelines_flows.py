@@ -34,8 +34,6 @@ from ottla.spark.pipelines.runner import eager_hint
 from ottla.spark.pipelines.spark_flows import FlowNotSupported
 from ottla.spark.pipelines.table_files import read_rows
 
-WITHOUT_SPARK = True
-
 ORDERS = FlowNode("orders", "orders", (), FlowKind.STREAM, reads_outside=True)
 ADA = FlowNode("ada", "ada", ("orders",), FlowKind.TEMPORARY_VIEW)
 LARGE = FlowNode("find_large", "large", ("orders",), FlowKind.STREAM, into_topic=True)

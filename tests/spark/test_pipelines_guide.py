@@ -13,6 +13,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "spark" / "guide.md"
 
 
 @pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_what_the_guide_shows_is_what_happens(tmp_path: Path) -> None:
     cells = re.findall(r"^```(python|text)\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)

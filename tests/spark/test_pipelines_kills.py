@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,19 +19,17 @@ import psutil
 import pytest
 
 from ottla.client.blocking import Admin, Producer
-from ottla.testing.local_node import LocalNode
-from tests.spark.test_pipelines import Pipeline, order, values
-from tests.spark.test_pipelines_continuous import continuous
+from tests.spark.conftest import SparkNode
+from tests.support.spark_pipelines import Pipeline, Run, WarmPipeline, WarmSpark, order, values
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(5400)]
 
 LIVES = int(os.environ.get("PIPELINE_LIVES", "1"))
 PAIRS = int(os.environ.get("PIPELINE_PAIRS", "1"))
 DISKS = int(os.environ.get("PIPELINE_DISKS", "1"))
 SEED = int(os.environ.get("PIPELINE_SEED", "1"))
 ROWS = 20
-RUN_SECONDS = 400
 # Lines of the progress after which a run may be killed, a moment later; None is a time after its start, when
 # it takes the lock, starts the JVM or connects to it.
 MOMENTS = (
@@ -67,78 +62,6 @@ def cheap_orders():
 """
 # The project is on a file system of this size while it fills up.
 DISK_KB = 65_536
-
-
-@pytest.fixture
-def new_pipeline(node: LocalNode, tmp_path: Path) -> Callable[[str], Pipeline]:
-    def create(name: str) -> Pipeline:
-        Pipeline(tmp_path, node.bootstrap_servers).ok("init", name)
-        return Pipeline(tmp_path / name, node.bootstrap_servers)
-
-    return create
-
-
-class Run:
-    """A run in a process of its own, and what it says."""
-
-    def __init__(self, pipeline: Pipeline, *arguments: str) -> None:
-        self.process = pipeline.start("run", "-b", pipeline.bootstrap, *arguments)
-        self.lines: list[str] = []
-        self._changed = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self._changed:
-                self.lines.append(line)
-                self._changed.notify_all()
-        with self._changed:
-            self._changed.notify_all()
-
-    def wait_for(self, moment: str) -> bool:
-        """Wait for a line; False if the run ends without it."""
-
-        def is_there() -> bool:
-            return any(moment in line for line in self.lines)
-
-        with self._changed:
-            assert self._changed.wait_for(
-                lambda: is_there() or self.process.poll() is not None, RUN_SECONDS
-            ), self.lines
-            return is_there()
-
-    def kill(self, *, jvm: bool) -> str:
-        """Kill the run with SIGKILL, or only its JVM, and wait for its end; returns how it ended."""
-        if jvm and (found := java_of(self.process.pid)) is not None:
-            found.kill()
-            return f"JVM killed, ended with {self.end()}"
-        self.process.kill()
-        return {-signal.SIGKILL: "killed"}.get(status := self.end(), f"ended with {status}")
-
-    def end(self) -> int:
-        """Wait for the end of the run; returns its status."""
-        status = self.process.wait(RUN_SECONDS)
-        self._reader.join(RUN_SECONDS)
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
-        assert "Traceback" not in self.said, self.said
-        return status
-
-    @property
-    def said(self) -> str:
-        return "".join(self.lines)
-
-
-def java_of(pid: int) -> psutil.Process | None:
-    """The JVM of a run, if it has started it."""
-    with suppress(psutil.NoSuchProcess):
-        for each in psutil.Process(pid).children(recursive=True):
-            if each.name() == "java":
-                return each
-    return None
 
 
 def check(
@@ -190,23 +113,31 @@ def send(producer: Producer, name: str, sent: list[int]) -> None:
     producer.send_many(f"{name}.orders", [order(n, 9_000 if n % 2 else 100) for n in sent[first:]])
 
 
+def warm(pipeline: Pipeline, warm_spark: WarmSpark) -> WarmPipeline:
+    """The same project, for runs that are not killed."""
+    return WarmPipeline(pipeline.directory, pipeline.bootstrap, warm_spark)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("life", range(LIVES))
 def test_killed_runs_leave_a_project_that_completes(
-    new_pipeline: Callable[[str], Pipeline], producer: Producer, life: int
+    new_pipeline: Callable[[str], Pipeline], warm_spark: WarmSpark, producer: Producer, life: int
 ) -> None:
     dice = random.Random(SEED * 1000 + life)
     name = f"life-{SEED}-{life}"
     pipeline = new_pipeline(name)
+    undisturbed = warm(pipeline, warm_spark)
     sent: list[int] = []
 
     def kill(*arguments: str) -> None:
         moment, jvm = dice.choice(MOMENTS), dice.random() < 0.3
         delay_s = dice.choice([0.0, 0.0, 0.1, 0.4, 1.0]) if moment else round(dice.uniform(0, 12), 1)
-        run = Run(pipeline, *arguments)
-        if moment is None or run.wait_for(moment):
-            time.sleep(delay_s)
-        ended = run.kill(jvm=jvm)
-        print(f"{name}: {ended}, {delay_s} s after {moment or 'its start'} {arguments or ''}")
+        with Run(pipeline, *arguments) as run:
+            if moment is None or run.reaches(moment):
+                time.sleep(delay_s)
+            status = run.kill(jvm=jvm)
+        what = "JVM killed" if jvm else "killed"
+        print(f"{name}: {what}, ended with {status}, {delay_s} s after {moment or 'its start'} {arguments}")
 
     kill()  # the first run
     create_topics(pipeline, name)
@@ -216,55 +147,49 @@ def test_killed_runs_leave_a_project_that_completes(
     change = CHANGES[life % len(CHANGES)]
     added, refreshed, edited = change == "add tables", 0, None
     if change == "add tables":
-        (pipeline.directory / "transformations" / "biggest.sql").write_text(ADDED_VIEW)
-        (pipeline.directory / "transformations" / "cheap.py").write_text(ADDED_TABLE)
+        pipeline.file("biggest.sql").write_text(ADDED_VIEW)
+        pipeline.file("cheap.py").write_text(ADDED_TABLE)
     elif change == "edit the sink's flow":
         kill()
-        definition = pipeline.directory / "transformations" / "large_orders.py"
-        text = definition.read_text().replace('"cents >= 5000"', '"cents >= 5000 or number % 4 = 0"')
-        assert text != definition.read_text()
-        definition.write_text(text)
+        pipeline.change("large_orders.py", '"cents >= 5000"', '"cents >= 5000 or number % 4 = 0"')
         edited = len(sent)
         send(producer, name, sent)
     else:
-        pipeline.ok("run", "-b", pipeline.bootstrap)
+        undisturbed.run()
         check(pipeline, name, sent)
         refreshed = len(sent)
     arguments = {"refresh all": ("--full-refresh-all",), "refresh a table": ("--full-refresh", "orders")}
     kill(*arguments.get(change, ()))
     kill()
     for _ in range(2):
-        pipeline.ok("run", "-b", pipeline.bootstrap)
+        undisturbed.run()
         check(pipeline, name, sent, added=added, refreshed=refreshed, edited=edited)
         send(producer, name, sent)
 
 
+@pytest.mark.exhaustive
 def test_the_end_of_the_jvm_fails_the_run_with_a_reason(
-    new_pipeline: Callable[[str], Pipeline], producer: Producer
+    new_pipeline: Callable[[str], Pipeline], warm_spark: WarmSpark, producer: Producer
 ) -> None:
     """As when the system ends it for lack of memory."""
     pipeline = new_pipeline("memory")
     sent: list[int] = []
     create_topics(pipeline, "memory")
     send(producer, "memory", sent)
-    run = Run(pipeline)
-    assert run.wait_for("orders: starting")
-    assert run.kill(jvm=True) == "JVM killed, ended with 1"
-    assert "ottla: the process of Spark (Java) was killed by signal 9, as the system does when" in run.said
-    assert "What Spark logged is in " in run.said
-    with continuous(pipeline) as lasting:
-        lasting.wait_for("find_large_orders: running")
-        java = java_of(lasting.process.pid)
-        assert java is not None
-        java.kill()
-        assert lasting.process.wait(RUN_SECONDS) == 1
-        said = lasting.all_lines()
-        assert not [line for line in said if "Traceback" in line or "Py4J" in line], said
-        assert "ottla: the process of Spark (Java) was killed by signal 9" in "\n".join(said)
-    pipeline.ok("run", "-b", pipeline.bootstrap)
+    for arguments, moment in (((), "orders: starting"), (("--continuous",), "find_large_orders: running")):
+        with Run(pipeline, *arguments) as run:
+            run.wait_for(moment)
+            assert run.kill(jvm=True) == 1
+        assert (
+            "ottla: the process of Spark (Java) was killed by signal 9, as the system does when" in run.said
+        )
+        assert "What Spark logged is in " in run.said
+        assert "Py4J" not in run.said
+    warm(pipeline, warm_spark).run()
     check(pipeline, "memory", sent)
 
 
+@pytest.mark.exhaustive
 def test_of_two_runs_at_once_one_is_refused(
     new_pipeline: Callable[[str], Pipeline], producer: Producer
 ) -> None:
@@ -273,30 +198,29 @@ def test_of_two_runs_at_once_one_is_refused(
     create_topics(pipeline, "twice")
     for pair in range(PAIRS):  # the first ones are the first runs of the project
         send(producer, "twice", sent)
-        runs = [Run(pipeline), Run(pipeline)]
-        ended = [run.end() for run in runs]
-        said = [run.said for run in runs]
-        assert sorted(ended) == [0, 1], said
-        refused = said[0] if ended[0] else said[1]
-        running = next(run.process.pid for run, status in zip(runs, ended, strict=True) if status == 0)
-        assert f"this pipeline is running already: process {running} of " in refused
+        with Run(pipeline) as first, Run(pipeline) as second:
+            ended = {run.end(): run for run in (first, second)}
+        assert sorted(ended) == [0, 1], [first.said, second.said]
+        running = ended[0].process.pid
+        assert f"this pipeline is running already: process {running} of " in ended[1].said
         check(pipeline, "twice", sent)
         print(f"pair {pair}: process {running} ran, the other was refused")
 
 
+@pytest.mark.exhaustive
 def test_a_run_whose_lock_another_one_has_taken_ends(new_pipeline: Callable[[str], Pipeline]) -> None:
     """As after a pause of its machine, on a file system without locks."""
     pipeline = new_pipeline("paused")
     lock = pipeline.directory / ".ottla" / "run.lock"
     other = '{"host": "elsewhere", "pid": 1, "user": "ada", "since": "today", "token": "x"}'
-    with continuous(pipeline) as run:
+    with Run(pipeline, "--continuous") as run:
         run.wait_for("find_large_orders: running")
         # In one step: an empty file would be that of no run.
         (draft := lock.with_name("draft")).write_text(other)
         draft.replace(lock)
-        assert run.process.wait(RUN_SECONDS) == 1
-        said = "\n".join(run.all_lines())
-    assert "this pipeline is running already: process 1 of ada on elsewhere, since today (this one " in said
+        assert run.end() == 1
+    taken = "this pipeline is running already: process 1 of ada on elsewhere, since today (this one "
+    assert taken in run.said
     assert lock.read_text() == other
 
 
@@ -362,8 +286,9 @@ FULL_AT = (
 )
 
 
+@pytest.mark.exhaustive
 def test_a_run_on_a_full_disk_fails_and_the_next_one_completes(
-    node: LocalNode, producer: Producer, tmp_path: Path
+    node: SparkNode, producer: Producer, tmp_path: Path
 ) -> None:
     with small_disk(tmp_path / "disk") as disk:
         Pipeline(disk.directory, node.bootstrap_servers, disk.inside()).ok("init", "disk")
@@ -377,36 +302,33 @@ def test_a_run_on_a_full_disk_fails_and_the_next_one_completes(
             send(producer, "disk", sent)
             if moment is None:
                 disk.fill(room_kb)
-            run = Run(pipeline, *arguments)
-            if moment is not None and run.wait_for(moment):
-                disk.fill(room_kb)
-            status = run.end()
+            with Run(pipeline, *arguments) as run:
+                if moment is not None and run.reaches(moment):
+                    disk.fill(room_kb)
+                status = run.end()
             disk.free()
             failed += status != 0
             print(f"full {moment or 'before the run'}, {room_kb} kB left: {status}, {run.lines[-2:]}")
             assert status == 0 or "No space left" in run.said, run.said
-            pipeline.ok("run", "-b", pipeline.bootstrap)
+            pipeline.run()
             check(pipeline, "disk", sent, refreshed=len(sent) if arguments else 0)
         assert failed > 0
 
 
 def test_a_run_that_fails_leaves_results_readable(
-    new_pipeline: Callable[[str], Pipeline], producer: Producer
+    warm_pipeline: Callable[[str], WarmPipeline], producer: Producer
 ) -> None:
-    pipeline = new_pipeline("fails")
+    pipeline = warm_pipeline("fails")
     sent: list[int] = []
-    pipeline.ok("run", "-b", pipeline.bootstrap)
+    create_topics(pipeline, "fails")
     send(producer, "fails", sent)
-    pipeline.ok("run", "-b", pipeline.bootstrap)
-    definition = pipeline.directory / "transformations" / "orders.py"
-    text = definition.read_text()
-    definition.write_text("def (:\n")
+    pipeline.run()
+    pipeline.file("orders.py").write_text("def (:\n")
     for arguments in ((), ("--full-refresh-all",)):
         ended = pipeline("run", "-b", pipeline.bootstrap, *arguments)
         assert ended.returncode == 1
         assert "orders.py, line 1: SyntaxError" in ended.stderr
         check(pipeline, "fails", sent)
-    definition.write_text(text)
 
 
 def has_ended(pid: int) -> bool:
@@ -417,11 +339,10 @@ def has_ended(pid: int) -> bool:
 
 
 def test_a_node_that_a_killed_run_left_does_not_stop_the_next(
-    new_pipeline: Callable[[str], Pipeline],
+    warm_pipeline: Callable[[str], WarmPipeline],
 ) -> None:
-    pipeline = new_pipeline("left")
-    command = [sys.executable, "-m", "ottla", "pipeline", "run", "--embedded"]
-    with subprocess.Popen(command, cwd=pipeline.directory, stderr=subprocess.PIPE, text=True) as process:
+    pipeline = warm_pipeline("left")
+    with Pipeline(pipeline.directory, "").start("run", "--embedded") as process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("node: 127.0.0.1:")
         node = int((pipeline.directory / ".ottla" / "node.pid").read_text())
@@ -429,6 +350,5 @@ def test_a_node_that_a_killed_run_left_does_not_stop_the_next(
         psutil.Process(node).suspend()
         process.kill()
     psutil.Process(node).resume()
-    ended = pipeline("dry-run", "--embedded")
-    assert ended.returncode == 0, ended.stderr
+    pipeline.ok("dry-run", "--embedded")
     wait_until(lambda: has_ended(node), "the node of the killed run is still there")

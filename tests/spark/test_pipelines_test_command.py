@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from ottla.client.blocking import Producer
+from ottla.client.blocking import Admin, Producer
 from ottla.testing.local_node import LocalNode
-from tests.spark.test_pipelines import Pipeline, order, values
+from tests.spark.conftest import SparkNode
+from tests.support.spark_pipelines import Pipeline, WarmPipeline, order, traced, values
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
+
+warm_and_cold = pytest.mark.parametrize(
+    "kind", ["warm_pipeline", pytest.param("new_pipeline", marks=pytest.mark.exhaustive)]
+)
 
 CASES = """
 def test_wrong(pipeline):
@@ -25,9 +28,10 @@ def test_wrong(pipeline):
 """
 
 
-def test_cases_pass_fail_and_survive_a_kill(tmp_path: Path) -> None:
-    Pipeline(tmp_path, "").ok("init", "first")
-    pipeline = Pipeline(tmp_path / "first", "")
+@warm_and_cold
+def test_cases_pass_fail_and_survive_a_kill(kind: str, request: pytest.FixtureRequest) -> None:
+    """The run that is killed has a process of its own in any case."""
+    pipeline: Pipeline = request.getfixturevalue(kind)("first")
     (pipeline.directory / "tests" / "test_more.py").write_text(CASES)
     ended = pipeline("test", "--kill-at", "driver-batch-decided", "--junit", "report.xml")
     assert ended.returncode == 1, ended.stderr
@@ -78,17 +82,10 @@ steps:
 """
 
 
-def test_windows_close_by_the_time_of_the_records(tmp_path: Path) -> None:
-    Pipeline(tmp_path, "").ok("init", "second")
-    pipeline = Pipeline(tmp_path / "second", "")
-    for unused in (*pipeline.directory.glob("transformations/*"), *pipeline.directory.glob("tests/*")):
-        unused.unlink()
-    (pipeline.directory / "transformations" / "clicks.py").write_text(WINDOWS)
-    (pipeline.directory / "tests" / "windows.yml").write_text(WINDOWS_CASE)
-    spec = pipeline.directory / "spark-pipeline.yml"
-    spec.write_text(
-        spec.read_text().replace("second.orders:2, second.large-orders:2", "clicks:2, per-minute")
-    )
+def test_windows_close_by_the_time_of_the_records(warm_pipeline: Callable[[str], WarmPipeline]) -> None:
+    pipeline = warm_pipeline("second")
+    pipeline.define("clicks.py", WINDOWS, cases={"windows.yml": WINDOWS_CASE})
+    pipeline.create_topics("clicks:2, per-minute")
     assert "second: 1 passed" in pipeline.ok("test")
 
 
@@ -128,59 +125,56 @@ def numbers():
 """
 
 
-def test_a_batch_is_traced_and_replayed_on_a_secured_node_and_its_bad_rows_are_set_aside(
-    tmp_path: Path,
+def test_a_batch_is_traced_and_replayed_and_its_bad_rows_are_set_aside(
+    warm_pipeline: Callable[[str], WarmPipeline], node: SparkNode
 ) -> None:
+    trace_and_replay(warm_pipeline("third"), {"bootstrap.servers": node.bootstrap_servers})
+
+
+@pytest.fixture
+def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """A node that asks for a login over TLS, whose settings the commands take from a file."""
     with LocalNode(security="SASL_SSL") as node:
-        client = {"bootstrap.servers": node.bootstrap_servers, **node.client_settings}
         file = tmp_path / "client.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in node.client_settings.items()))
-        with pytest.MonkeyPatch.context() as patch, Producer(client) as producer:
-            patch.setenv("OTTLA_COMMAND_CONFIG", str(file))
-            trace_and_replay(client, producer, tmp_path)
+        monkeypatch.setenv("OTTLA_COMMAND_CONFIG", str(file))
+        yield {"bootstrap.servers": node.bootstrap_servers, **node.client_settings}
 
 
-def trace_and_replay(client: dict[str, str], producer: Producer, tmp_path: Path) -> None:
-    brokers = client["bootstrap.servers"]
-    Pipeline(tmp_path, brokers).ok("init", "third")
-    pipeline = Pipeline(tmp_path / "third", brokers)
-    for unused in ("orders.py", "turnover.sql", "large_orders.py"):
-        (pipeline.directory / "transformations" / unused).unlink()
-    definition = pipeline.directory / "transformations" / "validate.py"
-    definition.write_text(VALIDATE)
-    spec = pipeline.directory / "spark-pipeline.yml"
-    spec.write_text(spec.read_text().replace("third.large-orders:2", "valid:2, dead:2"))
-    pipeline.ok("run", "-b", brokers)
+@pytest.mark.exhaustive
+def test_on_a_secured_node_a_batch_is_traced_and_replayed(secured: dict[str, str], tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path / "third", secured["bootstrap.servers"])
+    pipeline.create()
+    assert trace_and_replay(pipeline, secured)["code_version"]
+
+
+def trace_and_replay(pipeline: Pipeline, client: dict[str, str]) -> dict[str, Any]:
+    """Run a project twice, and again over what its last batch has read; returns the trace of that."""
+    pipeline.define("validate.py", VALIDATE)
+    pipeline.create_topics("third.orders:2, valid:2, dead:2")
+    with Admin(client) as admin:
+        admin.topics.create("third.orders", partitions=2)
     for batch in range(2):
-        for value in (order(batch * 10 + 1, 100), b"rubbish", order(batch * 10 + 2, -5)):
-            producer.send("third.orders", value, partition=0)
-        said = pipeline.ok("run", "-b", brokers)
+        with Producer(client) as producer:
+            for value in (order(batch * 10 + 1, 100), b"rubbish", order(batch * 10 + 2, -5)):
+                producer.send("third.orders", value, partition=0)
+        said = pipeline.run()
         assert "'costs something': 1 of 3 dropped" in said
         assert "'is an order': 1 of 2 dead letters" in said
         assert "'is small': 2 of 5 dropped" in said
     assert sorted(record["number"] for record in values(client, "valid", 2)) == [1, 11]
 
-    traced = [trace(brokers, "valid", partition, offset) for partition in (0, 1) for offset in range(4)]
-    found = [each for each in traced if each is not None]
-    assert sorted(each["inputs"][0]["start"] for each in found) == [0, 3]
-    last = next(each for each in found if each["inputs"][0]["start"] == 3)
+    found = traced(pipeline.bootstrap, "valid", "--lineage-topic", "lineage")
+    (first, last) = sorted(found, key=lambda each: each["inputs"][0]["end"])
+    assert first["inputs"][0]["end"] == 3
     assert last["inputs"] == [{"topic": "third.orders", "partition": 0, "start": 3, "end": 6}]
     assert last["flow"] == "validate"
-    assert last["code_version"]
 
-    definition.write_text(VALIDATE.replace("order.cents > 0", "order.cents < 0"))
+    pipeline.change("validate.py", "order.cents > 0", "order.cents < 0")
     place = [str(last[name]) for name in ("topic", "partition", "offset")]
-    said = pipeline.ok("replay", *place, "--into", "side", "--lineage-topic", "lineage", "-b", brokers)
+    where = ("--lineage-topic", "lineage", "-b", pipeline.bootstrap)
+    said = pipeline.ok("replay", *place, "--into", "side", *where)
     assert "3 records of third.orders-0" in said
     assert [record["number"] for record in values(client, "side", 1)] == [12]
     assert sorted(record["number"] for record in values(client, "valid", 2)) == [1, 11]
-
-
-def trace(brokers: str, topic: str, partition: int, offset: int) -> dict[str, Any] | None:
-    """What `ottla trace` finds; None for the end of a transaction, or no record."""
-    command = [sys.executable, "-m", "ottla", "trace", topic, str(partition), str(offset)]
-    command += ["--lineage-topic", "lineage", "-b", brokers, "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode in (0, 1), ended.stderr
-    found: dict[str, Any] | None = json.loads(ended.stdout) if ended.returncode == 0 else None
-    return found
+    return last

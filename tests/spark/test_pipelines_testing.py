@@ -34,8 +34,6 @@ from ottla.spark.sink.columns import rows_by_topic
 from ottla.spark.sink.stop_points import StopPoint
 from ottla.testing.local_node import LocalNode
 
-WITHOUT_SPARK = True
-
 
 @pytest.mark.parametrize("module", [rows, cases, report])
 def test_examples_hold(module: Any) -> None:
@@ -202,6 +200,7 @@ def test_the_report_is_what_a_ci_reads(tmp_path: Path) -> None:
     assert suite[1][0].get("message") == "table t: <1>"
 
 
+@pytest.mark.slow
 def test_a_kill_takes_the_whole_family() -> None:
     sleep = "[sys.executable, '-c', 'import time; time.sleep(600)']"
     child = f"import subprocess, sys; subprocess.Popen({sleep}, start_new_session=True).wait()"

@@ -29,7 +29,6 @@ def options(node: LocalNode, **changes: str) -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in settings.items()}
 
 
-@pytest.mark.spark
 def test_rows_go_there_and_back(spark: SparkSession, node: LocalNode) -> None:
     rows = spark.createDataFrame([(bytes([n]),) for n in range(20)], "value binary")
     rows.write.format("ottla").options(**options(node), topic="of-spark").mode("append").save()
@@ -37,9 +36,8 @@ def test_rows_go_there_and_back(spark: SparkSession, node: LocalNode) -> None:
     assert sorted(bytes(row.value) for row in read.collect()) == [bytes([n]) for n in range(20)]
 
 
-@pytest.mark.spark
 @pytest.mark.kafka
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("mechanism", ["PLAIN", pytest.param("SCRAM-SHA-512", marks=pytest.mark.exhaustive)])
 def test_sparks_own_connector_logs_in_by_jaas(
     spark: SparkSession, node: LocalNode, tmp_path: Path, mechanism: str
 ) -> None:
@@ -65,7 +63,6 @@ def test_sparks_own_connector_logs_in_by_jaas(
     assert sorted(bytes(row.value) for row in read.collect()) == expected
 
 
-@pytest.mark.spark
 def test_a_refused_login_is_explained_without_the_password(spark: SparkSession, node: LocalNode) -> None:
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     jaas = f'{module} required username="client" password="hunter2";'

@@ -267,9 +267,9 @@ def test_a_partition_that_does_not_exist_is_refused(
 
 def test_a_broker_that_is_away_is_named(spark: SparkSession) -> None:
     df = spark.sql("SELECT 'a' AS value")
-    writer = df.write.format("ottla").mode("append").option("topic", "t")
+    options = {"kafka.bootstrap.servers": "127.0.0.1:9", "kafka.max.block.ms": "1000", "topic": "t"}
     with pytest.raises(Exception, match=r"no broker can be reached.*127\.0\.0\.1:9"):
-        writer.option("kafka.bootstrap.servers", "127.0.0.1:9").save()
+        df.write.format("ottla").mode("append").options(**options).save()
 
 
 # Refused before anything is written.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,22 +21,9 @@ from ottla.spark.sink.decision_state import GENERATIONS, GENERATIONS_PER_RUN
 from ottla.spark.sink.recovery import take_over_scope
 from ottla.spark.sink.task_writer import RunEnded, TransactionalTask
 from ottla.spark.sink.transaction_end import TransactionEnder, transactional_id
-from ottla.testing.local_node import LocalNode
 from tests.support.spark_sink_harness import Query, committed_values
 
-WITHOUT_SPARK = True
 RUNS_UNTIL_LANES_COME_AGAIN = GENERATIONS // GENERATIONS_PER_RUN
-
-
-@pytest.fixture(
-    scope="module", params=["ordinary", "two-phase", pytest.param("apache-kafka", marks=pytest.mark.kafka)]
-)
-def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "apache-kafka":
-        yield request.getfixturevalue("apache_kafka").bootstrap
-        return
-    with LocalNode({"transaction.two.phase.commit.enable": request.param == "two-phase"}) as node:
-        yield node.bootstrap_servers
 
 
 @pytest.fixture

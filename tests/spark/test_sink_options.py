@@ -8,7 +8,6 @@ import pytest
 
 from ottla.spark.sink.options import DeliveryGuarantee, TwoPhaseCommitMode, sink_options
 
-WITHOUT_SPARK = True
 BROKERS = {"kafka.bootstrap.servers": "here:9092"}
 
 

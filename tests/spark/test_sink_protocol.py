@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,19 +20,7 @@ from ottla.spark.sink.task_writer import RunFenced, TaskIdentity, write_transact
 from ottla.spark.sink.transaction_end import OngoingTransaction, TransactionEnder, transactional_id
 from ottla.testing.local_node import LocalNode
 from tests.support.spark_sink_harness import Query, committed_values
-
-
-@pytest.fixture(
-    scope="module", params=["ordinary", "two-phase", pytest.param("apache-kafka", marks=pytest.mark.kafka)]
-)
-def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A node with default settings, one that allows two-phase commits, and Apache Kafka."""
-    if request.param == "apache-kafka":
-        yield request.getfixturevalue("apache_kafka").bootstrap
-        return
-    allowed = request.param == "two-phase"
-    with LocalNode({"transaction.two.phase.commit.enable": allowed}) as node:
-        yield node.bootstrap_servers
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -323,9 +310,8 @@ def test_a_transaction_whose_id_is_forgotten_is_looked_up_in_the_partitions(
 
 
 async def wait_until_ended(query: Query, transaction: TaskTransaction) -> None:
-    await query.client.transactions.end(
-        transaction, commit=False
-    )  # answered only when the markers are written
+    """Ask again for the end, which is answered only when the markers are written."""
+    await query.client.transactions.end(transaction, commit=False)
 
 
 def test_two_phase_commits_are_used_where_they_are_allowed(
@@ -393,7 +379,7 @@ def test_a_decision_topic_that_was_created_again_is_detected(bootstrap: str, adm
     query = new_query(bootstrap, admin, decisionTopic=name, kafka__max__block__ms="60000")
     query.batch("r1", 0, [["a"]])
     admin.topics.delete(name)
-    wait_until(lambda: not [each for each in admin.topics.list() if each.name == name])
+    wait_until(lambda: name not in {each.name for each in admin.topics.list()}, f"{name} is still there")
     admin.topics.create(name, partitions=1, configs=compact)
     with pytest.raises(KafkaError, match="was truncated or deleted"):
         query.task("r1", 1, 0, ["b"])
@@ -416,13 +402,7 @@ def test_records_of_others_in_the_decision_topic_are_passed_over(
         producer.send(partition.topic, None, key=key, partition=partition.partition)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
+@pytest.mark.exhaustive  # it waits for as long as the client may
 def test_a_topic_that_does_not_exist_is_named_and_nothing_stays_open() -> None:
     with LocalNode({"auto.create.topics.enable": False}) as node:
         with Admin(node.bootstrap_servers) as client:
@@ -430,21 +410,22 @@ def test_a_topic_that_does_not_exist_is_named_and_nothing_stays_open() -> None:
         first = Query(node.bootstrap_servers, "somewhere", name="first")
         first.batch("r1", 0, [["a"]])  # the topics of the node are there: only this one is waited for
         first.client.close()
-        query = Query(node.bootstrap_servers, "nowhere", name="q", kafka__max__block__ms="5000")
+        query = Query(node.bootstrap_servers, "nowhere", name="q", kafka__max__block__ms="30000")
         with pytest.raises(KafkaError, match="topic 'nowhere'"):
             query.task("r1", 0, 0, ["a"])
         assert query.open_transactions() == []
         query.client.close()
 
 
+@pytest.mark.exhaustive  # it waits for the timeout
 def test_transactions_of_a_job_that_never_returns_end_by_themselves() -> None:
     settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 100}
     with LocalNode(settings) as node:
         with Admin(node.bootstrap_servers) as client:
             client.topics.create("out", partitions=2)
-        query = Query(node.bootstrap_servers, "out", name="q", kafka__transaction__timeout__ms="5000")
+        query = Query(node.bootstrap_servers, "out", name="q", kafka__transaction__timeout__ms="30000")
         message = query.task("r1", 0, 0, ["a"])
-        wait_until(lambda: query.open_transactions() == [])
+        wait_until(lambda: query.open_transactions() == [], "the transaction is still open", 240)
         with pytest.raises(KafkaError, match=r"nothing of it was: .* has been ended or taken over"):
             query.commit([message], 0)
         query.client.close()

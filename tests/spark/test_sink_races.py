@@ -202,7 +202,10 @@ async def leave_open(task: TransactionalTask) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + LIVES))
+@pytest.mark.parametrize(
+    "seed",
+    [FIRST_SEED, *(pytest.param(FIRST_SEED + n, marks=pytest.mark.exhaustive) for n in range(1, LIVES))],
+)
 def test_every_row_is_there_once_whichever_process_sleeps_or_dies(
     bootstrap: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ so.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,22 +20,8 @@ from ottla.spark.sink.decision_log import DecisionLogMoved
 from ottla.spark.sink.decision_state import CommitDecision, DecisionRecord, DecisionRecordKind
 from ottla.spark.sink.task_writer import UnknownHistory
 from ottla.testing.local_cluster import LocalCluster
-from ottla.testing.local_node import LocalNode
 from tests.support.spark_sink_harness import Query, committed_values
 from tests.support.waiting import wait_until
-
-WITHOUT_SPARK = True
-
-
-@pytest.fixture(
-    scope="module", params=["ordinary", "two-phase", pytest.param("apache-kafka", marks=pytest.mark.kafka)]
-)
-def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "apache-kafka":
-        yield request.getfixturevalue("apache_kafka").bootstrap
-        return
-    with LocalNode({"transaction.two.phase.commit.enable": request.param == "two-phase"}) as node:
-        yield node.bootstrap_servers
 
 
 @pytest.fixture

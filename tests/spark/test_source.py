@@ -10,11 +10,12 @@ import pytest
 
 from ottla.client.blocking import Producer
 from ottla.protocol.names import TopicPartition
-from tests.spark.source_harness import SourceHarness, without_headers
+from tests.spark.source_harness import SourceHarness, beside_kafka, every_way, without_headers
 
 T0 = 1_700_000_000_000
 
 
+@every_way
 def test_a_record_becomes_a_row(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     lab.send(topic, [b"plain"], key=b"k")
@@ -33,6 +34,7 @@ def test_a_record_becomes_a_row(lab: SourceHarness) -> None:
     assert lab.read(subscribe=topic) == sorted(lab.written)
 
 
+@beside_kafka
 def test_headers_come_when_they_are_asked_for(lab: SourceHarness) -> None:
     topic = lab.topic()
     lab.send(topic, [b"one"], headers=[("trace", b"abc"), ("empty", b""), ("trace", b"again")])
@@ -50,14 +52,15 @@ def test_the_broker_can_set_the_time(lab: SourceHarness) -> None:
     assert row.timestamp_ms > T0 + 86_400_000
 
 
-@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_compressed_batches_are_read(lab: SourceHarness, codec: str) -> None:
+def test_compressed_batches_are_read(lab: SourceHarness) -> None:
     topic = lab.topic()
-    with Producer(lab.servers, compression_type=codec, linger_ms=50) as producer:
-        lab.send(topic, [b"%d" % at * 20 for at in range(50)], producer=producer)
+    for codec in ("gzip", "snappy", "lz4", "zstd"):
+        with Producer(lab.servers, compression_type=codec, linger_ms=50) as producer:
+            lab.send(topic, [b"%d" % at * 20 for at in range(50)], producer=producer)
     assert lab.read(subscribe=topic) == sorted(lab.written)
 
 
+@beside_kafka
 def test_topics_are_chosen_by_list_by_pattern_or_by_partition(lab: SourceHarness) -> None:
     one, two, other = lab.topic(2, stem="pick.a"), lab.topic(stem="pick.b"), lab.topic(stem="leave")
     for topic in (one, two, other):
@@ -71,6 +74,7 @@ def test_topics_are_chosen_by_list_by_pattern_or_by_partition(lab: SourceHarness
     assert chosen == [rec for rec in picked if rec.topic == two or rec.partition == 1]
 
 
+@beside_kafka
 def test_offsets_bound_what_is_read(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     first = lab.send(topic, [b"a0", b"a1", b"a2", b"a3"])
@@ -90,6 +94,7 @@ def test_offsets_bound_what_is_read(lab: SourceHarness) -> None:
     assert read({"0": 4, "1": 2}, "latest") == []
 
 
+@beside_kafka
 def test_times_bound_what_is_read(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     lab.send(topic, [b"a0", b"a1", b"a2"], timestamp=T0)
@@ -118,6 +123,7 @@ def test_a_start_later_than_all_records_is_an_error_or_the_end(lab: SourceHarnes
     assert lab.read(**later, startingOffsetsByTimestampStrategy="latest") == []
 
 
+@beside_kafka
 def test_reads_are_cut_into_tasks(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     lab.send(topic, [b"%d" % at for at in range(30)])
@@ -135,6 +141,7 @@ def test_reads_are_cut_into_tasks(lab: SourceHarness) -> None:
     assert tasks(minPartitions=1) == 2
 
 
+@every_way
 def test_aborted_transactions_are_hidden_from_read_committed(lab: SourceHarness) -> None:
     topic = lab.topic()
     lab.send(topic, [b"before"])
@@ -172,6 +179,7 @@ def test_an_open_transaction_holds_read_committed_back(lab: SourceHarness) -> No
         producer.abort_transaction()
 
 
+@beside_kafka
 def test_deleted_records_are_a_loss_only_where_they_are_asked_for(lab: SourceHarness) -> None:
     topic = lab.topic()
     lab.send(topic, [b"a0", b"a1", b"a2"])

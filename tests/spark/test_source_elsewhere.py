@@ -142,7 +142,16 @@ def test_a_batch_has_each_record_once(shop: Shop, expected: list[Any], source: s
     assert shop.rows(readFrom=source, maxBytesPerPartition="800k", **COMMITTED) == expected
 
 
-@pytest.mark.parametrize("limits", [{}, {"endingTimestamp": 1_500_000}, {"startingTimestamp": 2_100_000}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"startingTimestamp": 700_000, "endingTimestamp": 2_600_000},
+        *(
+            pytest.param(limits, marks=pytest.mark.exhaustive)
+            for limits in ({}, {"endingTimestamp": 1_500_000}, {"startingTimestamp": 2_100_000})
+        ),
+    ],
+)
 def test_spark_reads_files_of_the_table_by_itself(
     shop: Shop, expected: list[Any], limits: dict[str, int]
 ) -> None:

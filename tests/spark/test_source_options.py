@@ -32,8 +32,6 @@ from ottla.spark.source.offset_ranges import OffsetRange, split
 from ottla.spark.source.offsets import OffsetLimitKind, StreamOffset
 from ottla.spark.source.options import SourceOptions, parse_bytes, parse_duration_ms, source_options
 
-WITHOUT_SPARK = True
-
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
 
 

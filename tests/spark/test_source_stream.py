@@ -12,9 +12,10 @@ import pytest
 from ottla.client.blocking import Producer
 from ottla.protocol.names import TopicPartition
 from ottla.spark.lag import behind_latest
-from tests.spark.source_harness import Rec, SourceHarness, finish, flat, wait_for
+from tests.spark.source_harness import Rec, SourceHarness, beside_kafka, every_way, finish, flat, wait_for
 
 
+@every_way
 def test_what_is_there_is_read_once_and_a_restart_goes_on(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     lab.send(topic, [b"a0", b"a1"])
@@ -27,6 +28,7 @@ def test_what_is_there_is_read_once_and_a_restart_goes_on(lab: SourceHarness) ->
     assert flat(lab.run(checkpoint, **options)) == sorted(more)
 
 
+@beside_kafka
 def test_batches_have_as_many_offsets_as_allowed(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     lab.send(topic, [b"%d" % at for at in range(15)])
@@ -63,6 +65,7 @@ def test_a_stream_begins_at_the_end_and_takes_what_comes(lab: SourceHarness) -> 
     assert flat(batches) == sorted(one + two)
 
 
+@beside_kafka
 def test_offsets_and_times_say_where_a_stream_begins(lab: SourceHarness) -> None:
     topic = lab.topic(2)
     first = lab.send(topic, [b"a0", b"a1", b"a2"], timestamp=1_000_000)
@@ -103,6 +106,7 @@ def test_new_topics_of_a_pattern_are_read_from_their_beginning(lab: SourceHarnes
     assert flat(batches) == sorted(one + two)
 
 
+@beside_kafka
 def test_transactions_leave_gaps_and_no_rows(lab: SourceHarness) -> None:
     topic = lab.topic()
     committed = {"kafka.isolation.level": "read_committed", "subscribe": topic, "startingOffsets": "earliest"}
@@ -124,6 +128,7 @@ def test_transactions_leave_gaps_and_no_rows(lab: SourceHarness) -> None:
     assert flat(lab.run(checkpoint, **committed)) == last
 
 
+@beside_kafka
 def test_expired_offsets_fail_the_query_or_are_skipped(lab: SourceHarness) -> None:
     topic = lab.topic()
     checkpoint = lab.checkpoint()
@@ -155,10 +160,11 @@ def test_a_deleted_topic_fails_the_query(lab: SourceHarness) -> None:
     assert flat(lab.run(checkpoint, **options, failOnDataLoss=False)) == more
 
 
+@beside_kafka
 def test_small_batches_wait_for_company_or_for_the_delay(lab: SourceHarness) -> None:
     topic = lab.topic()
     batches: list[list[Rec]] = []
-    options = {"subscribe": topic, "minOffsetsPerTrigger": 4, "maxTriggerDelay": "3s"}
+    options = {"subscribe": topic, "minOffsetsPerTrigger": 4, "maxTriggerDelay": "1s"}
     with lab.running(batches, **options):
         first = lab.send(topic, [b"1", b"2", b"3", b"4", b"5"])
         wait_for(lambda: len(flat(batches)) == 5, "a batch that is large enough")

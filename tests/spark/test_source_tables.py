@@ -20,7 +20,6 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-WITHOUT_SPARK = True
 # The times of records are ahead of the markers of transactions, which searches for a time find too.
 AHEAD_MS = 600_000
 HALF_MS = 500_000

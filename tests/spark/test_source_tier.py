@@ -38,7 +38,6 @@ from tests.support.tiered import (
 
 pytestmark = pytest.mark.slow
 
-WITHOUT_SPARK = True
 MIB = 1024 * 1024
 
 

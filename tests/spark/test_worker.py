@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-WITHOUT_SPARK = True
+import pytest
 
 PROGRAM = """
 import gc, weakref
@@ -27,6 +27,7 @@ for task in range(4):
 """
 
 
+@pytest.mark.slow
 def test_what_the_first_task_leaves_is_frozen_and_garbage_of_all_tasks_is_collected() -> None:
     said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert said.stdout.splitlines() == ["False True", "True True", "True True", "True True"]

@@ -91,7 +91,7 @@ class Query:
         )
 
 
-def await_markers(bootstrap: str, topic: str) -> None:
+def await_markers(bootstrap: str | dict[str, str], topic: str) -> None:
     """Wait until the partitions of `topic` have the markers, which are written after the commit's answer."""
     deadline = time.monotonic() + MARKER_SECONDS
     with Admin(bootstrap) as admin:

@@ -12,6 +12,8 @@ later. `settle` waits for that.
 from __future__ import annotations
 
 import base64
+import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -54,6 +56,7 @@ START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 120.0
 PORT_ATTEMPTS = 5
 POLL_INTERVAL_S = 0.05
+CHECKPOINT = "bootstrap.checkpoint"
 
 # What is changed to see that the broker knows of it.
 _TOPIC = 2
@@ -188,6 +191,15 @@ class ApacheKafka:
                 raise
         raise ApacheKafkaError(f"no free port for Apache Kafka after {PORT_ATTEMPTS} attempts")
 
+    def format(self, *, by_tool: bool = False) -> None:
+        """Format the storage without starting the node; `by_tool` asks for a run of Kafka's own tool."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._write_configuration()
+        if by_tool:
+            self._format_by_tool()
+        else:
+            self._format()
+
     def stop(self) -> None:
         """Shuts the node down cleanly; one that does not end in time is killed, which fails the test."""
         process = self._process
@@ -279,6 +291,22 @@ class ApacheKafka:
         (self.directory / "log4j2.properties").write_text(_LOGGING)
 
     def _format(self) -> None:
+        """Format the storage as Kafka's tool does: it runs once in a checkout, its checkpoint fits all."""
+        checkpoint = kafka_libs.made("formatted") / f"{kafka_libs.BROKER.name}.{CHECKPOINT}"
+        if not checkpoint.exists():
+            self._format_by_tool()
+            part = checkpoint.with_suffix(f".{os.getpid()}")
+            shutil.copy(self.data_dir / CHECKPOINT, part)
+            part.rename(checkpoint)
+            return
+        for log_dir in self.log_dirs:
+            log_dir.mkdir(parents=True, exist_ok=True)
+            shutil.copy(checkpoint, log_dir / CHECKPOINT)
+            (log_dir / "meta.properties").write_text(
+                f"version=1\ncluster.id={self.cluster_id}\nnode.id={self.node_id}\ndirectory.id={_new_uuid()}\n"
+            )
+
+    def _format_by_tool(self) -> None:
         java.run_tool(
             "kafka.tools.StorageTool",
             "format",

@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support import kafka_libs
+from tests.support import java_startup, kafka_libs
 from tests.support.kafka_libs import Bundle
 
-# Fast to start and small: tests wait for start-up far more than for peak throughput.
+# Fast to start and small: tests wait for start-up far more than for peak throughput. The last one brings the
+# archive of classes.
 LIGHT_JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 TOOL_TIMEOUT_S = 240
 
@@ -40,7 +41,11 @@ def command(
     main: str | Path, args: Sequence[str], *, bundle: Bundle, jvm: Sequence[str] = LIGHT_JVM
 ) -> list[str]:
     """The command line that runs a class of `bundle`, or a single source file against its jars."""
-    return ["java", *jvm, "-cp", kafka_libs.classpath(bundle), str(main), *args]
+    classpath = kafka_libs.classpath(bundle)
+    if (source := Path(main)).suffix == ".java":
+        main, classpath = source.stem, f"{classpath}{os.pathsep}{java_startup.program(source, bundle)}"
+    archive = java_startup.archive_options(bundle) if LIGHT_JVM[-1] in jvm else []
+    return [kafka_libs.java(), *jvm, *archive, "-cp", classpath, str(main), *args]
 
 
 def run_tool(

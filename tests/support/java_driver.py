@@ -18,10 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support import java, kafka_libs
+from tests.support import java, java_startup, kafka_libs
 from tests.support.kafka_libs import Bundle
 
-SOURCE = Path(__file__).parent / "java" / "Driver.java"
 CLIENT_TIMEOUT_MS = 60_000
 # The default is five seconds; a coordinator may take longer to be there.
 IMPATIENT_TOOLS = (
@@ -88,16 +87,17 @@ class Consumed:
 class ResidentJvm:
     """A process that runs a Java source file and speaks lines of JSON; a context manager."""
 
-    def __init__(self, source: Path, bundle: Bundle = kafka_libs.BROKER) -> None:
-        self._source = source
-        self._bundle = bundle
+    def __init__(
+        self, source: Path, bundle: Bundle = kafka_libs.BROKER, jvm: Sequence[str] = java.LIGHT_JVM
+    ) -> None:
+        self._command = java.command(source, [], bundle=bundle, jvm=jvm)
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._names = itertools.count(1)
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            java.command(self._source, [], bundle=self._bundle),
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -148,7 +148,7 @@ class JavaDriver(ResidentJvm):
     """`java/Driver.java` and its commands."""
 
     def __init__(self, bundle: Bundle = kafka_libs.BROKER) -> None:
-        super().__init__(SOURCE, bundle)
+        super().__init__(java_startup.DRIVER, bundle)
 
     def tool(self, main: str, *args: str, check: bool = True) -> java.ToolResult:
         """Runs the `main` of a command-line tool inside the JVM."""

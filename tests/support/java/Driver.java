@@ -82,6 +82,9 @@ public final class Driver {
         switch (command.get("do").asText()) {
             case "tool":
                 return tool(command);
+            case "start":
+                start(command);
+                return JSON.createObjectNode();
             case "property":
                 System.setProperty(name(command), command.get("value").asText());
                 return JSON.createObjectNode();
@@ -117,9 +120,28 @@ public final class Driver {
         }
     }
 
-    private static ObjectNode tool(JsonNode command) throws Exception {
+    /** Runs a program beside the commands, until the JVM ends. */
+    private static void start(JsonNode command) {
+        Thread thread = new Thread(() -> {
+            try {
+                runMain(command);
+            } catch (Exception error) {
+                error.printStackTrace();
+            }
+        });
+        thread.setDaemon(true);
+        thread.start();
+    }
+
+    private static void runMain(JsonNode command) throws Exception {
         List<String> arguments = new ArrayList<>();
         command.get("args").forEach(each -> arguments.add(each.asText()));
+        Class.forName(command.get("main").asText())
+            .getMethod("main", String[].class)
+            .invoke(null, (Object) arguments.toArray(new String[0]));
+    }
+
+    private static ObjectNode tool(JsonNode command) throws Exception {
         ByteArrayOutputStream out = new ByteArrayOutputStream();
         ByteArrayOutputStream err = new ByteArrayOutputStream();
         PrintStream oldOut = System.out;
@@ -128,9 +150,7 @@ public final class Driver {
         System.setOut(new PrintStream(out, true, StandardCharsets.UTF_8));
         System.setErr(new PrintStream(err, true, StandardCharsets.UTF_8));
         try {
-            Class.forName(command.get("main").asText())
-                .getMethod("main", String[].class)
-                .invoke(null, (Object) arguments.toArray(new String[0]));
+            runMain(command);
         } catch (InvocationTargetException wrapped) {
             if (!(wrapped.getCause() instanceof ToolExit)) {
                 wrapped.getCause().printStackTrace(System.err);
@@ -150,10 +170,11 @@ public final class Driver {
         int flushEvery = command.get("flush_every").asInt();
         List<Future<RecordMetadata>> futures = new ArrayList<>();
         for (JsonNode record : command.get("records")) {
+            Long timestamp = record.hasNonNull("timestamp") ? record.get("timestamp").asLong() : null;
             ProducerRecord<byte[], byte[]> message = new ProducerRecord<>(
                 record.get("topic").asText(),
                 record.get("partition").asInt(),
-                record.hasNonNull("timestamp") ? record.get("timestamp").asLong() : null,
+                timestamp,
                 bytes(record.get("key")),
                 bytes(record.get("value")));
             for (JsonNode header : record.get("headers")) {

@@ -75,8 +75,9 @@ def steady(
 ) -> subprocess.Popen[str]:
     (directory / "test_it.py").write_text(textwrap.dedent(suite))
     command = [sys.executable, "-m", "tests.support.steady", str(directory), "--intensity", "high"]
+    command += ["--out", str(directory / "out"), "--workers", workers]
     return subprocess.Popen(
-        [*command, "--out", str(directory / "out"), *options, "--", "-p", "no:cacheprovider", "-n", workers],
+        [*command, *options, "--", "-p", "no:cacheprovider"],
         cwd=ROOT,
         env=os.environ | environment,
         stdout=subprocess.PIPE,

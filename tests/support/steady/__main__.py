@@ -36,7 +36,7 @@ from tests.support.steady.torments import INTENSITIES, Tormentor
 
 ROOT = Path(__file__).resolve().parents[3]
 # As `make test`, whose limits are for runs without pauses.
-PYTEST_OPTIONS = ("-n", "2", "--dist", "loadscope", "-m", "witness or not exhaustive")
+PYTEST_OPTIONS = ("--dist", "loadscope", "-m", "witness or not exhaustive")
 TIMEOUT_SECONDS = 900
 ROUND_MINUTES = 120
 # How long the tool takes at most to see that it was asked to end.
@@ -122,6 +122,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=1, help="how often each test runs in a round")
     parser.add_argument("--seed", type=int, help="repeats the choices of torments (default: a random one)")
     parser.add_argument("--first", type=int, default=1, help="number of the first round, to repeat one")
+    parser.add_argument("--workers", type=int, default=4, help="of pytest (default: %(default)s)")
     parser.add_argument("--intensity", choices=INTENSITIES, default="medium")
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT_SECONDS, help="seconds for a test, with pauses (%(default)s)"
@@ -141,7 +142,7 @@ def _run(number: int, directory: Path, seed: int, options: argparse.Namespace, a
     run.directory.mkdir()
     limit = options.round_minutes * 60
     command = [
-        *(sys.executable, "-m", "pytest", *PYTEST_OPTIONS),
+        *(sys.executable, "-m", "pytest", "-n", str(options.workers), *PYTEST_OPTIONS),
         *("-p", plugin.__name__, f"--steady-repeats={options.count}", f"--steady-run-seconds={limit}"),
         *(f"--timeout={options.timeout}", *options.pytest, *options.tests),
     ]

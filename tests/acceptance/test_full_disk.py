@@ -27,7 +27,7 @@ from ottla.runtime.disk import Buffer, File, RealDisk
 from ottla.runtime.runtime import Runtime
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
-from tests.support.fake_brokers import until
+from tests.support.waiting import until
 from tests.support.wire import WireClient
 
 

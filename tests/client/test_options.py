@@ -21,7 +21,15 @@ from ottla.protocol.messages.produce import ProduceRequest, ProduceResponse
 from ottla.records._kernel import partition_for
 from ottla.runtime.runtime import Runtime
 from ottla.testing.local_node import LocalNode
-from tests.support.fake_brokers import TOPIC, FakeCluster, FakePartition, batch, fetched, produced, until
+from tests.support.fake_brokers import (
+    TOPIC,
+    FakeCluster,
+    FakePartition,
+    batch,
+    fetched,
+    produced,
+)
+from tests.support.waiting import until
 
 PART = (TOPIC, 0)
 

@@ -23,7 +23,14 @@ from ottla.protocol.messages.share_group_heartbeat import (
     TopicPartitions,
 )
 from ottla.protocol.names import TopicPartition
-from tests.support.fake_brokers import TOPIC, TOPIC_ID, FakeCluster, FakePartition, batch, until
+from tests.support.fake_brokers import (
+    TOPIC,
+    TOPIC_ID,
+    FakeCluster,
+    FakePartition,
+    batch,
+)
+from tests.support.waiting import until
 
 PART = TopicPartition(TOPIC, 0)
 QUICK: dict[str, Any] = {"retry_backoff_ms": 5, "reconnect_backoff_ms": 5, "fetch_max_wait_ms": 50}

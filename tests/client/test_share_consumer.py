@@ -19,8 +19,7 @@ from ottla.client.share import AcknowledgeType, RecordDeserializationFailed, Sha
 from ottla.client.share.worker_pool import WorkerPool
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
-from tests.support.fake_brokers import until
-from tests.support.waiting import wait_until
+from tests.support.waiting import until, wait_until
 
 DEADLINE_S = 60.0
 _groups = itertools.count()

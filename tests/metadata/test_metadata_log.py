@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,6 +38,7 @@ from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import SimCrash
 from tests.metadata.controller_harness import CLUSTER_ID, SmallSchema, registration, topic
+from tests.support.waiting import until
 
 DIR = "/data"
 PARTITION = f"{DIR}/__cluster_metadata-0"
@@ -289,12 +289,6 @@ class SlowPublisher:
             self.begun.set()
             await self.enough.wait()
             self.applied.append(set(image.topics.by_name))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - no event tells of it
-            await asyncio.sleep(0)
 
 
 async def test_a_client_is_answered_when_what_it_asked_for_is_published() -> None:

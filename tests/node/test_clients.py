@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
     OffsetSpec,
     ResourceType,
 )
+from tests.support.waiting import wait_until
 
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as PyTopicPartition
@@ -94,13 +95,6 @@ def read(node: LocalNode, topic: str, count: int, offset: int = 0, partition: in
     finally:
         consumer.close()
     return found
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -220,7 +214,7 @@ def test_settings_of_a_topic_change_while_it_is_used(node: LocalNode, admin: Adm
 def test_settings_of_a_broker_change_while_it_runs(node: LocalNode, admin: AdminClient) -> None:
     alter(admin, ResourceType.BROKER, "1", "log.retention.ms", "123456789")
     try:
-        until(lambda: describe(admin, ResourceType.BROKER, "1")["log.retention.ms"] == "123456789")
+        wait_until(lambda: describe(admin, ResourceType.BROKER, "1")["log.retention.ms"] == "123456789")
         assert describe(admin, ResourceType.TOPIC, make_topic(admin))["retention.ms"] == "123456789"
     finally:
         alter(admin, ResourceType.BROKER, "1", "log.retention.ms", None)

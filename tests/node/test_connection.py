@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from tests.support.waiting import until
 
 from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
@@ -113,12 +114,6 @@ class Client:
                 return await self.reader.read() == b""
             except ConnectionError:
                 return True
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 class Bench:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
+from tests.support.waiting import until
 
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.network import connection, memory_budget
@@ -159,12 +160,6 @@ async def serving(listeners: str = "PLAINTEXT://127.0.0.1:0", **settings: str) -
         yield bench
     finally:
         await bench.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 def scenario(main: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:

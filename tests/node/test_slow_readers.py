@@ -8,10 +8,11 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import wait_until
 
 from ottla.client.blocking import Producer
 from ottla.testing.cluster_plan import free_ports
@@ -28,13 +29,6 @@ IDLE_SECONDS = 5
 
 def _resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
 
 
 def _fetch_request(max_bytes: int) -> bytes:
@@ -101,13 +95,13 @@ def _node(
                     return True
                 return False
 
-            _until(is_open)
+            wait_until(is_open)
             own = _sockets(node.pid)
             with Producer(client) as producer:
                 for _ in range(240):
                     producer.send("t", os.urandom(100_000))
                 producer.flush()
-            _until(lambda: _sockets(node.pid) <= own)
+            wait_until(lambda: _sockets(node.pid) <= own)
             yield node, port
         finally:
             node.terminate()
@@ -155,8 +149,8 @@ def test_clients_that_do_not_read_do_not_fill_the_memory_of_a_node(
         own = _sockets(node.pid)
         for _ in range(FEW):
             sockets.enter_context(_connect(port, tls)).sendall(_fetch_request(MB))
-        _until(lambda: _sockets(node.pid) > own)
-        _until(lambda: _sockets(node.pid) <= own)  # fewer, if one of the node's own was about to end
+        wait_until(lambda: _sockets(node.pid) > own)
+        wait_until(lambda: _sockets(node.pid) <= own)  # fewer, if one of the node's own was about to end
         assert "memory for connections is short" not in log.read_text()
         before = _resident_bytes(node.pid)
         good = sockets.enter_context(contextlib.closing(_Reader(port, tls)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 
 from ottla.node.network.connection import (
@@ -121,9 +120,3 @@ class Replica:
         await self.client.close()
         for connection in list(self._connections):
             connection.transport.abort()
-
-
-async def until(condition: Callable[[], bool], seconds: float = DEADLINE_S) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - of three replicas, none of which knows the others
-            await asyncio.sleep(0.01)

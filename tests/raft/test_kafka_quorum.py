@@ -15,8 +15,11 @@ from ottla.raft.states import Role
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.address import Address
 from ottla.testing.cluster_plan import free_ports
-from tests.raft.driver_harness import Replica, until
+from tests.raft.driver_harness import (
+    Replica,
+)
 from tests.support.apache_kafka import ApacheKafka, ApacheKafkaError
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

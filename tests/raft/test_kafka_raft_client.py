@@ -13,7 +13,11 @@ from ottla.raft.log import NoRoom
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
-from tests.raft.driver_harness import DEADLINE_S, Replica, until
+from tests.raft.driver_harness import (
+    DEADLINE_S,
+    Replica,
+)
+from tests.support.waiting import until
 
 
 @pytest.fixture

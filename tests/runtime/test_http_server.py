@@ -32,6 +32,7 @@ from ottla.runtime.http_server import (
     sse_stream,
 )
 from ottla.runtime.network import RealNetwork
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy. fixture")
 
@@ -220,12 +221,6 @@ async def serving(
         for client in site.clients:
             client.close()
         await until(lambda: server.connections == 0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 class TestRoutes:

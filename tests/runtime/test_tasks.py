@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 import pytest
 
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.tasks import Deferred, FailurePolicy, TaskState, TaskSupervisor, cancel
+from tests.support.waiting import until
 
 
 class Broken(Exception):
     pass
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - no event tells of it
-            await asyncio.sleep(0.001)
 
 
 def supervisor(fatal: list[str] | None = None) -> TaskSupervisor:

@@ -240,13 +240,6 @@ class FakeCluster:
         )
 
 
-async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits for a condition inside a client, which has no event for it."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.0005)
-
-
 def _is_empty(answer: FetchResponse) -> bool:
     return not any(
         data.records or data.error_code or data.preferred_read_replica >= 0

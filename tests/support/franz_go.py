@@ -1,10 +1,9 @@
-"""Clients made of franz-go: the program in `franz_go/`, built once for a run by the Go of this machine.
-
-Go keeps what it has compiled: the first build takes a minute or two, the next ones a second.
-"""
+"""Clients made of franz-go: the program in `franz_go/`, built once per checkout by the Go of this machine."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 
 FRANZ_GO_SKIP = "franz-go tests skipped: "
 _SOURCE = Path(__file__).parent / "franz_go"
+_BUILD = Path(__file__).resolve().parents[2] / "build"
 _BUILD_SECONDS = 500
 _RUN_SECONDS = 60
 
@@ -49,18 +49,30 @@ class FranzGo:
         return Outcome(tuple(answer["read"] or ()), answer["error"], answer["code"])
 
 
-def build(directory: Path, source: Path = _SOURCE) -> FranzGo:
-    """Build a program in a directory; `NoFranzGo` if there is no Go, or no way to the module."""
+def program() -> FranzGo:
+    """The client, which is built if it is not there yet; `NoFranzGo` where it cannot be."""
     go = shutil.which("go")
     if go is None:
         raise NoFranzGo("no `go` on the PATH (install Go, 1.26 or newer)")
-    shutil.copytree(source, directory, dirs_exist_ok=True)
+    sources = sorted(_SOURCE.iterdir())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    directory = _BUILD / f"franz-go-{digest}"
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if not (directory / "client").exists():
+            _build(go, directory)
+    return FranzGo(directory / "client")
+
+
+def _build(go: str, directory: Path) -> None:
+    shutil.copytree(_SOURCE, directory, dirs_exist_ok=True)
     fetched = _run(go, directory, "mod", "download")
     if fetched.returncode != 0:
         raise NoFranzGo(f"Go could not fetch the module: {fetched.stderr.strip()[-300:]}")
-    built = _run(go, directory, "build", "-o", "client", ".")
+    built = _run(go, directory, "build", "-o", "staged", ".")
     assert built.returncode == 0, built.stderr
-    return FranzGo(directory / "client")
+    (directory / "staged").rename(directory / "client")
 
 
 def _run(go: str, directory: Path, *args: str) -> subprocess.CompletedProcess[str]:

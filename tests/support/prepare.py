@@ -1,0 +1,41 @@
+"""Fetch and build what tests run beside Ottla, once per checkout: `python -m tests.support.prepare`.
+
+Maven brings the jars of Apache Kafka, Go compiles a store and a client. Tests do the same when they need it,
+but there it counts against their time. What the machine cannot do is left out: the tests say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from tests.support import franz_go, kafka_libs, s3_server
+
+
+def main() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(_fetch_jars), pool.submit(_compile)]:
+            each.result()
+
+
+def _fetch_jars() -> None:
+    if kafka_libs.missing_requirement() is None:
+        for bundle in kafka_libs.BUNDLES:
+            _attempt(f"the jars of {bundle.name}", partial(kafka_libs.classpath, bundle))
+
+
+def _compile() -> None:
+    _attempt("an S3 server", s3_server.program)
+    _attempt("a client of franz-go", franz_go.program)
+
+
+def _attempt(what: str, make: Callable[[], object]) -> None:
+    try:
+        make()
+    except (RuntimeError, s3_server.NoS3Server, franz_go.NoFranzGo) as error:
+        print(f"{what}: {error}")
+
+
+if __name__ == "__main__":
+    main()

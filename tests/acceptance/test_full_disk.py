@@ -127,6 +127,7 @@ def consume(wire: WireClient, topic: str, count: int) -> list[bytes | None]:
     return values
 
 
+@pytest.mark.slow
 def test_a_node_without_room_stops_in_peace(
     node: LocalNode, wire: WireClient, disk: FillingDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_node_without_room_stops_in_peace(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+@pytest.mark.slow
 def test_a_send_that_came_to_nothing_says_why_in_time(
     node: LocalNode, wire: WireClient, disk: FillingDisk
 ) -> None:
@@ -154,6 +156,7 @@ def test_a_send_that_came_to_nothing_says_why_in_time(
         ottla.ok("produce", "orders", "written")
 
 
+@pytest.mark.slow
 async def test_a_producer_whose_memory_is_full_says_why(
     node: LocalNode, wire: WireClient, disk: FillingDisk
 ) -> None:

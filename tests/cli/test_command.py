@@ -155,6 +155,7 @@ APART = {"console", "pipeline run", "pipeline dry-run", "pipeline replay", "pipe
 """A server that goes on, and commands that need Spark or a project that has run: tests/spark has them."""
 
 
+@pytest.mark.slow
 def test_every_command_connects_with_its_command_config(ottla_tls_node: LocalNode, tmp_path: Path) -> None:
     line = CommandLine(ottla_tls_node.bootstrap_servers)
     file = tmp_path / "client.properties"
@@ -243,11 +244,13 @@ def test_the_option_counts_over_the_environment(ottla_node: LocalNode, offline: 
     offline.ok("cluster", "describe", "-b", ottla_node.bootstrap_servers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_script_for_completion(offline: CommandLine, shell: str) -> None:
     assert "_OTTLA_COMPLETE" in offline.ok("completion", shell).out
 
 
+@pytest.mark.slow
 def test_completion_knows_commands_and_options() -> None:
     def complete(words: str) -> list[str]:
         environment = {
@@ -263,6 +266,7 @@ def test_completion_knows_commands_and_options() -> None:
     assert "--from-beginning" in complete("ottla consume --from")
 
 
+@pytest.mark.slow
 def test_the_process_tells_its_status_and_keeps_stdout_for_results(ottla_node: LocalNode) -> None:
     environment = {**os.environ, "OTTLA_BOOTSTRAP_SERVERS": ottla_node.bootstrap_servers}
     created = process("topics", "create", "by-process", env=environment)
@@ -277,6 +281,7 @@ def test_the_process_tells_its_status_and_keeps_stdout_for_results(ottla_node: L
     assert missing.stderr == "ottla: topic by-proces does not exist; did you mean by-process?\n"
 
 
+@pytest.mark.slow
 def test_what_the_terminal_cannot_show_is_shown_in_another_way(ottla_node: LocalNode) -> None:
     online = CommandLine(ottla_node.bootstrap_servers)
     online.ok("topics", "create", "beyond-ascii")
@@ -294,6 +299,7 @@ def test_what_the_terminal_cannot_show_is_shown_in_another_way(ottla_node: Local
     assert (read.returncode, read.stdout, read.stderr) == (0, "gr\\xf6\\xdfe\n", "")
 
 
+@pytest.mark.slow
 def test_a_broker_that_says_nothing_is_waited_for_no_longer_than_asked(offline: CommandLine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -302,6 +308,7 @@ def test_a_broker_that_says_nothing_is_waited_for_no_longer_than_asked(offline: 
     assert f"{address}: no answer to ApiVersions within 1000 ms" in ended.err
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_ends_the_command_quietly(ottla_node: LocalNode) -> None:
     online = CommandLine(ottla_node.bootstrap_servers)
     online.ok("topics", "create", "long-output")
@@ -318,6 +325,7 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(ottla_node: Loca
         assert running.stderr.read() == b""
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_consumer_with_its_status(ottla_node: LocalNode) -> None:
     online = CommandLine(ottla_node.bootstrap_servers)
     online.ok("topics", "create", "interrupted")
@@ -337,6 +345,7 @@ def test_ctrl_c_ends_a_consumer_with_its_status(ottla_node: LocalNode) -> None:
         assert running.stderr.read() == b""
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_producer_that_waits_for_input(ottla_node: LocalNode) -> None:
     online = CommandLine(ottla_node.bootstrap_servers)
     online.ok("topics", "create", "half-typed")
@@ -377,16 +386,19 @@ def modules_of(*arguments: str) -> set[str]:
     return set(ended.stderr.split())
 
 
+@pytest.mark.slow
 def test_help_imports_neither_the_client_nor_what_draws_tables() -> None:
     imported = modules_of("--help")
     assert not {"rich", "asyncio", "ottla.client.admin", "ottla.node", "ottla.cli.topics"} & imported
 
 
+@pytest.mark.slow
 def test_a_short_command_imports_only_what_it_needs(ottla_node: LocalNode) -> None:
     imported = modules_of("topics", "list", "-b", ottla_node.bootstrap_servers)
     assert not {"rich", "uvloop", "ottla.node.node", "ottla.cli.consume", "ottla.client.consumer"} & imported
 
 
+@pytest.mark.slow
 def test_a_node_is_started_by_the_same_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:

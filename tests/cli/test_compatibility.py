@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ottla.cli.compatibility import ACCEPTED, HONOURED, KIPS, REFUSED, effect, page
 from ottla.node.api.routes import ROUTES
 from ottla.protocol.api import API, API_BY_NAME
@@ -12,6 +14,7 @@ from ottla.security.tls.settings import JAVA_ONLY
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
 
+@pytest.mark.slow
 def test_the_committed_page_is_current() -> None:
     assert PAGE.read_text() == page(), (
         "run `python -m ottla.cli.compatibility > docs/compatibility.md` and commit it"

@@ -30,6 +30,7 @@ def test_a_group_goes_on_behind_what_was_shown(ottla: CommandLine, topic: str, g
     assert ottla.ok(*read, "--idle", "1").out.split() == []
 
 
+@pytest.mark.slow
 def test_a_group_without_a_coordinator_says_why_in_time() -> None:
     """The default replication factor of __consumer_offsets, 3, on one node."""
     with LocalNode({"offsets.topic.replication.factor": 3}) as node:
@@ -40,6 +41,7 @@ def test_a_group_without_a_coordinator_says_why_in_time() -> None:
         assert "__consumer_offsets could not be created yet" in ended.err
 
 
+@pytest.mark.slow
 def test_what_did_not_match_has_been_read_all_the_same(ottla: CommandLine, topic: str, group: str) -> None:
     ottla.ok("produce", topic, "-p", "0", "apple", "pear", "plum", "peach")
     read = ("consume", topic, "--group", group, "--from-beginning")

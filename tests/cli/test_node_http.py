@@ -62,6 +62,7 @@ def logins_of(url: str, logins: list[str | None], config: Path) -> set[str | Non
     return set(logins)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("login", sorted(LOGINS))
 def test_no_password_is_sent_without_tls(tmp_path: Path, login: str) -> None:
     config = tmp_path / "client.properties"
@@ -71,6 +72,7 @@ def test_no_password_is_sent_without_tls(tmp_path: Path, login: str) -> None:
             assert logins_of(text.format(port), logins, config) == {None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("login", sorted(LOGINS))
 def test_over_tls_a_password_is_sent_and_a_token_is_not(tmp_path: Path, login: str) -> None:
     config = tmp_path / "client.properties"

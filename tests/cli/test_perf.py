@@ -55,6 +55,7 @@ def test_settings_of_the_client_are_passed_on(ottla: CommandLine, topic: str) ->
     assert empty.status == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_shows_what_was_measured(node_for_commands: LocalNode) -> None:
     servers = node_for_commands.bootstrap_servers
     ottla = CommandLine(servers)

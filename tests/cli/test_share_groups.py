@@ -141,6 +141,7 @@ def test_a_new_group_says_that_it_begins_at_the_end(ottla: CommandLine, topic: s
     assert ottla.ok(*read, *IDLE).err == ""
 
 
+@pytest.mark.slow
 def test_a_user_who_may_not_see_the_setting_gets_the_hint_too() -> None:
     settings = {
         "authorizer.class.name": CLASS_NAME,
@@ -156,6 +157,7 @@ def test_a_user_who_may_not_see_the_setting_gets_the_hint_too() -> None:
     assert "--group mailers --set share.auto.offset.reset=earliest" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_member_that_is_ended_leaves_its_group(
     ottla: CommandLine, topic: str, group: str, number: signal.Signals

@@ -7,6 +7,7 @@ import pytest
 from tests.support.command_line import CommandLine
 
 
+@pytest.mark.slow
 def test_a_run_is_reported_and_can_be_replayed(offline: CommandLine) -> None:
     first = offline.ok("sim", "--seed", "7", "--minutes", "0.02", "--json").json
     again = offline.ok("sim", "--seed", "7", "--minutes", "0.02", "--json").json

@@ -177,6 +177,7 @@ def test_the_directory_of_a_broker_on_zookeeper_is_not_formatted(
         assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_node_does_not_start_with_the_file_of_a_broker_on_zookeeper(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text(f"broker.id=1\nzookeeper.connect=zk1:2181\nlog.dirs={tmp_path / 'data'}\n")
@@ -216,6 +217,7 @@ def test_directories_that_another_command_works_on_are_not_formatted_or_upgraded
     assert segment.read_bytes() != OLD_MESSAGE
 
 
+@pytest.mark.slow
 def test_of_several_formats_at_once_one_decides(tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in ("a", "b")]
     orders = (paths, paths[::-1], paths)

@@ -16,6 +16,7 @@ from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
 
 
+@pytest.mark.slow
 def test_a_directory_in_use_says_by_whom_and_not_that_it_was_not_shut_down(
     offline: CommandLine, tmp_path: Path
 ) -> None:
@@ -53,6 +54,7 @@ def test_it_only_reads(offline: CommandLine, tmp_path: Path, monkeypatch: pytest
     assert offline.ok("storage", "info", str(tmp_path), "--json").json[0]["clean_shutdown"] is True
 
 
+@pytest.mark.slow
 def test_the_process_that_uses_it_is_named(offline: CommandLine) -> None:
     with LocalCluster(nodes=1) as cluster:
         (node,) = cluster.nodes

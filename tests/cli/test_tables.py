@@ -22,6 +22,7 @@ def produce(node: LocalNode, values: list[bytes]) -> None:
         producer.send_many("orders", values)
 
 
+@pytest.mark.slow
 def test_tables_are_shown_merged_and_repaired(tmp_path: Path) -> None:
     with LocalNode({"http.listener": "http://127.0.0.1:0"}, data_dir=str(tmp_path / "data")) as node:
         ottla = CommandLine(node.bootstrap_servers)
@@ -77,6 +78,7 @@ def test_tables_are_shown_merged_and_repaired(tmp_path: Path) -> None:
         assert listed["state"] == "stopped"
 
 
+@pytest.mark.slow
 def test_whoever_asks_sees_why_a_table_is_not_kept(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     settings = {"table.catalog.warehouse": str(tmp_path / "file" / "tables")}

@@ -84,6 +84,7 @@ def top(*urls: str, options: tuple[str, ...] = ()) -> Ended:
         return Ended(status, out.getvalue(), err.getvalue())
 
 
+@pytest.mark.slow
 def test_metrics_of_nodes() -> None:
     with pages(node_text(100), node_text(1100)) as one, pages(node_text(0)) as two:
         document = top(one, two, options=("--json",)).json
@@ -99,6 +100,7 @@ def test_metrics_of_nodes() -> None:
     assert document["group_lags"] == {"billing": 66}
 
 
+@pytest.mark.slow
 def test_what_is_wrong_comes_first() -> None:
     with pages(node_text(5, under_replicated=2, task_down=1)) as one, pages("") as two:
         ended = top(one, two, "http://127.0.0.1:1")
@@ -114,12 +116,14 @@ def test_what_is_wrong_comes_first() -> None:
     assert any(line.split() == ["billing", "33"] for line in lines)
 
 
+@pytest.mark.slow
 def test_what_is_no_text_of_metrics_is_said_so() -> None:
     with pages("process_resident_memory_bytes one\n") as one:
         document = top(one, options=("--json",)).json
     assert "could not convert" in document["nodes"][one]["error"]
 
 
+@pytest.mark.slow
 def test_a_node_that_was_restarted_has_no_rates() -> None:
     with pages(node_text(100), node_text(5)) as one:
         document = top(one, options=("--json",)).json
@@ -159,6 +163,7 @@ def test_a_cluster_that_does_not_answer(offline: CommandLine) -> None:
     assert offline("top", "--once").status == 3
 
 
+@pytest.mark.slow
 def test_in_a_terminal_it_draws_until_it_is_interrupted() -> None:
     """On a real terminal: whole screens that move, and the old screen back at the end."""
     terminal, its_side = pty.openpty()

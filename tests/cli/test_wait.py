@@ -24,6 +24,7 @@ def test_a_cluster_is_ready(ottla: CommandLine, topic: str) -> None:
     assert ottla.ok("wait", "--quiet").out == ""
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_waited_for(ottla: CommandLine) -> None:
     name = uuid4().hex[:16]
     ended = ottla("wait", "--topic", name, "--timeout", "2")
@@ -77,6 +78,7 @@ def test_a_node_is_ready_over_http(with_http: LocalNode) -> None:
     both.ok("wait", "--http", with_http.http_url.removeprefix("http://"))
 
 
+@pytest.mark.slow
 def test_a_node_that_gets_ready_is_waited_for() -> None:
     """The node says what it waits for, and the command passes that on, once."""
     said: list[str] = []

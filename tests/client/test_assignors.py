@@ -100,6 +100,7 @@ def test_every_wanted_partition_goes_to_one_who_wants_it(
     assert all(p.topic in members[member].topics for member, owned in plan.items() for p in owned)
 
 
+@pytest.mark.slow
 @given(group=groups())
 @settings(max_examples=60, deadline=None)
 def test_sticky_is_even_among_those_who_want_the_same(

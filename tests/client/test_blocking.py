@@ -61,6 +61,7 @@ def test_a_cluster_that_is_not_there() -> None:
         ottla.blocking.Producer("127.0.0.1:1", linger_ns=3)
 
 
+@pytest.mark.slow
 def test_a_forked_child_gets_an_error_instead_of_hanging(ottla_for_clients: ottla.LocalNode) -> None:
     with ottla.blocking.Producer(ottla_for_clients.bootstrap_servers) as producer:
         reader, writer = os.pipe()
@@ -94,6 +95,7 @@ def test_the_facade_has_all_that_the_client_has(kind: str) -> None:
     assert not missing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

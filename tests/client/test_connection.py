@@ -90,6 +90,7 @@ class TestCauses:
             with pytest.raises(ConnectionLost, match="before it answered ApiVersions"):
                 await attempt(runtime, address)
 
+    @pytest.mark.slow
     async def test_one_who_says_nothing(self, runtime: Runtime) -> None:
         async def nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()
@@ -123,6 +124,7 @@ class TestCauses:
         assert "127.0.0.1:1: connection refused" in str(caught.value)
         assert "HTTP server" in str(caught.value)
 
+    @pytest.mark.slow
     async def test_an_advertised_address_that_cannot_be_reached(self) -> None:
         node = LocalNode({"advertised.listeners": "PLAINTEXT://127.0.0.1:1"})
         async with node, Admin(node.bootstrap_servers, default_api_timeout_ms=3_000) as admin:
@@ -189,6 +191,7 @@ class TestIdleness:
             assert (await cluster.refresh()).brokers
             assert await cluster.connection(node_id) is not first
 
+    @pytest.mark.slow
     async def test_waiting_for_an_answer_is_not_idle(self, runtime: Runtime) -> None:
         answered = asyncio.Event()
 

@@ -107,6 +107,7 @@ class TestWhereToBegin:
             consumer.assign([(topic, 0)])
             assert await consumer.position((topic, 0)) == 3
 
+    @pytest.mark.slow
     async def test_none_asks_the_user(self, servers: str, topic: str, producer: Producer) -> None:
         async with Consumer(servers, auto_offset_reset="none") as consumer:
             consumer.assign([(topic, 0)])
@@ -137,6 +138,7 @@ class TestWhereToBegin:
 
 
 class TestHandingOut:
+    @pytest.mark.slow
     async def test_iteration_can_be_left_and_taken_up(
         self, servers: str, topic: str, producer: Producer
     ) -> None:
@@ -155,6 +157,7 @@ class TestHandingOut:
         for p in range(3):
             assert [r.offset for r in seen if r.partition == p] == list(range(10))
 
+    @pytest.mark.slow
     async def test_every_way_of_reading_goes_on_where_the_other_stopped(
         self, servers: str, topic: str, producer: Producer
     ) -> None:
@@ -319,6 +322,7 @@ class TestWhatStops:
                 await again.send(topic, b"new", partition=0)
             assert [r.value for r in await take(consumer, 1)] == [b"new"]
 
+    @pytest.mark.slow
     async def test_no_task_is_left_behind_and_a_forgotten_close_warns(self, servers: str, topic: str) -> None:
         before = asyncio.all_tasks()
         async with Consumer(servers) as consumer:

@@ -125,6 +125,7 @@ async def test_a_consumer_reads_on_through_cuts(proxy: Proxy) -> None:
     assert proxy.connections > 5
 
 
+@pytest.mark.slow
 async def test_a_broker_that_is_silent_ends_the_request_and_not_the_client(proxy: Proxy) -> None:
     settings = {
         # Enough for a busy machine to connect and to answer what is not held.
@@ -157,6 +158,7 @@ async def delivered(producer: Producer, value: bytes) -> RecordMetadata:
                     raise
 
 
+@pytest.mark.slow
 async def test_records_that_cannot_be_delivered_fail_by_their_timeout_and_memory_stays_bounded(
     proxy: Proxy,
 ) -> None:

@@ -182,6 +182,7 @@ async def test_a_pattern_finds_topics_that_come_later(
         await until(lambda: len(consumer.assignment()) == 2, turn)
 
 
+@pytest.mark.slow
 async def test_heartbeats_go_on_while_the_users_loop_is_blocked(
     servers: str, topic: str, fresh_name: str
 ) -> None:
@@ -288,6 +289,7 @@ async def test_a_static_member_gets_its_partitions_back(
             await until(lambda consumer=consumer: len(consumer.assignment()) == 3, turn)
 
 
+@pytest.mark.slow
 @pytest.mark.witness
 async def test_commits_pass_while_the_group_rebalances(
     servers: str, topic: str, fresh_name: str, one_protocol: dict[str, Any]

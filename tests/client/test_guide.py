@@ -19,6 +19,7 @@ def test_the_guide_has_examples() -> None:
     assert len(EXAMPLES) >= 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("title", "code"), EXAMPLES, ids=[title for title, _ in EXAMPLES])
 def test_an_example_runs(title: str, code: str, ottla_for_clients: LocalNode) -> None:
     assert "localhost:9092" in code

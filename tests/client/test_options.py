@@ -107,6 +107,7 @@ class TestProducer:
             else:
                 assert placed == [partition_for(key, 8) for key in keys]
 
+    @pytest.mark.slow
     async def test_partitioner_adaptive_partitioning_enable(self, cluster: FakeCluster) -> None:
         """Broker 2 answers nothing: its batches pile up, and new ones are placed elsewhere."""
         cluster.partitions = [FakePartition(leader=1), FakePartition(leader=2)]

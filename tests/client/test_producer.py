@@ -48,6 +48,7 @@ class TestSending:
         records = await read_all(servers, topic, 2)
         assert {(r.key, r.value) for r in records} == {(None, None), (b"", b"")}
 
+    @pytest.mark.slow
     async def test_the_same_key_goes_where_murmur2_says(self, servers: str, topic: str) -> None:
         async with Producer(servers) as producer:
             for n in range(100):

@@ -9,6 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from ottla.client.admin import Admin
 from ottla.client.consumer import Consumer
 from ottla.client.producer import Producer
@@ -19,6 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "clients" / "queues.md"
 DEADLINE_S = 120.0
 
 
+@pytest.mark.slow
 async def test_tasks_are_done_or_end_in_the_dead_letter_topic(ottla_for_clients: LocalNode) -> None:
     servers = ottla_for_clients.bootstrap_servers
     (commands,) = re.findall(r"^```console\n(.*?)^```", PAGE.read_text(), re.S | re.M)

@@ -503,6 +503,7 @@ async def test_an_assignment_that_a_coordinator_wrote_before_it_moved_is_not_mis
         assert record.offset == 0
 
 
+@pytest.mark.slow
 async def test_what_was_held_too_long_is_forgotten(
     cluster: FakeCluster, brokers: ShareBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,6 +228,7 @@ async def test_the_implicit_mode_has_no_acknowledgements(servers: str, topic: st
             await consumer.run_workers(print)
 
 
+@pytest.mark.slow
 @pytest.mark.witness
 async def test_a_lock_that_expires_gives_the_record_to_another(
     servers: str, queue: str, admin: Admin
@@ -358,6 +359,7 @@ async def test_columns_are_accepted_by_the_next_poll(
     assert await lag(admin, group, topic) == 0
 
 
+@pytest.mark.slow
 async def test_a_record_that_cannot_be_deserialized_can_be_rejected(
     servers: str, topic: str, group: str
 ) -> None:
@@ -555,6 +557,7 @@ async def test_workers_keep_the_lock_while_a_job_runs(servers: str, queue: str, 
     await try_without_pauses(admin, 0.4, attempt)
 
 
+@pytest.mark.slow
 async def test_a_record_that_cannot_be_handed_over_is_not_lost(servers: str, topic: str, group: str) -> None:
     await produce(servers, topic, [b"a"])
     tried: list[int] = []
@@ -579,6 +582,7 @@ async def test_a_record_that_cannot_be_handed_over_is_not_lost(servers: str, top
     assert (results.released, results.rejected) == (0, 1)
 
 
+@pytest.mark.slow
 async def test_a_record_that_was_not_handed_over_is_released_at_the_end(
     servers: str, topic: str, group: str
 ) -> None:
@@ -652,6 +656,7 @@ async def test_plain_functions_work_in_threads_of_a_blocking_consumer(
     assert len(threads) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_handler_that_exits_fails_and_the_others_go_on(servers: str, is_async: bool) -> None:
     topic = group = f"exits-{is_async}"

@@ -25,6 +25,7 @@ def brokers_by(node: ClusterNode) -> dict[int, int]:
     return {broker.broker_id: broker.port for broker in answer.brokers}
 
 
+@pytest.mark.slow
 def test_every_node_describes_the_same_cluster(cluster: LocalCluster) -> None:
     everyone = {each.id: each.port for each in cluster.nodes}
     for node in cluster.nodes:
@@ -37,6 +38,7 @@ def test_every_node_describes_the_same_cluster(cluster: LocalCluster) -> None:
         wait_until(lambda: admin.cluster.quorum().leader_id == cluster.controller(), "they name two leaders")
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_made_through_one_node_is_known_to_all(cluster: LocalCluster) -> None:
     for node in cluster.nodes:
         with blocking.Admin(node.bootstrap_servers) as admin:
@@ -77,6 +79,7 @@ def test_leaders_that_are_killed_are_followed_by_others_and_nothing_is_lost(
     load.check(cluster.bootstrap_servers)
 
 
+@pytest.mark.slow
 def test_another_controller_takes_over_and_changes_go_on(
     cluster: LocalCluster, make_topic: MakeTopic
 ) -> None:
@@ -131,6 +134,7 @@ def test_a_rolling_restart_disturbs_no_client(cluster: LocalCluster, make_topic:
     load.check(cluster.bootstrap_servers)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_stopped_hands_its_leaderships_over_first(
     cluster: LocalCluster, make_topic: MakeTopic
 ) -> None:

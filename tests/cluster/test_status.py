@@ -41,6 +41,7 @@ class Status:
         return found
 
 
+@pytest.mark.slow
 def test_all_is_well_and_then_a_node_is_gone(cluster: LocalCluster, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=3)
     look = Status(cluster)

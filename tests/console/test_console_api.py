@@ -54,6 +54,7 @@ class TestOverview:
         assert found["node"]["tasks"]["failed"] == 0
         assert {each["name"] for each in found["features"]} >= {"metadata.version", "kraft.version"}
 
+    @pytest.mark.slow
     def test_it_says_how_long_the_node_is_up_not_the_console(self) -> None:
         with LocalNode({"http.listener": "http://127.0.0.1:0"}) as node:
             assert node.http_url is not None
@@ -239,6 +240,7 @@ class TestMessages:
             forgotten = api.request("GET", f"/api/topics/{topic}/messages", cursor="~0123")
             assert (forgotten.status, forgotten.error) == (400, "BAD_REQUEST")
 
+    @pytest.mark.slow
     def test_a_list_is_a_document_of_bounded_size(self, api: ApiClient, console_node: LocalNode) -> None:
         with topic_of(api, "heavy", 1) as topic:
             headers = [(f"{number} {'n' * 300}", b"v" * 2_000) for number in range(60)]
@@ -265,6 +267,7 @@ class TestMessages:
         assert [name for name, _ in found if name == "message"] == ["message"] * 3
         assert (found[-1][0], found[-1][1]["reason"], found[-1][1]["matched"]) == ("end", "limit", 3)
 
+    @pytest.mark.slow
     def test_the_live_tail_shows_what_arrives(self, api: ApiClient, console_node: LocalNode) -> None:
         with topic_of(api, "tailed", 1) as topic:
             fill(console_node, topic, 5)

@@ -132,6 +132,7 @@ def test_large_data_are_searched_in_pieces() -> None:
     assert not _contains(bytes(data), b"needle")
 
 
+@pytest.mark.slow
 async def test_charts_come_back_after_the_cluster_was_away_for_long() -> None:
     """Away for longer than a history records after the last look."""
     away = asyncio.Event()
@@ -341,6 +342,7 @@ class TestPayload:
         assert self.show(b"\xffabc", "text")["text"] == "\ufffdabc"
         assert self.show(b"abc", "avro")["note"] == "no schema is set for the values of t"
 
+    @pytest.mark.slow
     def test_a_large_payload_is_cut_and_cheap(self) -> None:
         for data in (b"x" * 20_000_000, b"\0" * 20_000_000, b'{"a": "' + b"y" * 20_000_000 + b'"}'):
             found = self.show(data)

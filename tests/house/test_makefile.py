@@ -39,6 +39,7 @@ def checkout(directory: Path) -> tuple[list[str], Path]:
     return ["make", "setup", f"PYTHON={python}"], log
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="no `make` on the PATH")
 def test_several_makes_at_once_build_one_environment(tmp_path: Path) -> None:
     command, log = checkout(tmp_path)
@@ -60,6 +61,7 @@ def test_several_makes_at_once_build_one_environment(tmp_path: Path) -> None:
     assert (tmp_path / ".venv" / ".installed").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="no `make` on the PATH")
 def test_a_half_built_environment_is_built_again(tmp_path: Path) -> None:
     """A first run that was killed leaves a Python whose pip cannot be imported."""

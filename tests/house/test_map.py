@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.house.checks import FLOORS
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +18,7 @@ _ROOMS = "|".join(FLOORS)
 _PATH = re.compile(rf"`((?:{_ROOMS})/[\w/]*(?:\.py)?)`")
 
 
+@pytest.mark.slow
 def test_a_produce_request_crosses_few_files() -> None:
     """In a process of its own: profiling would see the threads of other tests."""
     command = [sys.executable, "-m", "tests.house.request_path"]

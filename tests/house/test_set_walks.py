@@ -45,6 +45,7 @@ def inside(statement: str) -> str:
     return f"class Other(Group):\n    def work({parameters}) -> None:\n        {statement}\n"
 
 
+@pytest.mark.slow
 def test_no_simulated_code_walks_a_set() -> None:
     found = [
         f"{name}:{line}: {walk}"

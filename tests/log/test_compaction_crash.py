@@ -83,6 +83,7 @@ def check(lab: CompactionHarness) -> None:
     assert not [path for path in lab.disk.contents() if path.endswith((".cleaned", ".swap"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [seed if seed < 4 else pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(SEEDS)]
 )

@@ -80,6 +80,7 @@ def test_a_read_is_the_batches_from_the_offset_on(lab: LogHarness, data: st.Data
         assert found[-1][1].next_offset in ends
 
 
+@pytest.mark.slow
 @given(logs())
 def test_reading_on_from_where_a_read_ended_reads_everything(lab: LogHarness) -> None:
     log = lab.log
@@ -91,6 +92,7 @@ def test_reading_on_from_where_a_read_ended_reads_everything(lab: LogHarness) ->
     assert seen == [header.base_offset for header, _ in all_batches(log)]
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(logs(), st.data())
 def test_timestamps_are_found_as_by_a_scan(lab: LogHarness, data: st.DataObject) -> None:

@@ -106,6 +106,7 @@ def test_a_sound_log_is_not_damaged() -> None:
     assert [bytes(data) for _, data in all_batches(lab.reload(clean=True))] == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flipped", "short", "last"])
 def test_a_repair_may_be_interrupted_at_any_point(kind: str) -> None:
     step = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -323,5 +324,5 @@ class ProducerLives(RuleBasedStateMachine):
         assert encode_snapshot(decode_snapshot(snapshot)) == snapshot
 
 
-TestProducerLives = ProducerLives.TestCase
+TestProducerLives = pytest.mark.slow(ProducerLives.TestCase)
 TestProducerLives.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

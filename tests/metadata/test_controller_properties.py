@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -251,4 +252,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 Cluster.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-TestCluster = Cluster.TestCase
+TestCluster = pytest.mark.slow(Cluster.TestCase)

@@ -221,6 +221,7 @@ def test_a_fetch_session_goes_on_where_it_was_throttled(broker: Broker, noisy: s
     assert len(answer.responses[0].partitions[0].records or b"") > 15_000
 
 
+@pytest.mark.slow
 def test_a_client_without_sessions_goes_on_where_it_was_throttled(broker: Broker, noisy: str) -> None:
     """The connection keeps the partitions of such a client if they are many."""
     name, partitions = f"quotas-{uuid.uuid4().hex}", 70
@@ -284,6 +285,7 @@ def test_markers_of_transactions_free_no_other_request(broker: Broker, noisy: st
     assert produced.throttle_time_ms > 800_000
 
 
+@pytest.mark.slow
 def test_a_client_that_says_it_is_a_follower_is_throttled(own_node: LocalNode, noisy: str) -> None:
     """Apache Kafka throttles no fetch with the id of a replica; here it has to be that of another broker."""
     with ExitStack() as stack:
@@ -353,6 +355,7 @@ def test_changes_of_partitions_are_refused_or_delayed(broker: Broker, noisy: str
         admin.topics.delete(*names)
 
 
+@pytest.mark.slow
 def test_the_admin_client_waits_for_a_quota_on_changes(broker: Broker, noisy: str) -> None:
     broker.limit(noisy, controller_mutation_rate=4)  # a burst of 44
     names = [f"waits-{noisy}-{number}" for number in range(4)]

@@ -264,6 +264,7 @@ def test_deleted_records_are_gone_for_readers(node: LocalNode, admin: AdminClien
     assert [message.value() for message in read(node, topic, 3, offset=7)] == [b"7", b"8", b"9"]
 
 
+@pytest.mark.slow
 def test_a_waiting_reader_gets_a_record_as_it_comes(node: LocalNode, topic: str) -> None:
     consumer = Consumer(
         {"bootstrap.servers": node.bootstrap_servers, "group.id": "none", "fetch.wait.max.ms": 60_000}

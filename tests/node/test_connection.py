@@ -427,6 +427,7 @@ async def test_a_large_request_that_paused_on_its_way_goes_on() -> None:
             assert await client.receive() == body
 
 
+@pytest.mark.slow
 @scenario
 async def test_a_client_that_asks_for_much_at_once_does_not_keep_others_waiting() -> None:
     async with serving() as bench:
@@ -556,6 +557,7 @@ def test_clients_that_have_closed_are_not_waited_for_without_end(monkeypatch: py
     run(main())
 
 
+@pytest.mark.slow
 @scenario
 async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
     async with serving(connections_max_idle_ms="300") as bench:
@@ -690,6 +692,7 @@ async def test_a_client_that_sends_without_pause_gives_way_to_others() -> None:
 A_LONG_TIME = b"3600"
 
 
+@pytest.mark.slow
 @scenario
 async def test_a_throttled_client_has_its_response_and_nothing_after_it_is_started() -> None:
     async with serving(
@@ -766,6 +769,7 @@ async def test_a_request_that_has_begun_is_received_while_its_client_is_throttle
         assert b"echo next" not in bench.script.started
 
 
+@pytest.mark.slow
 @scenario
 async def test_a_throttled_client_that_is_gone_is_noticed() -> None:
     async with serving(connections_max_idle_ms="500") as bench:

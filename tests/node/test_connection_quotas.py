@@ -233,6 +233,7 @@ def test_the_rates_of_many_addresses_are_bounded(monkeypatch: pytest.MonkeyPatch
     assert len(quotas._ip_rates._rates) == 100
 
 
+@pytest.mark.slow
 def test_a_client_that_connects_too_often_is_closed_after_a_while() -> None:
     async def main() -> None:
         async with serving() as bench:
@@ -274,6 +275,7 @@ def test_an_address_of_ipv4_is_the_same_on_a_socket_for_both() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_without_handles_connections_wait_and_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -61,6 +61,7 @@ async def test_an_idle_session_reads_nothing_and_after_an_append_one_partition(
     assert await client.reads() == []
 
 
+@pytest.mark.slow
 async def test_an_idle_follower_of_many_partitions_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, follower = await idle_follower(monkeypatch, MANY)
     assert await follower.reads() == []
@@ -71,6 +72,7 @@ async def test_an_idle_follower_of_many_partitions_costs_nothing(monkeypatch: py
     assert await follower.reads() == []
 
 
+@pytest.mark.slow
 async def test_a_wake_up_reads_what_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, client = await idle_session(monkeypatch, MANY)
     broker.reads.clear()
@@ -82,6 +84,7 @@ async def test_a_wake_up_reads_what_moved(monkeypatch: pytest.MonkeyPatch) -> No
     assert broker.reads == [3]
 
 
+@pytest.mark.slow
 async def test_a_fetch_without_session_reads_again_what_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = FetchHarness(monkeypatch, MANY)
     await broker.start()
@@ -172,6 +175,7 @@ async def test_a_share_of_the_memory_leaves_partitions_to_be_read(monkeypatch: p
     assert sorted(index for index, data in (await client.fetch({0: 1})).items() if data.records) == [1]
 
 
+@pytest.mark.slow
 async def test_many_partitions_are_read_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = FetchHarness(monkeypatch, MANY)
     await broker.start()
@@ -187,6 +191,7 @@ async def test_many_partitions_are_read_in_several_turns(monkeypatch: pytest.Mon
     assert most <= 32
 
 
+@pytest.mark.slow
 async def test_progress_between_the_turns_of_a_read_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = FetchHarness(monkeypatch, MANY)
     await broker.start()
@@ -227,6 +232,7 @@ async def fetch_all(client: SessionClient, offsets: dict[int, int]) -> tuple[lis
     )
 
 
+@pytest.mark.slow
 async def test_a_fetch_that_is_sent_again_without_a_session_reads_what_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

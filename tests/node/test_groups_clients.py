@@ -164,6 +164,7 @@ def test_a_static_member_returns_without_a_rebalance(world: World) -> None:
     assert len(rebalances) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_pattern_takes_up_new_topics_and_partitions(world: World, protocol: str) -> None:
     first = world.topic(1, "-a")

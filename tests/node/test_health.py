@@ -52,6 +52,7 @@ def read(url: str) -> str:
 class TestChecks:
     """The checks of nodes in virtual time."""
 
+    @pytest.mark.slow
     def test_each_check_names_what_is_wrong(self) -> None:
         nodes = SimNodes(
             ROLES,
@@ -154,6 +155,7 @@ class TestOverHttp:
         assert status == 400
         assert "'luck'" in refused["error"]
 
+    @pytest.mark.slow
     @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl; apt-get install curl")
     def test_curl_has_the_exit_status_for_scripts(self, node: LocalNode) -> None:
         curl = ["curl", "-fsS", "-o", "/dev/null", "-m", "60"]

@@ -220,6 +220,7 @@ async def add_users(node: Node) -> None:
             await admin.users.set_password(name, "secret", mechanism=mechanism, iterations=iterations)
 
 
+@pytest.mark.slow
 async def test_a_user_who_does_not_exist_takes_the_same_work_to_refuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +247,7 @@ async def test_a_user_who_does_not_exist_takes_the_same_work_to_refuse(
         assert len(work) == 2
 
 
+@pytest.mark.slow
 async def test_each_refused_login_is_logged_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

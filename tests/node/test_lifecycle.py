@@ -59,6 +59,7 @@ def read(node: NodeProcess, topic: str, count: int) -> list[bytes | None]:
     return found
 
 
+@pytest.mark.slow
 def test_it_says_when_it_is_ready_and_ends_cleanly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTTLA_MAX_TURN_MS", "0")  # a busy machine holds any event loop now and then
     with NodeProcess(tmp_path / "data") as node:
@@ -73,6 +74,7 @@ def test_it_says_when_it_is_ready_and_ends_cleanly(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "data" / CLEAN).exists()
 
 
+@pytest.mark.slow
 def test_readers_that_wait_for_records_do_not_hold_up_its_end(tmp_path: Path) -> None:
     wanted = FetchPartition(partition=0, partition_max_bytes=1000)
     request = FetchRequest(
@@ -94,6 +96,7 @@ def test_readers_that_wait_for_records_do_not_hold_up_its_end(tmp_path: Path) ->
         assert seconds < 50, "they would have waited for a minute"
 
 
+@pytest.mark.slow
 def test_it_is_small_at_rest(tmp_path: Path) -> None:
     with NodeProcess(tmp_path) as node:
         assert psutil.Process(node.pid).memory_info().rss < 50 * 1024 * 1024
@@ -137,6 +140,7 @@ def refused(arguments: list[str]) -> str:
     return lines[0]
 
 
+@pytest.mark.slow
 def test_a_second_node_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     with NodeProcess(tmp_path) as node:
         line = refused(["--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"])
@@ -167,6 +171,7 @@ def test_a_port_is_opened_once_when_there_is_something_behind_it(monkeypatch: py
     assert steps == ["open the disk", "listen"]
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -178,6 +183,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_a_start_that_is_refused_formats_nothing(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letters").touch()
@@ -187,6 +193,7 @@ def test_a_start_that_is_refused_formats_nothing(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "empty").iterdir()} <= {".lock"}
 
 
+@pytest.mark.slow
 def test_a_directory_that_failed_is_pointed_out_and_not_said_to_have_data(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     broken.touch()  # a file, where a directory should be
@@ -199,6 +206,7 @@ def test_a_directory_that_failed_is_pointed_out_and_not_said_to_have_data(tmp_pa
         node.terminate()
 
 
+@pytest.mark.slow
 def test_a_listener_on_every_interface_is_pointed_out(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ottla", "start", "--data-dir", str(tmp_path), "--listen", "0.0.0.0:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as node:
@@ -209,6 +217,7 @@ def test_a_listener_on_every_interface_is_pointed_out(tmp_path: Path) -> None:
         assert "is open to every network of this machine" in node.stderr.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
@@ -248,12 +257,14 @@ def test_the_principal_builder_of_kafka_is_ours() -> None:
     assert "Invalid value com.example.Groups" in problems[0]
 
 
+@pytest.mark.slow
 def test_a_quota_callback_that_is_not_loaded_is_pointed_out(tmp_path: Path) -> None:
     with NodeProcess(tmp_path, "--set", "client.quota.callback.class=com.example.Quotas") as node:
         assert "client.quota.callback.class=com.example.Quotas is not loaded" in node.stderr()
         node.terminate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["controller", "broker,controller"])
 def test_a_controller_on_every_interface_is_pointed_out(tmp_path: Path, role: str) -> None:
     listeners = ["CONTROLLER://0.0.0.0:0"] + ["PLAINTEXT://127.0.0.1:0"] * ("broker" in role)
@@ -270,6 +281,7 @@ def test_a_controller_on_every_interface_is_pointed_out(tmp_path: Path, role: st
     assert "every client that reaches it may act as a node of the cluster" in said
 
 
+@pytest.mark.slow
 def test_an_ipv6_address_is_served_and_told_in_brackets(tmp_path: Path) -> None:
     try:
         with socket.socket(socket.AF_INET6) as probe:
@@ -293,6 +305,7 @@ def test_an_ipv6_address_is_served_and_told_in_brackets(tmp_path: Path) -> None:
             node.terminate()
 
 
+@pytest.mark.slow
 def test_directories_of_two_clusters_are_refused(tmp_path: Path) -> None:
     for name in "ab":
         with NodeProcess(tmp_path / name) as node:
@@ -316,11 +329,13 @@ def test_a_read_only_disk_is_one_line(tmp_path: Path) -> None:
     assert str(failure.value) == f"cannot use {tmp_path / 'data'}: the disk is read-only"
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_is_refused_by_name_value_and_what_is_allowed(tmp_path: Path) -> None:
     line = refused(["--data-dir", str(tmp_path), "--set", "num.partitions=0"])
     assert line == "ottla: Invalid value 0 for configuration num.partitions: Value must be at least 1"
 
 
+@pytest.mark.slow
 def test_settings_come_from_flags_over_the_file_and_unknown_ones_are_pointed_out(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text("num.partitions=3\nlog.retention.hour=5\nmessage.max.bytes = 2000\n")
@@ -332,6 +347,7 @@ def test_settings_come_from_flags_over_the_file_and_unknown_ones_are_pointed_out
         consumer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -351,6 +367,7 @@ def test_options_that_make_no_sense_are_refused(arguments: list[str], problem: s
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_help_and_version_need_no_node() -> None:
     assert "Usage: ottla start" in run_start(["--help"]).stdout
     done = subprocess.run(
@@ -359,6 +376,7 @@ def test_help_and_version_need_no_node() -> None:
     assert done.stdout.startswith("ottla ")
 
 
+@pytest.mark.slow
 def test_a_kafka_node_of_one_starts_with_its_own_file(tmp_path: Path) -> None:
     """The file of a combined node of Apache Kafka, with a listener for the controller."""
     ports = free_ports(2)
@@ -383,6 +401,7 @@ def test_a_kafka_node_of_one_starts_with_its_own_file(tmp_path: Path) -> None:
             assert controller.ask(MetadataRequest(topics=[]), 12) is CLOSED
 
 
+@pytest.mark.slow
 def test_a_listener_that_cannot_be_served_as_asked_is_refused(tmp_path: Path) -> None:
     line = refused(["--data-dir", str(tmp_path), "--set", "listeners=SSL://127.0.0.1:0"])
     assert "listener SSL: there is no certificate for the listener: set ssl.keystore.location" in line

@@ -214,6 +214,7 @@ def test_clients_that_do_not_read_together_hold_no_more_than_the_limit() -> None
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_slow_readers_are_closed_when_memory_is_short_and_only_then(
     caplog: pytest.LogCaptureFixture,
@@ -243,6 +244,7 @@ def test_slow_readers_are_closed_when_memory_is_short_and_only_then(
     assert "connections.memory.max.bytes" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_slow_client_that_still_reads_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     # Longer than a busy machine keeps this process, and with it the client, from going on.
@@ -417,6 +419,7 @@ async def test_a_request_larger_than_the_budget_gets_through_alone() -> None:
         assert bench.script.most_in_progress <= 6 * MB  # one after the other
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 def test_other_nodes_are_served_while_clients_use_all_of_theirs() -> None:
     async def main() -> None:
@@ -442,6 +445,7 @@ def test_other_nodes_are_served_while_clients_use_all_of_theirs() -> None:
     run(main())
 
 
+@pytest.mark.slow
 @scenario
 async def test_the_idle_limit_closes_connections_with_unread_responses_and_half_sent_requests() -> None:
     async with serving(connections_max_idle_ms="500") as bench:

@@ -9,6 +9,7 @@ import errno
 import sys
 from typing import Any, cast
 
+import pytest
 from tests.log.test_log_manager import IDS, A, B, Node
 from tests.log.test_truncation_steps import SYNCS, StepPool
 from tests.replication.partition_harness import registration
@@ -75,6 +76,7 @@ class Lab:
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_a_lack_of_handles_puts_a_move_off_and_does_not_end_it() -> None:
     lab = Lab()
     await lab.start()

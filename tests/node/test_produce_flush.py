@@ -144,6 +144,7 @@ def test_a_producer_that_leaves_does_not_take_the_flush_with_it(
     wait_until(lambda: high_watermarks(wire)[0] == 1, "the record was not shown")
 
 
+@pytest.mark.slow
 def test_a_flush_that_fails_is_tried_again_without_another_record(
     wire: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

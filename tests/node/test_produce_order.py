@@ -91,6 +91,7 @@ def wide(partitions: int, *, acks: int = 1) -> ProduceRequest:
     return ProduceRequest(acks=acks, topic_data=[TopicProduceData(name="wide", partition_data=parts)])
 
 
+@pytest.mark.slow
 def test_a_request_for_many_partitions_lets_other_connections_have_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from tests.support.node_process import run_start
 
 from ottla.log.directory.meta_properties import read_meta_properties
@@ -32,6 +33,7 @@ def arguments(directory: Path, ports: list[int], *more: str) -> list[str]:
     return [*(part for name, value in settings.items() for part in ("--set", f"{name}={value}")), *more]
 
 
+@pytest.mark.slow
 def test_one_of_several_nodes_does_not_make_up_a_cluster_of_its_own(tmp_path: Path) -> None:
     done = run_start(arguments(tmp_path / "data", free_ports(4)))
     assert done.returncode == 1
@@ -40,6 +42,7 @@ def test_one_of_several_nodes_does_not_make_up_a_cluster_of_its_own(tmp_path: Pa
     assert read_meta_properties(RealDisk(), str(tmp_path / "data")) is None
 
 
+@pytest.mark.slow
 def test_a_node_that_waits_for_its_quorum_can_be_stopped(tmp_path: Path) -> None:
     ports = free_ports(4)
     command = [sys.executable, "-m", "ottla", "start"]

@@ -36,6 +36,7 @@ def values(attributes: list[dict[str, Any]]) -> dict[str, str]:
     return {each["key"]: next(iter(each["value"].values())) for each in attributes}
 
 
+@pytest.mark.slow
 def test_each_request_gets_a_span(tmp_path: Path) -> None:
     with Collector() as collector:
         command = [sys.executable, "-c", PROGRAM, collector.address, str(tmp_path / "data")]

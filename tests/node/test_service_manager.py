@@ -64,6 +64,7 @@ def start(address: str, directory: Path, *options: str, **environment: str) -> s
     )
 
 
+@pytest.mark.slow
 def test_a_node_says_when_it_is_ready_alive_and_stopping(tmp_path: Path) -> None:
     # In Linux' abstract namespace, as systemd does it in containers.
     name = f"ottla-test-{os.getpid()}-{tmp_path.name}"
@@ -89,6 +90,7 @@ def test_a_node_says_when_it_is_ready_alive_and_stopping(tmp_path: Path) -> None
             node.wait()
 
 
+@pytest.mark.slow
 def test_why_a_node_cannot_start_is_its_status(tmp_path: Path) -> None:
     address = str(tmp_path / "notify")
     with listening(address) as listener, socket.socket() as taken:
@@ -130,6 +132,7 @@ def test_a_status_is_one_line(tmp_path: Path) -> None:
         assert len(line) < 600
 
 
+@pytest.mark.slow
 def test_the_unit_file_is_one_that_systemd_takes() -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]

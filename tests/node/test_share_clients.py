@@ -96,6 +96,7 @@ def test_librdkafka_acknowledges_in_every_way(node: LocalNode, admin: blocking.A
     assert left(admin, "rdkafka") == 0
 
 
+@pytest.mark.slow
 @needs_share_consumer
 def test_two_consumers_of_librdkafka_share_the_records(node: LocalNode, admin: blocking.Admin) -> None:
     begin(admin, "rdkafka-two")

@@ -167,6 +167,7 @@ def test_all_partitions_are_served_where_there_are_many(monkeypatch: pytest.Monk
     run(monkeypatch, scenario)
 
 
+@pytest.mark.slow
 def test_min_bytes_are_added_up_over_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(broker: ShareHarness) -> None:
         member = await begun(broker)
@@ -451,6 +452,7 @@ def test_a_session_that_ends_is_forgotten_by_its_share_partitions(monkeypatch: p
     run(monkeypatch, scenario)
 
 
+@pytest.mark.slow
 def test_a_request_may_name_very_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(broker: ShareHarness) -> None:
         member = await begun(broker, "member", *range(2000))

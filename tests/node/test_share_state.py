@@ -344,6 +344,7 @@ def test_writes_that_come_together_are_one_batch_of_records() -> None:
     nodes.run(life())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 6))]
 )

@@ -47,6 +47,7 @@ def test_a_start_without_an_answer_of_the_controller_says_so(pauses_at: str, wai
     assert warnings(nodes) == [f"20 s: it is still {waits}"]
 
 
+@pytest.mark.slow
 def test_it_says_so_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the reason: what the start waits for here never comes."""
     nodes = SimNodes({1: "controller", 2: "broker"})
@@ -64,6 +65,7 @@ def test_it_says_so_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.partition(":")[0] for line in warnings(nodes)] == ["20 s", "80 s", "140 s"]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_ready_says_nothing() -> None:
     nodes = SimNodes()
 

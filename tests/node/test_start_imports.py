@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # Starts a node, and when it says that it is ready, prints what is imported and stops it.
 START = """
 import os, signal, sys
@@ -38,6 +40,7 @@ LATER = {
 }
 
 
+@pytest.mark.slow
 def test_a_node_is_ready_without_what_it_does_not_need_yet(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", START, str(tmp_path)], capture_output=True, text=True, timeout=200
@@ -69,6 +72,7 @@ sys.exit(main(["start", "--data-dir", sys.argv[1], "--listen", "127.0.0.1:0"]))
 """
 
 
+@pytest.mark.slow
 def test_the_event_loop_does_not_wait_for_the_import_of_the_cleaner(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WATCH, str(tmp_path)], capture_output=True, text=True, timeout=200
@@ -94,6 +98,7 @@ with LocalNode() as node, WireClient(node.bootstrap_servers) as wire:
 """
 
 
+@pytest.mark.slow
 def test_the_event_loop_does_not_wait_for_the_import_of_the_group_coordinator() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FIRST_GROUP],

@@ -207,6 +207,7 @@ def test_turning_remote_storage_off_and_on_again_loses_nothing(tmp_path: Path) -
         assert consume(bootstrap, "orders", 100) == list(range(100))
 
 
+@pytest.mark.slow
 def test_turning_it_off_after_segments_left_the_disk_moves_the_log_start(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with LocalNode(settings(store)) as node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from confluent_kafka.admin import AdminClient
 from tests.node.test_tiered_copy import consume, create, produce, settings, wait_until_copied, watermarks
 from tests.support.remote_store import METADATA_TOPIC, finished_segments, is_settled
@@ -21,6 +22,7 @@ def local_segments(node: LocalNode) -> int:
     return len(list(Path(node.data_dir, "orders-0").glob("*.log")))
 
 
+@pytest.mark.slow
 def test_a_metadata_topic_that_was_deleted_is_made_again_from_the_store(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with LocalNode(settings(store), data_dir=str(tmp_path / "data")) as node:

@@ -54,6 +54,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if "store of tiered storage" in each.getMessage()]
 
 
+@pytest.mark.slow
 def test_a_node_starts_and_says_that_its_store_cannot_be_used_and_when_it_can(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_node_says_nothing_of_a_store_that_works(store: FakeS3, caplog: pytest
     assert not store.objects
 
 
+@pytest.mark.slow
 def test_a_store_that_hangs_does_not_delay_the_start(store: FakeS3, caplog: pytest.LogCaptureFixture) -> None:
     store.hang()
     with LocalNode(s3_settings(store, **{"rsm.config.storage.s3.api.call.attempt.timeout": "1000"})):

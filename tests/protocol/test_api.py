@@ -79,6 +79,7 @@ def test_every_key_has_a_name_for_log_lines() -> None:
     assert api_name(12345) == "unknown API 12345"
 
 
+@pytest.mark.slow
 def test_the_table_loads_no_message() -> None:
     check = (
         "import sys, ottla.protocol.api\n"

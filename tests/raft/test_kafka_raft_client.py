@@ -83,6 +83,7 @@ def cannot_write(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica.client.log, "append_as_leader", refuse)
 
 
+@pytest.mark.slow
 async def test_a_leader_without_room_resigns_and_follows_the_next_one(
     replicas: list[Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:

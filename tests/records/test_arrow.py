@@ -48,6 +48,7 @@ def with_plain_timestamps(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return batch.set_column(at, "timestamp", batch.column(at).cast(pa.int64())).to_pylist()
 
 
+@pytest.mark.slow
 @given(
     runs=st.lists(record_runs(gaps=True, max_size=20), min_size=1, max_size=3),
     codec=st.sampled_from(list(Codec)),
@@ -159,6 +160,7 @@ def test_damage_is_an_error() -> None:
         decode_to_arrow([data])
 
 
+@pytest.mark.slow
 @given(
     run=record_runs(base=0, max_size=40),
     codec=st.sampled_from(list(Codec)),
@@ -257,6 +259,7 @@ def test_keys_are_placed_as_one_by_one(keys: list[bytes | None], partitions: int
     ]
 
 
+@pytest.mark.slow
 def test_pyarrow_is_not_imported_before_it_is_needed() -> None:
     program = (
         "import sys, ottla.records.batch, ottla.records.builder, ottla.records.validation,"

@@ -373,6 +373,7 @@ def outcome(data: Any, rules: dict[str, Any]) -> Any:
     return bytes(found.buffer), *found[1:]
 
 
+@pytest.mark.slow
 @given(
     records=record_runs(base=0),
     producer=st.sampled_from([(-1, -1, -1), (7, 0, 0), (7, 1, -1)]),

@@ -185,6 +185,7 @@ def test_a_store_that_is_away_does_not_fill_the_metadata() -> None:
     assert 100 < world.manager.statistics.copy_errors < 250
 
 
+@pytest.mark.slow
 def test_traffic_does_not_shorten_the_pauses_of_a_store_that_fails() -> None:
     world = RemoteWorld()
     world.store.failures = 1_000_000

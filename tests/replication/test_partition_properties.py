@@ -100,4 +100,4 @@ class LeadersLife(RuleBasedStateMachine):
 
 
 LeadersLife.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-TestLeadersLife = LeadersLife.TestCase
+TestLeadersLife = pytest.mark.slow(LeadersLife.TestCase)

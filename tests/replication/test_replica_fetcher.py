@@ -394,6 +394,7 @@ def test_a_partition_that_was_given_up_is_not_written_to() -> None:
     assert lab.end == 0
 
 
+@pytest.mark.slow
 def test_a_throttled_follower_rests_while_it_is_behind_and_above_its_rate() -> None:
     throttled = replace(LogConfig(), follower_replication_throttled_replicas=("*",))
     lab = Lab(config=replace(CONFIG, max_bytes=1_000), log_config=throttled)

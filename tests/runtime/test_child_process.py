@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.waiting import wait_until
 
 HANGING = """
@@ -37,6 +39,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.slow
 def test_a_child_in_a_request_that_hangs_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     (tmp_path / "hanging_child.py").write_text(HANGING)
     file = tmp_path / "pid"

@@ -147,6 +147,7 @@ class TestLock:
         assert process.stdout is not None
         return process.stdout.readline().strip()
 
+    @pytest.mark.slow
     def test_another_process_is_refused_while_it_is_held(self, tmp_path: Path) -> None:
         path = f"{tmp_path}/.lock"
         lock = RealDisk().lock(path)
@@ -160,6 +161,7 @@ class TestLock:
             assert self.answer(process) == "locked"
             process.kill()
 
+    @pytest.mark.slow
     def test_it_is_free_again_when_its_process_has_died(self, tmp_path: Path) -> None:
         path = f"{tmp_path}/.lock"
         with self.other_process(path) as process:

@@ -17,6 +17,14 @@ class _Node:
         self.itself: _Node | None = None
 
 
+@pytest.fixture(autouse=True)
+def frozen_afterwards() -> Iterator[None]:
+    """What is there for the whole run, all tests for one, is frozen again: later collections pass over it."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def visited() -> Iterator[list[int]]:
     """The number of objects that each full collection visited."""
@@ -32,6 +40,7 @@ def visited() -> Iterator[list[int]]:
     gc.callbacks.remove(count)
 
 
+@pytest.mark.slow
 def test_growth_does_not_make_collections_longer(visited: list[int]) -> None:
     before = [[number] for number in range(2 * MANY)]  # a process that is large already
     gc.collect()

@@ -586,6 +586,7 @@ class TestConnections:
             assert (await site.get("/hello/you")).status == 200
         assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
+    @pytest.mark.slow
     async def test_slow_clients_are_given_up(self) -> None:
         # Each client has to be quicker than that with its first bytes.
         limits = HttpLimits(head_seconds=1.5, idle_seconds=1.5, body_seconds=1.5, linger_seconds=0.5)
@@ -610,6 +611,7 @@ class TestConnections:
             assert (await site.get("/hello/you")).status == 200
             assert site.server.connections <= 21
 
+    @pytest.mark.slow
     async def test_the_bound_holds_when_many_come_at_once(self) -> None:
         async with serving(limits=HttpLimits(max_connections=20)) as site:
             counts: list[int] = []

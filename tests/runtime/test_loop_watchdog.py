@@ -84,6 +84,7 @@ def test_a_call_that_blocks_counts_too(new_loop: Callable[[], asyncio.AbstractEv
     assert sum(seen.histogram.values()) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the CPU time of another thread is known on Linux only")
 @pytest.mark.parametrize("new_loop", LOOPS)
 def test_a_wait_for_the_disk_is_a_warning_that_names_who_waits(
@@ -209,6 +210,7 @@ def test_loading_a_module_is_no_warning(
     assert {record.levelno for record in found} == {logging.INFO}
 
 
+@pytest.mark.slow
 def test_a_module_that_does_not_come_to_an_end_is_a_warning(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

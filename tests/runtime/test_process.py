@@ -82,6 +82,7 @@ def test_the_facts_of_the_process() -> None:
     assert 1 << 20 < process.resident_bytes() < 1 << 40
 
 
+@pytest.mark.slow
 def test_open_files_are_counted() -> None:
     """In a process of its own: nodes of other tests open and close files in theirs."""
     code = (
@@ -105,6 +106,7 @@ def test_the_limit_of_open_files_is_raised_as_far_as_allowed() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@pytest.mark.slow
 def test_halting_ends_the_process_without_cleaning_up() -> None:
     code = (
         "import atexit; from ottla.runtime import process; atexit.register(print, 'cleaned'); process.halt(3)"
@@ -133,6 +135,7 @@ def test_a_runtime_is_put_together_from_any_doors() -> None:
     real.close()
 
 
+@pytest.mark.slow
 def test_the_runtime_imports_little() -> None:
     """A node is to be ready in half a second; what it stands on must not use that up."""
     code = "import asyncio, sys; old = set(sys.modules); import ottla.runtime; print(*set(sys.modules) - old)"

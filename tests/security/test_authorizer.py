@@ -178,6 +178,7 @@ class TestByResourceType:
 
 
 class TestFollowing:
+    @pytest.mark.slow
     def test_random_acls_decide_as_a_walk_over_all_of_them_does(self) -> None:
         rng = random.Random(16)
         names = ["*", "a", "ab", "abc", "abd", "b", "ba"]

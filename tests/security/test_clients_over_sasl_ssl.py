@@ -102,6 +102,7 @@ def new_name() -> str:
     return f"own-{uuid4().hex[:12]}"
 
 
+@pytest.mark.slow
 @every_mechanism
 def test_librdkafka(node: LocalNode, issuer: Issuer, mechanism: str) -> None:
     settings: dict[str, Any] = {

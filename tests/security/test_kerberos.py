@@ -142,6 +142,7 @@ def brokers(settings: dict[str, Any]) -> int:
     return asyncio.run(asyncio.wait_for(ask(), DEADLINE_SECONDS))
 
 
+@pytest.mark.slow
 def test_our_client_logs_in_with_a_key_tab(kdc: Kdc, node: LocalNode) -> None:
     settings = client(node, kdc.key_tab("alice"), f"alice@{REALM}")
     assert brokers(settings) == 1
@@ -154,6 +155,7 @@ def test_our_client_logs_in_with_a_key_tab(kdc: Kdc, node: LocalNode) -> None:
     asyncio.run(asyncio.wait_for(produce(), DEADLINE_SECONDS))
 
 
+@pytest.mark.slow
 def test_our_client_logs_in_with_a_ticket_cache(kdc: Kdc, node: LocalNode) -> None:
     settings = client(node, "", "") | {"sasl.jaas.config": f"{MODULE} required useTicketCache=true;"}
     with pytest.raises(AuthenticationFailed, match="there is no ticket for kafka@localhost"):
@@ -162,6 +164,7 @@ def test_our_client_logs_in_with_a_ticket_cache(kdc: Kdc, node: LocalNode) -> No
     assert brokers(settings) == 1
 
 
+@pytest.mark.slow
 def test_a_service_that_is_another_is_refused(kdc: Kdc, node: LocalNode) -> None:
     kdc.key_tab("another/localhost")
     settings = client(node, kdc.key_tab("carol"), "carol") | {"sasl.kerberos.service.name": "another"}
@@ -169,6 +172,7 @@ def test_a_service_that_is_another_is_refused(kdc: Kdc, node: LocalNode) -> None
         brokers(settings)
 
 
+@pytest.mark.slow
 def test_a_name_that_no_rule_maps_is_refused(kdc: Kdc, service: str) -> None:
     more = {"sasl.kerberos.principal.to.local.rules": "RULE:[1:$1](adm-.*)s/adm-//"}
     with LocalNode(settings_of(service, "kafka/localhost", **more)) as node:
@@ -177,6 +181,7 @@ def test_a_name_that_no_rule_maps_is_refused(kdc: Kdc, service: str) -> None:
             brokers(client(node, kdc.key_tab("erin"), "erin"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token", [b"", b"\0", b"x" * 300_000, bytes(range(256))])
 def test_what_is_no_token_of_kerberos_is_refused(node: LocalNode, token: bytes) -> None:
     with WireClient(f"localhost:{node.port}") as wire:
@@ -189,6 +194,7 @@ def test_what_is_no_token_of_kerberos_is_refused(node: LocalNode, token: bytes) 
         )
 
 
+@pytest.mark.slow
 def test_an_exchange_cannot_be_replayed(kdc: Kdc, node: LocalNode) -> None:
     """The first token of a client, taken from the wire and sent again by another."""
     import gssapi
@@ -212,6 +218,7 @@ def test_an_exchange_cannot_be_replayed(kdc: Kdc, node: LocalNode) -> None:
     assert codes == [0, ErrorCode.SASL_AUTHENTICATION_FAILED]
 
 
+@pytest.mark.slow
 def test_a_listener_without_keys_is_refused(kdc: Kdc, tmp_path: Path) -> None:
     with pytest.raises(NodeFailed, match="there are no keys for kafka/localhost"):
         LocalNode(settings_of(str(tmp_path / "none"), "kafka/localhost")).start()
@@ -220,6 +227,7 @@ def test_a_listener_without_keys_is_refused(kdc: Kdc, tmp_path: Path) -> None:
         LocalNode(settings_of(str(tmp_path / "none"), "kafka/localhost", **bad)).start()
 
 
+@pytest.mark.slow
 def test_librdkafka_logs_in(kdc: Kdc, node: LocalNode) -> None:
     """The wheels of confluent-kafka have no GSSAPI; where one does, it must work."""
     key_tab = kdc.key_tab("grace")
@@ -240,6 +248,7 @@ def test_librdkafka_logs_in(kdc: Kdc, node: LocalNode) -> None:
     assert admin.list_topics(timeout=DEADLINE_SECONDS).brokers
 
 
+@pytest.mark.slow
 def test_kafka_python_logs_in(kdc: Kdc, node: LocalNode) -> None:
     from kafka import KafkaProducer
 
@@ -256,6 +265,7 @@ def test_kafka_python_logs_in(kdc: Kdc, node: LocalNode) -> None:
     producer.close()
 
 
+@pytest.mark.slow
 def test_our_client_and_kafka_python_log_in_over_tls(kdc: Kdc, tls_node: LocalNode, tmp_path: Path) -> None:
     from kafka import KafkaProducer
 

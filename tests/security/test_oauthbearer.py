@@ -103,6 +103,7 @@ def _closed_logins() -> Iterator[None]:
         Login.opened.pop().close()
 
 
+@pytest.mark.slow
 def test_librdkafka_logs_in_with_a_callback(node: LocalNode, issuer: Issuer) -> None:
     def token(_config: str) -> tuple[str, float, str, dict[str, str]]:
         return issuer.token(), time.time() + 300, "", {"traceId": "7"}
@@ -172,6 +173,7 @@ def test_aiokafka_logs_in(node: LocalNode, issuer: Issuer) -> None:
     asyncio.run(asyncio.wait_for(produce(), DEADLINE_SECONDS))
 
 
+@pytest.mark.slow
 def test_a_session_ends_with_its_token(node: LocalNode, issuer: Issuer) -> None:
     login = Login(node.bootstrap_servers)
     answer = login.bearer(issuer.token(claims(exp=int(time.time()) + 600)))
@@ -206,6 +208,7 @@ def test_a_bad_token_is_answered_as_kafka_answers(node: LocalNode, issuer: Issue
     assert answer.error_message == '{"status":"invalid_token"}'
 
 
+@pytest.mark.slow
 def test_librdkafka_is_told_that_its_token_is_invalid(node: LocalNode) -> None:
     errors: list[KafkaError] = []
     settings = librdkafka(node) | {"oauth_cb": lambda _: (Issuer().token(), time.time() + 300)}
@@ -255,6 +258,7 @@ def test_an_authorization_id_must_be_that_of_the_token(node: LocalNode, issuer: 
     )
 
 
+@pytest.mark.slow
 def test_keys_behind_a_url_are_exchanged_while_the_node_runs() -> None:
     old, new = Issuer(key_id="old"), Issuer("ES256", key_id="new")
     served, asked = [old], []
@@ -387,6 +391,7 @@ def test_the_default_mechanism_is_named() -> None:
         LocalNode(settings).start()
 
 
+@pytest.mark.slow
 def test_tokens_over_tls(issuer: Issuer, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     keys.write_bytes(issuer.jwks())

@@ -102,6 +102,7 @@ def test_a_user_is_throttled_by_any_client_id_and_another_user_is_not(node: Loca
         assert 0 < busy.get(MetadataRequest(topics=None), 12, MetadataResponse).throttle_time_ms <= 1_000
 
 
+@pytest.mark.slow
 def test_a_user_who_sends_what_only_nodes_may_send_is_throttled() -> None:
     transaction = AddPartitionsToTxnTransaction(
         transactional_id="t", producer_id=1, producer_epoch=0, verify_only=True, topics=[]

@@ -193,6 +193,7 @@ def log_in(wire: WireClient, token: bytes = b"\0alice\0alice-secret") -> SaslAut
     return wire.get(SaslAuthenticateRequest(auth_bytes=token), 2, SaslAuthenticateResponse)
 
 
+@pytest.mark.slow
 def test_session_that_has_ended_is_closed_unless_it_is_renewed(forgetful_node: LocalNode) -> None:
     with (
         WireClient(forgetful_node.bootstrap_servers) as wire,

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -205,5 +206,5 @@ def tree(side: Side, path: str = ".") -> dict[str, bytes | None]:
     return found
 
 
-TestAgreement = Agreement.TestCase
+TestAgreement = pytest.mark.slow(Agreement.TestCase)
 TestAgreement.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

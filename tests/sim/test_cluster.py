@@ -94,6 +94,7 @@ def test_seeds_keep_every_guarantee(name: str) -> None:
     print(f"{name}: {runs} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
 
 
+@pytest.mark.slow
 def test_members_of_a_share_group_acknowledge_in_every_way() -> None:
     outcome = ClusterRun(0, seconds=6, scenario=cluster_bug_scenario("locks-expire-early")).run()
     assert not outcome.violations, explain(outcome)
@@ -101,6 +102,7 @@ def test_members_of_a_share_group_acknowledge_in_every_way() -> None:
         assert outcome.coverage[f"share: {event}"] > 0, event
 
 
+@pytest.mark.slow
 def test_members_of_a_share_group_learn_an_assignment_whose_response_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -123,6 +125,7 @@ def test_members_of_a_share_group_learn_an_assignment_whose_response_was_lost(
     assert not outcome.violations, explain(outcome)
 
 
+@pytest.mark.slow
 def test_records_cross_the_border_to_the_store_and_come_back() -> None:
     outcome = ClusterRun(1, seconds=8, scenario=cluster_bug_scenario("local-retention-before-the-copy")).run()
     assert not outcome.violations, f"{explain(outcome)} --tiered"
@@ -130,6 +133,7 @@ def test_records_cross_the_border_to_the_store_and_come_back() -> None:
         assert outcome.coverage[f"tier: {event}"] > 0, event
 
 
+@pytest.mark.slow
 def test_answers_to_a_client_are_compared_with_the_acls_that_nodes_have_applied() -> None:
     outcome = ClusterRun(0, seconds=6, scenario=cluster_bug_scenario("allowed-stays-allowed")).run()
     assert not outcome.violations, explain(outcome)
@@ -137,6 +141,7 @@ def test_answers_to_a_client_are_compared_with_the_acls_that_nodes_have_applied(
     assert outcome.coverage["access: denied as it should be"] > 0
 
 
+@pytest.mark.slow
 def test_a_failing_run_names_the_command_that_replays_it() -> None:
     outcome = find("read-above-the-high-watermark")
     assert outcome.command == f"python -m ottla.sim cluster --seed {outcome.seed} --trace"

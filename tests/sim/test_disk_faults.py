@@ -446,6 +446,7 @@ class TestReplay:
         )
         return done.stdout.strip()
 
+    @pytest.mark.slow
     def test_a_seed_replays_in_another_process_and_another_seed_differs(self) -> None:
         assert self.digest(1, "1") == self.digest(1, "2")
         assert self.digest(1, "1") != self.digest(2, "1")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from ottla.sim.cluster.run import ClusterRun
 from ottla.sim.world import World
 
 
+@pytest.mark.slow
 def test_nothing_of_a_run_is_kept() -> None:
     for seed in range(2):
         ClusterRun(seed, seconds=0.3).run()

@@ -18,6 +18,7 @@ def explain(outcome: NodeOutcome) -> str:
     return f"{tail}\n{outcome}\n{outcome.violations[0]}\nreplay: {outcome.command} --seconds {SECONDS:g}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0 if SEEDS > 1000 else 300)
 def test_no_acknowledged_record_is_lost() -> None:
     acknowledged = 0

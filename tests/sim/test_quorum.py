@@ -34,6 +34,7 @@ def explain(outcome: QuorumOutcome) -> str:
     return f"{tail}\n{outcome}\n{outcome.violations[0]}\nreplay: {outcome.command} --seconds {SECONDS:g}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0 if SEEDS > 100 else 300)
 def test_seeds_keep_every_guarantee() -> None:
     coverage: Counter[str] = Counter()
@@ -45,6 +46,7 @@ def test_seeds_keep_every_guarantee() -> None:
     print(f"{SEEDS} runs from seed {FIRST_SEED}: {dict(sorted(coverage.items()))}")
 
 
+@pytest.mark.slow
 def test_one_seed_is_one_run_in_any_interpreter() -> None:
     here = QuorumRun(5, seconds=2).run()
     code = "from ottla.sim.quorum.run import QuorumRun; print(QuorumRun(5, seconds=2).run().fingerprint)"

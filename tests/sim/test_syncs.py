@@ -74,6 +74,7 @@ class Syncs:
             self.on_the_loop[f"{operation.path}: {' < '.join(calls)}"] += 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_cluster_that_syncs_before_it_acknowledges_does_so_in_the_pool(
     monkeypatch: pytest.MonkeyPatch,

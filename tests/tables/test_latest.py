@@ -73,6 +73,7 @@ def test_partitions_have_keys_of_their_own(warehouse: Warehouse) -> None:
     assert latest(warehouse) == {(1, b"a"): b"2"}
 
 
+@pytest.mark.slow
 def test_the_table_is_what_random_updates_leave(warehouse: Warehouse) -> None:
     chance = random.Random(1)
     keys = [
@@ -101,6 +102,7 @@ class Killed(BaseException):
     """The process ends here: nothing of it is cleaned up."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["data files written", "manifests written", "committed"])
 def test_a_commit_that_ends_anywhere_leaves_the_latest_values(warehouse: Warehouse, step: str) -> None:
     pairs: list[Pair] = [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
@@ -125,6 +127,7 @@ def test_a_commit_that_ends_anywhere_leaves_the_latest_values(warehouse: Warehou
     assert latest(warehouse) == expected([*pairs, *more, (b"d", b"2")])
 
 
+@pytest.mark.slow
 def test_a_leader_that_has_moved_cannot_bring_old_values_back(warehouse: Warehouse) -> None:
     commit(warehouse, [(b"a", b"1")])
     old = warehouse.table(mode="latest")
@@ -148,6 +151,7 @@ def test_leaders_of_different_partitions_do_not_disturb_each_other(warehouse: Wa
     assert latest(warehouse) == {(0, b"a"): b"of 0", (1, b"a"): b"of 1"}
 
 
+@pytest.mark.slow
 def test_a_merge_of_files_between_a_read_and_its_commit_is_noticed(warehouse: Warehouse) -> None:
     for n in range(3):
         commit(warehouse, [(f"{n}".encode(), b"1")])
@@ -173,6 +177,7 @@ def test_records_without_a_key_are_there_with_a_word_on_it(warehouse: Warehouse)
     ]
 
 
+@pytest.mark.slow
 def test_latest_values_have_typed_columns_that_may_change(warehouse: Warehouse) -> None:
     fields: dict[str, object] = {"id": {"type": "integer"}, "tags": {"type": "array"}}
     commit(warehouse, [(b"a", b'{"id":1}'), (b"b", b'{"id":2,"tags":["x"]}'), (b"c", b"no JSON")])
@@ -281,6 +286,7 @@ def test_tombstones_that_go_while_a_round_reads_are_missed(warehouse: Warehouse)
         table.append(0, 2, keyed([(b"c", b"1")], 3), now_ms=NOW_MS + DAY_MS + 1_000)
 
 
+@pytest.mark.slow
 def test_a_build_in_many_rounds_ends_also_if_tombstones_go_at_once(warehouse: Warehouse) -> None:
     commit(warehouse, [(b"a", b"1"), (b"b", b"1")])
     log = [keyed([(f"{n}".encode(), b"1")], 2 * n + 3) for n in range(4)]

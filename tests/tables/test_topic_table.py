@@ -43,6 +43,7 @@ def values_of(rows) -> list:
     return [row["value"] for row in rows]
 
 
+@pytest.mark.slow
 def test_a_row_has_what_its_record_has(warehouse: Warehouse) -> None:
     result = commit(warehouse, [b"a", None], partition=3)
     assert result.offsets == {3: 2}
@@ -118,6 +119,7 @@ def test_a_leader_that_has_moved_cannot_commit_what_the_new_one_has(warehouse: W
     assert old.open() == {0: 3}
 
 
+@pytest.mark.slow
 def test_leaders_of_different_partitions_commit_side_by_side(warehouse: Warehouse) -> None:
     brokers = [warehouse.table() for _ in range(3)]
     for _ in range(3):
@@ -199,6 +201,7 @@ def test_a_table_of_other_programs_is_left_alone(warehouse: Warehouse) -> None:
         warehouse.table().open()
 
 
+@pytest.mark.slow
 def test_timestamps_that_no_engine_has_do_not_stop_a_table(warehouse: Warehouse) -> None:
     table = warehouse.table(partition_by="day")
     table.open()
@@ -284,6 +287,7 @@ def with_fields(**fields: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_a_schema_may_get_and_lose_fields(warehouse: Warehouse) -> None:
     commit(warehouse, [b'{"a":1}'])
     commit(warehouse, [b'{"a":2,"b":"x"}'], schema_type="json", schema=with_fields(a="integer", b="string"))
@@ -429,6 +433,7 @@ NOTE = {"name": "note", "type": "string"}
 VALUE = {"id": 5, "price": "1.00", "at": None, "day": "2024-01-02", "raw": ""}
 
 
+@pytest.mark.slow
 def test_records_name_their_schemas_by_the_ids_of_a_registry(warehouse: Warehouse, registry) -> None:
     url, asked = registry
     one = make_schema("1", "avro", json.dumps(AVRO))
@@ -498,6 +503,7 @@ def test_a_text_of_a_registry_that_is_no_schema_does_not_stop_the_table(
     assert "the schema 3 of the registry cannot be used" in warehouse.rows()[0]["_error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("partition_by", "then"),
     [
@@ -551,6 +557,7 @@ def test_two_merges_at_once_do_not_double_rows(warehouse: Warehouse) -> None:
     assert check_rows(other.refresh()).duplicates == 0
 
 
+@pytest.mark.slow
 def test_batches_that_inflate_are_not_in_memory_together(warehouse: Warehouse, monkeypatch) -> None:
     monkeypatch.setattr("ottla.tables.topic_table.FLUSH_BYTES", 1_000_000)
     records = b"".join(compressed([bytes(2_000_000)], n) for n in range(8))
@@ -607,6 +614,7 @@ def test_a_table_that_was_dropped_is_made_again_from_the_log(warehouse: Warehous
     assert values_of(warehouse.rows()) == [b"0", b"1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "other", "value"),
     [

@@ -30,6 +30,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_node_is_killed_started_paused_and_restarted() -> None:
     with LocalCluster(nodes=1) as cluster:
         (node,) = cluster.nodes
@@ -55,6 +56,7 @@ def test_a_node_is_killed_started_paused_and_restarted() -> None:
     assert node.pid is None
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_given_a_directory_is_found_there_again(tmp_path: Path) -> None:
     with LocalCluster(nodes=1, data_dir=str(tmp_path / "kept")) as cluster:
         known = (cluster.cluster_id, cluster.bootstrap_servers)
@@ -63,6 +65,7 @@ def test_a_cluster_that_is_given_a_directory_is_found_there_again(tmp_path: Path
         assert "is ready" in cluster.logs()
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_start_says_why_and_nothing_is_left() -> None:
     cluster = LocalCluster(nodes=1, settings={"num.partitions": 0})
     with pytest.raises(ClusterError, match=r"(?s)node 1 ended with status 1.*num\.partitions"):
@@ -70,6 +73,7 @@ def test_a_node_that_cannot_start_says_why_and_nothing_is_left() -> None:
     assert not Path(cluster.data_dir).exists()
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_by_itself_is_not_waited_for() -> None:
     with LocalCluster(nodes=1) as cluster:
         cluster._process(1).signal(signal.SIGKILL)
@@ -95,6 +99,7 @@ def test_a_node_that_is_not_ready_shows_where_it_is() -> None:
         assert alone.state is ProcessState.RUNNING
 
 
+@pytest.mark.slow
 def test_nodes_end_with_the_process_that_started_them_even_paused_ones() -> None:
     script = (
         "import os, signal, ottla\n"
@@ -109,6 +114,7 @@ def test_nodes_end_with_the_process_that_started_them_even_paused_ones() -> None
     wait_until(lambda: not Path(directory).exists(), "its files are still there")
 
 
+@pytest.mark.slow
 def test_the_logs_of_the_nodes_are_shown_when_the_block_fails(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError, match="something"), LocalCluster(nodes=1):
         raise RuntimeError("something")
@@ -117,11 +123,13 @@ def test_the_logs_of_the_nodes_are_shown_when_the_block_fails(capsys: pytest.Cap
     assert "is ready" in shown
 
 
+@pytest.mark.slow
 async def test_it_works_in_an_event_loop_too() -> None:
     async with LocalCluster(nodes=1) as cluster:
         assert cluster.nodes[0].state is ProcessState.RUNNING
 
 
+@pytest.mark.slow
 def test_it_is_used_once_and_only_after_its_start() -> None:
     cluster = LocalCluster(nodes=1)
     assert repr(cluster) == "<LocalCluster, not started>"
@@ -234,6 +242,7 @@ class TestPlan:
         assert all(port is not None and is_free(port) for port in ports)
 
 
+@pytest.mark.slow
 def test_a_process_of_another_with_the_same_number_is_not_the_node(tmp_path: Path) -> None:
     plan = ClusterPlan.make(tmp_path / "a", brokers=1)
     plan.write()
@@ -247,6 +256,7 @@ def test_a_process_of_another_with_the_same_number_is_not_the_node(tmp_path: Pat
         other.kill()
 
 
+@pytest.mark.slow
 def test_a_secured_cluster_encrypts_what_its_nodes_and_clients_say() -> None:
     from ottla.client.blocking import Admin, Producer
 

@@ -63,6 +63,7 @@ def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
         LocalNode({"num.partitions": 0}).start()
 
 
+@pytest.mark.slow
 def test_one_that_nobody_stops_leaves_nothing_behind() -> None:
     script = "from ottla import LocalNode; node = LocalNode().start(); print(node.data_dir)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

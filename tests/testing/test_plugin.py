@@ -5,6 +5,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 SUITE = """
 import socket
 
@@ -24,6 +26,7 @@ def test_two(ottla_node, ottla_fresh_node):
 """
 
 
+@pytest.mark.slow
 def test_a_project_gets_a_node_by_naming_a_fixture(tmp_path: Path) -> None:
     (tmp_path / "test_project.py").write_text(textwrap.dedent(SUITE))
     # Named here rather than found by its entry point, so that it also works where Ottla is not installed.

@@ -145,6 +145,7 @@ def test_a_planned_cluster_may_have_a_zookeeper_of_its_own(tmp_path: Path) -> No
     assert len({plan.zookeeper_port, *(node.port for node in plan.nodes)}) == 3
 
 
+@pytest.mark.slow
 def test_a_node_with_a_quorum_loads_nothing_of_zookeeper() -> None:
     code = (
         "import sys; from ottla.testing.local_node import LocalNode\n"

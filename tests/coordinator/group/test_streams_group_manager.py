@@ -264,6 +264,7 @@ def test_a_topology_with_too_many_tasks_is_refused() -> None:
     assert lab.streams_beat("a", 0, topology=many).error is ErrorCode.STREAMS_INVALID_TOPOLOGY
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_subtopologies_takes_linear_time() -> None:
     """In the worst order: each waits for the count of the next one. With a look at all of them for each it
     would take minutes.

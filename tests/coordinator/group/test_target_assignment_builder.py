@@ -53,6 +53,7 @@ def size(topics: dict[bytes, set[int]]) -> int:
     return sum(len(partitions) for partitions in topics.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["uniform", "range"])
 @given(group=groups())
 @settings(max_examples=200, deadline=None)
@@ -84,6 +85,7 @@ def test_uniform_is_even(group: tuple) -> None:  # type: ignore[type-arg]
                 )
 
 
+@pytest.mark.slow
 @given(group=groups())
 @settings(max_examples=200, deadline=None)
 def test_range_is_even_by_topic(group: tuple) -> None:  # type: ignore[type-arg]

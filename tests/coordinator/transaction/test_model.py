@@ -28,6 +28,7 @@ def live(seed: int, version: int) -> TransactionModel:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
 def test_every_transaction_ends_in_one_way_on_all_partitions(version: int) -> None:
     committed = aborted = overflowed = 0

@@ -127,6 +127,7 @@ def test_nothing_begins_while_the_last_transaction_is_being_ended(
     assert wire.read() == ([b"one"], 0)
 
 
+@pytest.mark.slow
 def test_markers_are_driven_again_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["commit", "abort"]
     with LocalNode(SETTINGS, data_dir=str(tmp_path)) as node:
@@ -229,6 +230,7 @@ def test_two_phase_commits_have_to_be_allowed() -> None:
         wire.client.close()
 
 
+@pytest.mark.slow
 def test_a_prepared_transaction_outlives_the_node_and_its_producer(tmp_path: Path) -> None:
     with LocalNode(SETTINGS, data_dir=str(tmp_path)) as node:
         wire = WireProducer(node.bootstrap_servers, "txn")

@@ -118,6 +118,7 @@ def test_old_versions_of_tls_are_refused(node: LocalNode) -> None:
         context.wrap_socket(plain, server_hostname="127.0.0.1")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(OPENSSL is None, reason="there is no openssl")
 def test_a_client_cannot_renegotiate(node: LocalNode) -> None:
     assert OPENSSL is not None

@@ -58,6 +58,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_stores_of_keytool_are_read(stores: Path) -> None:
     disk = RealDisk()
     expected = certificates.server_certificate()
@@ -79,6 +80,7 @@ def test_stores_of_keytool_are_read(stores: Path) -> None:
     assert load_trusted(disk, truststore(stores / "trust.jks", None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
@@ -99,6 +101,7 @@ def test_a_store_that_cannot_be_opened_is_named_without_its_password(
     assert name in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_damaged_jks_store_is_refused_at_every_byte(stores: Path) -> None:
     data = (stores / "own.jks").read_bytes()
     for end in range(0, len(data), 97):
@@ -108,6 +111,7 @@ def test_a_damaged_jks_store_is_refused_at_every_byte(stores: Path) -> None:
             jks.read(data[:end], None, "own.jks")
 
 
+@pytest.mark.slow
 def test_a_trust_store_does_not_trust_the_chain_of_a_key(stores: Path) -> None:
     with pytest.raises(TlsError, match="no trusted certificates"):
         load_trusted(

@@ -50,6 +50,14 @@ def test_culprit(n):
     time.sleep(1000)
 """
 
+ENDS_AT_DIFFERENT_TIMES = """
+import pytest, time
+
+@pytest.mark.parametrize("seconds", [0, 50])
+def test_it(seconds):
+    time.sleep(seconds)
+"""
+
 
 def run(directory: Path, suite: str, *options: str, more: str = "") -> subprocess.CompletedProcess[str]:
     (directory / "conftest.py").write_text(CONFTEST.format(more=more))
@@ -94,3 +102,15 @@ def test_a_run_ends_and_says_where_it_stood(
     assert done.returncode != 0, shown
     for each in told:
         assert each in shown, shown
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_worker_that_has_no_tests_left_waits_for_the_others(tmp_path: Path) -> None:
+    done = run(
+        tmp_path, ENDS_AT_DIFFERENT_TIMES, "-n", "2", "--timeout", "200", more="limits.LEAVE_SECONDS = 30"
+    )
+    shown = done.stdout + done.stderr
+    assert done.returncode == 0, shown
+    assert "2 passed" in shown
+    assert "Timeout" not in shown

@@ -49,6 +49,11 @@ class RunLimits:
     def pytest_sessionfinish(self) -> None:
         self._die_in(LEAVE_SECONDS)
 
+    def pytest_unconfigure(self) -> None:
+        """A worker that has no tests left waits here for the others, and is ended by xdist."""
+        if hasattr(self._config, "workerinput"):
+            faulthandler.cancel_dump_traceback_later()
+
     def _limit(self, item: pytest.Item) -> None:
         asked = self._config.getoption("timeout")
         mark = item.get_closest_marker("timeout")

@@ -31,7 +31,7 @@ import psutil
 
 from tests.support import limits
 from tests.support.steady import plugin
-from tests.support.steady.processes import RUN_VARIABLE
+from tests.support.steady.processes import RUN_VARIABLE, guarded
 from tests.support.steady.torments import INTENSITIES, Tormentor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -156,19 +156,20 @@ def _run(number: int, directory: Path, seed: int, options: argparse.Namespace, a
             env={**os.environ, RUN_VARIABLE: str(run.directory)},
             start_new_session=True,  # Ctrl-C is for the tool
         )
-    intensity = INTENSITIES[options.intensity]
-    tormentor = Tormentor(run.directory, psutil.Process(pytest.pid), f"{seed}/{number}", intensity)
-    try:
-        while asked.number is None and time.monotonic() - began < limit + GRACE_SECONDS:
-            try:
-                run.status = pytest.wait(min(LOOK_SECONDS, tormentor.step()))
-                break
-            except subprocess.TimeoutExpired:
-                continue
-    finally:
-        tormentor.end()
-        run.left = tormentor.processes.end()
-        pytest.wait()
+    first = psutil.Process(pytest.pid)
+    with guarded(first, str(run.directory)):
+        tormentor = Tormentor(run.directory, first, f"{seed}/{number}", INTENSITIES[options.intensity])
+        try:
+            while asked.number is None and time.monotonic() - began < limit + GRACE_SECONDS:
+                try:
+                    run.status = pytest.wait(min(LOOK_SECONDS, tormentor.step()))
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            tormentor.end()
+            run.left = tormentor.processes.end()
+            pytest.wait()
     run.seconds = time.monotonic() - began
     run.torments = tormentor.counts
     _read(run, asked.number is not None)

@@ -2,18 +2,23 @@
 
 A process belongs to the run if it descends from the run's first process, if it did when it was seen before,
 or if its environment names the run: a node that was started by a command that has ended keeps that.
+
+`python -m tests.support.steady.processes PID NAME` guards a run: it kills what is left of it when its input
+ends, as it does when the tool has been killed, which then cannot have what it has paused go on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
 import psutil
 
-__all__ = ["RUN_VARIABLE", "RunProcesses", "lives"]
+__all__ = ["RUN_VARIABLE", "RunProcesses", "guarded", "lives"]
 
 # In the environment of all processes of a run: its directory, which no other run has.
 RUN_VARIABLE = "OTTLA_STEADY_RUN"
@@ -86,3 +91,22 @@ def lives(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
+
+
+@contextlib.contextmanager
+def guarded(first: psutil.Process, name: str) -> Iterator[None]:
+    """A guard of the run as long as this process lives and is within."""
+    command = [sys.executable, "-m", __name__, str(first.pid), name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
+        yield
+
+
+def main() -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        run = RunProcesses(psutil.Process(int(sys.argv[1])), sys.argv[2])
+        sys.stdin.read()
+        run.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -166,7 +166,7 @@ async def poll_for_ever(consumer: Consumer[bytes, bytes]) -> None:
 
 
 async def test_what_came_later_is_refused_with_what_each_side_has(cluster: FakeCluster) -> None:
-    async with Admin(cluster.servers, default_api_timeout_ms=1_000) as admin:
+    async with Admin(cluster.servers) as admin:
         assert (await admin.offsets.end(TOPIC)) == {0: 5, 1: 5}
         with pytest.raises(KafkaError, match="DescribeCluster"):
             await admin.cluster.describe()

@@ -13,8 +13,10 @@ from ottla.security.tls.settings import JAVA_ONLY
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
+# The page is made from the sources of all settings.
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_the_committed_page_is_current() -> None:
     assert PAGE.read_text() == page(), (
         "run `python -m ottla.cli.compatibility > docs/compatibility.md` and commit it"

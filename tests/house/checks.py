@@ -7,9 +7,11 @@ A checker takes modules by name and returns one line for each breach, with file 
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -140,13 +142,17 @@ def load(root: Path) -> list[Module]:
         parts = relative.with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found.append(Module(name, relative.as_posix(), path.read_text()))
+    with uncollected():
+        for module in found:
+            parse(module.source)
+        gc.freeze()  # later collections, of other tests too, pass over the trees
     return found
 
 
 @lru_cache(maxsize=4096)
 def imports(module: Module) -> tuple[Import, ...]:
     """Every import, wherever it stands: at the top, in a function, under TYPE_CHECKING, or by name."""
-    return tuple(imports_of(_parse(module.source), module))
+    return tuple(imports_of(parse(module.source), module))
 
 
 def imports_of(part: ast.AST, module: Module) -> list[Import]:
@@ -161,9 +167,22 @@ def compiled_imports(source: str) -> Iterator[str]:
     yield from (match.group(1) for match in _COMPILED_IMPORT.finditer(source))
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Look for no garbage meanwhile: syntax trees are many objects, and all of them stay."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 @lru_cache(maxsize=4096)
-def _parse(source: str) -> ast.Module:
-    return ast.parse(source)
+def parse(source: str) -> ast.Module:
+    with uncollected():
+        return ast.parse(source)
 
 
 def _collect(node: ast.AST, module: Module, eager: bool, found: list[Import]) -> None:
@@ -294,7 +313,7 @@ def dead_imports(path: str, source: str, modules: Mapping[str, Module]) -> Itera
 
     For code that no type checker reads: tests, measurements, examples.
     """
-    for node in ast.walk(_parse(source)):
+    for node in ast.walk(parse(source)):
         if not isinstance(node, ast.ImportFrom) or node.level or not (node.module or "").startswith("ottla."):
             continue
         if node.module == COMPILED:
@@ -312,7 +331,7 @@ def dead_imports(path: str, source: str, modules: Mapping[str, Module]) -> Itera
 def _bound(source: str) -> frozenset[str]:
     """The names that a module binds, wherever it does so."""
     names: set[str] = set()
-    for node in ast.walk(_parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -369,7 +388,7 @@ def door_breaches(modules: Iterable[Module]) -> Iterator[str]:
             door = _door(imported.target)
             if door is not None and door not in allowed:
                 yield f"{module.path}:{imported.line}: imports {imported.target}: take it from ottla.runtime"
-        for node in ast.walk(_parse(module.source)):
+        for node in ast.walk(parse(module.source)):
             if isinstance(node, ast.Call) and (call := _door_call(node)) is not None:
                 yield f"{module.path}:{node.lineno}: calls {call}: take it from ottla.runtime"
 
@@ -418,7 +437,7 @@ def unsupervised_tasks(modules: Iterable[Module]) -> dict[str, int]:
     found: dict[str, int] = {}
     for module in modules:
         if module.room in SUPERVISED_ROOMS:
-            _find_task_starts(_parse(module.source), module.name, found)
+            _find_task_starts(parse(module.source), module.name, found)
     return found
 
 
@@ -460,7 +479,7 @@ def purity_breaches(modules: Iterable[Module]) -> Iterator[str]:
         for imported in imports(module):
             if _is_within(imported.target, IMPURE_IMPORTS):
                 yield f"{module.path}:{imported.line}: imports {imported.target}: pass `now_ms` in instead"
-        for node in ast.walk(_parse(module.source)):
+        for node in ast.walk(parse(module.source)):
             if isinstance(node, ast.AsyncFunctionDef):
                 yield f"{module.path}:{node.lineno}: {node.name} is async: await in the driver instead"
 
@@ -494,7 +513,7 @@ def duplicated_names(modules: Iterable[Module]) -> dict[str, list[str]]:
     for module in modules:
         if module.name.startswith(MESSAGES) or module.name in REPEATED_ON_PURPOSE:
             continue
-        for node in _parse(module.source).body:
+        for node in parse(module.source).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 paths.setdefault(node.name, []).append(module.path)
     return {name: found for name, found in sorted(paths.items()) if len(found) > 1}

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from tests.house.checks import Module, load
+from tests.house.checks import Module, load, parse
 
 # Rooms of which the simulator runs code.
 SIMULATED_ROOMS = frozenset(
@@ -71,7 +71,7 @@ class SetWalks:
     """All modules' declarations, and the walks in each."""
 
     def __init__(self, modules: Iterable[Module]) -> None:
-        self._modules = [(module, ast.parse(module.source)) for module in modules]
+        self._modules = [(module, parse(module.source)) for module in modules]
         self._fields: dict[str, dict[str, Type]] = {}  # class -> attribute -> type
         self._methods: dict[str, dict[str, Type]] = {}  # class -> method -> what it returns
         self._functions: dict[str, list[Type | None]] = {}

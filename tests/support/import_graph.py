@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import gc
 import itertools
 import json
 import re
@@ -26,7 +25,7 @@ from typing import Any, Final
 from tests.house import checks
 from tests.house.checks import Module
 
-__all__ = ["Graph", "load_graph"]
+__all__ = ["Graph", "load_graph", "name_of"]
 
 FACE: Final = "ottla"  # its names are imported when they are first asked for
 PLUGIN: Final = "ottla.testing.plugin"
@@ -67,25 +66,22 @@ def load_graph(
     kept: dict[str, Any] = {"": version}
     facts: dict[str, Facts] = {}
     paths: dict[str, str] = {}
-    collects = gc.isenabled()
-    gc.disable()  # syntax trees are many objects, none of them garbage
     for path in [path for each in _ROOTS for path in sorted((root / each).rglob("*.py"))]:
         relative = path.relative_to(root).as_posix()
-        name, status = _name_of(relative), path.stat()
+        name, status = name_of(relative), path.stat()
         stamp = [status.st_mtime_ns, status.st_size]
         if relative in known and known[relative][0] == stamp:
             facts[name] = Facts(**known[relative][1])
         else:
-            facts[name] = facts_of(Module(name, relative, path.read_text()))
+            with checks.uncollected():
+                facts[name] = facts_of(Module(name, relative, path.read_text()))
         paths[relative] = name
         kept[relative] = [stamp, asdict(facts[name])]
-    if collects:
-        gc.enable()
     if cache is not None and kept != known:
         cache.parent.mkdir(parents=True, exist_ok=True)
         cache.write_text(json.dumps(kept))
     for relative in gone:
-        paths[relative] = _name_of(relative)
+        paths[relative] = name_of(relative)
         facts.setdefault(paths[relative], Facts({"": []}))
     for relative in others:
         file = root / relative
@@ -100,7 +96,8 @@ def load_graph(
     return Graph(facts, paths)
 
 
-def _name_of(relative: str) -> str:
+def name_of(relative: str) -> str:
+    """Return the dotted name of the module in a file."""
     return relative.removeprefix("src/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 

@@ -180,6 +180,7 @@ class Tormentor:
         self._random = random.Random(seed)
         self._intensity = intensity
         self._active: list[tuple[float, Torment]] = []
+        self._used: dict[psutil.Process, float] = {}
         self._next = time.monotonic() + self._gap()
         self._cpu = Burden("cpu", os.cpu_count() or 1)
         self._disk = Burden("disk", 1, tempfile.gettempdir())
@@ -217,7 +218,8 @@ class Tormentor:
             found = self.processes.find()
             if not found:
                 return
-            struck = found if name == "pause of all" else [found[int(place * len(found))]]
+            at_work = self._at_work(found)
+            struck = found if name == "pause of all" else [at_work[int(place * len(at_work))]]
             torment = Pause(self._run, struck)
         elif name == "one core":
             cores = sorted(_own_cores())
@@ -235,8 +237,21 @@ class Tormentor:
         else:
             self._active.pop()
 
+    def _at_work(self, found: list[psutil.Process]) -> list[psutil.Process]:
+        """Those that have used a processor since the last look: a pause of a worker without tests is lost."""
+        before, self._used = self._used, {process: _processor_seconds(process) for process in found}
+        return [each for each in found if self._used[each] > before.get(each, 0.0)] or found
+
     def _gap(self) -> float:
         return self._random.expovariate(1.0 / self._intensity.gap_s)
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    try:
+        used = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(used.user + used.system)
 
 
 def _own_cores() -> set[int]:

@@ -13,7 +13,6 @@ import itertools
 import re
 import statistics
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -136,20 +135,18 @@ def libraries(pair: Pair) -> Iterator[Row]:
     clients: dict[str, Settling] = {"librdkafka": librdkafka_members}
     if pair.theirs is not None:
         clients["Java"] = java_members  # it comes with Apache Kafka
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            program = franz_go.build(Path(directory), GO_PROGRAM).program
-            clients["franz-go"] = partial(go_members, program)
-        except franz_go.NoFranzGo as missing:
-            print(f"without franz-go: {missing}", flush=True)
-        for client, settle in clients.items():
-            for members, apart_ms, how in ((2, 300, "0.3 s apart"), (10, 0, "together")):
-                # A JVM is started for each round, and its first group is slow: the second one counts.
-                def settle_once(broker: Broker) -> list[float]:
-                    return settle(broker, members, apart_ms, 2)[1:]  # noqa: B023
+    try:
+        clients["franz-go"] = partial(go_members, franz_go.program(GO_PROGRAM).program)
+    except franz_go.NoFranzGo as missing:
+        print(f"without franz-go: {missing}", flush=True)
+    for client, settle in clients.items():
+        for members, apart_ms, how in ((2, 300, "0.3 s apart"), (10, 0, "together")):
+            # A JVM is started for each round, and its first group is slow: the second one counts.
+            def settle_once(broker: Broker) -> list[float]:
+                return settle(broker, members, apart_ms, 2)[1:]  # noqa: B023
 
-                name = f"{members} members of a consumer group, {client}, {how}"
-                yield measured(pair, name, settle_once, AIM)
+            name = f"{members} members of a consumer group, {client}, {how}"
+            yield measured(pair, name, settle_once, AIM)
 
 
 def protocols(pair: Pair) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 FRANZ_GO_SKIP = "franz-go tests skipped: "
-_SOURCE = Path(__file__).parent / "franz_go"
+SOURCE = Path(__file__).parent / "franz_go"
 _BUILD = Path(__file__).resolve().parents[2] / "build"
 _BUILD_SECONDS = 500
 _RUN_SECONDS = 60
@@ -49,24 +49,24 @@ class FranzGo:
         return Outcome(tuple(answer["read"] or ()), answer["error"], answer["code"])
 
 
-def program() -> FranzGo:
-    """The client, which is built if it is not there yet; `NoFranzGo` where it cannot be."""
+def program(source: Path = SOURCE) -> FranzGo:
+    """A program, which is built if it is not there yet; `NoFranzGo` where it cannot be."""
     go = shutil.which("go")
     if go is None:
         raise NoFranzGo("no `go` on the PATH (install Go, 1.26 or newer)")
-    sources = sorted(_SOURCE.iterdir())
+    sources = sorted(source.iterdir())
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     directory = _BUILD / f"franz-go-{digest}"
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         if not (directory / "client").exists():
-            _build(go, directory)
+            _build(go, source, directory)
     return FranzGo(directory / "client")
 
 
-def _build(go: str, directory: Path) -> None:
-    shutil.copytree(_SOURCE, directory, dirs_exist_ok=True)
+def _build(go: str, source: Path, directory: Path) -> None:
+    shutil.copytree(source, directory, dirs_exist_ok=True)
     fetched = _run(go, directory, "mod", "download")
     if fetched.returncode != 0:
         raise NoFranzGo(f"Go could not fetch the module: {fetched.stderr.strip()[-300:]}")

@@ -31,7 +31,7 @@ EARLY: Final = (
 )
 
 
-class HeavyThingsTogether(LoadScopeScheduling):
+class HeavyThingsTogether(LoadScopeScheduling):  # type: ignore[misc]
     """Hands out units in the order of `EARLY`, the larger ones of a directory first."""
 
     def _split_scope(self, nodeid: str) -> str:

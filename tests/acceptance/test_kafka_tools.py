@@ -18,7 +18,7 @@ import pytest
 
 from ottla.testing.local_node import LocalNode
 from tests.support import java
-from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
+from tests.support.apache_kafka import TWIN_SETTINGS, ApacheKafka
 from tests.support.java_driver import JavaDriver, Message
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -33,9 +33,6 @@ REASSIGN = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 
-# A node finds its listeners by itself; all other settings of the two are the same.
-OWN_SETTINGS = {"process.roles", "controller.listener.names", "listener.security.protocol.map"}
-
 MASKS = [
     (re.compile(r"TopicId: \S+"), "TopicId: ID"),
     (re.compile(r'"log_dirs":\["[^"]*"\]'), "DIRECTORIES"),
@@ -47,7 +44,7 @@ MASKS = [
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """The two brokers and one JVM to run tools in; tools that end their JVM get one of their own."""
+    """The two brokers and one JVM to run tools in."""
 
     addresses: tuple[str, str]
     driver: JavaDriver
@@ -90,8 +87,7 @@ def masked(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def ottla() -> Iterator[LocalNode]:
-    settings = {name: value for name, value in SINGLE_NODE.items() if name not in OWN_SETTINGS}
-    with LocalNode({**settings, "node.id": "1"}) as node:
+    with LocalNode(TWIN_SETTINGS) as node:
         yield node
 
 

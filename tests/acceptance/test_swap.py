@@ -13,32 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
+from tests.acceptance.changing_hands import Lives, every_exchange, life
 from tests.support.java_driver import JavaDriver
-from tests.support.kafka_corpus import (
-    NODE_PROPERTIES,
-    TOPICS,
-    Broker,
-    Truth,
-    read_truth,
-    write_more,
-    write_topics,
-)
-from tests.support.node_process import NodeProcess
+from tests.support.kafka_corpus import TOPICS, Broker, Truth, read_truth, write_more, write_topics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 GROUP = "moving"
-# A node finds its listeners by itself; all other settings of the two are the same.
-OWN_SETTINGS = {"process.roles", "controller.listener.names", "listener.security.protocol.map"}
-SETTINGS = {
-    **{name: value for name, value in SINGLE_NODE.items() if name not in OWN_SETTINGS},
-    **NODE_PROPERTIES,
-    "node.id": "1",
-}
-# The registration of a broker that was killed must end before the next one can take its place. Only that one
-# has sessions so short: a broker that pauses for longer is without leaders for a moment.
-AFTER_A_KILL = {"broker.session.timeout.ms": "4000", "broker.heartbeat.interval.ms": "300"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,37 +94,12 @@ def commit(broker: Broker, driver: JavaDriver, offset: int) -> None:
     )
 
 
-class Ottla(NodeProcess):
-    """A node on a data directory, in Apache Kafka's place."""
-
-    def __init__(self, data_dir: Path) -> None:
-        settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
-        super().__init__(data_dir, *settings)
-        self.data_dir = data_dir
-
-
-def kafka_on(data_dir: Path, last_end: str) -> ApacheKafka:
-    """Apache Kafka on a directory that is there already, or on a new one."""
-    properties = {**NODE_PROPERTIES, **(AFTER_A_KILL if last_end == "kill" else {})}
-    return ApacheKafka(data_dir.parent, properties=properties, log_dirs=[data_dir.name])
-
-
-@pytest.mark.parametrize(
-    "lives",
-    [
-        [("ottla", "stop"), ("kafka", "kill"), ("ottla", "kill"), ("kafka", "stop"), ("ottla", "stop")],
-        [("kafka", "stop"), ("ottla", "stop"), ("kafka", "stop")],
-    ],
-    ids=["from-ottla", "from-kafka"],
-)
-def test_a_data_directory_changes_hands(
-    tmp_path: Path, java_driver: JavaDriver, lives: list[tuple[str, str]]
-) -> None:
+@every_exchange
+def test_a_data_directory_changes_hands(tmp_path: Path, java_driver: JavaDriver, lives: Lives) -> None:
     before: Seen | None = None
     last_end = "stop"
     for number, (who, end) in enumerate(lives):
-        directory = tmp_path / "data"
-        with Ottla(directory) if who == "ottla" else kafka_on(directory, last_end) as broker:
+        with life(tmp_path / "data", who, end, {}) as broker:
             if before is None:
                 set_up(broker, java_driver)
             else:
@@ -151,7 +107,3 @@ def test_a_data_directory_changes_hands(
                 write_more(broker, java_driver)
                 commit(broker, java_driver, 3 + number)
             before, last_end = see(broker, java_driver), end
-            if end == "kill":
-                broker.kill()
-            elif isinstance(broker, Ottla):
-                assert broker.terminate()[0] == 0

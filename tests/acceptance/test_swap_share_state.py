@@ -18,10 +18,9 @@ from ottla.protocol.messages.initialize_share_group_state import InitializeShare
 from ottla.protocol.messages.read_share_group_state import ReadShareGroupStateResponse
 from ottla.protocol.messages.read_share_group_state_summary import ReadShareGroupStateSummaryResponse
 from ottla.protocol.messages.write_share_group_state import WriteShareGroupStateResponse
+from tests.acceptance.changing_hands import Lives, every_exchange, life
 from tests.support import share_state as state
-from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
-from tests.support.kafka_corpus import NODE_PROPERTIES, Broker
-from tests.support.node_process import NodeProcess
+from tests.support.kafka_corpus import Broker
 from tests.support.share_state import ACKNOWLEDGED, ARCHIVED, AVAILABLE
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
@@ -30,7 +29,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 GROUP = "sharers"
 PARTITIONS = 6
-OWN_SETTINGS = {"process.roles", "controller.listener.names", "listener.security.protocol.map"}
 # A snapshot after four updates, and what is before the last snapshots of all goes soon.
 SHARE_SETTINGS = {
     "share.coordinator.snapshot.update.records.per.snapshot": "4",
@@ -38,28 +36,6 @@ SHARE_SETTINGS = {
     "share.coordinator.cold.partition.snapshot.interval.ms": "500",
     "share.coordinator.state.topic.num.partitions": "2",
 }
-# For the one that takes the place of a broker that was killed, as in `test_swap`.
-AFTER_A_KILL = {"broker.session.timeout.ms": "4000", "broker.heartbeat.interval.ms": "300"}
-
-
-def after(last_end: str) -> dict[str, str]:
-    """Settings that depend on how the last broker on the directory ended."""
-    return AFTER_A_KILL if last_end == "kill" else {}
-
-
-class Ottla(NodeProcess):
-    """A node on a data directory, in Apache Kafka's place."""
-
-    def __init__(self, data_dir: Path, last_end: str) -> None:
-        settings = {name: value for name, value in SINGLE_NODE.items() if name not in OWN_SETTINGS}
-        settings |= {**NODE_PROPERTIES, **SHARE_SETTINGS, **after(last_end), "node.id": "1"}
-        super().__init__(data_dir, *(word for each in settings.items() for word in ("--set", "=".join(each))))
-        self.data_dir = data_dir
-
-
-def kafka_on(data_dir: Path, last_end: str) -> ApacheKafka:
-    properties = {**NODE_PROPERTIES, **SHARE_SETTINGS, **after(last_end)}
-    return ApacheKafka(data_dir.parent, properties=properties, log_dirs=[data_dir.name])
 
 
 @dataclass
@@ -162,21 +138,13 @@ def state_files(broker: Broker) -> set[str]:
     return {each.name for each in broker.data_dir.glob("__share_group_state-*")}
 
 
-@pytest.mark.parametrize(
-    "lives",
-    [
-        [("ottla", "stop"), ("kafka", "kill"), ("ottla", "kill"), ("kafka", "stop"), ("ottla", "stop")],
-        [("kafka", "stop"), ("ottla", "stop"), ("kafka", "stop")],
-    ],
-    ids=["from-ottla", "from-kafka"],
-)
-def test_share_states_change_hands(tmp_path: Path, lives: list[tuple[str, str]]) -> None:
+@every_exchange
+def test_share_states_change_hands(tmp_path: Path, lives: Lives) -> None:
     sharers = Sharers()
     before: tuple[object, object] | None = None
-    last_end = "stop"
     for number, (who, end) in enumerate(lives):
         with (
-            (Ottla if who == "ottla" else kafka_on)(tmp_path / "data", last_end) as broker,
+            life(tmp_path / "data", who, end, SHARE_SETTINGS) as broker,
             WireClient(broker.bootstrap) as wire,
         ):
             if before is None:
@@ -187,8 +155,3 @@ def test_share_states_change_hands(tmp_path: Path, lives: list[tuple[str, str]])
             sharers.work(wire)
             before = sharers.see(wire)
             assert state_files(broker) == {"__share_group_state-0", "__share_group_state-1"}
-            last_end = end
-            if end == "kill":
-                broker.kill()
-            elif isinstance(broker, Ottla):
-                assert broker.terminate()[0] == 0

@@ -30,11 +30,9 @@ from ottla.protocol.messages.streams_group_heartbeat import (
     TaskIds,
     Topology,
 )
+from tests.acceptance.changing_hands import Lives, every_exchange, life
 from tests.kafka.scripts.groups import commit, fetch
 from tests.kafka.scripts.streams_groups import beat, internal
-from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
-from tests.support.kafka_corpus import NODE_PROPERTIES
-from tests.support.node_process import NodeProcess
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
@@ -42,14 +40,11 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 GROUP = "moving-app"
 PARTITIONS = 6
-OWN_SETTINGS = {"process.roles", "controller.listener.names", "listener.security.protocol.map"}
 STREAMS_SETTINGS = {
     "group.streams.initial.rebalance.delay.ms": "0",
     "group.streams.assignment.interval.ms": "0",
     "group.streams.num.standby.replicas": "1",
 }
-# For the one that takes the place of a broker that was killed, as in `test_swap`.
-AFTER_A_KILL = {"broker.session.timeout.ms": "4000", "broker.heartbeat.interval.ms": "300"}
 COUNTING = Topology(
     subtopologies=[
         Subtopology(subtopology_id="0", source_topics=["lines"], repartition_sink_topics=["app-words"]),
@@ -60,25 +55,6 @@ COUNTING = Topology(
         ),
     ]
 )
-
-
-def after(last_end: str) -> dict[str, str]:
-    """Settings that depend on how the last broker on the directory ended."""
-    return AFTER_A_KILL if last_end == "kill" else {}
-
-
-class Ottla(NodeProcess):
-    """A node on a data directory, in Apache Kafka's place."""
-
-    def __init__(self, data_dir: Path, last_end: str) -> None:
-        settings = {name: value for name, value in SINGLE_NODE.items() if name not in OWN_SETTINGS}
-        settings |= {**NODE_PROPERTIES, **STREAMS_SETTINGS, **after(last_end), "node.id": "1"}
-        super().__init__(data_dir, *(word for each in settings.items() for word in ("--set", "=".join(each))))
-
-
-def kafka_on(data_dir: Path, last_end: str) -> ApacheKafka:
-    properties = {**NODE_PROPERTIES, **STREAMS_SETTINGS, **after(last_end)}
-    return ApacheKafka(data_dir.parent, properties=properties, log_dirs=[data_dir.name])
 
 
 @dataclass
@@ -202,22 +178,14 @@ class Application:
         assert done.topics[0].partitions[0].error_code == ErrorCode.STALE_MEMBER_EPOCH, done
 
 
-@pytest.mark.parametrize(
-    "lives",
-    [
-        [("ottla", "stop"), ("kafka", "kill"), ("ottla", "kill"), ("kafka", "stop")],
-        [("kafka", "stop"), ("ottla", "stop"), ("kafka", "stop")],
-    ],
-    ids=["from-ottla", "from-kafka"],
-)
-def test_streams_groups_change_hands(tmp_path: Path, lives: list[tuple[str, str]]) -> None:
+@every_exchange
+def test_streams_groups_change_hands(tmp_path: Path, lives: Lives) -> None:
     application = Application()
     before: tuple[DescribedGroup, object] | None = None
     topology: object = None
-    last_end = "stop"
     for number, (who, end) in enumerate(lives):
         with (
-            (Ottla if who == "ottla" else kafka_on)(tmp_path / "data", last_end) as broker,
+            life(tmp_path / "data", who, end, STREAMS_SETTINGS) as broker,
             WireClient(broker.bootstrap) as wire,
         ):
             if before is None:
@@ -229,8 +197,3 @@ def test_streams_groups_change_hands(tmp_path: Path, lives: list[tuple[str, str]
                 application.check_fencing(wire)
             application.work(wire)
             before, topology = application.see(wire), application.describe(wire).topology
-            last_end = end
-            if end == "kill":
-                broker.kill()
-            elif isinstance(broker, Ottla):
-                assert broker.terminate()[0] == 0

@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.support.apache_kafka import ApacheKafka
+from ottla.testing.local_node import LocalNode
+from tests.support.apache_kafka import TWIN_SETTINGS, ApacheKafka
 from tests.support.java_driver import JavaDriver
 from tests.support.kafka_corpus import NODE_PROPERTIES, KafkaCorpus, create_topics, write_corpus
 from tests.support.our_logs import OurTopic, log_manager, write_our_logs
+
+
+@pytest.fixture(scope="session")
+def ottla() -> Iterator[LocalNode]:
+    """A node of the same settings as `apache_kafka`, for the comparisons of this directory."""
+    with LocalNode(TWIN_SETTINGS) as node:
+        yield node
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ from tests.kafka.acl_matrix import (
 )
 from tests.kafka.scripts.kit import batch_of, fill, make_topic, new_producer
 from tests.support import share_state
-from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
+from tests.support.apache_kafka import TWIN_SETTINGS, ApacheKafka
 from tests.support.differential import Entry, Session, compare
 from tests.support.principals import ADMIN, client_of, controller_settings, own_settings, sasl_settings
 
@@ -58,7 +58,6 @@ ELSEWHERE = {
 }
 # Apache Kafka announces it on the listener of controllers, and fails.
 NOT_AT_CONTROLLERS = {"DescribeUserScramCredentials"}
-OWN_SETTINGS = {"process.roles", "controller.listener.names", "listener.security.protocol.map"}
 
 
 def session_of(address: str, user: str, answers: Session | None = None) -> Session:
@@ -186,10 +185,9 @@ def running_ottla() -> Iterator[tuple[str, str]]:
     """The addresses of the two listeners of a node."""
     (controller,) = free_ports(1)
     settings = {
-        **{name: value for name, value in SINGLE_NODE.items() if name not in OWN_SETTINGS},
+        **TWIN_SETTINGS,
         **own_settings(ACLS),
         **controller_settings(ACLS),
-        "node.id": "1",
         "listener.security.protocol.map": (
             "PLAINTEXT:PLAINTEXT,CONTROLLER:SASL_PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT"
         ),

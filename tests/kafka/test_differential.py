@@ -13,7 +13,7 @@ import pytest
 
 from ottla.testing.local_node import LocalNode
 from tests.kafka.scripts import SCRIPTS
-from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
+from tests.support.apache_kafka import ApacheKafka
 from tests.support.differential import Entry, Script, compare, run_script
 from tests.support.effort import THOROUGH
 
@@ -35,9 +35,6 @@ def transcript(apache_kafka: ApacheKafka) -> Transcript:
     return cache(lambda name: run_script(SCRIPTS[name], apache_kafka.bootstrap))
 
 
-# A node finds its listeners by itself; all other settings of the two are the same.
-OWN_SETTINGS = {"process.roles", "controller.listener.names", "listener.security.protocol.map"}
-
 TOPICS_GONE = ("an unknown topic", "with an unknown topic", "which it keeps", "go on after the deletion")
 ALLOWED = [
     # Two-phase commits: decision 0030.
@@ -54,13 +51,6 @@ ALLOWED = [
     # A node that is the whole quorum needs no listener for other controllers.
     "__cluster_metadata 0 v*.DescribeQuorumResponse.nodes[[]1[]].listeners[[]CONTROLLER[]]",
 ]
-
-
-@pytest.fixture(scope="module")
-def ottla() -> Iterator[LocalNode]:
-    settings = {name: value for name, value in SINGLE_NODE.items() if name not in OWN_SETTINGS}
-    with LocalNode({**settings, "node.id": "1"}) as node:
-        yield node
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS.items(), ids=SCRIPTS)

@@ -12,7 +12,7 @@ from ottla.metadata.log.bootstrap_metadata import read_bootstrap
 from ottla.runtime.disk import RealDisk
 from tests.support import java, java_startup, kafka_libs
 from tests.support.apache_kafka import ApacheKafka, ApacheKafkaError
-from tests.support.java_driver import JavaDriver, JavaDriverError, Message, ResidentJvm
+from tests.support.java_driver import JavaDriver, JavaDriverError, Message
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -70,7 +70,9 @@ def test_classes_come_from_an_archive() -> None:
 def test_an_archive_that_does_not_fit_is_ignored() -> None:
     # Of the broker's jars, while the classes are those of the client of an older age.
     options = java_startup.archive_options(kafka_libs.BROKER)
-    with ResidentJvm(java_startup.DRIVER, kafka_libs.OLD_CLIENT, jvm=(*java.LIGHT_JVM, *options)) as driver:
+    with java.ResidentJvm(
+        java_startup.DRIVER, kafka_libs.OLD_CLIENT, jvm=(*java.LIGHT_JVM, *options)
+    ) as driver:
         assert driver.call("property", name="ottla.test", value="1") == {}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import pytest
@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from ottla.testing.local_node import LocalNode
-from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
+from tests.support.apache_kafka import ApacheKafka
 from tests.support.java_driver import JavaDriver
 from tests.support.share_driver import ShareDriver
 
@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 SHARE_GROUPS: Final = "org.apache.kafka.tools.consumer.group.ShareGroupCommand"
 GROUPS: Final = "org.apache.kafka.tools.GroupsCommand"
 CONFIGS: Final = "kafka.admin.ConfigCommand"
-OWN_SETTINGS: Final = {"process.roles", "controller.listener.names", "listener.security.protocol.map"}
 GROUP, TOPICS = "share-tools", ("share-tools-1", "share-tools-2")
 # 22:13:25 on 14 November 2023 is the time of the sixth record of a partition.
 BEGAN_MS: Final = 1_700_000_000_000
@@ -73,13 +72,6 @@ _EMPTY_AGAIN = (
     (SHARE_GROUPS, "--delete", "--group", GROUP),
     (SHARE_GROUPS, "--describe", "--group", GROUP),
 )
-
-
-@pytest.fixture(scope="module")
-def ottla() -> Iterator[LocalNode]:
-    settings = {name: value for name, value in SINGLE_NODE.items() if name not in OWN_SETTINGS}
-    with LocalNode({**settings, "node.id": "1"}) as node:
-        yield node
 
 
 def life_of_a_group(

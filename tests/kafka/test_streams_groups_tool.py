@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,8 +18,7 @@ from ottla.testing.local_node import LocalNode
 from tests.kafka.scripts.groups import commit
 from tests.kafka.scripts.kit import batch_of, fill, make_topic
 from tests.kafka.scripts.streams_groups import beat, internal, set_up
-from tests.kafka.test_differential import OWN_SETTINGS
-from tests.support.apache_kafka import SINGLE_NODE, ApacheKafka
+from tests.support.apache_kafka import ApacheKafka
 from tests.support.differential import Session
 from tests.support.java_driver import JavaDriver
 
@@ -78,13 +77,6 @@ WHILE_EMPTY = (
     ("--delete", "--group", GROUP),
     ("--list",),
 )
-
-
-@pytest.fixture(scope="module")
-def ottla() -> Iterator[LocalNode]:
-    settings = {name: value for name, value in SINGLE_NODE.items() if name not in OWN_SETTINGS}
-    with LocalNode({**settings, "node.id": "1"}) as node:
-        yield node
 
 
 class Members:

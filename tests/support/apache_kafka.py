@@ -98,6 +98,13 @@ SINGLE_NODE = {
     "log.initial.task.delay.ms": "3600000",
 }
 
+# Those of a node of ours that is compared with it, which finds its listeners by itself.
+_OF_ITS_LISTENERS = ("process.roles", "controller.listener.names", "listener.security.protocol.map")
+TWIN_SETTINGS = {
+    **{name: value for name, value in SINGLE_NODE.items() if name not in _OF_ITS_LISTENERS},
+    "node.id": "1",
+}
+
 # A killed broker can register again only when the session of its former life has ended.
 _AFTER_A_CRASH = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "300"}
 

@@ -8,37 +8,17 @@ raises `JavaDriverError` with the class of the exception and its trace.
 from __future__ import annotations
 
 import base64
-import itertools
-import json
-import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support import java, java_startup, kafka_libs
-from tests.support.kafka_libs import Bundle
+from tests.support.java import CLIENT_TIMEOUT_MS, JavaDriverError, ToolJvm
 
-CLIENT_TIMEOUT_MS = 60_000
-# The default is five seconds; a coordinator may take longer to be there.
-IMPATIENT_TOOLS = (
-    "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
-    "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
-    "org.apache.kafka.tools.streams.StreamsGroupCommand",
-)
-END_TIMEOUT_S = 10.0
+__all__ = ["Consumed", "ConsumedRecord", "Headers", "JavaDriver", "JavaDriverError", "Message", "SendResult"]
+
 
 Headers = tuple[tuple[str, bytes | None], ...]
-
-
-class JavaDriverError(AssertionError):
-    """A command failed in Java; `kind` is the exception's simple class name."""
-
-    def __init__(self, kind: str, trace: str) -> None:
-        super().__init__(trace)
-        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,83 +64,8 @@ class Consumed:
     end_offset: int
 
 
-class ResidentJvm:
-    """A process that runs a Java source file and speaks lines of JSON; a context manager."""
-
-    def __init__(
-        self, source: Path, bundle: Bundle = kafka_libs.BROKER, jvm: Sequence[str] = java.LIGHT_JVM
-    ) -> None:
-        self._command = java.command(source, [], bundle=bundle, jvm=jvm)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._names = itertools.count(1)
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
-            preexec_fn=java.die_with_parent(),
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        try:
-            process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            java.kill_process(process)
-        process.stdout.close()
-        self._errors.close()
-
-    def call(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Sends one command and returns its answer."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
-            self._errors.seek(0)
-            raise JavaDriverError("Ended", self._errors.read().decode(errors="replace")[-8000:])
-        answer: dict[str, Any] = json.loads(line)
-        if "failed" in answer:
-            raise JavaDriverError(answer["failed"], answer["trace"])
-        return answer
-
-    def kill(self) -> None:
-        """End all clients at once, without a word to the broker."""
-        assert self._process is not None
-        java.kill_process(self._process)
-
-
-class JavaDriver(ResidentJvm):
+class JavaDriver(ToolJvm):
     """`java/Driver.java` and its commands."""
-
-    def __init__(self, bundle: Bundle = kafka_libs.BROKER) -> None:
-        super().__init__(java_startup.DRIVER, bundle)
-
-    def tool(self, main: str, *args: str, check: bool = True) -> java.ToolResult:
-        """Runs the `main` of a command-line tool inside the JVM."""
-        if main in IMPATIENT_TOOLS:
-            args += ("--timeout", str(CLIENT_TIMEOUT_MS))
-        answer = self.call("tool", main=main, args=list(args))
-        result = java.ToolResult(answer["exit"], answer["out"], answer["err"])
-        if check and result.exit_code != 0:
-            raise AssertionError(
-                f"{main} {' '.join(args)} exited with {result.exit_code}:\n{result.text[-8000:]}"
-            )
-        return result
 
     def producer(self, bootstrap: str, **config: str) -> JavaProducer:
         """A producer; configuration names are written with underscores for dots."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support.java_driver import ResidentJvm
+from tests.support.java import ResidentJvm
 
 SOURCE = Path(__file__).parent / "java" / "ShareDriver.java"
 TIMEOUT_MS = 60_000

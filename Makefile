@@ -11,6 +11,7 @@ PIPELINE_PAIRS ?= 20
 PIPELINE_DISKS ?= 10
 CLUSTER_FAULT_SECONDS ?= 600
 SOAK_MINUTES ?= 24
+RUNS ?= 5
 # Bytecode, as pip writes it for installed packages: without it, where Python may not write any, every start of a node
 # would compile the package again, which takes longer than the rest of the start.
 COMPILE := $(BIN)/python -m compileall -q src
@@ -19,14 +20,19 @@ COMPILE := $(BIN)/python -m compileall -q src
 KERBEROS := if command -v krb5-config > /dev/null; then $(BIN)/python -m pip install --quiet 'ottla[kerberos]' || \
 	echo "The extra kerberos could not be installed: Kerberos is not tested."; fi
 
-# How tests are shared out is in tests/support/scheduling.py.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope
+# More workers than cores: tests wait much of their time. How they share is in tests/support/scheduling.py.
+WORKERS ?= 4
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
+
+# Jars and programs that tests run beside Ottla, fetched and built once per checkout.
+PREPARE = @echo "Fetching what the tests run beside Ottla: this takes some minutes, once." && \
+	$(BIN)/python -m tests.support.prepare
 
 # Of several makes that find .venv out of date, the first builds it, with this file locked, and the others wait.
 LOCKED := $(PYTHON) -c 'import fcntl, subprocess, sys; lock = open("Makefile"); \
 	fcntl.flock(lock, fcntl.LOCK_EX); sys.exit(subprocess.call(sys.argv[1:]))'
 
-.PHONY: setup demo test witnesses test-all test-fast test-faults test-cluster-faults soak lint bench fuzz clean
+.PHONY: setup demo test witnesses test-all all-tests test-fast steady test-faults test-cluster-faults soak lint bench fuzz clean
 
 setup: $(STAMP)
 
@@ -48,18 +54,29 @@ demo: $(STAMP)
 
 # A witness of everything, with lint and types beside it; `test-all` is all tests there are.
 test: $(STAMP)
+	$(PREPARE)
 	@$(MAKE) --no-print-directory -j 2 witnesses lint
 
 witnesses: $(STAMP)
 	$(PYTEST) -m 'witness or not exhaustive'
 
-test-all: $(STAMP) lint
+test-all: $(STAMP)
+	$(PREPARE)
+	@$(MAKE) --no-print-directory -j 2 all-tests lint
+
+all-tests: $(STAMP)
 	$(PYTEST)
 
 # For the inner loop: what the change since origin/main touches, or the last commit where there is no such branch; with
 # ALL=1 all that is quick and starts no process. Pytest keeps the tests that it has compiled: that halves their loading.
 test-fast: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= $(PYTEST) --fast $(if $(ALL),,--affected)
+
+# What `test` runs, or TESTS, RUNS times, with its processes paused, its cores taken away and its disk busy; then each
+# test that ever failed. make steady TESTS=tests/cluster RUNS=20 SEED=1 OPTIONS='--count 10 --intensity high -- -x'
+steady: $(STAMP)
+	$(BIN)/python -m tests.support.steady $(TESTS) --workers $(WORKERS) --runs $(RUNS) \
+		$(if $(SEED),--seed $(SEED)) $(OPTIONS)
 
 # Four times SPARK_KILLS kills under a streaming query, half an hour on two idle cores; SPARK_RACES lives of a query
 # without Spark, of a quarter of a minute each (SPARK_RACES=1000 for a night); and four or five kills of `ottla pipeline

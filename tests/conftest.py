@@ -172,9 +172,9 @@ def old_java_driver() -> Iterator[JavaDriver]:
 
 
 @pytest.fixture(scope="session")
-def franz(tmp_path_factory: pytest.TempPathFactory) -> FranzGo:
+def franz() -> FranzGo:
     """A client made of franz-go, where the machine has Go."""
     try:
-        return franz_go.build(tmp_path_factory.mktemp("franz-go"))
+        return franz_go.program()
     except franz_go.NoFranzGo as error:
         pytest.skip(f"{FRANZ_GO_SKIP}{error}")

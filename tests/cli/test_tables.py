@@ -12,7 +12,7 @@ from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
 from tests.support.table_metrics import metric
-from tests.support.waiting import wait_until
+from tests.support.waiting import came_true, wait_until
 
 STATUS = ("configs", "describe", "table.status", "--topic", "orders")
 
@@ -121,10 +121,12 @@ def test_partitions_without_a_leader_are_named(tmp_path: Path) -> None:
         # It is a member of the cluster for a while, and the first that would be asked for its settings.
         cluster.kill(1)
 
-        def reason() -> str:
-            (listed,) = ottla.ok("tables", "list", "--json", "--timeout", "5").json
-            return f"{listed['state']}: {listed['reason']}"
+        states: list[str] = []
+
+        def is_shown() -> bool:
+            ended = ottla("tables", "list", "--json", "--timeout", "5")
+            states.append(f"{ended.json[0]['state']}: {ended.json[0]['reason']}" if ended.out else ended.err)
+            return states[-1].startswith("not kept yet: ") and shown in states[-1]
 
         shown = "partition 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more: it has no leader"
-        wait_until(lambda: shown in reason(), "it has a leader", 240)
-        assert reason().startswith("not kept yet: ")
+        assert came_true(is_shown, 240), states

@@ -4,12 +4,15 @@ make it all work again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from asyncio import timeout
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from ottla.client.errors import BufferFull
 from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
@@ -27,8 +30,9 @@ from ottla.runtime.disk import Buffer, File, RealDisk
 from ottla.runtime.runtime import Runtime
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
-from tests.support.waiting import until
 from tests.support.wire import WireClient
+
+pytestmark = pytest.mark.slow
 
 
 class _File:
@@ -147,29 +151,43 @@ def test_a_send_that_came_to_nothing_says_why_in_time(
     ottla = CommandLine(node.bootstrap_servers)
     for first in ("cannot get a producer id", "KAFKA_STORAGE_ERROR"):
         disk.full = True
-        # Time enough to connect and to be refused once, on a busy machine too.
-        ended = ottla("produce", "orders", "lost", "--timeout", "3")
-        assert ended.status == 1
-        assert "delivery.timeout.ms=3000" in ended.err
-        assert first in ended.err.partition("; last: ")[2]
+        # A busy machine may not get as far as a refusal in one second.
+        for seconds in (1, 30):
+            ended = ottla("produce", "orders", "lost", "--timeout", f"{seconds}")
+            assert ended.status == 1
+            assert f"delivery.timeout.ms={seconds}000" in ended.err
+            if first in ended.err.partition("; last: ")[2]:
+                break
+        else:
+            pytest.fail(f"{first!r} is not the reason: {ended.err}")
         disk.full = False
         ottla.ok("produce", "orders", "written")
 
 
-@pytest.mark.slow
+async def why_not_ready(producer: Producer) -> str:
+    try:
+        await producer.ready("orders")
+    except KafkaError as error:
+        return str(error)
+    return ""
+
+
 async def test_a_producer_whose_memory_is_full_says_why(
     node: LocalNode, wire: WireClient, disk: FillingDisk
 ) -> None:
     assert create(wire, "orders") == 0
-    limits = {"max_block_ms": 1000, "linger_ms": 0}
-    async with Producer(node.bootstrap_servers, buffer_memory=10_000, **limits) as producer:
+    limits = {"max_block_ms": 500, "linger_ms": 0}
+    async with Producer(node.bootstrap_servers, buffer_memory=10_000, **limits) as producer, timeout(60):
+        while await why_not_ready(producer):
+            pass  # it does not know the topic yet
         await producer.send("orders", b"written")
         disk.full = True
-        while producer._accumulator.has_room():
-            producer.send_nowait("orders", b"x" * 1000)
-        await until(lambda: "KAFKA_STORAGE_ERROR" in producer._sender.why_nothing_is_sent())
-        with pytest.raises(KafkaError, match=r"buffer\.memory=10000 bytes wait; last: KAFKA_STORAGE_ERROR"):
-            await producer.ready("orders")
+        with contextlib.suppress(BufferFull):
+            while True:
+                producer.send_nowait("orders", b"x" * 1000)
+        while "; last: " not in (said := await why_not_ready(producer)):
+            assert "buffer.memory=10000 bytes wait" in said
+        assert "buffer.memory=10000 bytes wait; last: KAFKA_STORAGE_ERROR" in said
         disk.full = False
 
 

@@ -13,8 +13,7 @@ import random
 import re
 import socket
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -35,6 +34,7 @@ from ottla.protocol.messages.produce import PartitionProduceData, ProduceRequest
 from ottla.protocol.schema import Request
 from ottla.records.builder import build_batch
 from tests.support.node_process import NodeProcess
+from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
 pytestmark = pytest.mark.slow
@@ -70,7 +70,7 @@ def unharmed(node: NodeProcess) -> Iterator[None]:
         ping(bystander)
         yield
         ping(bystander)
-    until(lambda: process.num_fds() <= handles + 10, "the handles were not given back")
+    wait_until(lambda: process.num_fds() <= handles + 10, "the handles were not given back")
     assert process.memory_info().rss - before < MAX_GROWTH_BYTES
     assert peak_bytes(process) < MAX_PEAK_BYTES
     assert "level=error" not in node.stderr()
@@ -85,13 +85,6 @@ def peak_bytes(process: psutil.Process) -> int:
 
 def ping(client: WireClient) -> None:
     assert client.get(ApiVersionsRequest(), 0, ApiVersionsResponse).error_code == 0
-
-
-def until(condition: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, otherwise
-        time.sleep(0.02)
 
 
 def connect(node: NodeProcess) -> socket.socket:

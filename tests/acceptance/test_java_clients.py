@@ -30,8 +30,9 @@ def node() -> Iterator[LocalNode]:
         yield node
 
 
-@pytest.fixture(params=["4.3.1", "3.5.0"])
+@pytest.fixture(params=["4.3.1", pytest.param("3.5.0", marks=pytest.mark.exhaustive)])
 def client(request: pytest.FixtureRequest) -> JavaDriver:
+    """One of the clients; the witness of the older one is in `tests/kafka/test_harness.py`."""
     name = "java_driver" if request.param == "4.3.1" else "old_java_driver"
     driver: JavaDriver = request.getfixturevalue(name)
     return driver

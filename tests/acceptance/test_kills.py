@@ -31,7 +31,8 @@ CODECS = ("none", "lz4", "zstd")
 
 
 @pytest.mark.slow
-def test_what_was_acknowledged_outlives_every_kill(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [2, pytest.param(ROUNDS, marks=pytest.mark.exhaustive)])
+def test_what_was_acknowledged_outlives_every_kill(tmp_path: Path, rounds: int) -> None:
     chance = random.Random(SEED)
     print(f"repeat with KILL_SEED={SEED}")
     (port,) = free_ports(1)  # that no other process gets while the node is dead
@@ -45,7 +46,7 @@ def test_what_was_acknowledged_outlives_every_kill(tmp_path: Path) -> None:
         bootstrap = first.bootstrap
         first.kill()
     with Load(bootstrap, "load", PARTITIONS, codec=chance.choice(CODECS)) as load:
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             with NodeProcess(tmp_path, listen=f"127.0.0.1:{port}") as node:
                 before = [dict(records) for records in load.acknowledged]
                 load.wait_for_more(chance.randint(1, 3000))

@@ -207,7 +207,7 @@ def test_kafkas_tool_finds_the_files_sound(name: str, lives: Lives, java_driver:
     check_directory(java_driver, lives.clean / f"{name}-0", compacted=True)
 
 
-@pytest.fixture(scope="module", params=["clean", "crashed"])
+@pytest.fixture(scope="module", params=[pytest.param("clean", marks=pytest.mark.exhaustive), "crashed"])
 def served(
     request: pytest.FixtureRequest,
     lives: Lives,

@@ -143,7 +143,7 @@ async def test_what_kafka_wrote_is_loaded_and_kafka_goes_on_after_ottla(tmp_path
         assert "segment.bytes=1048576" in described
 
 
-@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("snapshot", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 async def test_kafka_starts_on_a_directory_that_ottla_formatted(tmp_path: Path, snapshot: bool) -> None:
     kafka = ApacheKafka(tmp_path, cluster_id="MkU3OEVBNTcwNTJENDM2Qg")
     runtime = Runtime.real()

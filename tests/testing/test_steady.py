@@ -194,6 +194,7 @@ def test_a_tool_that_is_ended_leaves_nothing_behind_and_touched_nothing_else(
 
         # What ends by itself once the tool has been killed needs some time for it.
         wait_until(lambda: number != signal.SIGKILL or not left(), "processes are left")
+        assert number == signal.SIGKILL or "the last round was cut short" in out
         assert left() == [], out
         assert notices.read_text() == "ready "
         assert other.pid not in struck()

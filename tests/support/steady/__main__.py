@@ -230,6 +230,8 @@ def _report(rounds: Sequence[Round], seed: int) -> str:
         for one in found:
             lines += [f"---- round {one.round}, {one.when} {one.worker}".rstrip(), one.text]
     lines += ["", f"{len(failures)} failed at least once" if failures else "all were steady"]
+    if rounds[-1].status is None:
+        lines[-1] += "; the last round was cut short"
     return "\n".join(lines)
 
 

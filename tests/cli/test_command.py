@@ -143,7 +143,7 @@ CONNECTED: dict[str, str] = {
     "tables expire": "t",
     "tables repair": "t",
     "tables show": "t",
-    "wait": "--timeout 20",
+    "wait": "--timeout 60",
     "top": "--once",
     "trace": "t 0 0",
     "perf consume": "t --records 1",

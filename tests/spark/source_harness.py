@@ -8,7 +8,6 @@ it never asks which way it runs.
 from __future__ import annotations
 
 import itertools
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import pytest
 from ottla.client.blocking import Admin, Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from tests.support.spark_sink_harness import await_markers
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -243,12 +243,8 @@ def finish(query: StreamingQuery) -> None:
         query.stop()
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:.0f} s for {what}")
-        time.sleep(0.02)
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    wait_until(condition, f"{what}: waited in vain", WAIT_SECONDS, poll_s=0.02)
 
 
 def flat(batches: Iterable[Iterable[Rec]]) -> list[Rec]:

@@ -86,8 +86,8 @@ def test_rows_are_counted_dropped_and_set_aside_in_one_batch(
         ("is large", ExpectationAction.KEEP): (3, 1),
         ("is an order", ExpectationAction.DEAD_LETTER): (3, 1),
     }
-    assert [json.loads(record.value)["n"] for record in records_of(node, good)] == [1, 3]
-    (letter,) = records_of(node, dead)
+    assert [json.loads(record.value)["n"] for record in records_of(node.bootstrap_servers, good)] == [1, 3]
+    (letter,) = records_of(node.bootstrap_servers, dead)
     assert (letter.key, letter.value) == (b"k", b"rubbish")
     headers = {name: (value or b"").decode() for name, value in letter.headers}
     assert headers.pop("ottla.source.timestamp")
@@ -107,4 +107,4 @@ def test_a_row_that_must_not_be_fails_the_query_before_anything_is_committed(
     _, rows = orders
     with pytest.raises(Exception, match=r"expectation 'costs something' \(cents > 0\) is not met by"):
         run(rows.transform(expect_or_fail("costs something", "cents > 0")), node, tmp_path, good)
-    assert records_of(node, good) == []
+    assert records_of(node.bootstrap_servers, good) == []

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ottla.client.blocking import Producer
+from ottla.client.blocking import Admin, Producer
 from tests.spark.conftest import SparkNode
 from tests.support.spark_pipelines import Pipeline, WarmPipeline, order, traced, values
 from tests.support.spark_standalone import CORES, HOSTS, SHORT_LIVED, StandaloneCluster
@@ -74,22 +74,24 @@ def test_a_new_project_goes_on_where_the_last_run_ended_and_on_a_cluster(
 
 
 def test_a_table_with_capitals_in_its_name_goes_on(
-    warm_pipeline: Callable[[str], WarmPipeline], producer: Producer
+    warm_pipeline: Callable[[str], WarmPipeline], admin: Admin, producer: Producer
 ) -> None:
     """Spark's catalog has it in small letters, its checkpoint as the definitions do."""
     pipeline = warm_pipeline("capitals")
     pipeline.change("orders.py", "def orders()", "def rawOrders()")
     pipeline.change("large_orders.py", 'table("orders")', 'table("rawOrders")')
     pipeline.change("turnover.sql", "FROM orders", "FROM rawOrders")
-    for number in (1, 2):
-        pipeline.run()
-        producer.send("capitals.orders", order(number, 100))
+    admin.topics.create("capitals.orders", partitions=2)
+    producer.send("capitals.orders", order(1, 100))
+    pipeline.run()
     assert [row["number"] for row in pipeline.table("raworders")] == [1]
+    producer.send("capitals.orders", order(2, 100))
     pipeline.run("--full-refresh", "RAWORDERS")
     assert len(pipeline.table("raworders")) == 2
     assert '"number":2' in pipeline("show", "rawOrders", "--json").stdout
+    producer.send("capitals.orders", order(3, 100))
     pipeline.run("--continuous", "--runs", "2", "--interval", "0")
-    assert [row["orders"] for row in pipeline.table("turnover")] == [2]
+    assert [row["orders"] for row in pipeline.table("turnover")] == [3]
 
 
 @pytest.mark.parametrize(

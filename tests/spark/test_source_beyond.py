@@ -168,6 +168,7 @@ def test_progress_shows_as_a_groups_offsets(our_lab: SourceHarness) -> None:
     wait_for(lambda: committed(our_lab, group) == expected, f"the offsets {expected}")
 
 
+@pytest.mark.exhaustive
 def test_a_running_query_commits_each_batch_to_the_group(our_lab: SourceHarness) -> None:
     topic, group = our_lab.topic(), f"lag-{uuid.uuid4().hex[:8]}"
     batches: list[list[Rec]] = []
@@ -179,6 +180,7 @@ def test_a_running_query_commits_each_batch_to_the_group(our_lab: SourceHarness)
 # Topics that are deleted and created again.
 
 
+@pytest.mark.exhaustive
 def test_a_topic_that_was_created_again_fails_the_query(our_lab: SourceHarness) -> None:
     topic, checkpoint = our_lab.topic(), our_lab.checkpoint()
     options = {"subscribe": topic, "startingOffsets": "earliest"}
@@ -214,6 +216,7 @@ def test_a_topic_created_again_under_a_running_query_fails_it(our_lab: SourceHar
 # Batches that are run again.
 
 
+@pytest.mark.exhaustive
 def test_the_first_batch_of_a_stream_from_the_end_can_be_run_again(
     our_lab: SourceHarness, tmp_path: Path
 ) -> None:

@@ -192,7 +192,7 @@ def test_filters_limit_what_is_read_from_segments(shop: Shop, expected: list[Any
     assert rows_of(found) == [expected[1234]]
 
 
-@pytest.mark.parametrize("source", ["auto", "tier"])
+@pytest.mark.parametrize("source", ["auto", pytest.param("tier", marks=pytest.mark.exhaustive)])
 def test_a_stream_goes_on_from_its_checkpoint(
     shop: Shop, expected: list[Any], source: str, tmp_path: Path
 ) -> None:
@@ -203,6 +203,7 @@ def test_a_stream_goes_on_from_its_checkpoint(
     assert shop.run(tmp_path / "checkpoint", **options) == []
 
 
+@pytest.mark.exhaustive
 def test_an_old_checkpoint_is_repeated_from_the_table(
     shop: Shop, expected: list[Any], tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_expired_offsets_fail_the_query_or_are_skipped(lab: SourceHarness) -> No
     assert [rec.value for rec in flat(lab.run(checkpoint, **options, failOnDataLoss=False))] == [b"a3"]
 
 
+@pytest.mark.exhaustive
 def test_a_deleted_topic_fails_the_query(lab: SourceHarness) -> None:
     stays, goes = lab.topic(stem="del.stays"), lab.topic(stem="del.goes")
     options = {
@@ -178,9 +179,14 @@ def test_small_batches_wait_for_company_or_for_the_delay(lab: SourceHarness) -> 
     "wrong",
     [
         {"endingOffsets": "latest"},
-        {"startingOffsets": '{"a": {"0": }}'},
-        {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
-        {"subscribe": "no-such-topic"},
+        *(
+            pytest.param(each, marks=pytest.mark.exhaustive)
+            for each in (
+                {"startingOffsets": '{"a": {"0": }}'},
+                {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
+                {"subscribe": "no-such-topic"},
+            )
+        ),
     ],
     ids=lambda wrong: ", ".join(wrong),
 )

@@ -4,7 +4,6 @@ repeated or come too late.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from ottla.spark.sink.commit_messages import TaskCommitMessage
 from ottla.spark.sink.listener import SinkListener
 from ottla.spark.sink.options import SinkOptions, sink_options
 from ottla.spark.sink.task_writer import TaskIdentity, write_transaction
+from tests.support.waiting import wait_until
 
 __all__ = ["Query", "await_markers", "committed_values"]
 
@@ -93,11 +93,12 @@ class Query:
 
 def await_markers(bootstrap: str | dict[str, str], topic: str) -> None:
     """Wait until the partitions of `topic` have the markers, which are written after the commit's answer."""
-    deadline = time.monotonic() + MARKER_SECONDS
     with Admin(bootstrap) as admin:
-        while late := [each for each in _ending(admin) if _concerns(admin, each, topic)]:
-            assert time.monotonic() < deadline, f"{topic} waits for the ends of {late}"
-            time.sleep(0.01)
+        wait_until(
+            lambda: not [each for each in _ending(admin) if _concerns(admin, each, topic)],
+            f"{topic} still waits for the ends of transactions",
+            MARKER_SECONDS,
+        )
 
 
 def _ending(admin: Admin) -> list[str]:

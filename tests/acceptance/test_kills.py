@@ -24,7 +24,7 @@ from tests.support.acknowledged_workload import Load, read_all
 from tests.support.node_process import NodeProcess
 from tests.support.wire import WireClient
 
-ROUNDS = int(os.environ.get("KILL_ROUNDS", "6"))
+ROUNDS = int(os.environ.get("KILL_ROUNDS", "4"))
 SEED = int(os.environ.get("KILL_SEED", str(random.SystemRandom().randrange(2**31))))
 PARTITIONS = 3
 CODECS = ("none", "lz4", "zstd")

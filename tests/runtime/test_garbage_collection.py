@@ -74,6 +74,7 @@ def test_cycles_of_young_objects_go() -> None:
         collections.stop()
 
 
+@pytest.mark.slow
 def test_frozen_cycles_go_in_a_complete_collection() -> None:
     collections = GarbageCollection(freeze_after_ms=0, max_frozen=10_000)
     collections.start()

@@ -349,6 +349,7 @@ def test_a_node_that_a_killed_run_left_does_not_stop_the_next(
         # It may not get the signal that comes with the end of the run, as on other systems than Linux.
         psutil.Process(node).suspend()
         process.kill()
-    psutil.Process(node).resume()
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(node).resume()
     pipeline.ok("dry-run", "--embedded")
     wait_until(lambda: has_ended(node), "the node of the killed run is still there")

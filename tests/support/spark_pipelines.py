@@ -30,7 +30,7 @@ import pytest
 
 from ottla.cli.main import main
 from ottla.client.blocking import Consumer
-from ottla.spark.pipelines.table_files import committed_files
+from ottla.spark.pipelines.tables import committed_files
 from ottla.spark.pipelines.template import write_project
 from ottla.spark.pipelines.testing.warm_run import WarmSession
 from tests.support.command_line import CommandLine
@@ -292,7 +292,10 @@ def order(number: int, cents: int) -> bytes:
 def values(client: str | dict[str, str], topic: str, count: int) -> list[Any]:
     """The committed records of a topic of two partitions, all that there are once this many have come."""
     found: list[Any] = []
-    with Consumer(client, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
+    reader: Consumer[bytes, bytes] = Consumer(
+        client, isolation_level="read_committed", auto_offset_reset="earliest"
+    )
+    with reader as consumer:
         consumer.assign([(topic, partition) for partition in range(2)])
 
         def read_on() -> bool:

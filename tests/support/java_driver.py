@@ -98,7 +98,7 @@ class JavaDriver(ToolJvm):
             topic=topic,
             partition=partition,
             timeout_ms=CLIENT_TIMEOUT_MS,
-            **{"from": start},
+            start=start,
         )
         records = tuple(
             ConsumedRecord(

@@ -62,8 +62,12 @@ def program(source: Path, bundle: Bundle) -> Path:
 
 def archive_options(bundle: Bundle) -> list[str]:
     """The options by which a JVM finds its classes in the archive of `bundle`; none if there is none."""
-    path = _archive(bundle) if bundle == BROKER else None
-    return [f"-XX:SharedArchiveFile={path}", _SILENT] if path is not None else []
+    if bundle != BROKER:
+        return []
+    path = _archive_path(bundle)
+    if not path.exists():
+        _try_to_make(bundle)
+    return [f"-XX:SharedArchiveFile={path}", _SILENT] if path.exists() else []
 
 
 def _java_identity() -> str:
@@ -96,19 +100,21 @@ def _compile(source: Path, bundle: Bundle, jar: Path) -> None:
 
 
 @cache
-def _archive(bundle: Bundle) -> Path | None:
-    """The archive of `bundle`, made if it is not there and no other process makes it."""
+def _archive_path(bundle: Bundle) -> Path:
     jars = [(Path(jar).name, os.stat(jar)) for jar in kafka_libs.jars(bundle)]
     described = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in jars]
     key = _key(_java_identity(), kafka_libs.classpath(bundle), *described)
-    path = kafka_libs.made("classes") / f"{bundle.name}-{key}.jsa"
-    if path.exists():
-        return path
+    return kafka_libs.made("classes") / f"{bundle.name}-{key}.jsa"
+
+
+@cache
+def _try_to_make(bundle: Bundle) -> None:
+    """Make the archive, once in this process, if no other process does."""
+    path = _archive_path(bundle)
     failures = (OSError, RuntimeError, subprocess.TimeoutExpired)
     with _lock(path, wait=False) as held, contextlib.suppress(*failures):
         if held and not path.exists():
             _make_archive(bundle, path)
-    return path if path.exists() else None
 
 
 def _make_archive(bundle: Bundle, path: Path) -> None:
@@ -170,8 +176,15 @@ def _command(do: str, **arguments: object) -> str:
 
 
 def _run(command: Sequence[str], input: str = "") -> subprocess.CompletedProcess[str]:
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.run(command, input=input, text=True, timeout=TIMEOUT_S, check=False, **output)
+    return subprocess.run(
+        command,
+        input=input,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
 
 
 @contextlib.contextmanager

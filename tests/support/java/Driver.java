@@ -213,8 +213,8 @@ public final class Driver {
         try (KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(
                 properties(command.get("config")), new ByteArrayDeserializer(), new ByteArrayDeserializer())) {
             consumer.assign(List.of(partition));
-            if (command.hasNonNull("from")) {
-                consumer.seek(partition, command.get("from").asLong());
+            if (command.hasNonNull("start")) {
+                consumer.seek(partition, command.get("start").asLong());
             } else {
                 consumer.seekToBeginning(List.of(partition));
             }

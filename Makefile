@@ -20,9 +20,10 @@ COMPILE := $(BIN)/python -m compileall -q src
 KERBEROS := if command -v krb5-config > /dev/null; then $(BIN)/python -m pip install --quiet 'ottla[kerberos]' || \
 	echo "The extra kerberos could not be installed: Kerberos is not tested."; fi
 
-# More workers than cores: tests wait much of their time. How they share is in tests/support/scheduling.py.
+# More workers than cores: tests wait much of their time. How they share is in tests/support/scheduling.py. Pytest keeps
+# the tests that it has compiled, which takes a worker ten seconds.
 WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 # Jars and programs that tests run beside Ottla, fetched and built once per checkout.
 PREPARE = @echo "Fetching what the tests run beside Ottla: this takes some minutes, once." && \
@@ -68,9 +69,9 @@ all-tests: $(STAMP)
 	$(PYTEST)
 
 # For the inner loop: what the change since origin/main touches, or the last commit where there is no such branch; with
-# ALL=1 all that is quick and starts no process. Pytest keeps the tests that it has compiled: that halves their loading.
+# ALL=1 all that is quick and starts no process.
 test-fast: $(STAMP)
-	PYTHONDONTWRITEBYTECODE= $(PYTEST) --fast $(if $(ALL),,--affected)
+	$(PYTEST) --fast $(if $(ALL),,--affected)
 
 # What `test` runs, or TESTS, RUNS times, with its processes paused, its cores taken away and its disk busy; then each
 # test that ever failed. make steady TESTS=tests/cluster RUNS=20 SEED=1 OPTIONS='--count 10 --intensity high -- -x'

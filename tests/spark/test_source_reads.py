@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -39,15 +39,25 @@ from tests.spark.conftest import SparkNode
 from tests.support.fake_brokers import TOPIC, FakeCluster, FakePartition
 
 
-@pytest.fixture
-def options(node: SparkNode) -> Callable[..., SourceOptions]:
-    def make(topic: str, *, streaming: bool = False, **more: Any) -> SourceOptions:
-        given = {"kafka.bootstrap.servers": node.bootstrap_servers, "subscribe": topic}
+@dataclass(frozen=True)
+class SourceNode:
+    """The node, and options that read from it."""
+
+    servers: str
+    admin: Admin
+    producer: Producer
+    new_topic: Callable[..., str]
+
+    def options(self, topic: str, *, streaming: bool = False, **more: Any) -> SourceOptions:
+        given = {"kafka.bootstrap.servers": self.servers, "subscribe": topic}
         return source_options(
             {**given, **{name: str(value) for name, value in more.items()}}, streaming=streaming
         )
 
-    return make
+
+@pytest.fixture
+def source(node: SparkNode, admin: Admin, producer: Producer, new_topic: Callable[..., str]) -> SourceNode:
+    return SourceNode(node.bootstrap_servers, admin, producer, new_topic)
 
 
 def whole(options: SourceOptions) -> list[OffsetRange]:
@@ -81,14 +91,12 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_any_cut_of_a_partition_reads_each_record_once(
-    node: SparkNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions], codec: str
-) -> None:
-    topic, seed = new_topic(), random.Random(7)
+def test_any_cut_of_a_partition_reads_each_record_once(source: SourceNode, codec: str) -> None:
+    topic, seed = source.new_topic(), random.Random(7)
     values = [b"%d" % at * seed.randrange(1, 60) for at in range(3_000)]
-    with Producer(node.bootstrap_servers, batch_size=3_000, compression_type=codec) as producer:
+    with Producer(source.servers, batch_size=3_000, compression_type=codec) as producer:
         producer.send_many(topic, values)
-    read = options(topic)
+    read = source.options(topic)
     [everything] = whole(read)
     for parts in (1, 2, 7, 40):
         cuts = split([everything], min_partitions=parts)
@@ -101,36 +109,30 @@ def test_any_cut_of_a_partition_reads_each_record_once(
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_memory_is_bounded_by_pieces(
-    node: SparkNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    topic = new_topic()
-    with Producer(node.bootstrap_servers, batch_size=10_000, compression_type="zstd") as producer:
+def test_memory_is_bounded_by_pieces(source: SourceNode) -> None:
+    topic = source.new_topic()
+    with Producer(source.servers, batch_size=10_000, compression_type="zstd") as producer:
         producer.send_many(topic, [b"x" * 5_000] * 400)
-    read = options(topic)
+    read = source.options(topic)
     batches = batches_of(read, *whole(read))
     assert sum(batch.num_rows for batch in batches) == 400
     assert len(batches) > 4, "two megabytes were not handed over at once"
 
 
-def test_one_batch_larger_than_a_request_is_read(
-    node: SparkNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    topic = new_topic()
-    with Producer(node.bootstrap_servers, max_request_size=3_000_000, batch_size=1_000_000) as producer:
+def test_one_batch_larger_than_a_request_is_read(source: SourceNode) -> None:
+    topic = source.new_topic()
+    with Producer(source.servers, max_request_size=3_000_000, batch_size=1_000_000) as producer:
         producer.send_many(topic, [b"x" * 900_000, b"y"])
-    read = options(topic, **{"kafka.max.partition.fetch.bytes": 1_000})
+    read = source.options(topic, **{"kafka.max.partition.fetch.bytes": 1_000})
     assert [len(value) for value in values_of(batches_of(read, *whole(read)))] == [900_000, 1]
 
 
-def test_records_that_go_while_a_task_runs_are_a_loss(
-    admin: Admin, producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    topic = new_topic()
-    producer.send_many(topic, [b"%d" % at for at in range(10)])
-    read = options(topic)
+def test_records_that_go_while_a_task_runs_are_a_loss(source: SourceNode) -> None:
+    topic = source.new_topic()
+    source.producer.send_many(topic, [b"%d" % at for at in range(10)])
+    read = source.options(topic)
     [planned] = whole(read)
-    admin.offsets.delete_records({TopicPartition(topic, 0): 6})
+    source.admin.offsets.delete_records({TopicPartition(topic, 0): 6})
     with pytest.raises(
         DataLoss, match=f"{topic}-0: offsets 0 to 5 are no longer in the log, which begins at 6"
     ):
@@ -140,38 +142,32 @@ def test_records_that_go_while_a_task_runs_are_a_loss(
     assert values_of(batches_of(replace(read, fail_on_data_loss=False), gone)) == []
 
 
-def test_a_range_beyond_the_log_is_a_loss(
-    producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    topic = new_topic()
-    producer.send_many(topic, [b"0", b"1"])
-    read = options(topic)
+def test_a_range_beyond_the_log_is_a_loss(source: SourceNode) -> None:
+    topic = source.new_topic()
+    source.producer.send_many(topic, [b"0", b"1"])
+    read = source.options(topic)
     [planned] = whole(read)
     beyond = replace(planned, start=5, end=9)
     with pytest.raises(DataLoss, match="offset 5 lies beyond the end of the log, 2"):
         batches_of(read, beyond)
 
 
-def test_a_task_reads_only_the_topic_that_was_planned(
-    admin: Admin, producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    topic = new_topic()
-    producer.send_many(topic, [b"old"])
-    read = options(topic)
+def test_a_task_reads_only_the_topic_that_was_planned(source: SourceNode) -> None:
+    topic = source.new_topic()
+    source.producer.send_many(topic, [b"old"])
+    read = source.options(topic)
     [planned] = whole(read)
-    admin.topics.delete(topic)
-    admin.topics.create(topic, partitions=1)
+    source.admin.topics.delete(topic)
+    source.admin.topics.create(topic, partitions=1)
     with pytest.raises(DataLoss, match=f"topic '{topic}' was deleted and created again"):
         batches_of(read, planned)
     assert values_of(batches_of(replace(read, fail_on_data_loss=False), planned)) == []
 
 
-def test_a_task_has_a_timeout(
-    producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    topic = new_topic()
-    producer.send_many(topic, [b"0", b"1"])
-    read = options(topic, **{"kafkaConsumer.pollTimeoutMs": 500, "kafka.fetch.max.wait.ms": 50})
+def test_a_task_has_a_timeout(source: SourceNode) -> None:
+    topic = source.new_topic()
+    source.producer.send_many(topic, [b"0", b"1"])
+    read = source.options(topic, **{"kafkaConsumer.pollTimeoutMs": 500, "kafka.fetch.max.wait.ms": 50})
     [planned] = whole(read)
     with pytest.raises(
         KafkaError, match=r"no records at offset [02] of the range that ends at 4, after 500 ms"
@@ -179,12 +175,10 @@ def test_a_task_has_a_timeout(
         batches_of(read, replace(planned, end=4))
 
 
-def test_a_task_that_is_given_up_leaves_nothing_behind(
-    producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    topic = new_topic()
-    producer.send_many(topic, [b"x" * 1_000] * 2_000)
-    read = options(topic)
+def test_a_task_that_is_given_up_leaves_nothing_behind(source: SourceNode) -> None:
+    topic = source.new_topic()
+    source.producer.send_many(topic, [b"x" * 1_000] * 2_000)
+    read = source.options(topic)
     [planned] = whole(read)
     link = source_client(read.connection)
     reading: Iterator[pa.RecordBatch] = range_reader.read_range(link, read, planned)
@@ -193,8 +187,8 @@ def test_a_task_that_is_given_up_leaves_nothing_behind(
     assert values_of(batches_of(read, replace(planned, end=2))) == [b"x" * 1_000] * 2
 
 
-def test_clients_are_kept_and_bounded(options: Callable[..., SourceOptions]) -> None:
-    config = options("t").connection
+def test_clients_are_kept_and_bounded(source: SourceNode) -> None:
+    config = source.options("t").connection
     assert source_client(config) is source_client(config)
     others = [source_client(replace(config, client_id=f"c{at}")) for at in range(10)]
     assert len({id(client) for client in others}) == 10
@@ -213,39 +207,35 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_a_first_batch_says_where_it_begins(
-    producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    topic = new_topic(2)
-    producer.send(topic, b"before", partition=0)
-    stream = MicroBatchStream(options(topic, streaming=True))
+def test_a_first_batch_says_where_it_begins(source: SourceNode) -> None:
+    topic = source.new_topic(2)
+    source.producer.send(topic, b"before", partition=0)
+    stream = MicroBatchStream(source.options(topic, streaming=True))
     begin = stream.initial_offset()
     first = stream.latest_offset(begin, limited=False)
     assert first is not None
     assert first.begins == begin.positions
     assert stream.latest_offset(first, limited=False) is None
-    producer.send(topic, b"after", partition=0)
+    source.producer.send(topic, b"after", partition=0)
     second = stream.latest_offset(first, limited=False)
     assert second is not None
     assert not second.begins
     # Repeated by a driver that finds another start of the log.
-    later = MicroBatchStream(options(topic, streaming=True))
+    later = MicroBatchStream(source.options(topic, streaming=True))
     assert later.initial_offset().positions[TopicPartition(topic, 0)] == 2
     assert later.plan_ranges(later.initial_offset(), first).ranges == []
-    [again] = MicroBatchStream(options(topic, streaming=True)).plan_ranges(first, second).ranges
+    [again] = MicroBatchStream(source.options(topic, streaming=True)).plan_ranges(first, second).ranges
     assert (again.start, again.end) == (1, 2)
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_a_new_partition_begins_where_its_batch_says(
-    admin: Admin, node: SparkNode, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    topic = new_topic()
-    stream = MicroBatchStream(options(topic, streaming=True))
+def test_a_new_partition_begins_where_its_batch_says(source: SourceNode) -> None:
+    topic = source.new_topic()
+    stream = MicroBatchStream(source.options(topic, streaming=True))
     first = stream.latest_offset(stream.initial_offset(), limited=False)
     assert first is not None
-    admin.topics.add_partitions(topic, 2)
-    with Producer(node.bootstrap_servers) as producer:
+    source.admin.topics.add_partitions(topic, 2)
+    with Producer(source.servers) as producer:
         producer.send(topic, b"x", partition=1)
     new = TopicPartition(topic, 1)
     second = stream.latest_offset(first, limited=False)
@@ -255,13 +245,11 @@ def test_a_new_partition_begins_where_its_batch_says(
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_available_now_ends_where_the_topic_ended(
-    producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    topic = new_topic()
-    producer.send_many(topic, [b"%d" % at for at in range(5)])
+def test_available_now_ends_where_the_topic_ended(source: SourceNode) -> None:
+    topic = source.new_topic()
+    source.producer.send_many(topic, [b"%d" % at for at in range(5)])
     stream = MicroBatchStream(
-        options(topic, streaming=True, startingOffsets="earliest", maxOffsetsPerTrigger=3)
+        source.options(topic, streaming=True, startingOffsets="earliest", maxOffsetsPerTrigger=3)
     )
     stream.prepare_for_trigger_available_now()
     at = stream.initial_offset()
@@ -272,22 +260,20 @@ def test_available_now_ends_where_the_topic_ended(
             break
         at = found
         ends.append(at.positions[TopicPartition(topic, 0)])
-        producer.send(topic, b"more")
+        source.producer.send(topic, b"more")
     assert ends == [3, 5]
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_available_now_leaves_new_partitions_to_the_next_run(
-    admin: Admin, producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    topic = new_topic()
-    producer.send(topic, b"x")
-    read = options(topic, streaming=True, startingOffsets="earliest")
+def test_available_now_leaves_new_partitions_to_the_next_run(source: SourceNode) -> None:
+    topic = source.new_topic()
+    source.producer.send(topic, b"x")
+    read = source.options(topic, streaming=True, startingOffsets="earliest")
     stream = MicroBatchStream(read)
     stream.prepare_for_trigger_available_now()
     first = stream.latest_offset(stream.initial_offset(), limited=True)
     assert first is not None
-    admin.topics.add_partitions(topic, 2)
+    source.admin.topics.add_partitions(topic, 2)
     assert stream.latest_offset(first, limited=True) is None
     next_run = MicroBatchStream(read).latest_offset(first, limited=True)
     assert next_run is not None
@@ -295,19 +281,17 @@ def test_available_now_leaves_new_partitions_to_the_next_run(
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_a_batch_waits_for_more_rows_up_to_a_limit(
-    producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    topic = new_topic()
+def test_a_batch_waits_for_more_rows_up_to_a_limit(source: SourceNode) -> None:
+    topic = source.new_topic()
     clock = [1_000.0]
     stream = MicroBatchStream(
-        options(
+        source.options(
             topic, streaming=True, startingOffsets="earliest", minOffsetsPerTrigger=3, maxTriggerDelay="10s"
         )
     )
     first = stream.latest_offset(stream.initial_offset(), limited=True, now=lambda: clock[0])
     assert first is not None
-    producer.send_many(topic, [b"1", b"2"])
+    source.producer.send_many(topic, [b"1", b"2"])
     assert stream.latest_offset(first, limited=True, now=lambda: clock[0]) is None
     clock[0] += 9.9
     assert stream.latest_offset(first, limited=True, now=lambda: clock[0]) is None
@@ -315,23 +299,21 @@ def test_a_batch_waits_for_more_rows_up_to_a_limit(
     second = stream.latest_offset(first, limited=True, now=lambda: clock[0])
     assert second is not None
     assert second.positions == {TopicPartition(topic, 0): 2}
-    producer.send_many(topic, [b"3", b"4", b"5"])
+    source.producer.send_many(topic, [b"3", b"4", b"5"])
     third = stream.latest_offset(second, limited=True, now=lambda: clock[0])
     assert third is not None
     assert third.positions == {TopicPartition(topic, 0): 5}
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_a_topic_that_went_is_a_loss(
-    admin: Admin, producer: Producer, new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    stays, goes = new_topic(), new_topic()
-    read = options(f"{stays},{goes}", streaming=True, startingOffsets="earliest")
+def test_a_topic_that_went_is_a_loss(source: SourceNode) -> None:
+    stays, goes = source.new_topic(), source.new_topic()
+    read = source.options(f"{stays},{goes}", streaming=True, startingOffsets="earliest")
     stream = MicroBatchStream(read)
     first = stream.latest_offset(stream.initial_offset(), limited=False)
     assert first is not None
-    producer.send(stays, b"x")
-    admin.topics.delete(goes)
+    source.producer.send(stays, b"x")
+    source.admin.topics.delete(goes)
     second = stream.latest_offset(first, limited=False)
     assert second is not None
     with pytest.raises(DataLoss, match=f"{goes}-0 no longer exist"):
@@ -340,10 +322,8 @@ def test_a_topic_that_went_is_a_loss(
     assert [each.partition.topic for each in tolerant.plan_ranges(first, second).ranges] == [stays]
 
 
-def test_while_nothing_comes_the_cluster_is_asked_at_a_decent_pace(
-    new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    read = options(new_topic(), streaming=True)
+def test_while_nothing_comes_the_cluster_is_asked_at_a_decent_pace(source: SourceNode) -> None:
+    read = source.options(source.new_topic(), streaming=True)
     stream = MicroBatchStream(read)
     first = stream.latest_offset(stream.initial_offset(), limited=False)
     assert first is not None
@@ -359,22 +339,17 @@ def test_while_nothing_comes_the_cluster_is_asked_at_a_decent_pace(
     assert connection._next_correlation_id - before <= 8 + took / micro_batch_stream.DISCOVERY_INTERVAL_S + 1
 
 
-def test_a_stream_offset_is_what_spark_will_compare(
-    new_topic: Callable[..., str], options: Callable[..., SourceOptions]
-) -> None:
-    stream = MicroBatchStream(options(new_topic(3), streaming=True))
+def test_a_stream_offset_is_what_spark_will_compare(source: SourceNode) -> None:
+    stream = MicroBatchStream(source.options(source.new_topic(3), streaming=True))
     found = stream.initial_offset()
     assert StreamOffset.from_json(found.to_json()) == found
 
 
 def test_a_leader_that_does_not_know_its_partition_for_a_moment_loses_nothing(
-    producer: Producer,
-    new_topic: Callable[..., str],
-    options: Callable[..., SourceOptions],
-    monkeypatch: pytest.MonkeyPatch,
+    source: SourceNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = new_topic()
-    producer.send_many(topic, [b"1", b"2"])
+    topic = source.new_topic()
+    source.producer.send_many(topic, [b"1", b"2"])
     partition = TopicPartition(topic, 0)
     ask = OffsetsAdmin.list
     answers = 0
@@ -387,13 +362,13 @@ def test_a_leader_that_does_not_know_its_partition_for_a_moment_loses_nothing(
         return await ask(admin, wanted, **more)
 
     monkeypatch.setattr(OffsetsAdmin, "list", unknown_at_first)
-    assert OffsetReader(options(topic)).offsets({partition: LATEST}) == {partition: 2}
+    assert OffsetReader(source.options(topic)).offsets({partition: LATEST}) == {partition: 2}
 
 
 def test_brokers_that_do_not_know_a_topic_for_a_moment_lose_nothing(
-    new_topic: Callable[..., str], options: Callable[..., SourceOptions], monkeypatch: pytest.MonkeyPatch
+    source: SourceNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = new_topic()
+    topic = source.new_topic()
     refresh = OffsetReader._refresh
     answers = 0
 
@@ -404,7 +379,7 @@ def test_brokers_that_do_not_know_a_topic_for_a_moment_lose_nothing(
         return replace(view, topics={}) if answers <= 3 else view
 
     monkeypatch.setattr(OffsetReader, "_refresh", empty_at_first)
-    found = OffsetReader(options(topic)).partitions(known=[topic])
+    found = OffsetReader(source.options(topic)).partitions(known=[topic])
     assert found.all == (TopicPartition(topic, 0),)
 
 
@@ -475,15 +450,13 @@ class TestStaleBrokers:
             assert time.monotonic() - begin >= 0.5
 
 
-def test_a_pattern_leaves_the_topics_of_the_sink_out(
-    admin: Admin, node: SparkNode, new_topic: Callable[..., str]
-) -> None:
-    topic = new_topic()
-    lineage = new_topic(stem=f"{OWN_TOPICS}lineage")
-    names = {each.name for each in admin.topics.list()}
+def test_a_pattern_leaves_the_topics_of_the_sink_out(source: SourceNode) -> None:
+    topic = source.new_topic()
+    lineage = source.new_topic(stem=f"{OWN_TOPICS}lineage")
+    names = {each.name for each in source.admin.topics.list()}
     if DEFAULT_DECISION_TOPIC not in names:
-        admin.topics.create(DEFAULT_DECISION_TOPIC, configs={"cleanup.policy": "compact"})
-    given = {"kafka.bootstrap.servers": node.bootstrap_servers, "subscribePattern": ".*"}
+        source.admin.topics.create(DEFAULT_DECISION_TOPIC, configs={"cleanup.policy": "compact"})
+    given = {"kafka.bootstrap.servers": source.servers, "subscribePattern": ".*"}
     # Nor is one waited for that a stream has read before, when its name was not left out.
     found = OffsetReader(source_options(given, streaming=False)).partitions(known=[lineage])
     topics = {partition.topic for partition in found.all}

@@ -72,7 +72,13 @@ def lived(kind: str, hash_seed: str, allocator: str, garbage: int) -> subprocess
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # three processes, each with whole runs: much for a machine that is busy
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in ("node", "quorum", "cluster") else pytest.param(kind, marks=pytest.mark.exhaustive)
+        for kind in RUNS
+    ],
+)
 def test_a_seed_is_the_same_run_in_any_process(kind: str) -> None:
     outputs = []
     for layout in LAYOUTS:

@@ -99,6 +99,7 @@ def test_settings_that_no_table_of_latest_values_can_have_are_refused(settings, 
         create(node.bootstrap_servers, **settings)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_brokers_keep_one_table_of_latest_values_and_take_over_from_each_other(tmp_path: Path) -> None:
     def check(cluster: LocalCluster) -> None:

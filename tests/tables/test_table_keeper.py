@@ -176,6 +176,7 @@ def kill_workers() -> None:
     wait_until(kill, "there is no worker", 240)
 
 
+@pytest.mark.exhaustive
 def test_a_topic_may_stop_and_go_on_with_its_table(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     with LocalNode(HTTP, data_dir=data) as node:
@@ -210,6 +211,7 @@ def test_a_table_takes_what_is_in_remote_storage_only(tmp_path: Path) -> None:
         assert_same(node.bootstrap_servers, f"{data}-tables", len(history.committed))
 
 
+@pytest.mark.exhaustive
 def test_a_topic_that_is_made_again_gets_another_table(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     with LocalNode(data_dir=data) as node:
@@ -282,6 +284,7 @@ def test_brokers_commit_what_they_lead_and_take_over_from_each_other(tmp_path: P
         assert_same(cluster.bootstrap_servers, warehouse, 2400)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_broker_merges_the_small_files_of_its_tables(tmp_path: Path) -> None:
     data = str(tmp_path / "data")

@@ -108,7 +108,9 @@ def chaos_in(client: str, directory: Path) -> Iterator[Chaos]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 500)
-@pytest.mark.parametrize("client", ["librdkafka", pytest.param("java", marks=[pytest.mark.kafka, pytest.mark.exhaustive])])
+@pytest.mark.parametrize(
+    "client", ["librdkafka", pytest.param("java", marks=[pytest.mark.kafka, pytest.mark.exhaustive])]
+)
 def test_every_input_is_in_the_output_once_whoever_dies(client: str, tmp_path: Path) -> None:
     print(f"seed {SEED}")
     with chaos_in(client, tmp_path) as chaos:

@@ -11,7 +11,10 @@ import pytest
 
 from ottla.testing.local_node import LocalNode
 
-pytestmark = pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed"),
+]
 
 DEADLINE_SECONDS = 120
 

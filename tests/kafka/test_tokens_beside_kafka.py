@@ -32,7 +32,7 @@ from ottla.protocol.schema import Request
 from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 from tests.security.test_tokens import BAD_TOKENS, RS
-from tests.support import java
+from tests.support import java, java_startup
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.certificates import server_settings, write_ca
 from tests.support.kdc import KERBEROS_SKIP, REALM, missing_requirement, running_kdc
@@ -318,6 +318,8 @@ def test_javas_client_logs_in_with_tokens_of_oauth(both: Both, tmp_path: Path) -
 def test_javas_client_logs_in_by_kerberos(tmp_path: Path, protocol: str) -> None:
     if (missing := missing_requirement()) is not None:
         pytest.skip(f"{KERBEROS_SKIP}{missing}")
+    if "jdk.security.jgss" not in java_startup.modules():
+        pytest.skip(f"{KERBEROS_SKIP}this Java knows no GSSAPI")
     with running_kdc(tmp_path) as kdc, pytest.MonkeyPatch.context() as patch:
         for name, value in kdc.environment.items():
             patch.setenv(name, value)

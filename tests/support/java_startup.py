@@ -70,6 +70,13 @@ def archive_options(bundle: Bundle) -> list[str]:
     return [f"-XX:SharedArchiveFile={path}", _SILENT] if path.exists() else []
 
 
+@cache
+def modules() -> frozenset[str]:
+    """The modules of the Java that tests use; a runtime from a wheel lacks some."""
+    listed = _run([kafka_libs.java(), "--list-modules"]).stdout
+    return frozenset(line.partition("@")[0] for line in listed.splitlines())
+
+
 def _java_identity() -> str:
     java = Path(kafka_libs.java()).resolve()
     stat = java.stat()
@@ -83,8 +90,7 @@ def _key(*parts: str) -> str:
 def _compile(source: Path, bundle: Bundle, jar: Path) -> None:
     with tempfile.TemporaryDirectory(dir=jar.parent) as directory:
         classes, classpath = Path(directory) / "classes", os.pathsep.join(kafka_libs.jars(bundle))
-        modules = _run([kafka_libs.java(), "--list-modules"]).stdout
-        name = "jdk.compiler" if "jdk.compiler@" in modules else "ecj"
+        name = "jdk.compiler" if "jdk.compiler" in modules() else "ecj"
         runtime = ["-cp", kafka_libs.classpath(COMPILER)] if name == "ecj" else []
         compiler = [kafka_libs.java(), "-XX:TieredStopAtLevel=1", *runtime, *_COMPILERS[name]]
         done = _run([*compiler, "-d", str(classes), "-cp", classpath, str(source)])

@@ -162,6 +162,9 @@ def _download(bundle: Bundle, folder: Path) -> None:
     command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"]
     done = subprocess.run(
         [*command, f"-DoutputDirectory={folder}"],
+        env={"JAVA_HOME": str(Path(java()).parents[1]), **os.environ}
+        if shutil.which("java") is None
+        else None,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

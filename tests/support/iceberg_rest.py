@@ -64,7 +64,7 @@ def rest_catalog(root: Path, s3: Mapping[str, str] | None = None) -> Iterator[st
     names = {name: name.replace("-", "__").replace(".", "_").upper() for name in properties}
     environment = os.environ | {f"CATALOG_{names[name]}": value for name, value in properties.items()}
     classes = classpath(BUNDLE) if s3 is None else f"{classpath(BUNDLE)}:{classpath(S3_BUNDLE)}"
-    command = ["java", "-Xmx256m", "-cp", classes, "org.apache.iceberg.rest.RESTCatalogServer"]
+    command = [kafka_libs.java(), "-Xmx256m", "-cp", classes, "org.apache.iceberg.rest.RESTCatalogServer"]
     with (root / "log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from tests.support import franz_go, kafka_libs, s3_server
+from tests.support import franz_go, java_startup, kafka_libs, s3_server
 
 
 def main() -> None:
@@ -23,6 +23,7 @@ def _fetch_jars() -> None:
     if kafka_libs.missing_requirement() is None:
         for bundle in kafka_libs.BUNDLES:
             _attempt(f"the jars of {bundle.name}", partial(kafka_libs.classpath, bundle))
+        _attempt("an archive of Kafka's classes", partial(java_startup.archive_options, kafka_libs.BROKER))
 
 
 def _compile() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ottla.testing.cluster_plan import free_ports
-from tests.support.kafka_libs import Bundle, classpath
+from tests.support.kafka_libs import Bundle, classpath, java
 
 VERSION = "1.10.0"
 BUNDLE = Bundle(
@@ -64,7 +64,7 @@ def rest_catalog(root: Path, s3: Mapping[str, str] | None = None) -> Iterator[st
     names = {name: name.replace("-", "__").replace(".", "_").upper() for name in properties}
     environment = os.environ | {f"CATALOG_{names[name]}": value for name, value in properties.items()}
     classes = classpath(BUNDLE) if s3 is None else f"{classpath(BUNDLE)}:{classpath(S3_BUNDLE)}"
-    command = [kafka_libs.java(), "-Xmx256m", "-cp", classes, "org.apache.iceberg.rest.RESTCatalogServer"]
+    command = [java(), "-Xmx256m", "-cp", classes, "org.apache.iceberg.rest.RESTCatalogServer"]
     with (root / "log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:

@@ -33,7 +33,7 @@ PREPARE = @echo "Fetching what the tests run beside Ottla: this takes some minut
 LOCKED := $(PYTHON) -c 'import fcntl, subprocess, sys; lock = open("Makefile"); \
 	fcntl.flock(lock, fcntl.LOCK_EX); sys.exit(subprocess.call(sys.argv[1:]))'
 
-.PHONY: setup demo test witnesses test-all all-tests test-fast steady test-faults test-cluster-faults soak lint bench fuzz clean
+.PHONY: setup demo test witnesses test-all all-tests test-fast steady mutations test-faults test-cluster-faults soak lint bench fuzz clean
 
 setup: $(STAMP)
 
@@ -78,6 +78,11 @@ test-fast: $(STAMP)
 steady: $(STAMP)
 	$(BIN)/python -m tests.support.steady $(TESTS) --workers $(WORKERS) --runs $(RUNS) \
 		$(if $(SEED),--seed $(SEED)) $(OPTIONS)
+
+# Thirty faults, each planted in a copy of the product: which test finds it. make mutations OPTIONS='--only NAME'
+mutations: $(STAMP)
+	$(PREPARE)
+	$(BIN)/python -m tests.support.mutations $(OPTIONS)
 
 # Four times SPARK_KILLS kills under a streaming query, half an hour on two idle cores; SPARK_RACES lives of a query
 # without Spark, of a quarter of a minute each (SPARK_RACES=1000 for a night); and four or five kills of `ottla pipeline

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ottla.runtime import invariants, process
-from tests.support import affected, browser, fast, franz_go, java_startup, kafka_libs
+from tests.support import affected, browser, fast, franz_go, kafka_libs
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.azure_server import AZURE_SKIP
 from tests.support.costs import Costs
@@ -115,8 +115,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         with contextlib.suppress(Exception):
             for bundle in kafka_libs.BUNDLES if marks & {"kafka", "spark"} else ():
                 kafka_libs.classpath(bundle)
-            if "kafka" in marks:
-                java_startup.archive_options(kafka_libs.BROKER)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

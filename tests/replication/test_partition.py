@@ -321,6 +321,14 @@ class TestInSyncSet:
         leader.confirm()
         assert leader.high_watermark == required
 
+    def test_all_silent_followers_are_dropped_at_once(self) -> None:
+        leader = PartitionHarness(replicas=(0, 1, 2, 3))
+        leader.produce()
+        leader.clock.advance_ms(30_001)
+        leader.follow(2, 1)
+        leader.partition.maybe_shrink_isr(leader.now_ms)
+        assert [proposal.isr for proposal in leader.proposals] == [(0, 2)]
+
     def test_a_leader_is_followed_as_long_as_all_of_its_in_sync_followers_fetch(self) -> None:
         leader = PartitionHarness(replicas=(0, 1, 2), isr=(0, 1))
         assert not leader.partition.is_followed_since(leader.now_ms)

@@ -14,7 +14,7 @@ from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.spark.sink import commit_coordinator
 from ottla.spark.sink.client import SinkClient
-from ottla.spark.sink.commit_coordinator import CommitCoordinator
+from ottla.spark.sink.commit_coordinator import CommitCoordinator, UnexpectedBatch
 from ottla.spark.sink.commit_messages import PreparedCommitMessage
 from ottla.spark.sink.decision_log import DecisionLog
 from ottla.spark.sink.decision_state import GENERATIONS, GENERATIONS_PER_RUN
@@ -143,6 +143,16 @@ def test_an_attempt_that_comes_after_the_batch_finds_it_decided(
     assert query.open_transactions() == []
     query.batch("r1", 2, [["b"]])
     assert committed(query) == ["a", "b", "first"]
+
+
+def test_what_a_task_wrote_of_a_batch_that_is_decided_without_it_is_aborted(query: Query) -> None:
+    late = query.task("r1", 1, 1, ["late"])
+    query.commit([query.task("r1", 1, 0, ["a"])], 1)
+    repeated = query.task("r1", 1, 0, ["a"], attempt=1)
+    with pytest.raises(UnexpectedBatch):
+        query.commit([repeated, late], 1)
+    assert query.open_transactions() == []
+    assert committed(query) == ["a", "first"]
 
 
 def test_a_first_attempt_that_a_later_one_has_overtaken_writes_nothing(

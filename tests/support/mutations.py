@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -325,12 +325,12 @@ class Stage:
 
 
 def stages(graph: Graph, file: str, tiers: Sequence[str]) -> Iterator[Stage]:
-    """The runs for a changed file: of each tier the modules near to it first, and of those what is quick."""
+    """The runs for a changed file: of each tier what is quick, and of that the modules near to it first."""
     near, far = _touched(graph, file)
     for tier in tiers:
         chosen = IN_TEST if tier == "test" else f"not {IN_TEST}"
-        for modules in (near, far):
-            for marks in (f"{chosen} and not {STARTS_SOMETHING}", f"{chosen} and {STARTS_SOMETHING}"):
+        for marks in (f"{chosen} and not {STARTS_SOMETHING}", f"{chosen} and {STARTS_SOMETHING}"):
+            for modules in (near, far):
                 if modules:
                     yield Stage(tier, marks, modules)
 
@@ -427,13 +427,11 @@ class Run:
             *(str(TEST_SECONDS), f"--basetemp={self._directory / 'temporary'}", *modules),
         ]
         with (self._directory / "output.txt").open("w") as output:
-            process = subprocess.Popen(
-                command, cwd=copy, env=environment, stdout=output, stderr=output, start_new_session=True
-            )
+            process = subprocess.Popen(command, cwd=copy, env=environment, stdout=output, stderr=output)
             try:
                 code = process.wait(self._minutes * 60)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGTERM)
+                process.send_signal(signal.SIGINT)  # what the tests have started ends with them
                 process.wait()
                 self.notes.append(f"{len(modules)} modules from {modules[0]} on took too long")
                 return None
@@ -511,12 +509,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     survived = 0
     with tempfile.TemporaryDirectory(prefix="mutations-", ignore_cleanup_errors=True) as directory:
         sound = _copy(ROOT, Path(directory) / "sound", shutil.copy2)
-
-        def run_one(mutation: Mutation) -> Outcome:
-            return run(graph, mutation, sound, tiers, options.minutes)
-
         with ThreadPoolExecutor(options.jobs) as pool:
-            for outcome in pool.map(run_one, chosen):
+            begun = [pool.submit(run, graph, each, sound, tiers, options.minutes) for each in chosen]
+            for outcome in (done.result() for done in as_completed(begun)):
                 found = f"{outcome.test} ({outcome.tier})" if outcome.test else "SURVIVED"
                 print(f"{outcome.mutation.name}: {found}, {outcome.seconds:.0f} s", flush=True)
                 for note in outcome.notes:

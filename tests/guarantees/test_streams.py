@@ -123,7 +123,7 @@ def check(output: Output, words: Counter[str]) -> None:
         assert [count for seen, count in output.seen if seen == word] == list(range(1, total + 1))
 
 
-@pytest.mark.parametrize("protocol", ["classic", "streams"])
+@pytest.mark.parametrize("protocol", [pytest.param("classic", marks=pytest.mark.exhaustive), "streams"])
 def test_words_are_counted_once_though_the_application_is_killed(tmp_path: Path, protocol: str) -> None:
     with LocalNode(SETTINGS) as node:
         bootstrap = node.bootstrap_servers
@@ -142,6 +142,7 @@ def test_words_are_counted_once_though_the_application_is_killed(tmp_path: Path,
     check(output, words)
 
 
+@pytest.mark.exhaustive
 def test_a_second_process_takes_over_the_tasks_of_the_one_that_is_killed(
     tmp_path: Path, java_driver: JavaDriver
 ) -> None:

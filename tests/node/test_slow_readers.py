@@ -133,7 +133,10 @@ class _Reader:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("protocol", "clients"), [("PLAINTEXT", 400), ("SSL", 120)])
+@pytest.mark.parametrize(
+    ("protocol", "clients"),
+    [("PLAINTEXT", 400), pytest.param("SSL", 120, marks=pytest.mark.exhaustive)],
+)
 def test_clients_that_do_not_read_do_not_fill_the_memory_of_a_node(
     tmp_path: Path, protocol: str, clients: int
 ) -> None:

@@ -147,6 +147,7 @@ class TestReplicated:
         assert leader.high_watermark == 0
         leader.follow(2, 3)
         assert leader.high_watermark == 3
+        assert leader.partition.check_enough_replicas_reach_offset(required) is None
         leader.follow(2, 4)
         assert leader.high_watermark == 4
         assert leader.partition.check_enough_replicas_reach_offset(required) is ErrorCode.NONE
@@ -156,6 +157,24 @@ class TestReplicated:
         leader.produce(2)
         assert leader.consume().records == b""
         assert leader.follow(1, 0).records != b""
+
+    def test_who_reads_committed_records_does_not_see_those_of_an_open_transaction(self) -> None:
+        leader = PartitionHarness()
+        leader.produce(2)
+        records = build_batch(
+            [(leader.now_ms, None, b"open")],
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=0,
+            transactional=True,
+        )
+        guard = leader.log.producer_state_manager.maybe_start_verification(7, 0, 0, supports_epoch_bump=False)
+        leader.partition.append_records_to_leader(records, now_ms=leader.now_ms, guard=guard)
+        leader.produce()
+        for isolation, end in ((FetchIsolation.HIGH_WATERMARK, 4), (FetchIsolation.TXN_COMMITTED, 2)):
+            found = leader.consume(isolation=isolation)
+            assert [header.next_offset for _, header in iter_batches(found.records)][-1] == end
+            assert (found.high_watermark, found.last_stable_offset) == (4, 2)
 
     def test_a_replica_outside_the_in_sync_set_is_not_waited_for(self) -> None:
         leader = PartitionHarness(replicas=(0, 1), isr=(0,))

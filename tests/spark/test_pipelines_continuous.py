@@ -92,6 +92,7 @@ def await_orders(pipeline: Pipeline, count: int) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_flows_go_on_fail_alone_and_continue_in_the_next_run(
     new_pipeline: Callable[[str], Pipeline], warm_spark: WarmSpark, producer: Producer
 ) -> None:

@@ -134,6 +134,7 @@ def state_in_a_test(run: Path, process: psutil.Process) -> str:
     return found.status
 
 
+@pytest.mark.exhaustive
 def test_a_test_that_depends_on_the_machine_is_found_and_shown(tmp_path: Path) -> None:
     status, out = output(steady(tmp_path, RACY, "--runs", "2", "--seed", "7", workers="2"))
     assert status == 1, out

@@ -168,7 +168,9 @@ class TestReplicated:
             base_sequence=0,
             transactional=True,
         )
-        guard = leader.log.producer_state_manager.maybe_start_verification(7, 0, 0, supports_epoch_bump=False)
+        guard = leader.log.producer_state_manager.maybe_start_verification(
+            7, 0, 0, supports_epoch_bump=False, now_ms=leader.now_ms
+        )
         leader.partition.append_records_to_leader(records, now_ms=leader.now_ms, guard=guard)
         leader.produce()
         for isolation, end in ((FetchIsolation.HIGH_WATERMARK, 4), (FetchIsolation.TXN_COMMITTED, 2)):

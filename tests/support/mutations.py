@@ -427,6 +427,7 @@ class Run:
             *(str(TEST_SECONDS), f"--basetemp={self._directory / 'temporary'}", *modules),
         ]
         with (self._directory / "output.txt").open("w") as output:
+            # In the process group of the tool: what ends that by the keyboard ends this too.
             process = subprocess.Popen(command, cwd=copy, env=environment, stdout=output, stderr=output)
             try:
                 code = process.wait(self._minutes * 60)
@@ -511,12 +512,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sound = _copy(ROOT, Path(directory) / "sound", shutil.copy2)
         with ThreadPoolExecutor(options.jobs) as pool:
             begun = [pool.submit(run, graph, each, sound, tiers, options.minutes) for each in chosen]
-            for outcome in (done.result() for done in as_completed(begun)):
-                found = f"{outcome.test} ({outcome.tier})" if outcome.test else "SURVIVED"
-                print(f"{outcome.mutation.name}: {found}, {outcome.seconds:.0f} s", flush=True)
-                for note in outcome.notes:
-                    print(f"    {note}", flush=True)
-                survived += outcome.test is None
+            try:
+                for outcome in (done.result() for done in as_completed(begun)):
+                    found = f"{outcome.test} ({outcome.tier})" if outcome.test else "SURVIVED"
+                    print(f"{outcome.mutation.name}: {found}, {outcome.seconds:.0f} s", flush=True)
+                    for note in outcome.notes:
+                        print(f"    {note}", flush=True)
+                    survived += outcome.test is None
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     print(f"{len(chosen) - survived} of {len(chosen)} faults were found")
     return 1 if survived else 0
 

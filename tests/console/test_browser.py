@@ -20,6 +20,7 @@ from ottla.spark.pipelines.template import write_project
 from ottla.testing.cluster_plan import free_ports
 from tests.support.browser import BROWSER_SKIP, SCREENSHOTS_VARIABLE, Visitor, chromium, missing_requirement
 from tests.support.node_process import NodeProcess
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -377,18 +378,22 @@ def test_offsets_are_reset_after_a_dry_run(page: Page, desk: Visitor) -> None:
 
 
 def test_a_share_group_shows_its_start_and_is_reset(page: Page, desk: Visitor, live: Live) -> None:
-    with blocking.Admin(live.bootstrap) as admin:
-        admin.groups.alter_share_offsets("sharers", {TopicPartition("orders", 0): 100})
+    with blocking.Admin(live.bootstrap) as admin, blocking.Producer(live.bootstrap) as producer:
+        admin.topics.create("jobs", partitions=1)
+        for _ in range(1000):
+            producer.send_nowait("jobs", b"a job")
+        producer.flush()
+        admin.groups.alter_share_offsets("sharers", {TopicPartition("jobs", 0): 100})
     desk.open("group?id=sharers", "sharers")
     table = page.locator("table[aria-label=Offsets]")
     table.locator("th", has_text="Done").wait_for()
-    assert table.locator("tbody tr").first.locator("td").all_inner_texts()[:5] == [
-        "orders-0",
-        "100",
-        "0",
-        "1,000",
-        "900",
-    ]
+    wait_until(
+        lambda: (
+            [row.split("\t")[:5] for row in table.locator("tbody tr").all_inner_texts()]
+            == [["jobs-0", "100", "0", "1,000", "900"]]
+        ),
+        "the table does not show where the group is",
+    )
     page.get_by_role("button", name="Reset offsets").click()
     page.get_by_role("button", name="Show what would change").click()
     dialog = page.locator("dialog")

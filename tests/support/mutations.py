@@ -36,6 +36,7 @@ __all__ = ["MUTATIONS", "ROOT", "Mutation", "mutated"]
 ROOT: Final = Path(__file__).resolve().parents[2]
 PLUGIN: Final = "tests.support.mutations"
 FAILURES: Final = "OTTLA_MUTATION_FAILURES"  # the file to which the plugin, this module, writes what failed
+RUNNING: Final = "-running"  # of a file beside it, with the test that runs
 COPIED: Final = ("src", "tests", "pyproject.toml")
 LINKED: Final = (
     *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "setup.py"),
@@ -306,6 +307,11 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
         _note_failure(report.nodeid)
 
 
+def pytest_runtest_logstart(nodeid: str) -> None:
+    if file := os.environ.get(FAILURES):
+        Path(f"{file}{RUNNING}").write_text(nodeid)
+
+
 def _note_failure(test: str) -> None:
     if file := os.environ.get(FAILURES):
         with Path(file).open("a") as failures:
@@ -420,6 +426,8 @@ class Run:
         """Run tests up to the first failure; its name."""
         failures = self._directory / "failures"
         failures.write_text("")
+        running = self._directory / f"{failures.name}{RUNNING}"
+        running.unlink(missing_ok=True)
         environment = {**os.environ, "PYTHONPATH": str(copy / "src"), FAILURES: str(failures)}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile all of the copy
         command = [
@@ -439,10 +447,12 @@ class Run:
         failed = failures.read_text().splitlines()
         if failed:
             return failed[0]
-        if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            tail = (self._directory / "output.txt").read_text()[-2000:]
-            raise RuntimeError(f"{self._mutation.name}: pytest ended with {code}:\n{tail}")
-        return None
+        if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return None
+        if running.exists():
+            return running.read_text()  # it took its time, and pytest ended with it
+        tail = (self._directory / "output.txt").read_text()[-2000:]
+        raise RuntimeError(f"{self._mutation.name}: pytest ended with {code}:\n{tail}")
 
 
 def _copy(source: Path, target: Path, copy: Callable[[str, str], object]) -> Path:

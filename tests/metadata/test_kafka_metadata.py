@@ -24,6 +24,7 @@ from ottla.testing.cluster_plan import free_ports
 from tests.metadata.controller_harness import SmallSchema, registration, topic
 from tests.support import java
 from tests.support.apache_kafka import ApacheKafka
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -109,6 +110,7 @@ async def test_what_kafka_wrote_is_loaded_and_kafka_goes_on_after_ottla(tmp_path
             TOPICS, "--create", "--topic", "orders", "--partitions", "3", "--config", "retention.ms=1000"
         )
         kafka.tool(TOPICS, "--create", "--topic", "gone")
+        wait_until(lambda: "gone" in kafka.tool(TOPICS, "--list").out.split(), "the broker does not know it")
         kafka.tool(TOPICS, "--delete", "--topic", "gone")
         kafka.tool(
             CONFIGS,

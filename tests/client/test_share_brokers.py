@@ -291,12 +291,13 @@ async def test_a_broker_that_is_gone_does_not_hold_up_a_commit(
 ) -> None:
     cluster.partitions = [FakePartition(leader=1), FakePartition(leader=2)]
     brokers.ready = {0: [(0, 0)], 1: [(7, 7)]}
-    async with explicit(cluster, socket_connection_setup_timeout_ms=500) as consumer:
+    async with explicit(cluster) as consumer:
         consumer.subscribe(TOPIC)
         records = await take(consumer, 2)
         cluster.stop(2)
         consumer.accept(*records)
-        results = await consumer.commit()
+        async with asyncio.timeout(30):  # half of default.api.timeout.ms
+            results = await consumer.commit()
         assert results[PART] is None
         error = results[TopicPartition(TOPIC, 1)]
         assert error is not None
@@ -515,11 +516,12 @@ async def test_what_was_held_too_long_is_forgotten(
     cluster: FakeCluster, brokers: ShareBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ottla.client.share.share_consumer._GRACE_S", 0.01)
-    brokers.lock_ms = 1_000  # or a pause before the first poll returns would end the locks
     brokers.ready[0] = [(0, 99)]
     async with explicit(cluster) as consumer:
         consumer.subscribe(TOPIC)
         records = await take(consumer, 100)
+        # As if that time had passed since.
+        monkeypatch.setattr("ottla.client.share.share_consumer._GRACE_S", -3_600)
         async with asyncio.timeout(60):
             while consumer._held:
                 await consumer.poll(timeout_ms=20)

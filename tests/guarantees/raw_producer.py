@@ -108,7 +108,7 @@ class RawProducer:
         request = ProduceRequest(
             transactional_id=self.transactional_id,
             acks=-1,
-            timeout_ms=10_000,
+            timeout_ms=60_000,
             topic_data=[
                 TopicProduceData(
                     topic_id=topic_id, partition_data=[PartitionProduceData(index=partition, records=batch)]

@@ -42,7 +42,7 @@ class World:
             CreatableTopic(name=topic, num_partitions=1, replication_factor=1)
             for topic in (self.input, self.output)
         ]
-        request = CreateTopicsRequest(topics=topics, timeout_ms=10_000)
+        request = CreateTopicsRequest(topics=topics, timeout_ms=60_000)
         answer = self.wire.get(request, 7, CreateTopicsResponse)
         assert [each.error_code for each in answer.topics] == [0, 0]
         self.output_id = next(each.topic_id for each in answer.topics if each.name == self.output)

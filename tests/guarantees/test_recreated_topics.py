@@ -47,13 +47,13 @@ class World:
 
     def create(self) -> bytes:
         topic = CreatableTopic(name=self.name, num_partitions=1, replication_factor=1)
-        request = CreateTopicsRequest(topics=[topic], timeout_ms=10_000)
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=60_000)
         (made,) = self.wire.get(request, 7, CreateTopicsResponse).topics
         assert made.error_code == 0, made
         return made.topic_id
 
     def delete(self) -> None:
-        request = DeleteTopicsRequest(topics=[DeleteTopicState(name=self.name)], timeout_ms=10_000)
+        request = DeleteTopicsRequest(topics=[DeleteTopicState(name=self.name)], timeout_ms=60_000)
         (gone,) = self.wire.get(request, 6, DeleteTopicsResponse).responses
         assert gone.error_code == 0, gone
 

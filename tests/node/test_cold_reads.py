@@ -38,7 +38,7 @@ def old_data(tmp_path: Path) -> str:
     with LocalNode(data_dir=str(tmp_path)) as node, WireClient(node.bootstrap_servers) as wire:
         keep = CreatableTopicConfig(name="retention.ms", value="-1")  # the records are from 1970
         topic = CreatableTopic(name="old", num_partitions=1, replication_factor=1, configs=[keep])
-        wire.ask(CreateTopicsRequest(topics=[topic], timeout_ms=10_000), 7)
+        wire.ask(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), 7)
         for n, value in enumerate(VALUES):
             data = PartitionProduceData(index=0, records=build_batch([(1000 + n, None, value)]))
             old = TopicProduceData(name="old", partition_data=[data])

@@ -61,7 +61,7 @@ def create(wire: WireClient, name: str, partitions: int = 1) -> bytes:
 def produce(wire: WireClient, name: str, batch: bytes, partition: int = 0) -> PartitionProduceResponse:
     data = PartitionProduceData(index=partition, records=batch)
     request = ProduceRequest(
-        acks=-1, timeout_ms=5000, topic_data=[TopicProduceData(name=name, partition_data=[data])]
+        acks=-1, timeout_ms=60_000, topic_data=[TopicProduceData(name=name, partition_data=[data])]
     )
     return wire.get(request, 9, ProduceResponse).responses[0].partition_responses[0]
 

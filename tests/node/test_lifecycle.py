@@ -86,7 +86,7 @@ def test_readers_that_wait_for_records_do_not_hold_up_its_end(tmp_path: Path) ->
     )
     with NodeProcess(tmp_path) as node, WireClient(node.bootstrap) as wire:
         topics = [CreatableTopic(name="quiet", num_partitions=1, replication_factor=1)]
-        wire.ask(CreateTopicsRequest(topics=topics, timeout_ms=9000), 7)
+        wire.ask(CreateTopicsRequest(topics=topics, timeout_ms=60_000), 7)
         with contextlib.ExitStack() as stack:
             for _ in range(20):
                 stack.enter_context(WireClient(node.bootstrap)).send(request, 12)

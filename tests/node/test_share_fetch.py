@@ -24,7 +24,7 @@ from ottla.sim.clock import LoopClock
 from ottla.sim.loop import SimLoop
 
 PARTITION = TopicIdPartition(TOPIC_ID, 0)
-LONG_MS = 20_000
+LONG_MS = 60_000
 
 
 @pytest_asyncio.fixture
@@ -347,7 +347,7 @@ async def test_min_bytes_are_found_also_where_few_records_are_wanted(broker: Sha
     assert await member.take(max_records=10) == [(0, 9, 1)]
     size = broker.share_partitions.find(GROUP, PARTITION).partition.log.size  # type: ignore[union-attr]
     assert size > 100_000, "it takes more than one small read"
-    taken = member.take(max_wait_ms=60_000, min_bytes=100_000, max_records=10)
+    taken = member.take(max_wait_ms=600_000, min_bytes=100_000, max_records=10)
     assert await asyncio.wait_for(taken, LONG_MS / 1000) == [(10, 19, 1)]
 
 

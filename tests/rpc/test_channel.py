@@ -106,13 +106,13 @@ async def test_a_request_goes_out_in_the_newest_version_of_both_sides(client: In
     peer = Peer()
     peer.willing.set()
     async with listening(peer, client) as address:
-        response = await client.request(address, MetadataRequest(), 13, timeout_ms=10_000)
+        response = await client.request(address, MetadataRequest(), 13, timeout_ms=60_000)
         assert isinstance(response, MetadataResponse)
         assert peer.requests[-1] == (METADATA, 12)
-        await client.request(address, MetadataRequest(), 5, timeout_ms=10_000)
+        await client.request(address, MetadataRequest(), 5, timeout_ms=60_000)
         assert peer.requests[-1] == (METADATA, 5)
         with pytest.raises(UnsupportedVersion):
-            await client.request(address, HeartbeatRequest(), 4, timeout_ms=10_000)
+            await client.request(address, HeartbeatRequest(), 4, timeout_ms=60_000)
         assert peer.connections == 1
 
 
@@ -130,7 +130,7 @@ async def test_a_fetch_that_waits_does_not_hold_up_other_requests(client: InterN
 
 async def test_a_node_that_is_not_there_refuses(client: InterNodeClient) -> None:
     with pytest.raises(ConnectionRefusedError):
-        await client.request(Address("127.0.0.1", 1), MetadataRequest(), NEWEST, timeout_ms=10_000)
+        await client.request(Address("127.0.0.1", 1), MetadataRequest(), NEWEST, timeout_ms=60_000)
     client.close()
 
 

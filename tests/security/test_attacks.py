@@ -153,7 +153,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
                     topics=[
                         CreatableTopic(name=name, num_partitions=1, replication_factor=1) for name in names
                     ],
-                    timeout_ms=10_000,
+                    timeout_ms=60_000,
                 ),
                 7,
                 CreateTopicsResponse,
@@ -171,7 +171,7 @@ def produce(client: WireClient, topic: str) -> int:
     answer = client.get(
         ProduceRequest(
             acks=1,
-            timeout_ms=10_000,
+            timeout_ms=60_000,
             topic_data=[
                 TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=0, records=batch)])
             ],
@@ -262,7 +262,7 @@ def forwarded(request: Request, version: int, principal: str) -> EnvelopeRequest
 
 
 NEW_TOPIC: Final = CreateTopicsRequest(
-    topics=[CreatableTopic(name="forged", num_partitions=1, replication_factor=1)], timeout_ms=10_000
+    topics=[CreatableTopic(name="forged", num_partitions=1, replication_factor=1)], timeout_ms=60_000
 )
 
 

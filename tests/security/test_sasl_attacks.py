@@ -125,7 +125,7 @@ def test_logins_that_are_never_finished(node: LocalNode, monkeypatch: pytest.Mon
 
 def test_client_without_a_login_learns_why(node: LocalNode) -> None:
     async def run() -> None:
-        async with Admin(node.bootstrap_servers, default_api_timeout_ms=2_000) as admin:
+        async with Admin(node.bootstrap_servers, socket_connection_setup_timeout_ms=60_000) as admin:
             await admin.topics.list()
 
     with pytest.raises(KafkaError, match=r"expect a login\? see security\.protocol"):

@@ -20,7 +20,7 @@ from ottla.testing.local_node import LocalNode
 
 def is_open(port: int) -> bool:
     with socket.socket() as probe:
-        probe.settimeout(5)
+        probe.settimeout(60)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 

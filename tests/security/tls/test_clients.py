@@ -128,7 +128,7 @@ class TestWhatFailedIsExplained:
 
     @staticmethod
     def refusal(node: LocalNode, **changes: str | None) -> str:
-        settings = settings_of(node) | {"default.api.timeout.ms": "3000"}
+        settings = settings_of(node) | {"socket.connection.setup.timeout.ms": "60000"}
         for name, value in changes.items():
             settings.pop(name.replace("_", "."), None)
             if value is not None:
@@ -202,7 +202,7 @@ class TestWhatFailedIsExplained:
                 "security.protocol": "SSL",
                 "ssl.truststore.type": "PEM",
                 "ssl.truststore.location": certificates.write_ca(tmp_path),
-                "default.api.timeout.ms": "3000",
+                "socket.connection.setup.timeout.ms": "60000",
             }
             with pytest.raises(BootstrapFailed) as raised, Admin(client) as admin:
                 admin.topics.list()

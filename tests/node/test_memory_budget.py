@@ -12,6 +12,7 @@ from tests.support.waiting import until
 
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.network import connection, memory_budget
+from ottla.node.network import server as server_module
 from ottla.node.network.connection import Parts, PendingRequest
 from ottla.node.network.memory_budget import MemoryPool
 from ottla.node.network.server import SocketServer
@@ -169,6 +170,12 @@ def scenario(main: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None
     test.__name__ = main.__name__
     test.__doc__ = main.__doc__
     return test
+
+
+@pytest.fixture(autouse=True)
+def frequent_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server looks often for connections to close, however long they may be idle."""
+    monkeypatch.setattr(server_module, "_MAX_SWEEP_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -448,13 +455,14 @@ def test_other_nodes_are_served_while_clients_use_all_of_theirs() -> None:
 @pytest.mark.slow
 @scenario
 async def test_the_idle_limit_closes_connections_with_unread_responses_and_half_sent_requests() -> None:
-    async with serving(connections_max_idle_ms="500") as bench:
+    async with serving() as bench:
         unread, half_sent, behind, waiting = [await bench.client() for _ in range(4)]
         await unread.send(b"fetch 4000000")
         await half_sent.write(struct.pack(">i", 1000) + b"half")
         await behind.send(*[b"fetch 4000000"] * 3)  # more requests wait for it to read
         await waiting.send(b"\0\0 produce")
         await until(lambda: bench.script.in_progress > 0)  # the last of them was accepted
+        bench.server._idle_seconds = 0.5
         # One that waits for the node is not idle.
         await until(lambda: bench.server.connections == 1)
         bench.script.gate.set()
@@ -465,17 +473,29 @@ async def test_the_idle_limit_closes_connections_with_unread_responses_and_half_
 @pytest.mark.slow
 @scenario
 async def test_a_slow_client_that_reads_is_not_idle() -> None:
-    # Seconds, as the kernel moves what it buffers in leaps, and more so on a busy machine.
-    async with serving(connections_max_idle_ms="4000") as bench:
+    async with serving() as bench:
         steady, unread = await bench.client(), await bench.client()
-        await steady.send(b"fetch 9000000")
+
+        def active(client: Client) -> float:
+            """When something moved between the server and a client, in either direction."""
+            name = client.sock.getsockname()
+            (found,) = [each for each in bench.server._connections if each.peer == name]
+            return found.last_active
+
         await unread.send(b"fetch 9000000")
+        await steady.send(b"fetch 9000000")
         (size,) = struct.unpack(">i", await steady._read(4))
-        while size:
+        while active(steady) < active(unread) + 1:
             size -= len(await steady._read(min(size, 30_000)))
-            if bench.server.connections == 2:
-                await asyncio.sleep(0.02)
-        await until(lambda: bench.server.connections < 2)
+            await asyncio.sleep(0.02)
+        # At once, and between the two: it does not matter for how long the machine stands still.
+        between = (active(steady) + active(unread)) / 2
+        bench.server._idle_seconds = asyncio.get_running_loop().time() - between
+        bench.server._sweep()
+        bench.server._idle_seconds = 600
+        await until(lambda: bench.server.connections == 1)
+        await steady._read(size)
+        assert await steady.ask(b"echo") == b"echo"
 
 
 def test_the_use_of_memory_can_be_inspected() -> None:

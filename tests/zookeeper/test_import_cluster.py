@@ -24,6 +24,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from ottla import blocking
 from ottla.client.admin.configs import ResourceType
 from ottla.protocol import names
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.runtime.zookeeper import KazooSession, ZooKeeperSettings
 from ottla.testing.cluster_plan import free_ports
 from ottla.zookeeper import znodes
@@ -61,6 +62,15 @@ def prepare(bootstrap: str) -> None:
     rates = {"leader.replication.throttled.rate": "1", "follower.replication.throttled.rate": "1"}
     with blocking.Admin(bootstrap) as admin:
 
+        def takes_rates(broker: str) -> bool:
+            """A broker whose session at ZooKeeper is over fails until it has another."""
+            try:
+                admin.configs.alter(ResourceType.BROKER, broker, set=rates)
+            except KafkaError as error:
+                assert error.code is ErrorCode.UNKNOWN_SERVER_ERROR, error
+                return False
+            return True
+
         def is_throttled(broker: str) -> bool:
             described = admin.configs.describe(ResourceType.BROKER, broker)
             return rates.items() <= {name: each.value for name, each in described.items()}.items()
@@ -71,7 +81,9 @@ def prepare(bootstrap: str) -> None:
         }
         admin.configs.alter(ResourceType.TOPIC, "moving", set=throttle)
         for broker in ("1", "2", "3"):
-            admin.configs.alter(ResourceType.BROKER, broker, set=rates)
+            wait_until(
+                lambda broker=broker: takes_rates(broker), f"broker {broker} takes no rates", poll_s=0.5
+            )  # type: ignore[misc]
         for broker in ("1", "2", "3"):
             # Brokers read them when ZooKeeper tells them to, and those of the topic before.
             wait_until(lambda broker=broker: is_throttled(broker), f"broker {broker} does not know its rates")  # type: ignore[misc]

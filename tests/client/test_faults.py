@@ -176,9 +176,11 @@ async def test_records_that_cannot_be_delivered_fail_by_their_timeout_and_memory
             if len(handles) > 60:  # more than there is memory for
                 break
         assert most < 52_000
-        with pytest.raises(KafkaError, match=r"delivery\.timeout\.ms=1000") as caught:
-            await asyncio.wait_for(handles[0], 60)
-        assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+        for handle in (handles[0], handles[-1]):
+            with pytest.raises(KafkaError, match=r"delivery\.timeout\.ms=1000") as caught:
+                await asyncio.wait_for(handle, 60)
+            assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+        # Of the first, whose time may have passed at once, perhaps no attempt has failed.
         assert "; last: " in caught.value.message
         proxy.refuse = False
         assert (await delivered(producer, b"after")).offset >= 1

@@ -399,6 +399,7 @@ class TestRepeatedBatches:
 
 
 class TestCodeVersion:
+    @pytest.mark.slow
     def test_without_git_it_is_a_digest_of_the_definitions(self, tmp_path: Path) -> None:
         write_project(tmp_path / "shop")
         project = load_project(tmp_path / "shop" / "spark-pipeline.yml")

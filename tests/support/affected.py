@@ -35,7 +35,7 @@ READERS: Final = (
     (r"packaging/.*", ("tests/node/test_service_manager.py",)),
     (r"src/ottla/console/static/.*", ("tests/console/",)),
     (r"src/ottla/records/(_kernel\.(pyx|pyi|pxd)|kernel/.*\.px[id])", ()),  # in the graph as a module
-    (r"tests/support/franz_go/.*", ("tests/acceptance/", "tests/guarantees/", "tests/kafka/", "tests/node/")),
+    (r"tests/support/franz_go/.*", ("tests/node/", "tests/security/")),
     (r"tests/.*\.(java|pem)", ()),
 )
 _WORKER: Final = "affected"

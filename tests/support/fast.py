@@ -29,7 +29,6 @@ SLOW_SECONDS: Final = 2.0
 _MARKED_WHOLE: Final = re.compile(
     rf"^pytestmark\b[^=]*=\s*(?:\[[^\]]*|.*)\bmark\.(?:{'|'.join(LEFT_OUT)})\b", re.MULTILINE
 )
-_SPARK: Final = Path(__file__).resolve().parents[1] / "spark"
 _PROPERTY: Final = "slow in fast"
 
 
@@ -84,9 +83,7 @@ class Fast:
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         if not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
             return None
-        source = collection_path.read_text()
-        uses_spark = _SPARK in collection_path.parents and "WITHOUT_SPARK = True" not in source
-        return True if uses_spark or is_left_out(source) else None
+        return True if is_left_out(collection_path.read_text()) else None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:

@@ -139,7 +139,9 @@ class ResidentJvm:
         assert process.stdout is not None
         process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
         process.stdin.flush()
-        if not select.select([process.stdout], [], [], within_s)[0]:
+        answers = select.poll()  # `select` knows no files above 1023, of which a process with nodes has many
+        answers.register(process.stdout, select.POLLIN)
+        if not answers.poll(within_s * 1000):
             self.kill()
             raise JavaDriverError(
                 "TimedOut", f"{do} {arguments} had no answer in {within_s} s:\n{self.errors()}"

@@ -59,7 +59,7 @@ test: $(STAMP)
 	@$(MAKE) --no-print-directory -j 2 witnesses lint
 
 witnesses: $(STAMP)
-	$(PYTEST) -m 'witness or not exhaustive'
+	$(PYTEST) --witnesses
 
 test-all: $(STAMP)
 	$(PREPARE)

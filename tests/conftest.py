@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ottla.runtime import invariants, process
-from tests.support import affected, browser, fast, franz_go, kafka_libs
+from tests.support import affected, browser, fast, franz_go, kafka_libs, tiers
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.azure_server import AZURE_SKIP
 from tests.support.costs import Costs
@@ -50,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--costs", metavar="DIRECTORY", help="write there what tests and fixtures take")
     affected.add_option(parser)
     fast.add_option(parser)
+    tiers.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Costs(config, Path(directory).resolve()))
     if config.getoption("--affected") is not None:
         config.pluginmanager.register(affected.Affected(config))
+    if config.getoption("--witnesses"):
+        tiers.choose(config, tiers.WITNESSES)
     if config.getoption("--fast"):
         config.pluginmanager.register(fast.Fast(config))
 

@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support import tiers
+
 __all__ = ["Fast", "Processes", "add_option", "is_left_out"]
 
 LEFT_OUT: Final = ("exhaustive", "slow", "kafka", "spark")
@@ -74,8 +76,7 @@ class Fast:
     """A plugin that leaves out what is marked, and watches over the rest."""
 
     def __init__(self, config: pytest.Config) -> None:
-        chosen = config.option.markexpr
-        config.option.markexpr = f"({chosen}) and {EXPRESSION}" if chosen else EXPRESSION
+        tiers.choose(config, EXPRESSION)
         self._processes: Final = Processes()
         self._cpu_seconds = 0.0
         self._slow: Final[dict[str, float]] = {}

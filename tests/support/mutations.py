@@ -30,6 +30,7 @@ from typing import Final
 import pytest
 
 from tests.support.import_graph import Graph, load_graph
+from tests.support.tiers import WITNESSES
 
 __all__ = ["MUTATIONS", "ROOT", "Mutation", "mutated"]
 
@@ -43,7 +44,6 @@ LINKED: Final = (
     *("bench", "build", "dashboards", "docs", "examples", "packaging"),
 )
 TEST_SECONDS: Final = 180  # a fault may have a test wait until its end
-IN_TEST: Final = "(witness or not exhaustive)"
 STARTS_SOMETHING: Final = "(slow or kafka or spark)"
 # What a file touches in the end, when nothing near has failed: the simulator first.
 ROOMS: Final = ("sim", "node", "acceptance", "guarantees", "cluster", "client", "kafka", "spark")
@@ -334,7 +334,7 @@ def stages(graph: Graph, file: str, tiers: Sequence[str]) -> Iterator[Stage]:
     """The runs for a changed file: of each tier what is quick, and of that the modules near to it first."""
     near, far = _touched(graph, file)
     for tier in tiers:
-        chosen = IN_TEST if tier == "test" else f"not {IN_TEST}"
+        chosen = WITNESSES if tier == "test" else f"not {WITNESSES}"
         for marks in (f"{chosen} and not {STARTS_SOMETHING}", f"{chosen} and {STARTS_SOMETHING}"):
             for modules in (near, far):
                 if modules:

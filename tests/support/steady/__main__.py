@@ -36,7 +36,7 @@ from tests.support.steady.torments import INTENSITIES, Tormentor
 
 ROOT = Path(__file__).resolve().parents[3]
 # As `make test`, whose limits are for runs without pauses.
-PYTEST_OPTIONS = ("--dist", "loadscope", "-m", "witness or not exhaustive")
+PYTEST_OPTIONS = ("--dist", "loadscope", "--witnesses")
 TIMEOUT_SECONDS = 900
 ROUND_MINUTES = 120
 # How long the tool takes at most to see that it was asked to end.

@@ -411,6 +411,17 @@ class TestRows:
         assert ([row["number"] for row in found.rows], found.total) == ([0, 1, 2], 4)
         assert found.columns == ["number", "raw"]
 
+    def test_columns_are_those_of_all_files(self, project: Project) -> None:
+        table = project.directory / "spark-warehouse" / "orders"
+        for name, column in (("part-0.parquet", "first"), ("part-1.parquet", "second")):
+            rows = pa.table(
+                {"number": pa.array([1], pa.int32() if column == "first" else pa.int64()), column: [7]}
+            )
+            pyarrow.parquet.write_table(rows, table / name)
+        found = read_rows(project.directory / "spark-warehouse", "orders", 9)
+        assert found.columns == ["number", "first", "second"]
+        assert [(row["first"], row["second"]) for row in found.rows] == [(7, None), (None, 7)]
+
     def test_they_are_printed(self, project: Project, capsys: pytest.CaptureFixture[str]) -> None:
         show_table(project, "orders", 2, as_json=True)
         said = capsys.readouterr()

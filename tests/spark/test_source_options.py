@@ -30,7 +30,14 @@ from ottla.spark.source.filter_pushdown import FilterBounds, push_filters
 from ottla.spark.source.micro_batch_stream import rate_limited
 from ottla.spark.source.offset_ranges import OffsetRange, split
 from ottla.spark.source.offsets import OffsetLimitKind, StreamOffset
-from ottla.spark.source.options import SourceOptions, parse_bytes, parse_duration_ms, source_options
+from ottla.spark.source.options import (
+    SourceOptions,
+    columns_of,
+    parse_bytes,
+    parse_duration_ms,
+    source_options,
+)
+from ottla.spark.source.stream_reader import stream_reader
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
 
@@ -211,6 +218,19 @@ def test_offsets_come_back_from_a_checkpoint(
     again = StreamOffset.from_json(json.loads(text))
     assert again == offset
     assert json.dumps(again.to_json()) == text
+
+
+def test_an_offset_of_another_kind_of_source_is_refused() -> None:
+    with pytest.raises(ValueError, match="has read another kind of source until now"):
+        StreamOffset.from_json({"logOffset": 5})
+
+
+@pytest.mark.parametrize("ask", ["initialOffset", "latestOffset"])
+def test_a_stream_with_wrong_options_says_why_when_it_is_asked(ask: str) -> None:
+    options = {"kafka.bootstrap.servers": "h:1", "subscribe": "a", "startingOffsets": "erliest"}
+    reader = stream_reader(options, spark_schema(columns_of(options)))
+    with pytest.raises(ValueError, match="startingOffsets='erliest'"):
+        getattr(reader, ask)()
 
 
 def test_offsets_of_sparks_own_source_are_understood() -> None:

@@ -135,16 +135,20 @@ def query_error(text: str, tables: Iterable[str]) -> str:
 
 
 def _define(spark: Any, name: str, directory: Path) -> None:
-    """Make a table known under its name, with the columns of its files; one without files is left out."""
+    """Make a table known under its name, with the columns of all its files; one without files is left out."""
     kind = format_of(directory)
     if kind is None:
         return
     database, _, table = name.rpartition(".")
     if database:
         spark.sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
-        spark.sql(f"CREATE TABLE `{database}`.`{table}` USING {kind} LOCATION '{spark_location(directory)}'")
+        spark.sql(
+            f"CREATE TABLE `{database}`.`{table}` USING {kind} OPTIONS (mergeSchema 'true') "
+            f"LOCATION '{spark_location(directory)}'"
+        )
     else:
-        spark.read.format(kind).load(str(directory)).createOrReplaceTempView(table)
+        files = spark.read.format(kind).option("mergeSchema", "true")
+        files.load(str(directory)).createOrReplaceTempView(table)
 
 
 def print_graph(state: Path, form: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,17 +69,22 @@ def _read_directory(directory: Path, table: str, limit: int) -> TableRows:
     if kind is None:
         raise ProjectError(f"files as {files[0].name} are read by Spark: ottla pipeline sql 'TABLE {table}'")
     try:
-        from pyarrow import dataset
+        from pyarrow import dataset, unify_schemas
     except ImportError:
         raise ProjectError(
             "PyArrow, which reads the files of tables, is not installed; `pip install 'ottla[spark]'`"
         ) from None
-    data = dataset.dataset(
+    open_files = partial(
+        dataset.dataset,
         [str(file) for file in files],
         format=kind,
         partitioning="hive",
         partition_base_dir=str(directory),
     )
+    # A file from before a column was added has none of it: the columns are those of all files.
+    first = open_files()
+    of_files = (each.physical_schema for each in first.get_fragments())
+    data = open_files(schema=unify_schemas([first.schema, *of_files], promote_options="permissive"))
     rows = data.head(limit).to_pylist()
     return TableRows(list(data.schema.names), rows, data.count_rows())
 

@@ -206,7 +206,7 @@ class OffsetReader:
         """Whether the options name this topic, if it exists."""
         options = self._options
         if options.pattern is not None:
-            return not topic.startswith(OWN_TOPICS) and re.fullmatch(options.pattern, topic) is not None
+            return not topic.startswith(OWN_TOPICS) and re.search(options.pattern, topic) is not None
         return topic in options.topics or any(each.topic == topic for each in options.assigned)
 
     def _pick(self, view: ClusterMetadata) -> dict[str, TopicInfo | None]:
@@ -217,7 +217,7 @@ class OffsetReader:
                 name: info
                 for name, info in view.topics.items()
                 if not (info.is_internal or info.error or name.startswith(OWN_TOPICS))
-                and pattern.fullmatch(name)
+                and pattern.search(name)
             }
         found: dict[str, TopicInfo | None] = {}
         for name in options.topics or sorted({partition.topic for partition in options.assigned}):

@@ -81,7 +81,15 @@ class StreamOffset:
         return found
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Mapping[str, Any]]) -> StreamOffset:
+    def from_json(cls, value: Mapping[str, Any]) -> StreamOffset:
+        """Raises ValueError for an offset of another kind of source, whose checkpoint this is then."""
+        if not all(isinstance(each, Mapping) for each in value.values()):
+            raise ValueError(
+                f"the checkpoint has the offset {json.dumps(value)[:200]}, which is not one of topics: the "
+                "query, or the flow of this name, has read another kind of source until now. A query over "
+                "another source needs a checkpoint of its own, and a flow a new name; it then reads from its "
+                "startingOffsets"
+            )
         return cls(
             _by_partition({t: p for t, p in value.items() if t not in (IDS_KEY, BEGINS_KEY)}),
             {topic: parse_uuid(text) for topic, text in value.get(IDS_KEY, {}).items()},

@@ -42,9 +42,34 @@ Json = dict[str, dict[str, Any]]
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
-    parsed = source_options(options, streaming=True)
-    check_schema(parsed, schema)
+    """Create a reader. One whose options cannot be read says so when Spark first asks it for something: where
+    no reader is created at all, PySpark fails over that and hides why.
+    """
+    try:
+        parsed = source_options(options, streaming=True)
+        check_schema(parsed, schema)
+    except ValueError as error:
+        return RefusedStreamReader(error)
     return StreamReader(parsed)
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """Raises what is wrong with the options, whatever it is asked for."""
+
+    def __init__(self, error: ValueError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> Json:
+        raise self._error
+
+    def latestOffset(self, *_: object) -> Json:
+        raise self._error
+
+    def partitions(self, start: Json, end: Json) -> list[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -364,3 +364,20 @@ def test_a_reader_at_rest_reads_nothing() -> None:
         await manager.close()
 
     run(test())
+
+
+def test_what_waits_for_it_ends_when_it_is_closed() -> None:
+    async def test() -> None:
+        topic = FakeTopic()
+        topic.failures = 1_000_000  # no leader answers
+        manager = manager_of(topic)
+        manager.assign_partitions([id_of(0), id_of(1)])
+        waiting = [asyncio.ensure_future(manager.wait_until_ready(id_of(partition))) for partition in (0, 1)]
+        await asyncio.sleep(60)
+        assert not any(each.done() for each in waiting)
+        await manager.close()
+        for wait in (*waiting, manager.wait_until_ready(id_of(0)), copy(manager, 1, 0)):
+            with pytest.raises(RemoteStorageNotReady):
+                await asyncio.wait_for(wait, 1)
+
+    run(test())

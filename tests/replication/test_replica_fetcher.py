@@ -34,6 +34,7 @@ from ottla.replication.replica_fetcher import (
     ReplicaFetcherConfig,
     ReplicaFetcherContext,
     ReplicaTruncations,
+    TierLookups,
 )
 from ottla.replication.replica_fetcher_manager import RemoteLeaderEndPoint, ReplicaFetcherManager
 from ottla.replication.replica_manager import ReplicaChanges
@@ -593,3 +594,23 @@ def test_what_was_followed_may_be_given_up_after_the_end() -> None:
         runtime.close()
 
     asyncio.run(part())
+
+
+def test_a_look_up_in_a_store_that_does_not_answer_ends_when_its_broker_stops() -> None:
+    async def test() -> None:
+        lookups = TierLookups()
+        begun = 0
+
+        async def look_up() -> None:
+            nonlocal begun
+            begun += 1
+            await asyncio.Event().wait()
+
+        for _ in range(10):
+            lookups.start(look_up)
+        await asyncio.sleep(0)
+        assert 0 < begun < 10, "a few at a time"
+        await lookups.close()
+        assert begun < 10, "the others never begin"
+
+    asyncio.run(test())

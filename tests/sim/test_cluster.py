@@ -36,6 +36,7 @@ FIRST_SEEDS = {
     "followers-without-auxiliary-state": 3,
     "share-leaders-not-fenced": 12,
     "unclean-stop-taken-for-clean": 3,
+    "waiters-left-at-a-close": 21,
 }
 
 
@@ -55,7 +56,14 @@ FOUND_LATE = {
     "never-joins-again",
     "only-manifests-deleted",
     "unclean-stop-taken-for-clean",
+    "waiters-left-at-a-close",
 }
+# Nodes are asked to stop in each phase of their lives, with all optional parts, while others are missing.
+STOPS = replace(
+    cluster_bug_scenario("waiters-left-at-a-close"),
+    share_groups=True,
+    clients=("idempotent", "moves", "transactional", "consumer-group", "topics"),
+)
 SCENARIOS: dict[str, tuple[ClusterScenario | None, str, tuple[str, ...]]] = {
     "drawn": (None, "", ()),
     "many-partitions-on-bad-disks": (
@@ -70,13 +78,17 @@ SCENARIOS: dict[str, tuple[ClusterScenario | None, str, tuple[str, ...]]] = {
         ("cut off from ZooKeeper", "expire a session"),
     ),
     "share-groups": (ClusterScenario(share_groups=True), "--share-groups", ()),
+    "stops": (STOPS, "", ("stop at any moment",)),
     "tiered-storage": (ClusterScenario(tiered=True), "--tiered", ("tier: offsets in the store only",)),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0 if ASKED else 300)
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.exhaustive) if name == "stops" else name for name in SCENARIOS],
+)
 def test_seeds_keep_every_guarantee(name: str) -> None:
     scenario, option, faults = SCENARIOS[name]
     coverage: Counter[str] = Counter()

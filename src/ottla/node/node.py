@@ -3,9 +3,9 @@
 `Node` is Kafka's `KafkaRaftServer` with its `BrokerServer` and `ControllerServer`. It starts from the bottom
 up: directories, the controller's listener, the metadata log; then, if it is a broker, it registers, still
 fenced, reads the metadata up to there, loads its logs, takes up its replicas, opens its listeners and asks to
-be unfenced. It stops in the opposite order. Requests that arrive before it is ready wait, except those of the
-quorum, without which no node gets ready. Each part takes the parts that it uses; only this module knows them
-all.
+be unfenced. It stops in the opposite order (`StopSequence`). Requests that arrive before it is ready wait,
+except those of the quorum, without which no node gets ready. Each part takes the parts that it uses; only
+this module knows them all.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from ottla.node.network.request_statistics import NetworkStatistics
 from ottla.node.network.server import SocketServer
 from ottla.node.process_status import StorageStatus
 from ottla.node.start_warnings import start_warnings
+from ottla.node.stop_sequence import StopSequence
 from ottla.node.storage import NodeStorage, clean_shutdown_epoch, open_storage
 from ottla.node.supervisor import BrokerTasks, ControllerTasks, is_lack_of_room
 from ottla.protocol.api import ListenerType
@@ -87,6 +88,8 @@ log = logging.getLogger(__name__)
 # How long a broker that stops waits until others have taken over its partitions.
 _HAND_OVER_SECONDS: Final = 10.0
 _HAND_OVER_ALONE_SECONDS: Final = 1.0
+# How long a disk may take for what is not on it yet. After that the next start recovers the logs.
+_CLOSE_LOGS_SECONDS: Final = 600.0
 # How long a start takes before the node logs what it waits for, and how long until it does so again.
 _SLOW_START_SECONDS: Final = 20.0
 _SLOW_START_AGAIN_SECONDS: Final = 60.0
@@ -194,8 +197,7 @@ class Node:
         self._loop: asyncio.AbstractEventLoop
         self._failure: asyncio.Future[str]
         self._failure_reason: str | None = None
-        # The actions of a stop, in the reverse order.
-        self._started: list[Callable[[], Awaitable[None]]] = []
+        self._stop_sequence: Final = StopSequence()
         NodeMetrics(self, self.metrics)
 
     # What handlers ask
@@ -310,7 +312,7 @@ class Node:
         if endpoint := config.text("telemetry.otlp.endpoint"):
             headers = parse_headers(str(config["telemetry.otlp.headers"] or ""))
             forwarder = OtlpForwarder(runtime, signal_url(endpoint, METRICS), headers)
-            self._on_stop(self.tasks.start("forwarding of client metrics", forwarder.run).stop)
+            self._stop_sequence.add(self.tasks.start("forwarding of client metrics", forwarder.run).stop)
         telemetry = ClientTelemetry(
             ClientMetricsManager(
                 lambda: self.image.configs, runtime.random.uuid, config.number("telemetry.max.bytes")
@@ -395,9 +397,9 @@ class Node:
         await self.security.load()
         self._enter("checking its listeners")
         await self.http.open(self.security.listener_tls)
-        self._on_stop(self.http.close)
+        self._stop_sequence.add(self.http.close)
         if self.security.has_certificates:
-            self._on_stop(self.tasks.start("renewal of certificates", self.security.watch).stop)
+            self._stop_sequence.add(self.tasks.start("renewal of certificates", self.security.watch).stop)
         self.logins = self._make_logins()
         await self.endpoints.check(self.server)
         self._enter("opening its directories")
@@ -421,7 +423,7 @@ class Node:
         async def release() -> None:
             storage.release()
 
-        self._on_stop(release)
+        self._stop_sequence.add(release)
         self.cluster_id = storage.cluster_id
         if storage.node_id != self.config.node_id:
             self.dynamic_config.current = NodeConfig({**self.config.given, "node.id": str(storage.node_id)})
@@ -433,16 +435,16 @@ class Node:
         endpoints: list[Endpoint] = []
         if config.is_controller:
             await self.endpoints.open(quorum.server, config.listeners_of_controller)
-            self._on_stop(quorum.server.stop)
+            self._stop_sequence.add(quorum.server.stop)
             self.endpoints.warn_of_open_controllers(is_authorized=self.authorizer is not None)
             endpoints = self.endpoints.reachable(config.advertised_of_controller)
         directory_id = storage.directories[config.metadata_log_dir]
         await quorum.open(storage.cluster_id, directory_id, endpoints, self._on_metadata_update)
         self._enter(_WAITING_FOR_LEADER)
-        self._on_stop(quorum.close)
+        self._stop_sequence.add(quorum.close)
         tasks = ControllerTasks(self.tasks, self.dynamic_config, quorum, self.fail)
         tasks.start()
-        self._on_stop(tasks.stop)
+        self._stop_sequence.add(tasks.stop)
         await quorum.wait_for_leader()
         self.dynamic_config.reload(self.image)
         if self.authorizer is not None:
@@ -455,7 +457,7 @@ class Node:
         config = self.config
         # Addresses must be known before they are registered.
         await self.endpoints.open_unknown(self.server)
-        self._on_stop(self.server.stop)
+        self._stop_sequence.add(self.server.stop)
         usable = [path for path in config.log_dirs if path not in storage.failed]
         endpoints = self.endpoints.reachable(config.advertised_listeners)
         self.lifecycle = BrokerLifecycleManager(
@@ -471,7 +473,7 @@ class Node:
             on_fatal=self.fail,
             announce=self.quorum.announcer(self._incarnation_id, endpoints),
         )
-        self._on_stop(self.lifecycle.close)
+        self._stop_sequence.add(self.lifecycle.close)
         self._waits_for = self.lifecycle.waits_for
         await self.lifecycle.register()
         await self.lifecycle.wait_until_caught_up()
@@ -497,7 +499,7 @@ class Node:
         )
         await self.logs.start(self.topic_config, self._is_assigned)
         self.log_flushes = LogFlushScheduler(self.logs, runtime.clock)
-        self._on_stop(self._close_logs)
+        self._stop_sequence.add(self._close_logs, limit_seconds=_CLOSE_LOGS_SECONDS)
         self.producer_ids = ProducerIdManager(config.node_id, self._broker_epoch, self.quorum.controllers)
         self.replication = BrokerReplication(
             self.tasks,
@@ -517,7 +519,7 @@ class Node:
             submit_change=self.replication.alter_partition_manager.submit,
         )
         self.replicas.begin_flush = self.log_flushes.flush_in_background
-        self._on_stop(self.replication.close)
+        self._stop_sequence.add(self.replication.close)
         self.coordinators = Coordinators(
             runtime,
             self.dynamic_config,
@@ -529,8 +531,7 @@ class Node:
             self._create_internal_topic,
             lambda: self.lifecycle.is_cut_off,
         )
-        self._on_stop(self.coordinators.close)
-        self._on_stop(self._close_share_partitions)
+        self._stop_sequence.add(self.coordinators.close)
         self.alter_log_dirs = AlterReplicaLogDirsManager(
             self.logs,
             self.replicas,
@@ -539,13 +540,16 @@ class Node:
             runtime.clock,
             runtime.pool,
         )
-        self._on_stop(self.alter_log_dirs.stop)
+        self._stop_sequence.add(self.alter_log_dirs.stop)
         if config.flag("remote.log.storage.system.enable"):
             self.remote_storage = self._open_remote_storage()
-            self._on_stop(self.remote_storage.close)
+            self._stop_sequence.add(self.remote_storage.close)
             self.replication.remote_log_reader = self.remote_storage.reader
         else:
             self._check_no_remote_topics()
+        # Both read remote storage, and begin with the first image that is published.
+        self._stop_sequence.add(self.replication.stop_fetchers)
+        self._stop_sequence.add(self._close_share_partitions)
         self._publisher = BrokerMetadataPublisher(
             runtime.clock,
             metadata,
@@ -558,7 +562,7 @@ class Node:
             self._apply_to_share_partitions,
             self.remote_storage,
         )
-        self._on_stop(self._publisher.stop)
+        self._stop_sequence.add(self._publisher.stop)
         self.damaged_replicas = DamagedReplicas(
             self.tasks,
             config.node_id,
@@ -569,7 +573,7 @@ class Node:
             self._publisher.host_offline,
             self._publisher.on_log_damage,
         )
-        self._on_stop(self.damaged_replicas.stop)
+        self._stop_sequence.add(self.damaged_replicas.stop)
         await self._publisher.start()
         for directory in self.logs.directories:
             if not directory.is_online:
@@ -621,7 +625,7 @@ class Node:
     async def _serve(self) -> None:
         """Open the listeners of clients, ask to be unfenced, and begin with the background tasks."""
         await self.endpoints.open_known(self.server)
-        self._on_stop(self._leave)
+        self._stop_sequence.add(self._leave)
         self.endpoints.warn_of_open_listeners(is_authorized=self.authorizer is not None)
         for text in start_warnings(
             self.config, self.image, self.endpoints.for_clients(), sole_voter=self.quorum.is_sole_voter
@@ -645,7 +649,7 @@ class Node:
         )
         self._broker_tasks = tasks
         tasks.start()
-        self._on_stop(tasks.stop)
+        self._stop_sequence.add(tasks.stop)
         self._update_tables(self.image.configs, self.image)
 
     def _update_tables(self, changed: Iterable[ConfigResource], image: MetadataImage) -> None:
@@ -658,9 +662,10 @@ class Node:
 
             self.table_keeper = TableKeeper(self)
             self.replicas.add_progress_listener(self.table_keeper.on_partition_progress)
-            self._on_stop(self.table_keeper.close)
-            self._on_stop(self.tasks.start("upkeep of tables", self.table_keeper.run).stop)
-            self._on_stop(self.tasks.start("upkeep of slow tables", self.table_keeper.run_slow).stop)
+            self._stop_sequence.add(self.table_keeper.close)
+            fast, slow = self.table_keeper.run, self.table_keeper.run_slow
+            for name, work in (("upkeep of tables", fast), ("upkeep of slow tables", slow)):
+                self._stop_sequence.add(self.tasks.start(name, work).stop)
         self.table_keeper.update(topics, image)
 
     async def _retry_offline(self) -> None:
@@ -695,7 +700,7 @@ class Node:
         async def flush() -> None:
             await self.runtime.pool.run(tracing.flush)
 
-        self._on_stop(flush)
+        self._stop_sequence.add(flush)
         return tracing
 
     def _make_logins(self) -> dict[str, SaslListener]:
@@ -808,19 +813,11 @@ class Node:
 
     # Stopping
 
-    def _on_stop(self, action: Callable[[], Awaitable[None]]) -> None:
-        self._started.append(action)
-
     async def stop(self) -> None:
         """Hand over, close everything and leave the marks of a clean shutdown. Stopping twice is harmless."""
         self._stopping = True
         self.phase = "stopping"
-        while self._started:
-            action = self._started.pop()
-            try:
-                await action()
-            except Exception:
-                log.exception("a part of the node did not stop cleanly")
+        await self._stop_sequence.run()
 
     async def _leave(self) -> None:
         """Hand over what this broker leads, then turn clients away."""

@@ -26,7 +26,7 @@ import contextlib
 import heapq
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -85,6 +85,7 @@ _SESSION_LOST: Final = frozenset(
 )
 
 _TRUNCATIONS_AT_ONCE: Final = 4
+_LOOKUPS_AT_ONCE: Final = 4
 # How soon a fetcher looks again for the end of a truncation.
 _TRUNCATING_MS: Final = 20
 
@@ -142,6 +143,33 @@ class ReplicaTruncations:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+class TierLookups:
+    """The look-ups of this broker's followers in remote storage: a few at a time, apart from truncations, as
+    a store may be slow. They change nothing, so each ends where it stands when they are closed.
+    """
+
+    __slots__ = ("_slots", "_tasks")
+
+    def __init__(self) -> None:
+        self._slots: Final = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def start(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run one in the background, in its turn. `work` handles its errors itself."""
+        task = asyncio.get_running_loop().create_task(self._run(work), name="look-up in remote storage")
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
+        async with self._slots:
+            await work()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaFetcherContext:
     """The parts and settings that all fetchers of this broker share."""
@@ -160,8 +188,7 @@ class ReplicaFetcherContext:
     on_failure: Callable[[TopicPartition, Exception], None]
     # The reader of remote storage; None where no topic has it.
     remote_log_reader: Callable[[], RemoteLogReader | None] = lambda: None
-    # Truncations of logs that begin behind what is in remote storage, apart: the store may be slow.
-    tier_states: ReplicaTruncations | None = None
+    tier_lookups: TierLookups = field(default_factory=TierLookups)
     # `follower.fetch.last.tiered.offset.enable`, as it is now.
     fetches_last_tiered_offset: Callable[[], bool] = lambda: False
 
@@ -618,12 +645,11 @@ class ReplicaFetcher:
         if self._is_assigned(key, state):
             self._set_aside(key)
             self._truncating[key] = state
-            tier_states = self._context.tier_states or self._context.truncations
-            tier_states.start(partial(self._build_auxiliary_state, key, state, reader, leader))
+            self._context.tier_lookups.start(partial(self._build_auxiliary_state, key, state, reader, leader))
         return AfterFetch.BUILD_AUXILIARY_STATE
 
     async def _build_auxiliary_state(
-        self, key: Key, state: PartitionFetchState, reader: RemoteLogReader, leader: LeaderTier, pool: Pool
+        self, key: Key, state: PartitionFetchState, reader: RemoteLogReader, leader: LeaderTier
     ) -> None:
         from ottla.replication.tier_state_machine import fetch_tiered_start
 
@@ -639,7 +665,7 @@ class ReplicaFetcher:
             return
         if self._is_assigned(key, state):
             state.on_tiered_start(start)
-        await self._truncate(key, state, pool)
+        self._context.truncations.start(partial(self._truncate, key, state))
 
     async def _fetch_leader_tier(self, state: PartitionFetchState) -> LeaderTier | None:
         """Where the leader's log has its parts; None if the leader answers with an error."""

@@ -109,9 +109,9 @@ class ReplicaFetcherManager:
         tasks = [self._shutdown(key) for key in list(self._fetchers)]
         self._partitions.clear()  # a directory may still fail after this, and its partitions be removed
         await self._tasks.stop(tasks)
+        # What they find may still be truncated to.
+        await self._context.tier_lookups.close()
         await self._context.truncations.close()
-        if self._context.tier_states is not None:
-            await self._context.tier_states.close()
 
     def __len__(self) -> int:
         """How many partitions are fetched."""

@@ -25,6 +25,7 @@ from ottla.replication.replica_fetcher import (
     ReplicaFetcherConfig,
     ReplicaFetcherContext,
     ReplicaTruncations,
+    TierLookups,
 )
 from ottla.replication.replica_fetcher_manager import ReplicaFetcherManager
 from ottla.replication.replica_manager import ReplicaChanges
@@ -124,9 +125,12 @@ class BrokerReplication:
         if self._fetchers is not None:
             self._fetchers.remove_fetcher_for_partitions(partitions)
 
-    async def close(self) -> None:
+    async def stop_fetchers(self) -> None:
+        """Fetch no more, before what the fetchers use is closed."""
         if self._fetchers is not None:
             await self._fetchers.close()
+
+    async def close(self) -> None:
         await self.alter_partition_manager.close()
         await self.assignments.close()
 
@@ -143,7 +147,7 @@ class BrokerReplication:
             self._logs.complete_creation,
             self._on_fetch_failed,
             lambda: self.remote_log_reader,
-            ReplicaTruncations(self._pool),
+            TierLookups(),
             lambda: self._config.current.flag("follower.fetch.last.tiered.offset.enable"),
         )
         return ReplicaFetcherManager(

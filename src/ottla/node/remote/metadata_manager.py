@@ -124,7 +124,10 @@ class TopicBasedRemoteLogMetadataManager:
         self._is_denied = False
 
     async def close(self) -> None:
+        """Stop reading. Those that wait are answered that it is not ready: it never will be."""
         self._closed = True
+        for ready in self._ready.values():
+            ready.set()
         tasks = [reader.task for reader in self._readers.values() if reader.task is not None]
         others = [each for each in (self._creation, self._restart) if each is not None]
         await self._tasks.stop([*tasks, *others])
@@ -264,7 +267,7 @@ class TopicBasedRemoteLogMetadataManager:
 
     async def wait_until_ready(self, partition: TopicIdPartition) -> None:
         ready = self._ready.get(partition)
-        if ready is not None:
+        if ready is not None and not self._closed:
             await ready.wait()
         self._store.cache(partition)
 
@@ -471,7 +474,7 @@ class TopicBasedRemoteLogMetadataManager:
             async with asyncio.timeout(self._consume_wait_ms / 1000):
                 offset = await self._append(index, encode_event(event))
                 reader = self._readers.get(index)
-                if reader is None:
+                if reader is None or self._closed:
                     raise RemoteStorageNotReady(f"{event} was written while its partition was given up")
                 if reader.position is None or offset >= reader.position:
                     applied: asyncio.Future[None] = asyncio.get_running_loop().create_future()

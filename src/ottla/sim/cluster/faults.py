@@ -61,6 +61,7 @@ class ClusterFaultInjector:
         self.clients: list[SimMachine] = []
         faults: Mapping[str, Callable[[SimMachine], None]] = {
             "stop and start": self._restart,
+            "stop at any moment": self._stop_at_any_moment,
             "rolling restart": lambda _: self._roll(),
             "kill a client": lambda _: self._kill_client(),
             "pause a client": lambda _: self._pause_client(),
@@ -139,6 +140,12 @@ class ClusterFaultInjector:
         member = self._members[machine.name]
         if member.is_ready and self._stop(member):
             self.nemesis.count("stop and start", machine.name)
+
+    def _stop_at_any_moment(self, machine: SimMachine) -> None:
+        """Ask a node to stop, also one that has not started completely."""
+        member = self._members[machine.name]
+        if not member.is_stopping and self._stop(member):
+            self.nemesis.count("stop at any moment", machine.name)
 
     def _roll(self) -> None:
         if not self._rolling:

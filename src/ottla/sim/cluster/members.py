@@ -105,6 +105,10 @@ class ClusterMember:
         return self.node is not None and self.node.ready.is_set()
 
     @property
+    def is_stopping(self) -> bool:
+        return self.node is not None and self.node.phase == "stopping"
+
+    @property
     def boot(self) -> int:
         """How often it was booted."""
         return self.machine.boots

@@ -476,6 +476,11 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "brokers-not-watched": _ON_ZOOKEEPER,
     **dict.fromkeys(TIER_BUGS, _TIERED),
     "followers-without-auxiliary-state": _TIERED_FOLLOWERS,
+    "waiters-left-at-a-close": replace(
+        _scenario("idempotent", "moves", longest_s=2.0, stop_at_any_moment=4, kill_a_process=2),
+        nodes=4,
+        tiered=True,
+    ),
 }
 
 

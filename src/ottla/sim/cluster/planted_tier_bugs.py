@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ottla.log.unified_log import RemoteLogAuxState, UnifiedLog
+from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.remote import segment_data
+from ottla.node.remote.metadata_manager import TopicBasedRemoteLogMetadataManager
 from ottla.node.remote.remote_log_manager import RemoteLogManager
 from ottla.remote import object_storage
 from ottla.remote.object_layout import MANIFEST_SUFFIX
@@ -17,6 +19,7 @@ from ottla.remote.segment_metadata import (
     RemoteLogSegmentState,
 )
 from ottla.replication import tier_state_machine
+from ottla.replication.replica_fetcher import TierLookups
 from ottla.replication.tier_state_machine import TieredStart
 
 __all__ = ["TIER_BUGS"]
@@ -94,6 +97,33 @@ def _only_manifests_deleted() -> list[Patch]:
     return [(object_storage, "SUFFIXES", (MANIFEST_SUFFIX,))]
 
 
+def _waiters_left_at_a_close() -> list[Patch]:
+    """Fetchers are closed after the metadata of remote storage, and wait for it."""
+    close_metadata, close_replication = TopicBasedRemoteLogMetadataManager.close, BrokerReplication.close
+    stop_fetchers = BrokerReplication.stop_fetchers
+
+    async def leave_waiters(self: TopicBasedRemoteLogMetadataManager) -> None:
+        self._ready = {}
+        await close_metadata(self)
+
+    async def wait(self: TierLookups) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def not_yet(_: BrokerReplication) -> None:
+        return
+
+    async def close(self: BrokerReplication) -> None:
+        await stop_fetchers(self)
+        await close_replication(self)
+
+    return [
+        (TopicBasedRemoteLogMetadataManager, "close", leave_waiters),
+        (TierLookups, "close", wait),
+        (BrokerReplication, "stop_fetchers", not_yet),
+        (BrokerReplication, "close", close),
+    ]
+
+
 TIER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "local-retention-before-the-copy": _local_retention_before_the_copy,
     "copy-finished-before-the-upload": _copy_finished_before_the_upload,
@@ -101,4 +131,5 @@ TIER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "aborted-transactions-not-copied": _aborted_transactions_not_copied,
     "deleted-before-it-is-announced": _deleted_before_it_is_announced,
     "only-manifests-deleted": _only_manifests_deleted,
+    "waiters-left-at-a-close": _waiters_left_at_a_close,
 }

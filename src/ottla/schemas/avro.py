@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
 from typing import Any, Final
 
-from ottla.schemas.columns import BOOLEAN, DOUBLE, JSON, LONG, TEXT, ColumnType, Fields
+from ottla.schemas.columns import BOOLEAN, DOUBLE, JSON, LONG, TEXT, ColumnType, Expansion, Fields
 from ottla.schemas.columns import MAX_DEPTH as MAX_COLUMN_DEPTH
 from ottla.schemas.errors import SchemaError, WrongData
 
@@ -22,6 +22,9 @@ __all__ = ["AvroSchema"]
 
 MAX_DEPTH: Final = 64
 MAX_VALUES: Final = 200_000
+# Some values take no bytes, as null does, and those around a value none of their own.
+_VALUES_OF_A_BYTE: Final = 8
+_MAX_EMPTY_VALUES: Final = 1_000
 _PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FLOAT: Final = struct.Struct("<f")
@@ -58,7 +61,7 @@ class AvroSchema:
             for name in (full, schema):
                 if name in self._named:
                     return _Reference(name)
-            raise SchemaError(f"the Avro schema names the type {schema!r}, which it does not define")
+            raise SchemaError(f"the Avro schema names the type {schema[:100]!r}, which it does not define")
         if isinstance(schema, list):
             return _Union(tuple(self._resolve(each, namespace, depth + 1) for each in schema))
         if not isinstance(schema, dict) or "type" not in schema:
@@ -116,28 +119,31 @@ class AvroSchema:
         root = self._named[self._root.name] if isinstance(self._root, _Reference) else self._root
         if not isinstance(root, _Record):
             raise SchemaError("only an Avro record has columns")
-        return tuple((name, self._column(kind, 1)) for name, kind, _default in root.fields)
+        return self._fields(root, 1, Expansion())
 
-    def _column(self, kind: Any, depth: int) -> ColumnType:
+    def _fields(self, record: _Record, depth: int, expansion: Expansion) -> Fields:
+        with expansion.inside(record.name):
+            return tuple((name, self._column(kind, depth, expansion)) for name, kind, _ in record.fields)
+
+    def _column(self, kind: Any, depth: int, expansion: Expansion) -> ColumnType:
+        expansion.add_column()
         if isinstance(kind, _Reference):
             kind = self._named[kind.name]
         if isinstance(kind, str):
             return _COLUMNS.get(kind, JSON)
         if isinstance(kind, _Union):
             others = [each for each in kind.branches if each != "null"]
-            return self._column(others[0], depth) if len(others) == 1 else JSON
+            return self._column(others[0], depth, expansion) if len(others) == 1 else JSON
         if isinstance(kind, _Enum):
             return TEXT
         if isinstance(kind, _Logical):
             return _logical_column(kind.logical, kind.scale) or _COLUMNS.get(kind.primitive, JSON)
         if isinstance(kind, _Fixed):
             return _logical_column(kind.logical or "", kind.scale) or ColumnType("hex")
-        if depth < MAX_COLUMN_DEPTH:
-            if isinstance(kind, _Array):
-                return ColumnType("list", item=self._column(kind.items, depth + 1))
-            if isinstance(kind, _Record) and kind.fields:
-                fields = ((name, self._column(each, depth + 1)) for name, each, _default in kind.fields)
-                return ColumnType("struct", tuple(fields))
+        if isinstance(kind, _Array) and depth < MAX_COLUMN_DEPTH:
+            return ColumnType("list", item=self._column(kind.items, depth + 1, expansion))
+        if isinstance(kind, _Record) and kind.fields and expansion.may_enter(kind.name, depth):
+            return ColumnType("struct", self._fields(kind, depth + 1, expansion))
         return JSON
 
     def decode(self, data: bytes) -> Any:
@@ -250,7 +256,7 @@ class _Reader:
     def __init__(self, data: bytes, named: Mapping[str, Any]) -> None:
         self._data: Final = data
         self._named: Final = named
-        self._left = MAX_VALUES
+        self._left = min(MAX_VALUES, len(data) * _VALUES_OF_A_BYTE + _MAX_EMPTY_VALUES)
         self.at = 0
 
     def read(self, kind: Any, depth: int, where: str) -> Any:

@@ -1,26 +1,43 @@
 """The columns that a table has for the values of a schema, and the values of records as values of columns.
 
 A schema names its fields with a `ColumnType` each, which is the same for Avro, Protobuf and JSON Schema. What
-no column type stands for (maps, unions of several types, recursion) is text of JSON. `converter` makes the
-function that turns what a decoder returns into what Arrow takes.
+no column type stands for (maps, unions of several types, a type inside of itself) is text of JSON.
+`converter` makes the function that turns what a decoder returns into what Arrow takes.
+
+Bounded: a schema of some hundred bytes can name types inside of each other that make billions of columns, so
+`Expansion` counts them before they are made.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
-from ottla.schemas.errors import WrongData
+from ottla.schemas.errors import SchemaError, WrongData
 
-__all__ = ["BOOLEAN", "DOUBLE", "JSON", "LONG", "TEXT", "ColumnType", "Converter", "Fields", "converter"]
+__all__ = [
+    "BOOLEAN",
+    "DOUBLE",
+    "JSON",
+    "LONG",
+    "TEXT",
+    "ColumnType",
+    "Converter",
+    "Expansion",
+    "Fields",
+    "converter",
+]
 
-# A struct inside a struct beyond this depth is text of JSON.
+# A struct or list beyond this depth is text of JSON.
 MAX_DEPTH: Final = 8
+# The columns of one schema, with those inside of others.
+MAX_COLUMNS: Final = 5_000
 _LONGS: Final = range(-(2**63), 2**63)
 
 
@@ -44,6 +61,35 @@ LONG: Final = ColumnType("long")
 DOUBLE: Final = ColumnType("double")
 TEXT: Final = ColumnType("string")
 JSON: Final = ColumnType("json")
+
+
+class Expansion:
+    """The columns that are being made of one schema: their number, and the types around the next one."""
+
+    __slots__ = ("_around", "_count")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._around: list[str] = []
+
+    def add_column(self) -> None:
+        """Count a column, before it is made. SchemaError if there are too many."""
+        self._count += 1
+        if self._count > MAX_COLUMNS:
+            raise SchemaError(
+                f"the schema has more than {MAX_COLUMNS} columns, counting those inside of others"
+            )
+
+    def may_enter(self, type_name: str, depth: int) -> bool:
+        """Whether a column of this type may be a struct: not too deep, and not inside of its own type."""
+        return depth < MAX_DEPTH and type_name not in self._around
+
+    @contextmanager
+    def inside(self, type_name: str) -> Iterator[None]:
+        """Make the columns of a type."""
+        self._around.append(type_name)
+        yield
+        self._around.pop()
 
 
 def converter(column: ColumnType, where: str) -> Converter:

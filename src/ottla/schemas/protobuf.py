@@ -15,10 +15,10 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 from typing import Any, Final
 
-from ottla.schemas.columns import BOOLEAN, DOUBLE, JSON, LONG, TEXT, ColumnType, Fields
-from ottla.schemas.columns import MAX_DEPTH as MAX_COLUMN_DEPTH
+from ottla.schemas.columns import BOOLEAN, DOUBLE, JSON, LONG, TEXT, ColumnType, Expansion, Fields
 from ottla.schemas.errors import SchemaError, WrongData
 
 __all__ = ["ProtobufSchema"]
@@ -26,6 +26,8 @@ __all__ = ["ProtobufSchema"]
 MAX_DEPTH: Final = 64
 MAX_VALUES: Final = 200_000
 _MAX_TOKENS: Final = 200_000
+# Of a name with the names of all that it is in.
+_MAX_NAME: Final = 1_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TOKEN: Final = re.compile(
     r"""\s+ | //[^\n]* | /\*.*?\*/
@@ -140,13 +142,14 @@ class ProtobufSchema:
     def _resolve_names(self) -> None:
         """Replace the names of types by full names, as they are seen from their message."""
         for message in list(self._messages.values()):
+            full_name = cache(partial(self._full_name, scope=message.name))
             for each in list(message.by_number.values()):
                 resolved = _Field(
                     each.name,
                     each.number,
-                    self._full_name(each.type, message.name),
+                    full_name(each.type),
                     each.repeated,
-                    None if each.map_value is None else self._full_name(each.map_value, message.name),
+                    None if each.map_value is None else full_name(each.map_value),
                 )
                 message.by_number[each.number] = message.by_name[each.name] = resolved
 
@@ -178,30 +181,31 @@ class ProtobufSchema:
 
     def columns(self) -> Fields:
         """The fields of the message that values are, as columns. SchemaError if it has none."""
-        fields = self._fields(self._root, 1)
+        fields = self._fields(self._root, 1, Expansion())
         if not fields:
             raise SchemaError(f"the message {self._root!r} has no fields, so it has no columns")
         return fields
 
-    def _fields(self, message: str, depth: int) -> Fields:
-        return tuple(
-            (each.name, self._column(each, depth)) for each in self._messages[message].by_name.values()
-        )
+    def _fields(self, message: str, depth: int, expansion: Expansion) -> Fields:
+        with expansion.inside(message):
+            fields = self._messages[message].by_name.values()
+            return tuple((each.name, self._column(each, depth, expansion)) for each in fields)
 
-    def _column(self, known: _Field, depth: int) -> ColumnType:
+    def _column(self, known: _Field, depth: int, expansion: Expansion) -> ColumnType:
+        expansion.add_column()
         if known.map_value is not None:
             return JSON
-        found = self._type_column(known.type, depth)
+        found = self._type_column(known.type, depth, expansion)
         return ColumnType("list", item=found) if known.repeated else found
 
-    def _type_column(self, kind: str, depth: int) -> ColumnType:
+    def _type_column(self, kind: str, depth: int, expansion: Expansion) -> ColumnType:
         if kind in _COLUMNS:
             return _COLUMNS[kind]
         if kind in self._enums:
             return TEXT
-        if kind.startswith("google.protobuf.") or depth >= MAX_COLUMN_DEPTH:
+        if kind.startswith("google.protobuf.") or not expansion.may_enter(kind, depth):
             return JSON
-        fields = self._fields(kind, depth + 1)
+        fields = self._fields(kind, depth + 1, expansion)
         return ColumnType("struct", fields) if fields else JSON
 
     def decode(self, data: bytes, message: str | None = None) -> Any:
@@ -283,15 +287,15 @@ class _Parser:
             depth += (word == "{") - (word == "}")
 
     def _message(self, scope: str, depth: int) -> str:
-        if depth > MAX_DEPTH:
-            raise SchemaError("the Protobuf schema is nested too deeply")
-        name = f"{scope}.{self._next()}".lstrip(".")
+        name = _scoped(scope, self._next())
         message = self._messages[name] = _Message(name)
         self._expect("{")
         self._body(message, depth)
         return name
 
     def _body(self, message: _Message, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise SchemaError("the Protobuf schema is nested too deeply")
         while (word := self._next()) != "}":
             if word == "message":
                 message.children.append(self._message(message.name, depth + 1))
@@ -300,7 +304,7 @@ class _Parser:
             elif word == "oneof":
                 self._next()
                 self._expect("{")
-                self._body(message, depth)
+                self._body(message, depth + 1)
             elif word in ("option", "reserved", "extensions"):
                 self._skip_statement()
             elif word == "extend":
@@ -334,7 +338,7 @@ class _Parser:
         self._add(message, _Field(name, number, word, repeated))
 
     def _group(self, scope: str, name: str, depth: int) -> str:
-        full = f"{scope}.{name}".lstrip(".")
+        full = _scoped(scope, name)
         message = self._messages[full] = _Message(full)
         while self._next() != "{":
             pass
@@ -359,7 +363,7 @@ class _Parser:
         message.by_number[found.number] = message.by_name[found.name] = found
 
     def _enum(self, scope: str) -> None:
-        name = f"{scope}.{self._next()}".lstrip(".")
+        name = _scoped(scope, self._next())
         enum = self._enums[name] = _Enumeration(name)
         self._expect("{")
         while (word := self._next()) != "}":
@@ -369,6 +373,13 @@ class _Parser:
                 self._expect("=")
                 enum.by_number.setdefault(self._number(), word)
                 self._skip_statement()
+
+
+def _scoped(scope: str, name: str) -> str:
+    full = f"{scope}.{name}".lstrip(".")
+    if len(full) > _MAX_NAME:
+        raise SchemaError(f"the Protobuf schema has a name of more than {_MAX_NAME} characters")
+    return full
 
 
 def _tokens(text: str) -> list[str]:

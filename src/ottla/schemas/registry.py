@@ -147,7 +147,7 @@ class SchemaRegistry:
         try:
             document = await self._get(f"/schemas/ids/{schema_id}")
             references = await self._references(document, set())
-            result = _parse(schema_id, document, references)
+            result = await self.pool.run(_parse, schema_id, document, references)
         except _NotFound:
             result = NoSuchSchema(f"the registry has no schema {schema_id}")
         except (HttpError, SchemaError, ValueError) as error:
@@ -163,7 +163,10 @@ class SchemaRegistry:
     async def _references(self, document: dict[str, Any], seen: set[tuple[str, str]]) -> tuple[str, ...]:
         """The texts of the schemas that a schema refers to, those that they need before them."""
         texts: list[str] = []
-        for each in document.get("references") or ():
+        listed = document.get("references") or []
+        if not isinstance(listed, list) or any(not isinstance(each, dict) for each in listed):
+            raise SchemaError("its references are no list of objects")
+        for each in listed:
             key = (str(each.get("subject")), str(each.get("version")))
             if key in seen:
                 continue

@@ -80,8 +80,10 @@ def make_schema(
     references: tuple[str, ...] = (),
 ) -> MessageSchema:
     """Make a schema from its text. SchemaError, with its name, if that cannot be."""
-    if len(text) > MAX_SCHEMA_BYTES:
-        raise SchemaError(f"{name}: a schema has at most {MAX_SCHEMA_BYTES} characters")
+    if len(text) + sum(map(len, references)) > MAX_SCHEMA_BYTES:
+        raise SchemaError(
+            f"{name}: a schema, with those that it refers to, has at most {MAX_SCHEMA_BYTES} characters"
+        )
     kind = _FORMATS.get(format.lower())
     try:
         if kind is SchemaFormat.AVRO:

@@ -48,3 +48,34 @@ def test_an_unknown_bug_is_not_planted(offline: CommandLine) -> None:
     ended = offline("sim", "--plant", "marker-droped")
     assert ended.status == 2
     assert "did you mean marker-dropped?" in ended.err
+
+
+@pytest.mark.slow
+def test_features_are_drawn_forced_and_forbidden(offline: CommandLine) -> None:
+    options = ("sim", "--seed", "3", "--minutes", "0.01", "--json")
+    forced = offline.ok(*options, "--secured", "--without", "tiered").json["lives"][0]["features"]
+    assert "secured" in forced
+    assert "tiered" not in forced
+    listed = offline.ok(*options, "--features", "secured", "--clients", "idempotent").json["lives"][0][
+        "features"
+    ]
+    assert "secured" in listed
+    assert not {"tiered", "share-groups", "zookeeper", "deleted-topics"} & set(listed)
+
+
+def test_features_that_exclude_each_other_are_refused(offline: CommandLine) -> None:
+    ended = offline("sim", "--zookeeper", "--share-groups")
+    assert ended.status == 2
+    assert "share-groups is not possible beside zookeeper" in ended.err
+    assert "there is no feature teired" in offline("sim", "--without", "teired").err
+
+
+@pytest.mark.slow
+def test_the_coverage_shows_which_pairs_no_run_had(offline: CommandLine) -> None:
+    options = ("sim", "--seed", "3", "--minutes", "0.01", "--features", "secured,tiered", "--coverage")
+    pairs = offline.ok(*options, "--json").json["pairs"]
+    met = {tuple(each["pair"]) for each in pairs["counts"] if each["runs"]}
+    assert ("secured", "tiered") in met
+    assert ("secured", "share-groups") not in met
+    assert 0 < pairs["share"] < 1
+    assert "secured and share-groups" in offline.ok(*options).out

@@ -61,7 +61,7 @@ FOUND_LATE = {
 # Nodes are asked to stop in each phase of their lives, with all optional parts, while others are missing.
 STOPS = replace(
     cluster_bug_scenario("waiters-left-at-a-close"),
-    share_groups=True,
+    features=("share-groups", "tiered"),
     clients=("idempotent", "moves", "transactional", "consumer-group", "topics"),
 )
 SCENARIOS: dict[str, tuple[ClusterScenario | None, str, tuple[str, ...]]] = {
@@ -71,15 +71,20 @@ SCENARIOS: dict[str, tuple[ClusterScenario | None, str, tuple[str, ...]]] = {
         "--many-partitions",
         ("failing file", "failing directory", "no handles"),
     ),
-    "logins-and-changing-acls": (ClusterScenario(secured=True), "--secured", ()),
+    "without-features": (ClusterScenario(features=()), "--features ''", ()),
+    "logins-and-changing-acls": (ClusterScenario(features=("secured",)), "--features secured", ()),
     "metadata-in-zookeeper": (
-        ClusterScenario(zookeeper=True),
-        "--zookeeper",
+        ClusterScenario(features=("zookeeper",)),
+        "--features zookeeper",
         ("cut off from ZooKeeper", "expire a session"),
     ),
-    "share-groups": (ClusterScenario(share_groups=True), "--share-groups", ()),
     "stops": (STOPS, "", ("stop at any moment",)),
-    "tiered-storage": (ClusterScenario(tiered=True), "--tiered", ("tier: offsets in the store only",)),
+    "share-groups": (ClusterScenario(features=("share-groups",)), "--features share-groups", ()),
+    "tiered-storage": (
+        ClusterScenario(features=("tiered",)),
+        "--features tiered",
+        ("tier: offsets in the store only",),
+    ),
 }
 
 

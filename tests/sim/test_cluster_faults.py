@@ -24,7 +24,7 @@ class FaultHarness:
     """Three brokers that do not flush, all in the ISR; no process runs."""
 
     def __init__(self) -> None:
-        run = ClusterRun(1, scenario=ClusterScenario(nodes=3, separate=False, synced=False))
+        run = ClusterRun(1, scenario=ClusterScenario(nodes=3, separate=False, synced=False, features=()))
         self.members = {member.id: member for member in run.members}
         self._faults = run._faults
         self._checker = run.checker

@@ -17,9 +17,10 @@ import pytest
 RUNS = {
     "cluster": "ClusterRun(seed, seconds=5, scenario=SCENARIO).run()",
     "partitions and disks": "ClusterRun(seed, seconds=3, scenario=MANY_PARTITIONS).run()",
-    "logins and ACLs": "ClusterRun(seed, seconds=3, scenario=replace(SCENARIO, secured=True)).run()",
-    "share groups": "ClusterRun(seed, seconds=4, scenario=replace(SCENARIO, share_groups=True)).run()",
-    "tiered storage": "ClusterRun(seed, seconds=2, scenario=replace(SCENARIO, tiered=True)).run()",
+    "logins and ACLs": "ClusterRun(seed, seconds=3, scenario=having('secured')).run()",
+    "share groups": "ClusterRun(seed, seconds=4, scenario=having('share-groups')).run()",
+    "tiered storage": "ClusterRun(seed, seconds=2, scenario=having('tiered')).run()",
+    "combined features": "ClusterRun(seed, seconds=2).run()",
     "quorum": "QuorumRun(seed, seconds=4).run()",
     "node": "NodeRun(seed, seconds=3).run()",
 }
@@ -29,6 +30,7 @@ SEEDS = {
     "logins and ACLs": (3,),
     "share groups": (2, 6),
     "tiered storage": (1,),
+    "combined features": (4, 9),
     "quorum": (5,),
     "node": (5,),
 }
@@ -52,7 +54,11 @@ from ottla.sim.cluster.scenario import MANY_PARTITIONS, ClusterScenario
 from ottla.sim.node_run import NodeRun
 from ottla.sim.quorum.run import QuorumRun
 
-SCENARIO = ClusterScenario(nodes=3, timeout_scale=0.1, clients=tuple(CLIENTS))
+SCENARIO = ClusterScenario(nodes=3, timeout_scale=0.1, clients=tuple(CLIENTS), features=())
+
+def having(feature):
+    return replace(SCENARIO, features=(feature,))
+
 for seed in {seeds}:
     outcome = {run}
     print(seed, outcome.fingerprint, outcome.steps, len(outcome.violations), flush=True)

@@ -14,7 +14,7 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
@@ -66,6 +66,13 @@ class Argument:
     complete: Callable[[str], list[str]] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """Flags by the names that the function gets as keywords, each with its help."""
+
+    helps: Mapping[str, str]
+
+
 def group(name: str, help: str) -> click.Group:
     return Group(name, help=help, no_args_is_help=False, context_settings=SETTINGS)
 
@@ -87,7 +94,7 @@ def command(
 def make_command(function: Callable[..., None], name: str, help: str | None = None) -> click.Command:
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters
-    built = [_parameter(p, hints[p.name]) for p in parameters.values()]
+    built = [each for p in parameters.values() for each in _parameters(p, hints[p.name])]
     connects = "bootstrap" in parameters
     if connects:
         built.append(_command_config_option())
@@ -119,6 +126,14 @@ def _command_config_option() -> click.Option:
         show_envvar=True,
         type=click.STRING,
     )
+
+
+def _parameters(parameter: inspect.Parameter, hint: Any) -> list[click.Parameter]:
+    if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+        return [_parameter(parameter, hint)]
+    (flags,) = hint.__metadata__
+    assert isinstance(flags, Flags), f"{parameter.name} has no Flags"
+    return [click.Option([f"--{name}"], is_flag=True, help=help) for name, help in flags.helps.items()]
 
 
 def _parameter(parameter: inspect.Parameter, hint: Any) -> click.Parameter:

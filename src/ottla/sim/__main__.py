@@ -52,10 +52,9 @@ def node(seed: int, seeds: int, seconds: float, trace: bool) -> None:
 @click.option("--seconds", type=float, default=20.0, show_default=True, help="Virtual seconds of faults.")
 @click.option("--nodes", type=int, help="How many brokers; drawn from the seed if not given.")
 @click.option("--many-partitions", is_flag=True, help="Run many partitions on bad disks.")
-@click.option("--secured", is_flag=True, help="Ask all clients for a login, and change ACLs meanwhile.")
-@click.option("--share-groups", is_flag=True, help="Have a share group whose members lose locks.")
-@click.option("--zookeeper", is_flag=True, help="Legacy: keep the metadata in ZooKeeper.")
-@click.option("--tiered", is_flag=True, help="Have topics whose segments go to an object store.")
+@click.option("--features", metavar="NAMES", help="Draw no features, but have these, separated by commas.")
+@click.option("--without", metavar="FEATURE", multiple=True, help="Do not have this feature.")
+@click.option("--with", "forced", metavar="FEATURE", multiple=True, help="Have this feature.")
 @click.option("--trace", is_flag=True, help="Show what happens, line by line.")
 def cluster(
     seed: int,
@@ -63,23 +62,21 @@ def cluster(
     seconds: float,
     nodes: int | None,
     many_partitions: bool,
-    secured: bool,
-    share_groups: bool,
-    zookeeper: bool,
-    tiered: bool,
+    features: str | None,
+    without: tuple[str, ...],
+    forced: tuple[str, ...],
     trace: bool,
 ) -> None:
     """A whole cluster with clients of every kind."""
     scenario = MANY_PARTITIONS if many_partitions else ClusterScenario(nodes=nodes)
-    scenario = replace(
-        scenario, secured=secured, share_groups=share_groups, zookeeper=zookeeper, tiered=tiered
-    )
+    scenario = replace(scenario, forced=forced, forbidden=without)
+    if features is not None:
+        scenario = replace(scenario, features=tuple(filter(None, features.split(","))))
     more = "" if nodes is None else f" --nodes {nodes}"
     more += " --many-partitions" if many_partitions else ""
-    more += " --secured" if secured else ""
-    more += " --share-groups" if share_groups else ""
-    more += " --zookeeper" if zookeeper else ""
-    more += " --tiered" if tiered else ""
+    more += "" if features is None else f" --features '{features}'"
+    more += "".join(f" --without {name}" for name in without)
+    more += "".join(f" --with {name}" for name in forced)
     _run(partial(ClusterRun, scenario=scenario), seed, seeds, seconds, trace, more)
 
 

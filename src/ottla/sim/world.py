@@ -109,7 +109,7 @@ class SimMachine:
 
     def _after_step(self) -> None:
         if self.disk.is_down:
-            self._world.coverage["power lost inside a write"] += 1
+            self._world.coverage["power loss inside a write"] += 1
             self.kill(power_loss=True)
             if self.on_power_loss is not None:
                 self.on_power_loss()

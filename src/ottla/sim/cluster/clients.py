@@ -63,12 +63,12 @@ def make_clients(
             for n in range(2)
         ]
     wanted = [client for kind in scenario.clients or () for client in made[kind]]
-    if scenario.secured:
+    if scenario.has("secured"):
         wanted += [
             SecurityChanger(environment, "security"),
             GuardedWriter(environment, "guarded", servers, access),
         ]
-    if scenario.tiered:
+    if scenario.has("tiered"):
         wanted.append(Writer(environment, "expiring", acks=-1, idempotent=True, topic=EXPIRING))
     terms = environment.checker.share.terms
     if terms is not None:

@@ -248,7 +248,7 @@ def make_members(
             settings |= checker.tier.terms.node_settings(min(len(brokers), 3), scenario.min_insync or 1)
         member = ClusterMember(world, checker, id, settings)
         in_set = scenario.dynamic and id in controllers
-        paths = DIRECTORIES[:1] if scenario.zookeeper else DIRECTORIES
+        paths = DIRECTORIES[: scenario.directories]
         directories = {path: _directory(id, number) for number, path in enumerate(paths)}
         member.format(directories, voters if in_set else None)
         members.append(member)
@@ -267,14 +267,14 @@ def _directory(id: int, number: int) -> bytes:
 def _settings(
     scenario: ClusterScenario, id: int, brokers: tuple[int, ...], controllers: tuple[int, ...]
 ) -> dict[str, str]:
-    timeout_scale = scenario.timeout_scale or 1.0
+    timeout_scale, is_secured = scenario.timeout_scale or 1.0, scenario.has("secured")
     factor = str(min(len(brokers), 3))
     roles = [role for role, ids in (("broker", brokers), ("controller", controllers)) if id in ids]
     listeners = {
-        "broker": f"{'SASL_PLAINTEXT' if scenario.secured else 'PLAINTEXT'}://node{id}:{BROKER_PORT}",
+        "broker": f"{'SASL_PLAINTEXT' if is_secured else 'PLAINTEXT'}://node{id}:{BROKER_PORT}",
         "controller": f"{LISTENER}://node{id}:{CONTROLLER_PORT}",
     }
-    if scenario.zookeeper:
+    if scenario.has("zookeeper"):
         quorum = {
             "metadata.store": "zookeeper",
             "zookeeper.connect": f"{ZOOKEEPER_HOST}:{ZOOKEEPER_PORT}",
@@ -293,7 +293,7 @@ def _settings(
         "controller.listener.names": LISTENER,
         "listener.security.protocol.map": f"{LISTENER}:PLAINTEXT,PLAINTEXT:PLAINTEXT",
         **quorum,
-        "log.dirs": ",".join(DIRECTORIES[:1] if scenario.zookeeper else DIRECTORIES),
+        "log.dirs": ",".join(DIRECTORIES[: scenario.directories]),
         "auto.create.topics.enable": "false",
         "default.replication.factor": factor,
         "min.insync.replicas": str(scenario.min_insync),
@@ -328,5 +328,5 @@ def _settings(
         "producer.id.expiration.ms": "2147483647",
         "transactional.id.expiration.ms": "2147483647",
         **({"log.flush.interval.messages": "1"} if scenario.synced else {}),
-        **(server_settings(LISTENER) if scenario.secured else {}),
+        **(server_settings(LISTENER) if is_secured else {}),
     }

@@ -380,7 +380,12 @@ _KILLS = {"kill a process": 3, "kill it after some steps": 2, "power loss": 2, "
 
 
 def _scenario(
-    *clients: str, synced: bool = False, longest_s: float = 2.0, ambush: float = 0.0, **weights: int
+    *clients: str,
+    features: tuple[str, ...] = (),
+    synced: bool = False,
+    longest_s: float = 2.0,
+    ambush: float = 0.0,
+    **weights: int,
 ) -> ClusterScenario:
     """`ambush` is how likely a node is to be killed right after it has committed records."""
     chosen = {name.replace("_", " "): weight for name, weight in weights.items()}
@@ -392,6 +397,7 @@ def _scenario(
         min_insync=2,
         timeout_scale=0.1,
         clients=clients,
+        features=features,
         nemesis=NemesisConfig(
             interval_s=0.3, longest_s=longest_s, ambush={"commits": ambush}, weights=chosen or _KILLS
         ),
@@ -403,24 +409,24 @@ _TRANSACTIONS = _scenario("transactional", "rivals", "committed-follower")
 _COPIES = _scenario(
     "idempotent", "copy-classic", "copy-consumer", pause_a_client=4, kill_a_client=2, kill_a_process=1
 )
-_ACCESS = replace(_scenario("idempotent", sever_connections=1), secured=True)
+_ACCESS = replace(_scenario("idempotent", sever_connections=1), features=("secured",))
 _SHARES = replace(
     _scenario("idempotent", kill_a_process=2, sever_connections=2, kill_a_client=2, pause_a_client=2),
-    share_groups=True,
+    features=("share-groups",),
 )
 # A leader is cut off from the active controller, and not from members and coordinators.
 _SHARE_LEADERS = replace(
     _scenario("idempotent", longest_s=5.0, cut_one_link=2, cut_one_direction=1),
     separate=True,
-    share_groups=True,
+    features=("share-groups",),
 )
 _ON_ZOOKEEPER = replace(
     _scenario("idempotent", "topics", "settings", kill_a_process=1, isolate_a_machine=1, slow_link=1),
-    zookeeper=True,
+    features=("zookeeper",),
 )
 _DELETED_CONTROLLERS = replace(
     _scenario("idempotent", "topics", "settings", "moves"),
-    zookeeper=True,
+    features=("zookeeper",),
     nemesis=NemesisConfig(
         interval_s=0.3,
         longest_s=2.0,
@@ -428,11 +434,11 @@ _DELETED_CONTROLLERS = replace(
     ),
 )
 _TIERED = replace(
-    _scenario("idempotent", "transactional", kill_a_process=2, sever_connections=1), tiered=True
+    _scenario("idempotent", "transactional", kill_a_process=2, sever_connections=1), features=("tiered",)
 )
 # Replicas move to nodes that have nothing of the partition, and most of it is in the store only.
 _TIERED_FOLLOWERS = replace(
-    _scenario("idempotent", "moves", longest_s=1.0, kill_a_process=3), nodes=4, tiered=True
+    _scenario("idempotent", "moves", longest_s=1.0, kill_a_process=3), nodes=4, features=("tiered",)
 )
 SCENARIOS: Mapping[str, ClusterScenario] = {
     "sync-skipped": _scenario("idempotent", synced=True, power_loss=3, kill_all=2),
@@ -479,7 +485,7 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "waiters-left-at-a-close": replace(
         _scenario("idempotent", "moves", longest_s=2.0, stop_at_any_moment=4, kill_a_process=2),
         nodes=4,
-        tiered=True,
+        features=("tiered",),
     ),
 }
 

@@ -96,11 +96,11 @@ class ClusterRun:
     ) -> None:
         self.world = World(seed)
         self._seconds = seconds
-        self.scenario = scenario = (scenario or ClusterScenario()).draw(self.world.random)
+        self.scenario = scenario = (scenario or ClusterScenario()).draw(self.world.random, seed)
         assert scenario.nodes is not None
         assert scenario.nemesis is not None
         self.checker = ClusterChecker(self.world, min_insync=scenario.min_insync or 1)
-        if scenario.share_groups:
+        if scenario.has("share-groups"):
             # Drawn apart, so that the same seed without a share group has the same draws.
             self.checker.share.terms = ShareGroupTerms.draw(random.Random(f"{seed}/share"))
         brokers = tuple(range(1, scenario.nodes + 1))
@@ -108,19 +108,19 @@ class ClusterRun:
         topics = dict.fromkeys((EVENTS, ORDERS, COPIES), _PARTITIONS)
         if scenario.partitions:
             topics[MANY] = scenario.partitions
-        if scenario.tiered:
+        if scenario.has("tiered"):
             topics[EXPIRING] = _PARTITIONS
             self._make_store(seed, topics)
         self.environment = ClusterEnvironment(
             self.world,
             self.checker,
-            login_settings(servers) if scenario.secured else servers,
+            login_settings(servers) if scenario.has("secured") else servers,
             brokers,
             topics,
             self._topic_settings(),
         )
-        self.zookeeper = SimZooKeeper(self.world) if scenario.zookeeper else None
-        if scenario.zookeeper:
+        self.zookeeper = SimZooKeeper(self.world) if scenario.has("zookeeper") else None
+        if scenario.has("zookeeper"):
             self.world.zookeeper = connector
         self.members = make_members(self.world, self.checker, scenario, brokers)
         self._faults = ClusterFaultInjector(
@@ -129,7 +129,7 @@ class ClusterRun:
             self.members,
             self.checker,
             synced=bool(scenario.synced),
-            directories=DIRECTORIES,
+            directories=DIRECTORIES[: scenario.directories],
             zookeeper=self.zookeeper,
             store=None if self.checker.tier is None else self.checker.tier.store,
         )
@@ -142,7 +142,7 @@ class ClusterRun:
         self.world.trace.add("world", str(scenario))
         if self.checker.tier is not None:
             self.world.trace.add("world", str(self.checker.tier.terms))
-        if scenario.share_groups:
+        if scenario.has("share-groups"):
             self.world.trace.add("world", str(self.checker.share.terms))
 
     def _make_store(self, seed: int | str, topics: dict[str, int]) -> None:
@@ -231,7 +231,7 @@ class ClusterRun:
             return
         checking.cancel()
         broken = next(verdict(self.checker, environment.journal, self._committed), None)
-        if broken is None and self.scenario.share_groups:
+        if broken is None and self.scenario.has("share-groups"):
             broken = next(self.checker.share.verdict(partitions), None)
         if broken is not None:
             world.report_violation(broken)
@@ -277,7 +277,7 @@ class ClusterRun:
         if not busy:
             return None
         text = f"these clients have not finished: {', '.join(busy)}"
-        if self.scenario.share_groups and self.environment.draining:
+        if self.scenario.has("share-groups") and self.environment.draining:
             left = self.checker.share.reason_not_drained(share_partitions(self.environment))
             text += f"; {left}" if left is not None else ""
         return text

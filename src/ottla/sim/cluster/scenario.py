@@ -1,9 +1,13 @@
-"""The scenario of a run: the shape of the cluster, its settings, its clients and the faults."""
+"""The scenario of a run: the shape of the cluster, its features, its clients and the faults.
+
+The shape is drawn from the random numbers of the run, and each feature from numbers of its own. So the same
+seed has the same shape whatever features are forced, forbidden or listed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from ottla.sim.nemesis import FAULTS, NemesisConfig
@@ -11,13 +15,16 @@ from ottla.sim.nemesis import FAULTS, NemesisConfig
 __all__ = [
     "CLIENTS",
     "CLUSTER_FAULTS",
+    "FEATURES",
     "MANY_PARTITIONS",
-    "STORE_FAULTS",
-    "ZOOKEEPER_FAULTS",
     "ClusterScenario",
+    "ScenarioFeature",
+    "are_compatible",
+    "features_named",
 ]
 
-# The kinds of clients, by the name under which a scenario lists them.
+# The kinds of clients of which the shape has some, by the name under which a scenario lists them. Features
+# have others.
 CLIENTS = (
     "acks-0",
     "acks-1",
@@ -35,14 +42,14 @@ CLIENTS = (
     "settings",
     "moves",
 )
-ZOOKEEPER_FAULTS: Mapping[str, int] = {
+_ZOOKEEPER_FAULTS: Mapping[str, int] = {
     "kill ZooKeeper": 4,
     "pause ZooKeeper": 4,
     "cut off from ZooKeeper": 10,
     "expire a session": 10,
     "delete /controller": 8,
 }
-STORE_FAULTS: Mapping[str, int] = {
+_STORE_FAULTS: Mapping[str, int] = {
     "store is away": 5,
     "store is slow": 5,
     "store throttles": 5,
@@ -50,16 +57,7 @@ STORE_FAULTS: Mapping[str, int] = {
     "cut off from the store": 8,
     "stale lists": 1,
 }
-# The clients that every run with tiered topics has, beside those that are drawn.
-_TIER_CLIENTS = ("committed-follower", "follower", "topics")
-
-CLUSTER_FAULTS: Mapping[str, int] = {
-    **FAULTS,
-    "clock drift": 1,
-    "stop and start": 3,
-    "rolling restart": 1,
-    "kill a client": 3,
-    "pause a client": 2,
+_DISK_FAULTS: Mapping[str, int] = {
     "full disk": 4,
     "failing directory": 3,
     "disk error": 3,
@@ -67,15 +65,15 @@ CLUSTER_FAULTS: Mapping[str, int] = {
     "read-only directory": 2,
     "no handles": 2,
 }
-DISK_FAULTS = (
-    "full disk",
-    "failing directory",
-    "disk error",
-    "failing file",
-    "read-only directory",
-    "no handles",
-)
-
+CLUSTER_FAULTS: Mapping[str, int] = {
+    **FAULTS,
+    "clock drift": 1,
+    "stop and start": 3,
+    "rolling restart": 1,
+    "kill a client": 3,
+    "pause a client": 2,
+    **_DISK_FAULTS,
+}
 
 # How likely a node is to be killed right after it became leader of a partition, or committed records.
 _AMBUSHES: tuple[Mapping[str, float], ...] = (
@@ -85,6 +83,50 @@ _AMBUSHES: tuple[Mapping[str, float], ...] = (
     {"leads": 0.02, "commits": 0.005},
     {"commits": 0.02},
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioFeature:
+    """Something that a cluster may have beside everything else.
+
+    This is its only description: the drawing, the switches of `ottla sim` and the coverage follow from it.
+    """
+
+    name: str
+    # What a scenario with it has, as the help of its switch.
+    what: str
+    # How likely it is drawn; None: it is part of the shape, which has it or not by itself.
+    chance: float | None
+    # Features that cannot be beside it, and those that it cannot be without.
+    excludes: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    # The fields of a scenario that has it, and of one of which it was taken away.
+    fields: Mapping[str, object] = field(default_factory=dict)
+    without: Mapping[str, object] = field(default_factory=dict)
+    clients: tuple[str, ...] = ()
+    faults: Mapping[str, int] = field(default_factory=dict)
+    # The least number of brokers.
+    nodes: int = 1
+
+    def is_in(self, scenario: ClusterScenario) -> bool:
+        """Whether a shape has it by itself."""
+        return (
+            all(getattr(scenario, name) == value for name, value in self.fields.items())
+            and (not self.clients or any(name in (scenario.clients or ()) for name in self.clients))
+            and (not self.faults or any(scenario.weights.get(name) for name in self.faults))
+        )
+
+    def add_to(self, scenario: ClusterScenario) -> ClusterScenario:
+        weights = scenario.weights
+        missing = {name: weight for name, weight in self.faults.items() if not weights.get(name)}
+        clients = (*(scenario.clients or ()), *self.clients)
+        scenario = replace(scenario, **self.fields, clients=tuple(sorted(dict.fromkeys(clients))))  # type: ignore[arg-type]
+        return scenario.with_weights({**missing, **weights, **missing})
+
+    def remove_from(self, scenario: ClusterScenario) -> ClusterScenario:
+        clients = tuple(name for name in scenario.clients or () if name not in self.clients)
+        scenario = replace(scenario, **self.without, clients=clients)  # type: ignore[arg-type]
+        return scenario.with_weights({**scenario.weights, **dict.fromkeys(self.faults, 0)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,37 +145,73 @@ class ClusterScenario:
     clients: tuple[str, ...] | None = None
     # Of the topic that has many; 0 if there is none.
     partitions: int | None = None
+    # How many log directories a node has.
+    directories: int | None = None
     nemesis: NemesisConfig | None = None
-    # Whether all listeners ask for a login, and there are ACLs, which change; it is not drawn.
-    secured: bool = False
-    # Whether there is a share group, with members that lose locks; it is not drawn.
-    share_groups: bool = False
-    # Whether the metadata are in ZooKeeper, the legacy mode, and not in a quorum; it is not drawn.
-    zookeeper: bool = False
-    # Whether topics have remote storage, in a simulated object store; it is not drawn.
-    tiered: bool = False
+    # The names of its features. Given: these, and no others but what the shape has by itself.
+    features: tuple[str, ...] | None = None
+    # Features that it has beside those that are drawn, and those that it does not have.
+    forced: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
 
-    def draw(self, random: Random) -> ClusterScenario:
+    def has(self, feature: str) -> bool:
+        assert self.features is not None, "the scenario is not drawn"
+        return feature in self.features
+
+    def draw(self, random: Random, seed: int | str) -> ClusterScenario:
         """A copy with all fields set. Takes the same draws for every scenario, so runs can be compared."""
         drawn = _draw(random, self.nodes)
         given = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
         drawn = replace(drawn, **given)
-        if drawn.tiered:
-            assert drawn.nemesis is not None
-            weights = {**STORE_FAULTS, **drawn.nemesis.weights}
-            drawn = replace(
-                drawn,
-                clients=tuple(sorted({*(drawn.clients or ()), *_TIER_CLIENTS})),
-                nemesis=replace(drawn.nemesis, weights=weights),
-            )
-        if not drawn.zookeeper:
-            return drawn
-        # Kafka's znodes have no place for eligible leader replicas, without which a disk that loses data may
-        # lose records, nor for several directories.
-        assert drawn.nemesis is not None
-        weights = {**ZOOKEEPER_FAULTS, **drawn.nemesis.weights}
-        weights.update(dict.fromkeys(DISK_FAULTS, 0))
-        return replace(drawn, dynamic=False, synced=True, nemesis=replace(drawn.nemesis, weights=weights))
+        chosen = self._choose(Random(f"{seed}/features"), drawn)
+        for feature in chosen:
+            for excluded in features_named(feature.excludes):
+                drawn = excluded.remove_from(drawn)
+            for each in (*features_named(feature.needs), feature):
+                drawn = each.add_to(drawn)
+        for feature in features_named(self.forbidden):
+            drawn = feature.remove_from(drawn)
+        if not drawn.synced:
+            # Whether this disk may lose data is not known before the write, nor when a node ends by itself.
+            drawn = drawn.with_weights({**drawn.weights, **dict.fromkeys(_OF_SYNCED_DISKS, 0)})
+        names = {each.name for each in chosen}
+        names.update(each.name for each in FEATURES if each.chance is None and each.is_in(drawn))
+        in_order = tuple(each.name for each in FEATURES if each.name in names)
+        return replace(drawn, features=in_order, forced=(), forbidden=())
+
+    def _choose(self, random: Random, shape: ClusterScenario) -> list[ScenarioFeature]:
+        """What is listed or forced, and what is drawn beside it: an earlier one excludes a later one."""
+        asked = features_named((*(self.features or ()), *self.forced))
+        drawn = [each for each in FEATURES if random.random() < (each.chance or 0.0)]
+        chosen: list[ScenarioFeature] = []
+        for feature in asked + [each for each in drawn if self.features is None and each not in asked]:
+            reason = self._reason_impossible(feature, chosen, shape)
+            if reason is None:
+                chosen.append(feature)
+            elif feature in asked:
+                raise ValueError(f"{feature.name} is not possible {reason}")
+        return chosen
+
+    def _reason_impossible(
+        self, feature: ScenarioFeature, chosen: Collection[ScenarioFeature], shape: ClusterScenario
+    ) -> str | None:
+        for other in chosen:
+            if not are_compatible(feature, other):
+                return f"beside {other.name}"
+        missing = {feature.name, *feature.needs} & set(self.forbidden)
+        if missing:
+            return f"without {', '.join(sorted(missing))}"
+        if (shape.nodes or 1) < feature.nodes:
+            return f"with less than {feature.nodes} brokers"
+        return None
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """The faults, and how often each is drawn."""
+        return {} if self.nemesis is None else self.nemesis.weights
+
+    def with_weights(self, weights: Mapping[str, int]) -> ClusterScenario:
+        return self if self.nemesis is None else replace(self, nemesis=replace(self.nemesis, weights=weights))
 
     @property
     def controllers(self) -> int:
@@ -141,16 +219,117 @@ class ClusterScenario:
         return min(self.nodes, 3)
 
 
+_OF_SYNCED_DISKS = ("power loss inside a write", *_DISK_FAULTS)
+
+# In the order in which they are drawn: where two exclude each other, the first one wins.
+FEATURES: tuple[ScenarioFeature, ...] = (
+    ScenarioFeature(
+        "zookeeper",
+        "Legacy: keep the metadata in ZooKeeper, and inject its faults.",
+        chance=0.1,
+        # Kafka's znodes have no place for eligible leader replicas, without which a disk that loses data may
+        # lose records, nor for several directories, nor for the settings of groups.
+        excludes=("dynamic-voters", "bad-disks", "directories", "share-groups"),
+        needs=("synced",),
+        faults=_ZOOKEEPER_FAULTS,
+    ),
+    ScenarioFeature(
+        "separate-controllers",
+        "Have controllers that are no brokers.",
+        chance=None,
+        fields={"separate": True},
+        without={"separate": False},
+        nodes=2,
+    ),
+    ScenarioFeature(
+        "dynamic-voters",
+        "Keep the voters of the quorum in the metadata log.",
+        chance=None,
+        fields={"dynamic": True},
+        without={"dynamic": False},
+    ),
+    ScenarioFeature(
+        "synced",
+        "Have replicas sync what they acknowledge.",
+        chance=None,
+        fields={"synced": True},
+        without={"synced": False},
+    ),
+    ScenarioFeature(
+        "bad-disks",
+        "Have disks that fail.",
+        chance=None,
+        needs=("synced",),
+        faults=_DISK_FAULTS,
+    ),
+    ScenarioFeature(
+        "one-directory", "Have one log directory in each node.", chance=0.3, excludes=("directories",)
+    ),
+    ScenarioFeature(
+        "directories",
+        "Have several log directories in each node.",
+        chance=None,
+        fields={"directories": 2},
+        without={"directories": 1},
+    ),
+    ScenarioFeature("secured", "Ask all clients for a login, and change ACLs meanwhile.", chance=0.25),
+    ScenarioFeature(
+        "tiered",
+        "Have topics whose segments go to an object store.",
+        chance=0.35,
+        clients=("committed-follower", "follower", "topics"),
+        faults=_STORE_FAULTS,
+    ),
+    ScenarioFeature("share-groups", "Have a share group whose members lose locks.", chance=0.3),
+    ScenarioFeature(
+        "transactions",
+        "Have transactions over several topics, and producers that fence each other.",
+        chance=0.3,
+        clients=("committed-follower", "rivals", "transactional"),
+    ),
+    ScenarioFeature(
+        "copies",
+        "Have groups that copy what they read in transactions.",
+        chance=None,
+        clients=("copy-classic", "copy-consumer"),
+    ),
+    ScenarioFeature(
+        "groups",
+        "Have consumer groups of both protocols.",
+        chance=None,
+        clients=("classic-group", "consumer-group"),
+    ),
+    ScenarioFeature(
+        "deleted-topics", "Delete topics and create them again.", chance=None, clients=("topics",)
+    ),
+    ScenarioFeature(
+        "reassignments", "Move replicas from broker to broker.", chance=None, clients=("moves",), nodes=2
+    ),
+)
+
+
+def are_compatible(one: ScenarioFeature, other: ScenarioFeature) -> bool:
+    """Whether a cluster may have both."""
+    ones, others = {one.name, *one.needs}, {other.name, *other.needs}
+    return not ones & set(other.excludes) and not others & set(one.excludes)
+
+
+def features_named(names: Collection[str]) -> list[ScenarioFeature]:
+    """The features with these names, in order; ValueError if one does not exist."""
+    known = {feature.name for feature in FEATURES}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no feature {name}: there are {', '.join(sorted(known))}")
+    return [feature for feature in FEATURES if feature.name in names]
+
+
 def _draw(random: Random, asked: int | None) -> ClusterScenario:
     nodes = random.choice((1, 3, 3, 3, 3, 4))
     count = nodes if asked is None else asked
     synced = random.random() < 0.4
     weights = dict(CLUSTER_FAULTS)
-    if not synced:
-        # Whether this disk may lose data is not known ahead of the write, nor when a node will end by itself.
-        weights["power loss inside a write"] = 0
-    if random.random() < 0.2 or not synced:
-        weights.update(dict.fromkeys(DISK_FAULTS, 0))
+    if random.random() < 0.2:
+        weights.update(dict.fromkeys(_DISK_FAULTS, 0))
     chosen = random.sample(CLIENTS, random.choice((2, 3, 3, 4, 4, 5, 5, 6, 7, len(CLIENTS))))
     if not {"idempotent", "transactional", "acks-all"} & set(chosen):
         chosen.append("idempotent")
@@ -163,6 +342,7 @@ def _draw(random: Random, asked: int | None) -> ClusterScenario:
         timeout_scale=random.choice((0.1, 0.3, 0.3, 1.0)),
         clients=tuple(sorted(chosen)),
         partitions=0,
+        directories=2,
         nemesis=NemesisConfig(
             interval_s=random.choice((0.3, 0.5, 1.0, 2.0)),
             longest_s=random.choice((0.5, 2.0, 5.0)),
@@ -182,12 +362,13 @@ MANY_PARTITIONS = ClusterScenario(
     min_insync=2,
     clients=("acks-all", "consumer-group", "follower", "idempotent", "spread"),
     partitions=120,
+    features=(),
     nemesis=NemesisConfig(
         interval_s=0.4,
         longest_s=2.0,
         max_down=1,
         weights={
-            **dict.fromkeys(DISK_FAULTS, 4),
+            **dict.fromkeys(_DISK_FAULTS, 4),
             "failing file": 12,
             "kill a process": 2,
             "kill it after some steps": 2,

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ottla.log.cleaner.checkpoint import CleanerCheckpoint
 from ottla.log.cleaner.cleaner import CleanerConfig, LogCleaner
 from ottla.log.cleaner.compaction import SegmentTooLarge
 from ottla.log.cleaner.throttler import Throttler
@@ -54,8 +53,6 @@ class InterruptedPool(InlinePool):
 
     async def run(self, fn: Callable[..., T], *args: Any) -> T:
         result = await super().run(fn, *args)
-        if fn is CleanerCheckpoint:
-            return result  # before the log is chosen
         self._left -= 1
         if self._left == 0:
             self._interrupt()
@@ -113,48 +110,6 @@ def test_a_damaged_checkpoint_costs_a_second_cleaning(
     assert lab.values() == LATEST | {"a": "new"}
 
 
-CHECKPOINT = f"{PATH}/cleaner-offset-checkpoint"
-
-
-@pytest.mark.parametrize("ops", [["open"], ["read"]])
-def test_a_checkpoint_that_cannot_be_read_now_is_read_in_a_later_round(
-    lab: CompactionHarness, ops: list[str]
-) -> None:
-    assert lab.clean()
-    lab.restart()
-    lab.put("a", "new")
-    lab.roll()
-    lab.replicate_and_flush()
-    lab.disk.fail(errno.EMFILE, prefix=CHECKPOINT, ops=ops)
-    assert not asyncio.run(lab.cleaner.clean_filthiest_log())
-    assert lab.directory.is_online
-    assert not lab.cleaner.uncleanable
-    assert asyncio.run(lab.cleaner.clean_filthiest_log())
-    assert lab.values() == LATEST | {"a": "new"}
-
-
-def test_a_checkpoint_that_cannot_be_read_takes_its_own_directory_offline(lab: CompactionHarness) -> None:
-    assert lab.clean()
-    lab.restart()
-    healthy = CompactionHarness()
-    for value in "12":
-        healthy.put("a", value)
-        healthy.roll()
-    healthy.replicate_and_flush()
-    healthy.disk.make_dirs("/another")
-    healthy.directory.path = "/another"  # its disk is another one, too
-    lab.put("a", "new")
-    lab.roll()
-    lab.replicate_and_flush()
-    lab.disk.fail(errno.EIO, prefix=CHECKPOINT, ops=["open"], times=None)
-    cleaner = cleaner_of(lab, logs=[lab.log, healthy.log])
-    assert asyncio.run(cleaner.clean_filthiest_log())
-    assert healthy.values() == {"a": "2"}
-    assert not lab.directory.is_online
-    assert healthy.directory.is_online
-    assert not asyncio.run(cleaner.clean_filthiest_log())
-
-
 def test_a_choice_among_many_logs_is_made_in_turns(lab: CompactionHarness) -> None:
     others = [
         create_log(lab.directory, f"other-{index}", TopicPartition("other", index), CONFIG)
@@ -194,7 +149,7 @@ def test_the_dirtiest_of_several_logs_comes_first(lab: CompactionHarness) -> Non
     cleaner = cleaner_of(lab, logs=logs)
     cleaned = []
     while asyncio.run(cleaner.clean_filthiest_log()):
-        cleaned.append({log.topic_partition: asyncio.run(cleaner.clean_until(log)) for log in logs})
+        cleaned.append({log.topic_partition: cleaner.clean_until(log) for log in logs})
     assert cleaned == [
         {PARTITION: 16, TopicPartition("other", 0): 3},
         {PARTITION: 17, TopicPartition("other", 0): 3},
@@ -249,7 +204,7 @@ def test_a_truncation_ends_the_cleaning(lab: CompactionHarness, after: int) -> N
     assert pool.has_interrupted
     assert not cleaner.uncleanable
     assert not leftovers(lab)
-    assert asyncio.run(cleaner.clean_until(lab.log)) is None
+    assert cleaner.clean_until(lab.log) is None
     lab.check_order()
     lab.check_nothing_invented()
     assert lab.log.log_end_offset == 10
@@ -301,28 +256,6 @@ def test_a_deletion_of_the_partition_ends_the_cleaning(lab: CompactionHarness, a
     assert not lab.disk.exists(lab.log.dir)
 
 
-def test_a_pause_waits_for_the_end_of_the_slice_and_lasts_until_resumed(lab: CompactionHarness) -> None:
-    async def scenario() -> None:
-        cleaner = cleaner_of(lab, io_buffer_size=200)
-        work = asyncio.ensure_future(cleaner.clean_filthiest_log())
-        await until(lambda: cleaner.is_cleaning(PARTITION))
-        await cleaner.abort_and_pause_cleaning(PARTITION)
-        assert not cleaner.is_cleaning(PARTITION)
-        assert await work
-        assert not leftovers(lab)
-        assert not await cleaner.clean_filthiest_log()
-        await cleaner.abort_and_pause_cleaning(PARTITION)
-        cleaner.resume_cleaning(PARTITION)
-        assert not await cleaner.clean_filthiest_log()
-        cleaner.resume_cleaning(PARTITION)
-        with pytest.raises(ValueError, match="not paused"):
-            cleaner.resume_cleaning(PARTITION)
-        assert await cleaner.clean_filthiest_log()
-
-    asyncio.run(scenario())
-    assert lab.values() == LATEST
-
-
 def test_a_cancelled_cleaning_leaves_nothing_behind(lab: CompactionHarness) -> None:
     async def scenario() -> None:
         cleaner = cleaner_of(lab, io_buffer_size=200)
@@ -365,31 +298,19 @@ def test_workers_take_different_logs(lab: CompactionHarness) -> None:
     assert lab.values() == LATEST
 
 
-def test_a_new_log_of_the_same_name_is_not_taken_for_clean(lab: CompactionHarness) -> None:
-    assert lab.clean()
-    asyncio.run(lab.cleaner.on_log_deleted(lab.directory, PARTITION))
-    assert read_offsets(lab.disk, f"{PATH}/cleaner-offset-checkpoint") == {}
-
-
-def test_a_partition_that_is_gone_is_gone_from_the_checkpoint(lab: CompactionHarness) -> None:
-    assert lab.clean()
-    deleted, lab.log = lab.log, create_log(lab.directory, "other-0", TopicPartition("other", 0), CONFIG)
-    deleted.delete()
-    for value in "12":
-        lab.put("k", value)
-        lab.roll()
-    assert lab.clean()
-    assert read_offsets(lab.disk, f"{PATH}/cleaner-offset-checkpoint") == {TopicPartition("other", 0): 2}
-
-
-def test_a_log_that_moves_takes_its_checkpoint_along(lab: CompactionHarness) -> None:
-    assert lab.clean()
-    lab.disk.make_dirs("/other")
-    target = CompactionHarness().directory
-    target.path, target.disk = "/other", lab.disk
-    asyncio.run(lab.cleaner.on_log_moved(PARTITION, lab.directory, target))
-    assert read_offsets(lab.disk, f"{PATH}/cleaner-offset-checkpoint") == {}
-    assert read_offsets(lab.disk, "/other/cleaner-offset-checkpoint") == {PARTITION: 16}
+def test_a_checkpoint_above_the_end_of_the_log_does_not_count_when_the_log_has_grown(
+    lab: CompactionHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab.directory.cleaned_offsets.write({PARTITION: 20})
+    lab.with_config(min_cleanable_dirty_ratio=1.0)
+    assert not lab.clean()
+    assert "was clean up to 20, but the log is 0 to 16" in caplog.text
+    for value in "12345678":
+        lab.put("a", value)
+    lab.with_config(min_cleanable_dirty_ratio=0.01)
+    assert lab.roll_and_clean()
+    assert lab.values() == LATEST | {"a": "8"}
+    assert len(lab.records()) == 4
 
 
 # What goes wrong

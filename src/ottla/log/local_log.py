@@ -138,7 +138,6 @@ class LocalLog:
         "partition",
         "recovery_point",
         "truncation_count",
-        "truncation_offset",
     )
 
     def __init__(
@@ -164,8 +163,6 @@ class LocalLog:
         self.recovery_point = recovery_point
         # How often the log has been truncated at its end: a flush that was planned before does not count.
         self.truncation_count = 0
-        # The lowest offset it has been truncated to since the cleaner last asked; None if it was not.
-        self.truncation_offset: int | None = None
         self._names_version = 0
         # Up to which version the names in the directory, and its own name, are durable.
         self._names_synced = 0 if names_synced else -1
@@ -209,11 +206,6 @@ class LocalLog:
         segments = self._segments
         at = bisect_right(self._bases, offset) - 1
         return segments[max(at, 0) :]
-
-    def take_truncation_offset(self) -> int | None:
-        """The lowest offset that the log has been truncated to since the last call; None if it was not."""
-        offset, self.truncation_offset = self.truncation_offset, None
-        return offset
 
     def end_below(self, offset: int) -> int:
         """Return the offset at which the log would end if it were truncated to `offset`, which is not below
@@ -396,8 +388,6 @@ class LocalLog:
         self._set_segments(segments[:kept])
         self.log_end_offset = end_offset
         self.recovery_point = min(self.recovery_point, end_offset)
-        before = self.truncation_offset
-        self.truncation_offset = end_offset if before is None else min(before, end_offset)
         for segment in reversed(segments[kept:]):
             self._discard(segment)
             yield from self.names_sync()
@@ -409,7 +399,6 @@ class LocalLog:
         The durable recovery point must not be above `offset`, and the durable log start must be `offset`: so
         a crash half-way ends in a log that starts there, with the old records up to some offset.
         """
-        self.truncation_offset = 0
         self.log_end_offset = offset
         self.recovery_point = min(self.recovery_point, offset)
         while len(self._segments) > 1:

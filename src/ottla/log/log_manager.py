@@ -521,7 +521,7 @@ class LogManager:
                 known.setdefault(directory, set()).add(new.partition)
         for directory, gone in known.items():
             try:
-                await self._forget_in_pool(directory, gone)
+                await directory.forget_in_pool(gone, self._pool)
             except OSError as error:
                 directory.io_error("forgetting logs that are gone", error)
 
@@ -559,7 +559,7 @@ class LogManager:
         for directory, moved in gone.items():
             try:
                 await self._pool.run(self._disk.sync_dir, directory.path)
-                await self._forget_in_pool(directory, {log.topic_partition for log in moved})
+                await directory.forget_in_pool({log.topic_partition for log in moved}, self._pool)
             except OSError as error:
                 failure = directory.io_error("forgetting logs that are gone", error)
                 errors |= {log.topic_partition: failure for log in moved}
@@ -567,23 +567,6 @@ class LogManager:
                 self._remove_later(directory, log.dir, log.config.file_delete_delay_ms)
                 await turns.pause_if_due()
         return errors | self._delete_damaged(partitions)
-
-    async def _forget_in_pool(self, directory: LogDirectory, gone: set[TopicPartition]) -> None:
-        """Drop partitions from the checkpoints of a directory; other writes may come in between."""
-        directory.high_watermarks.forget(sorted(gone))
-        for checkpoint in (directory.recovery_points, directory.log_starts):
-            while not gone.isdisjoint(checkpoint.offsets):
-                async with checkpoint.staging:
-                    left = {tp: at for tp, at in checkpoint.offsets.items() if tp not in gone}
-                    staged = checkpoint.stage(left, checkpoint.begin())
-                    if staged is None:
-                        continue  # they went while this waited
-                    await self._pool.run(staged.write)
-                    if checkpoint.install(staged):
-                        await self._pool.run(staged.sync_name)
-                        checkpoint.on_synced(staged)
-                    else:
-                        await self._pool.run(staged.drop)
 
     def delete_log(self, partition: TopicPartition, *, future: bool = False) -> None:
         for error in self.delete_logs([partition], future=future).values():

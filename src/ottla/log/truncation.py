@@ -35,8 +35,8 @@ class CheckpointOffsets:
     def __init__(
         self, directory: LogDirectory, partition: TopicPartition, recovery_point: int, log_start: int | None
     ) -> None:
-        """The recovery point may be at most `recovery_point`; the log start has to be `log_start`, unless
-        that is None.
+        """The recovery point may be at most `recovery_point`, and so may the offset up to which the log is
+        clean; the log start has to be `log_start`, unless that is None.
         """
         self._directory: Final = directory
         self._partition: Final = partition
@@ -57,6 +57,9 @@ class CheckpointOffsets:
     async def run(self, pool: Pool) -> None:
         directory, partition = self._directory, self._partition
         await directory.recovery_point_changes.write(
+            partition, self._recovery_point, lambda: self._is_wanted, pool
+        )
+        await directory.cleaned_offset_changes.write(
             partition, self._recovery_point, lambda: self._is_wanted, pool
         )
         if self._log_start is not None:

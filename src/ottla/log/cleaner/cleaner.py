@@ -6,14 +6,17 @@ waits as long as the `Throttler` asks for the bytes moved and checks whether the
 with: a log that was truncated, deleted, moved or paused meanwhile is left as it is and tried again later,
 since nothing refers to the new segment before it is swapped in.
 
+Up to where a log is clean is in `cleaner-offset-checkpoint`, which belongs to its directory: an entry goes
+with its log, and is lowered before the log is truncated below it. A log in another directory, or under the
+name of a deleted one, is dirty from its start. A lost write costs a second cleaning, never a record.
+
 The swap is `UnifiedLog.begin_replacement`: all files of the new segment are synced under `.cleaned`, renamed
 to `.swap`, and that made durable (after a crash before this point recovery undoes the swap, after it recovery
 completes it); then the old segments are renamed to `.deleted` and that made durable; then the new one gets
 its final name. Cleaning stays below the recovery point, where recovery expects gaps between offsets.
 
 A log whose records cannot be read is marked uncleanable, with an error in the node's log, and left alone
-until the node starts again; the others go on. A directory whose checkpoint cannot be read is left out of a
-round, and tried again in the next one unless the error has taken it offline.
+until the node starts again; the others go on.
 """
 
 from __future__ import annotations
@@ -21,12 +24,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from ottla.log.cleaner.checkpoint import CleanerCheckpoint, checkpoint_path
 from ottla.log.cleaner.compaction import (
     CleanerStats,
     Compaction,
@@ -37,7 +39,6 @@ from ottla.log.cleaner.compaction import (
 )
 from ottla.log.cleaner.selection import LogToClean, assess, cleanable_offsets, dirtiest, segments_between
 from ottla.log.cleaner.throttler import Throttler
-from ottla.log.directory.directory import LogDirectory
 from ottla.log.segment.walk import CorruptBatch
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -114,13 +115,9 @@ class LogCleaner:
         self._logs = logs
         self._config = config or CleanerConfig()
         self._throttle = Throttler(clock, self._config.io_max_bytes_per_second)
-        self._checkpoints: dict[str, CleanerCheckpoint] = {}
-        self._writing = asyncio.Lock()
         # One worker chooses at a time: that takes several turns of the event loop where there are many logs.
         self._choosing = asyncio.Lock()
-        # Partitions that are being cleaned, each with the event that is set at the end.
-        self._in_progress: dict[TopicPartition, asyncio.Event] = {}
-        self._paused: Counter[TopicPartition] = Counter()
+        self._in_progress: dict[TopicPartition, None] = {}
         # Why a log cannot be cleaned, by the log itself: a new one of the same name is tried again.
         self._uncleanable: dict[UnifiedLog, str] = {}
         # When logs are tried again whose cleaning failed for lack of room, of handles or of a disk; until
@@ -152,54 +149,12 @@ class LogCleaner:
         self._config = config
         self._throttle.set_rate(config.io_max_bytes_per_second)
 
-    async def clean_until(self, log: UnifiedLog) -> int | None:
-        """Where the last cleaning of a log ended, by the checkpoint; None if that does not say."""
-        checkpoint = await self._load_checkpoint(log.directory)
-        return None if checkpoint is None else checkpoint.get(log.topic_partition)
-
-    # For the parts of the node that delete, move or replace logs
+    def clean_until(self, log: UnifiedLog) -> int | None:
+        """Where the last cleaning of a log ended; None if that is not known."""
+        return log.directory.cleaned_offsets.offsets.get(log.topic_partition)
 
     def is_cleaning(self, partition: TopicPartition) -> bool:
         return partition in self._in_progress
-
-    async def abort_and_pause_cleaning(self, partition: TopicPartition) -> None:
-        """Stop cleaning the partition, and return when it has stopped. Cleaning goes on after as many calls
-        of `resume_cleaning`.
-        """
-        self._paused[partition] += 1
-        cleaning = self._in_progress.get(partition)
-        if cleaning is not None:
-            await cleaning.wait()
-
-    def resume_cleaning(self, partition: TopicPartition) -> None:
-        if self._paused[partition] < 1:
-            raise ValueError(f"the cleaning of {partition} is not paused")
-        self._paused[partition] -= 1
-        if not self._paused[partition]:
-            del self._paused[partition]
-
-    async def on_log_deleted(self, directory: LogDirectory, partition: TopicPartition) -> None:
-        """Forget a log that was removed from the directory: a new one of this name must not count as
-        clean."""
-        checkpoint = await self._load_checkpoint(directory)
-        if checkpoint is not None:
-            checkpoint.set(partition, None)
-            await self._write_checkpoint(directory)
-
-    async def on_log_moved(
-        self, partition: TopicPartition, source: LogDirectory, target: LogDirectory
-    ) -> None:
-        """Take the checkpoint of a log along that is in another directory now."""
-        before, after = await self._load_checkpoint(source), await self._load_checkpoint(target)
-        offset = None
-        if before is not None:
-            offset = before.get(partition)
-            before.set(partition, None)
-        if after is not None:
-            after.set(partition, offset)
-            await self._write_checkpoint(target)
-        if before is not None:
-            await self._write_checkpoint(source)
 
     # Cleaning
 
@@ -224,12 +179,11 @@ class LogCleaner:
                 return False
             log, to_clean = choice
             partition = log.topic_partition
-            over = self._in_progress[partition] = asyncio.Event()
+            self._in_progress[partition] = None
         try:
             await self._clean(log, to_clean, now_ms)
         finally:
             del self._in_progress[partition]
-            over.set()
         return True
 
     async def _grab_filthiest_log(self, now_ms: int) -> tuple[UnifiedLog, LogToClean] | None:
@@ -237,22 +191,18 @@ class LogCleaner:
         logs = list(self._logs())
         self._forget_others(logs)
         turns = Turns(self._clock, check_every=_CHECK_EVERY)
-        present: dict[str, set[TopicPartition]] = {}
         compacted = []
         for log in logs:
-            present.setdefault(log.directory.path, set()).add(log.topic_partition)
             if log.config.compact and len(log.segments) > 1:
                 compacted.append(log)
             if turns.is_due():
                 await turns.pause()
-        for directory in {log.directory.path: log.directory for log in compacted}.values():
-            await self._load_checkpoint(directory)
-        for path, checkpoint in self._checkpoints.items():
-            checkpoint.retain_only(present.get(path, ()))
         turns.begin()
         candidates = []
         ratio, delay_ms = 0.0, 0
         for log in compacted:
+            if (self.clean_until(log) or 0) > log.log_end_offset:
+                await self._drop_checkpoint(log)
             if self._is_available(log) and (to_clean := self._assess(log, now_ms)) is not None:
                 candidates.append((log, to_clean, log.config))
                 ratio = max(ratio, to_clean.cleanable_ratio)
@@ -288,31 +238,36 @@ class LogCleaner:
             and log not in self._uncleanable
             and log not in self._retry_at_ms
             and partition not in self._in_progress
-            and not self._paused[partition]
             and log.directory.is_online
-            and log.directory.path in self._checkpoints
         )
+
+    async def _drop_checkpoint(self, log: UnifiedLog) -> None:
+        """Note that a log is dirty from its start: it has lost records that were clean, or never had them. It
+        must not count as clean when it has grown.
+        """
+        partition, clean_until = log.topic_partition, self.clean_until(log)
+        _log.warning(
+            "%s was clean up to %s, but the log is %d to %d; it counts as dirty from its start",
+            partition,
+            clean_until,
+            log.log_start_offset,
+            log.log_end_offset,
+        )
+        try:
+            await self._set_checkpoint(
+                log, log.log_start_offset, lambda: self.clean_until(log) == clean_until
+            )
+        except OSError as error:
+            _log.warning("%s", log.directory.io_error("writing the checkpoint of the cleaner", error).message)
+
+    async def _set_checkpoint(self, log: UnifiedLog, offset: int, is_wanted: Callable[[], bool]) -> None:
+        changes = log.directory.cleaned_offset_sets
+        await _to_the_end(changes.write(log.topic_partition, offset, is_wanted, self._pool))
 
     def _assess(self, log: UnifiedLog, now_ms: int) -> LogToClean | None:
         partition = log.topic_partition
-        checkpoint = self._checkpoints[log.directory.path]
         try:
-            truncation_offset = log.local_log.take_truncation_offset()
-            clean_until = checkpoint.get(partition)
-            if truncation_offset is not None and clean_until is not None and truncation_offset < clean_until:
-                clean_until = truncation_offset
-                checkpoint.set(partition, truncation_offset)
-            cleaning = cleanable_offsets(log, clean_until, now_ms)
-            if cleaning.checkpoint_is_invalid:
-                if not log.config.delete:
-                    _log.warning(
-                        "%s was clean up to %s, but the log is %d to %d; it counts as dirty from its start",
-                        partition,
-                        clean_until,
-                        log.log_start_offset,
-                        log.log_end_offset,
-                    )
-                checkpoint.set(partition, cleaning.first_dirty_offset)
+            cleaning = cleanable_offsets(log, self.clean_until(log), now_ms)
             return assess(log, cleaning, now_ms)
         except OSError as error:
             self._try_later(log)
@@ -326,9 +281,11 @@ class LogCleaner:
         work: Compaction | None = None
         try:
             work = self._begin(log, to_clean, now_ms)
-            await self._compact(log, work)
-            self._checkpoints[log.directory.path].set(log.topic_partition, work.end_offset)
-            await self._write_checkpoint(log.directory)
+            truncation_count = log.truncation_count
+            await self._compact(log, work, truncation_count)
+            await self._set_checkpoint(
+                log, work.end_offset, partial(_is_the_same, log, work, truncation_count)
+            )
             self.last_stats = work.stats
             seconds = (self._clock.monotonic_ns() - started_ns) / 1e9
             self.last_clean_seconds = seconds
@@ -386,8 +343,7 @@ class LogCleaner:
         io_buffer_bytes = config.io_buffer_size // config.threads
         return Compaction(plan, log.directory.handles, offset_map, io_buffer_bytes=io_buffer_bytes)
 
-    async def _compact(self, log: UnifiedLog, work: Compaction) -> None:
-        truncation_count = log.truncation_count
+    async def _compact(self, log: UnifiedLog, work: Compaction, truncation_count: int) -> None:
         while True:
             try:
                 progress: CompactionProgress = await self._in_pool(work.advance, SLICE_BYTES)
@@ -409,10 +365,7 @@ class LogCleaner:
     def _check_unchanged(self, log: UnifiedLog, work: Compaction, truncation_count: int) -> None:
         present = set(log.segments)
         if (
-            log.truncation_count != truncation_count
-            or log.is_truncating
-            or log.dir != work.plan.dir
-            or self._paused[log.topic_partition]
+            not _is_the_same(log, work, truncation_count)
             or not log.config.compact
             or any(segment not in present for segment in work.remaining)
         ):
@@ -457,32 +410,13 @@ class LogCleaner:
         except OSError as error:
             _log.warning("%s: what a cleaning has left will be removed at the next start: %s", log.dir, error)
 
-    # Checkpoints and the pool
-
-    async def _load_checkpoint(self, directory: LogDirectory) -> CleanerCheckpoint | None:
-        """The checkpoint of a directory; None if it cannot be read, or not now."""
-        known = self._checkpoints.get(directory.path)
-        if known is not None or not directory.is_online:
-            return known
-        try:
-            loaded = await self._in_pool(CleanerCheckpoint, directory)
-        except OSError as error:
-            action = f"reading {checkpoint_path(directory)}"
-            _log.warning("%s", directory.io_error(action, error).message)
-            return None
-        return self._checkpoints.setdefault(directory.path, loaded)
-
-    async def _write_checkpoint(self, directory: LogDirectory) -> None:
-        async with self._writing:
-            checkpoint = self._checkpoints[directory.path]
-            if checkpoint.is_dirty and directory.is_online:
-                try:
-                    await self._in_pool(checkpoint.stage())
-                except OSError as error:
-                    _log.warning("%s", directory.io_error(f"writing {checkpoint.path}", error).message)
-
     async def _in_pool(self, fn: Callable[..., T], *args: Any) -> T:
         return await _to_the_end(self._pool.run(fn, *args))
+
+
+def _is_the_same(log: UnifiedLog, work: Compaction, truncation_count: int) -> bool:
+    """Whether a log is still the one in its place, and was not truncated since a cleaning began."""
+    return log.truncation_count == truncation_count and not log.is_truncating and log.dir == work.plan.dir
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:

@@ -4,10 +4,12 @@ A directory goes offline with the first I/O error that is not a lack of room, an
 starts again: after a failed write or sync it is unknown what the disk holds. The other directories go on.
 
 It also keeps the two checkpoints that make a crash safe, `recovery-point-offset-checkpoint` and
-`log-start-offset-checkpoint`, and knows what is durable in them. Two rules hold. Before a log is truncated
-below its durable recovery point, that point is lowered, so what lies below the recovery point was synced and
-has not been touched since. Before segments are removed from the front, the durable log start is raised above
-them, so it does not matter which of the removals survive a crash.
+`log-start-offset-checkpoint`, and that of the cleaner, and knows what is durable in them. Three rules hold.
+Before a log is truncated below its durable recovery point, that point is lowered, so what lies below the
+recovery point was synced and has not been touched since; and so is the offset up to which it is clean. Before
+segments are removed from the front, the durable log start is raised above them, so it does not matter which
+of the removals survive a crash. A log that leaves the directory leaves the checkpoints too, before there is
+another one of its name.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.clock import Clock
 from ottla.runtime.disk import Disk, is_out_of_space
+from ottla.runtime.pool import Pool
 from ottla.runtime.random import Random
 
 _log = logging.getLogger(__name__)
@@ -46,6 +49,9 @@ class LogDirectory:
         "_lacked_room_ms",
         "_on_damage",
         "_on_failure",
+        "cleaned_offset_changes",
+        "cleaned_offset_sets",
+        "cleaned_offsets",
         "clock",
         "directory_id",
         "disk",
@@ -89,6 +95,10 @@ class LogDirectory:
         self._lacked_room_ms: int | None = None
         self.recovery_points = OffsetCheckpoint(self.disk, self._file(checkpoints.RECOVERY_POINTS))
         self.log_starts = OffsetCheckpoint(self.disk, self._file(checkpoints.LOG_STARTS))
+        # Up to where the cleaner has left one record of each key.
+        self.cleaned_offsets = OffsetCheckpoint(self.disk, self._file(checkpoints.CLEANER_OFFSETS))
+        self.cleaned_offset_sets = OffsetChanges(self.cleaned_offsets, OffsetChange.SET)
+        self.cleaned_offset_changes = OffsetChanges(self.cleaned_offsets, OffsetChange.LOWER)
         # Single entries that truncations change, and swaps of segments.
         self.recovery_point_changes = OffsetChanges(self.recovery_points, OffsetChange.LOWER)
         self.recovery_point_raises = OffsetChanges(self.recovery_points, OffsetChange.RAISE)
@@ -160,12 +170,16 @@ class LogDirectory:
     # Checkpoints
 
     def load_checkpoints(self) -> None:
-        """Read both files. A damaged one counts as empty: that costs a longer recovery."""
-        for checkpoint in (self.recovery_points, self.log_starts):
+        """Read the files. A damaged one counts as empty: it costs a longer recovery, or another cleaning."""
+        for checkpoint in self._checkpoints:
             try:
                 checkpoint.load()
             except checkpoints.CorruptCheckpoint as error:
                 _log.error("the checkpoint is not usable and is taken as empty: %s", error)
+
+    @property
+    def _checkpoints(self) -> tuple[OffsetCheckpoint, ...]:
+        return self.recovery_points, self.log_starts, self.cleaned_offsets
 
     def recovery_point(self, partition: TopicPartition) -> int | None:
         return self.recovery_points.offsets.get(partition)
@@ -181,12 +195,17 @@ class LogDirectory:
         self.log_starts.write(offsets)
 
     def lower_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Make sure that the durable recovery points are not above these."""
-        known = self.recovery_points
-        known.drop_staged()
-        if any(known.may_hold_above(partition, offset) for partition, offset in offsets.items()):
-            lower = {tp: min(at, known.offsets.get(tp, 0)) for tp, at in offsets.items()}
-            self.write_recovery_points(known.offsets | lower)
+        """Make sure that the durable recovery points are not above these, nor the offsets up to which the
+        logs are clean.
+        """
+        for known, write in (
+            (self.recovery_points, self.write_recovery_points),
+            (self.cleaned_offsets, self.cleaned_offsets.write),
+        ):
+            known.drop_staged()
+            if any(known.may_hold_above(partition, offset) for partition, offset in offsets.items()):
+                lower = {tp: min(at, known.offsets.get(tp, 0)) for tp, at in offsets.items()}
+                write(known.offsets | lower)
 
     def raise_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Make sure that the durable recovery points are not below these, which have been synced."""
@@ -205,12 +224,28 @@ class LogDirectory:
         """
         gone = frozenset(partitions)
         self.high_watermarks.forget(sorted(gone))
-        points, starts = self.recovery_points.offsets, self.log_starts.offsets
-        self.write_recovery_points({tp: at for tp, at in points.items() if tp not in gone})
-        self.write_log_starts({tp: at for tp, at in starts.items() if tp not in gone})
+        for checkpoint in self._checkpoints:
+            checkpoint.write({tp: at for tp, at in checkpoint.offsets.items() if tp not in gone})
+
+    async def forget_in_pool(self, gone: set[TopicPartition], pool: Pool) -> None:
+        """The same in the pool; other writes may come in between."""
+        self.high_watermarks.forget(sorted(gone))
+        for checkpoint in self._checkpoints:
+            while not gone.isdisjoint(checkpoint.offsets):
+                async with checkpoint.staging:
+                    left = {tp: at for tp, at in checkpoint.offsets.items() if tp not in gone}
+                    staged = checkpoint.stage(left, checkpoint.begin())
+                    if staged is None:
+                        continue  # they went while this waited
+                    await pool.run(staged.write)
+                    if checkpoint.install(staged):
+                        await pool.run(staged.sync_name)
+                        checkpoint.on_synced(staged)
+                    else:
+                        await pool.run(staged.drop)
 
     def knows(self, partition: TopicPartition) -> bool:
-        return partition in self.recovery_points.offsets or partition in self.log_starts.offsets
+        return any(partition in checkpoint.offsets for checkpoint in self._checkpoints)
 
     # Delayed deletion
 

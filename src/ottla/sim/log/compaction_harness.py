@@ -213,7 +213,7 @@ class CompactionHarness:
     @property
     def clean_until(self) -> int:
         """The offset up to which the log is clean, according to the checkpoint."""
-        known = asyncio.run(self.cleaner.clean_until(self.log))
+        known = self.cleaner.clean_until(self.log)
         return self.log.log_start_offset if known is None else known
 
     # Restart and crash

@@ -13,6 +13,7 @@ from ottla.log.log_loader import report_damage
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.log.segment.walk import CorruptBatch
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.batch import iter_offsets
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.validation import AppendOrigin
@@ -41,14 +42,13 @@ def with_a_wrong_length(length: int) -> tuple[LogHarness, int]:
 @pytest.mark.parametrize("length", [0, 48, 600, 1 << 20, 0x7FFF_FFFF])
 def test_a_read_never_steps_over_a_batch_with_a_wrong_length(length: int) -> None:
     lab, position = with_a_wrong_length(length)
-    for offset in (2, 3, 4):
-        with pytest.raises(CorruptBatch) as refused:
-            lab.log.read(offset, 10_000)
-        assert refused.value.path == FIRST + ".log"
-        assert refused.value.position == position
+    with pytest.raises(CorruptBatch) as refused:
+        lab.log.read(2, 10_000)
+    assert refused.value.path == FIRST + ".log"
+    assert refused.value.position == position
     # What lies before and after it can be read.
-    assert lab.log.read(1, 100).records
-    assert lab.log.read(5, 100).records
+    for offset in (0, 1, 3, 4, 5):
+        assert next(iter_offsets(lab.log.read(offset, 100).records))[2] == offset
 
 
 @pytest.mark.parametrize("length", [0, 600, 1 << 20])

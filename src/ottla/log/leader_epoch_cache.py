@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 UNDEFINED_EPOCH = -1
 UNDEFINED_EPOCH_OFFSET = -1
+_ANY_EPOCH = (1 << 31) - 1
+_END = (1 << 63) - 1
 
 
 class EpochEntry(NamedTuple):
@@ -132,6 +134,19 @@ class LeaderEpochCache:
     def epoch_for_offset(self, offset: int) -> int | None:
         at = bisect_right(self._entries, offset, key=_start_offset)
         return self._entries[at - 1].epoch if at else None
+
+    def span(self, offset: int) -> tuple[int, int, int]:
+        """The least and the greatest epoch that a batch at `offset` can have, and the offset from which on
+        that may be another; what lies below the earliest entry is of some older epoch.
+        """
+        entries = self._entries
+        if not entries:
+            return UNDEFINED_EPOCH, _ANY_EPOCH, _END
+        if offset >= entries[-1].start_offset:
+            return entries[-1].epoch, entries[-1].epoch, _END
+        at = bisect_right(entries, offset, key=_start_offset)
+        least, greatest = (entries[at - 1].epoch,) * 2 if at else (UNDEFINED_EPOCH, entries[0].epoch)
+        return least, greatest, entries[at].start_offset
 
     def truncate_from_end(self, end_offset: int) -> None:
         """Forget the epochs that start at or above `end_offset`."""

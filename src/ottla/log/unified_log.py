@@ -71,8 +71,9 @@ from ottla.log.retention import Deletion, segments_to_delete
 from ottla.log.segment.file_names import LOG
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
 from ottla.log.segment.segment import LogSegment, TimestampAndOffset
+from ottla.log.segment.soundness import NEXT_BYTES, Stretch, sound_end
 from ottla.log.segment.txn_index import AbortedTxn, CorruptTxnIndexError
-from ottla.log.segment.walk import CorruptBatch, CorruptLog
+from ottla.log.segment.walk import BatchPosition, CorruptBatch, CorruptLog
 from ottla.log.truncation import (
     REPLAYED_AT_ONCE,
     CheckpointOffsets,
@@ -85,7 +86,12 @@ from ottla.log.truncation import (
 )
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition, uuid_text
-from ottla.records.batch import BatchHeader, iter_batches, verify_crc
+from ottla.records.batch import (
+    BatchHeader,
+    iter_batches,
+    iter_offsets,
+    verify_crc,
+)
 from ottla.records.control import EndTransactionMarker
 from ottla.records.types import NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
 from ottla.records.validation import AppendOrigin, validate_and_assign_offsets
@@ -995,24 +1001,83 @@ class UnifiedLog:
                     f"The offset {offset} of partition {self.topic_partition} is in remote storage; on this "
                     f"disk the log begins at {segments[0].base_offset}",
                 )
-            try:
-                for segment in segments:
-                    if segment.base_offset >= upper:
-                        break
+            for number, segment in enumerate(segments):
+                if segment.base_offset >= upper:
+                    break
+                # Where its batches end at the latest; the active one may grow meanwhile.
+                last = number + 1 == len(segments)
+                bound = upper if upper < end else MAX_OFFSET
+                bound = bound if last else min(bound, segments[number + 1].base_offset)
+                try:
                     found = segment.translate_offset(offset)
                     if found is not None:
                         limit = self._upper_position(segment, upper, end) - found.position
                         size = max(max_bytes, found.size) if min_one_batch else max_bytes
                         data = segment.read(found.position, min(size, limit)) if size > 0 < limit else b""
+                        data = self._sound_part(segment, found, data, bound)
                         return FetchDataInfo(data, offset, segment.base_offset, found.position)
-            except OSError as error:
-                raise self._guard("reading").failure(error) from error
-            except CorruptBatch as error:
-                self.directory.report_damage(self.dir, error)
-                raise
+                except OSError as error:
+                    raise self._guard("reading").failure(error) from error
+                except CorruptBatch as error:
+                    self.directory.report_damage(self.dir, error)
+                    segment_end = MAX_OFFSET if last else segments[number + 1].base_offset
+                    return self._read_beside_damage(
+                        segment, offset, max_bytes, upper, segment_end, error, min_one_batch=min_one_batch
+                    )
             # Compaction may have left nothing there; or the log is shorter than its last shutdown said.
             self._verify_end()
         return FetchDataInfo(b"", offset, local.active_segment.base_offset, -1)
+
+    def _sound_part(self, segment: LogSegment, found: BatchPosition, data: bytes, bound: int) -> bytes:
+        """The batches of `data`, which was read where `found` is, up to the first that is damaged; what is
+        damaged is reported. CorruptBatch if that is the first one. Only what the producer or the leader sent
+        leaves this broker, whatever the disk has made of it.
+        """
+        epochs = self.leader_epoch_cache
+        end, next_offset, reason = sound_end(data, found.least_offset, epochs)
+        if reason is None:
+            if end == len(data):
+                # What follows says whether the last one ends where it should.
+                following = segment.read(found.position + end, NEXT_BYTES)
+                if len(following) == NEXT_BYTES:
+                    _, _, reason = sound_end(following, next_offset, epochs)
+            if reason is None and next_offset > bound:
+                reason = f"a batch up to offset {next_offset - 1}, where {bound} is the next one"
+            if reason is None:
+                return data
+            *_, (end, _, _, _) = iter_offsets(data)  # the last of the batches
+        damage = CorruptBatch(segment.path(LOG), found.position + end, reason)
+        if not end:
+            raise damage
+        self.directory.report_damage(self.dir, damage)
+        return data[:end]
+
+    def _read_beside_damage(
+        self,
+        segment: LogSegment,
+        offset: int,
+        max_bytes: int,
+        upper: int,
+        segment_end: int,
+        error: CorruptBatch,
+        *,
+        min_one_batch: bool,
+    ) -> FetchDataInfo:
+        """As `read`, in a segment with damage: of two batches that contradict each other the other one may be
+        damaged, and what lies behind damage is not lost. CorruptBatch if the offset itself is damaged.
+        """
+        with self._guard("reading"):
+            beside = segment.find_beside_damage(offset, segment_end, self.leader_epoch_cache)
+            if beside is None:
+                raise error
+            found, end = beside
+            size = max(max_bytes, found.size) if min_one_batch else max_bytes
+            data = segment.read(found.position, min(size, end - found.position))
+        for at, _, _, last_offset in iter_offsets(data):
+            if last_offset >= upper:
+                data = data[:at]
+                break
+        return FetchDataInfo(data, offset, segment.base_offset, found.position)
 
     def _upper_position(self, segment: LogSegment, upper: int, end: int) -> int:
         """Return the position in `segment` at which the batches below `upper` end. It is remembered, since
@@ -1655,22 +1720,32 @@ class UnifiedLog:
 
     # Damage
 
-    def confirm_damage(self, error: KafkaError) -> bool:
+    def confirm_damage(self, error: KafkaError) -> str | None:
         """Look a second time whether a log is damaged, in any thread: a reader may have met a file that was
-        being truncated.
+        being truncated. Return what is damaged, or None.
         """
         if not isinstance(error, CorruptBatch):
-            return True
+            return error.message
         for segment in self.segments:
             if segment.path(LOG) == error.path:
                 try:
-                    for _ in segment.batches():
-                        pass
-                except CorruptBatch:
-                    return not self.is_closed and segment in self.segments
+                    found = "; ".join(each.damage for each in self.damage_of(segment))
                 except OSError:
-                    return False
-        return False
+                    return None
+                is_known = found and not self.is_closed and segment in self.segments
+                return f"{segment.path(LOG)}: {found}" if is_known else None
+        return None
+
+    def damage_of(self, segment: LogSegment) -> Iterator[Stretch]:
+        """The damaged parts of a segment, in any thread."""
+        return (each for each in self.check_segment(segment) if each.reason is not None)
+
+    def check_segment(self, segment: LogSegment) -> Iterator[Stretch]:
+        """Check every batch of a segment, some of them at a time, in any thread."""
+        segments = self.segments
+        following = next((each for each in segments if each.base_offset > segment.base_offset), None)
+        end = MAX_OFFSET if following is None else following.base_offset
+        return segment.stretches(end, self.leader_epoch_cache)
 
     # Whether the log can be used
 

@@ -94,6 +94,14 @@ class Record:
     @property
     def sequence(self) -> int: ...
 
+def check_batches(
+    buf: Buffer,
+    crc32c: Callable[[memoryview], int],
+    least_offset: int,
+    end_offset: int,
+    least_epoch: int,
+    greatest_epoch: int,
+) -> tuple[int, int, str | None]: ...
 def decode_records(payload: Buffer, header: BatchHeader) -> list[Record]: ...
 
 @final

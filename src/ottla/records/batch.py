@@ -51,6 +51,7 @@ __all__ = [
     "Codec",
     "Record",
     "TimestampType",
+    "check_batches",
     "find_timestamp",
     "iter_batches",
     "iter_offsets",
@@ -120,6 +121,17 @@ def verify_crc(buf: Buffer, pos: int, header: BatchHeader) -> None:
             f"the batch at position {pos} (base offset {header.base_offset}) is corrupt:"
             f" stored crc = {header.crc}, computed crc = {computed}",
         )
+
+
+def check_batches(
+    buf: Buffer, least_offset: int, end_offset: int, least_epoch: int, greatest_epoch: int
+) -> tuple[int, int, str | None]:
+    """Check the whole batches that `buf` begins with, up to one at `end_offset` or above: checksums, rising
+    offsets, leader epochs within these bounds that do not fall. Return where the sound ones end, the offset
+    behind them, and what is wrong with what follows, if anything is; a batch that is cut by the end of `buf`
+    is not.
+    """
+    return _kernel.check_batches(buf, crc32c, least_offset, end_offset, least_epoch, greatest_epoch)
 
 
 def set_offset_and_epoch(buf: bytearray | memoryview, pos: int, base_offset: int, leader_epoch: int) -> None:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import logging
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from ottla.log.config.log_config import LogConfig
 from ottla.log.segment.file_names import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, TXN_INDEX, segment_file_name
 from ottla.log.segment.handles import FileHandles, LazyFile
-from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
+from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex, OffsetPosition
+from ottla.log.segment.soundness import AnyEpoch, EpochSpans, Stretch, stretches
 from ottla.log.segment.sparse_index import CorruptIndex
 from ottla.log.segment.time_index import NO_TIMESTAMP, TimeIndex, TimestampOffset
 from ottla.log.segment.txn_index import TransactionIndex
@@ -35,6 +37,9 @@ from ottla.records.batch import BatchHeader, Record, read_records
 from ottla.runtime.disk import Buffer, File, is_out_of_space, waiting
 
 _log = logging.getLogger(__name__)
+
+# How far behind an entry of the index a reader looks for records behind damage.
+_BESIDE_DAMAGE_BYTES = 8 * 1024 * 1024
 
 
 class TimestampAndOffset(NamedTuple):
@@ -324,7 +329,40 @@ class LogSegment:
     def _translate_offset(self, offset: int) -> BatchPosition | None:
         indexes = self._indexes if self._indexes is not None else self._open_indexes()
         size = self._size if self._size >= 0 else self.size
-        return find_batch(self._log.get(), size, indexes.offsets.lookup(offset), offset)
+        return find_batch(self._log.get(), size, indexes.offsets.lookup(offset), offset, self.base_offset)
+
+    def stretches(self, end_offset: int, epochs: EpochSpans) -> Iterator[Stretch]:
+        """Tell what is sound from what is damaged; its batches end at or below `end_offset`."""
+        return stretches(self._log.get(), self.size, 0, self.base_offset, end_offset, epochs)
+
+    def find_beside_damage(
+        self, offset: int, end_offset: int, epochs: EpochSpans
+    ) -> tuple[BatchPosition, int] | None:
+        """The first sound batch that ends at or above `offset`, and the position at which the damage behind
+        it begins, or the end; None where that is too far. CorruptBatch if `offset` is damaged.
+        """
+        indexed = self.offset_index.lookup(offset)
+        position = indexed.position
+        size = min(self.size, position + _BESIDE_DAMAGE_BYTES)
+        file = self._log.get()
+        least_offset = self.base_offset
+        if position:
+            # The batch there ends where the index says, so it is not the one that is damaged.
+            with suppress(CorruptIndex, CorruptBatch):
+                first = find_batch(file, self.size, indexed, indexed.offset, least_offset)
+                least_offset = first.base_offset if first is not None else least_offset
+        for stretch in stretches(file, size, position, least_offset, end_offset, epochs):
+            if stretch.reason is None:
+                if stretch.next_offset > offset:
+                    begin = OffsetPosition(stretch.first_offset, stretch.position)
+                    found = find_batch(file, stretch.end, begin, offset, stretch.first_offset, check=False)
+                    assert found is not None, stretch
+                    return found, stretch.end
+            elif stretch.end == size < self.size:
+                return None
+            elif stretch.next_offset > offset:
+                raise CorruptBatch(self._log.path, stretch.position, stretch.damage)
+        return None
 
     def read(self, position: int, size: int) -> bytes:
         """Read bytes of the file; fewer only if the segment ends before."""
@@ -449,15 +487,16 @@ class LogSegment:
     def _rebuild(self, error: Exception) -> None:
         _log.warning("an index is damaged and will be rebuilt from its segment: %s", error)
         self.start_rebuild()
-        damage = None
+        damage: CorruptBatch | None = None
         with waiting(True):  # once begun, it has to be finished
-            try:
-                for position, header in self.headers():
-                    self.rebuild_from(position, header)
-            except CorruptBatch as found:
-                # The batches before it can be read; reading beyond them raises the error.
-                _log.error("%s; the records from there on are not indexed and cannot be read", found)
-                damage = found
+            for stretch in self.stretches(self.base_offset + MAX_RELATIVE_OFFSET + 1, AnyEpoch()):
+                if stretch.reason is None:
+                    for position, header in walk_headers(self._log.get(), stretch.end, stretch.position):
+                        self.rebuild_from(position, header)
+                else:
+                    # The batches beside it can be read.
+                    damage = damage or CorruptBatch(self._log.path, stretch.position, stretch.damage)
+                    _log.error("%s: %s", self._log.path, stretch.damage)
         self.end_rebuild()
         self._damage = damage
         # The segment may lie below the recovery point, which no flush visits any more.

@@ -51,6 +51,8 @@ class BatchPosition(NamedTuple):
     size: int
     base_offset: int
     last_offset: int
+    least_offset: int
+    """The batch cannot begin below it: where the one before it ends, if that was passed."""
 
 
 class ScannedBatch(NamedTuple):
@@ -62,12 +64,15 @@ class ScannedBatch(NamedTuple):
     at: int
 
 
-def find_batch(file: File, size: int, indexed: OffsetPosition, offset: int) -> BatchPosition | None:
+def find_batch(
+    file: File, size: int, indexed: OffsetPosition, offset: int, least_offset: int, *, check: bool = True
+) -> BatchPosition | None:
     """The first batch that ends at or above `offset`, searched from an entry of the offset index on; None if
-    all end below it. CorruptIndex if no batch ends where the entry says.
+    all end below it. CorruptBatch where the offsets of batches that are passed, from `least_offset` on, do
+    not rise; CorruptIndex if the entry is to be checked, and no batch ends where it says.
     """
     position = indexed.position
-    check = position > 0
+    check = check and position > 0
     unpack = _STEP.unpack_from
     wanted = _FIND_BYTES
     while position < size:
@@ -84,8 +89,14 @@ def find_batch(file: File, size: int, indexed: OffsetPosition, offset: int) -> B
             if length < _MIN_LENGTH or length + LOG_OVERHEAD > left:
                 reason = f"a batch of length {length}, with {left} bytes left in the file"
                 raise CorruptBatch(file.path, position + at, reason)
+            if not least_offset <= base_offset <= last_offset:
+                reason = f"the offsets {base_offset} to {last_offset} after {least_offset - 1}"
+                raise CorruptBatch(file.path, position + at, reason)
             if last_offset >= offset:
-                return BatchPosition(position + at, length + LOG_OVERHEAD, base_offset, last_offset)
+                return BatchPosition(
+                    position + at, length + LOG_OVERHEAD, base_offset, last_offset, least_offset
+                )
+            least_offset = last_offset + 1
             at += length + LOG_OVERHEAD
         if at == 0:
             raise _too_short(file, position, len(chunk))

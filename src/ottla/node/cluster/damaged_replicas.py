@@ -105,13 +105,14 @@ class DamagedReplicas:
     async def _examine(self) -> None:
         while pending := [log for log in self._met if log not in self._examined]:
             log, error = pending[0], self._met[pending[0]]
-            if not await self._pool.run(log.confirm_damage, error):
+            found = await self._pool.run(log.confirm_damage, error)
+            if found is None:
                 del self._met[log]
                 continue
             self._examined[log] = None
             tp = log.topic_partition
             if not log.is_closed and not self._has_another(tp):
-                _log.error("%s is damaged, and no other replica has its records: %s", tp, error.message)
+                _log.error("%s is damaged, and no other replica has its records: %s", tp, found)
             self.check()
 
     def _give_up_examined(self) -> None:

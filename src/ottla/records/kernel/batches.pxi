@@ -339,3 +339,74 @@ def decode_records(payload, BatchHeader header not None):
     finally:
         PyBuffer_Release(&view)
     return records
+
+
+def check_batches(buf, crc32c, int64_t least_offset, int64_t end_offset, int32_t least_epoch,
+                  int32_t greatest_epoch):
+    """Check the whole batches that `buf` begins with, up to one at `end_offset` or above: their checksums, and
+    what no checksum covers, that offsets rise, and leader epochs do not fall and are at most `greatest_epoch`.
+    Return where the sound ones end, the offset behind them, and what is wrong with what follows; None if nothing
+    is, as where `buf` ends inside a batch.
+
+    Of two batches that contradict each other the second is taken for the damaged one if the first one goes on
+    where its own predecessor ended, else the first.
+    """
+    cdef Py_buffer view
+    cdef const uint8_t* p
+    cdef Py_ssize_t pos = 0
+    cdef Py_ssize_t previous = 0
+    cdef Py_ssize_t left, size
+    cdef int64_t base_offset
+    cdef int64_t previous_offset = least_offset
+    cdef int32_t epoch, delta
+    cdef bint offset_follows = True
+    cdef bint epoch_follows = True
+    cdef object fault = None
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        while view.len - pos >= 8:
+            p = <const uint8_t*> view.buf + pos
+            left = view.len - pos
+            base_offset = get64(p)
+            if base_offset < least_offset:
+                fault = f"a batch at offset {base_offset}, below {least_offset}, where the one before it ends"
+                if not offset_follows:
+                    pos, least_offset = previous, previous_offset
+                break
+            if left < 17:
+                break
+            if base_offset >= end_offset:
+                break
+            epoch = get32(p + 12)
+            if epoch < least_epoch:
+                fault = f"a batch of leader epoch {epoch} behind one of {least_epoch}"
+                if not epoch_follows:
+                    pos, least_offset = previous, previous_offset
+                break
+            if epoch > greatest_epoch:
+                fault = f"a batch of leader epoch {epoch} among those of {greatest_epoch}"
+                break
+            if p[16] != 2:
+                fault = f"a batch of magic {<int8_t> p[16]}"
+                break
+            if get32(p + 8) < HEADER_BYTES - OVERHEAD_BYTES:
+                fault = f"a batch of length {get32(p + 8)}"
+                break
+            size = OVERHEAD_BYTES + <Py_ssize_t> get32(p + 8)
+            if size > left:
+                break
+            delta = get32(p + 23)
+            if (delta < 0 or base_offset > INT64_MAX - delta - 1
+                    or crc32c(PyMemoryView_FromMemory(<char*> p + CRC_START, size - CRC_START, PyBUF_READ))
+                    != <uint32_t> get32(p + 17)):
+                fault = f"the batch at offset {base_offset} does not have the checksum that it declares"
+                break
+            offset_follows = base_offset == least_offset
+            epoch_follows = epoch == least_epoch
+            previous, previous_offset = pos, least_offset
+            least_offset = base_offset + delta + 1
+            least_epoch = epoch
+            pos += size
+    finally:
+        PyBuffer_Release(&view)
+    return pos, least_offset, fault

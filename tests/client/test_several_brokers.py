@@ -10,9 +10,13 @@ import pytest
 
 from ottla.client.consumer import Consumer, ConsumerRecord, TopicPartition
 from ottla.client.consumer.fetcher import FETCHES_AHEAD
+from ottla.client.errors import ConnectionFailed
+from ottla.client.network_client import NetworkClient
 from ottla.client.producer import Producer
+from ottla.client.settings import ConnectionConfig
+from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.protocol.messages.api_versions import ApiVersionsRequest
+from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.consumer_group_heartbeat import (
     Assignment,
     ConsumerGroupHeartbeatRequest,
@@ -36,6 +40,7 @@ from ottla.protocol.messages.offset_for_leader_epoch import (
 )
 from ottla.protocol.messages.produce import ProduceRequest, ProduceResponse
 from ottla.protocol.schema import Response
+from ottla.runtime.runtime import Runtime
 from tests.support.fake_brokers import (
     TOPIC,
     TOPIC_ID,
@@ -46,6 +51,7 @@ from tests.support.fake_brokers import (
     offsets_fetched,
     produced,
 )
+from tests.support.newer_apis import FIRST_OF_KAFKA_4_4
 
 QUICK = {
     "retry_backoff_ms": 5,
@@ -558,3 +564,75 @@ class TestACoordinatorThatSaysNothing:
                 while len(cluster.asked(ApiVersionsRequest)) == before:
                     await consumer.poll(timeout_ms=20)
             assert cluster.asked(ApiVersionsRequest)[-1][0] == 2
+
+
+class TestAnAddressOfAnotherNode:
+    """What answers at the address of broker 2 is another one (KIP-1242)."""
+
+    @pytest.fixture(autouse=True)
+    def misrouted(self, cluster: FakeCluster) -> list[tuple[int, str | None, int]]:
+        """Who was meant, by broker; broker 2 is itself once it has been asked twice."""
+        meant: list[tuple[int, str | None, int]] = []
+        cluster.partitions = [FakePartition(leader=2)]
+
+        def answer(node_id: int, request: ApiVersionsRequest) -> Response:
+            meant.append((node_id, request.cluster_id, request.node_id))
+            if request.cluster_id is not None and [n for n, *_ in meant].count(2) in (1, 2) and node_id == 2:
+                return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
+            return cluster.api_versions(node_id, request)
+
+        cluster.on(ApiVersionsRequest, answer)
+        cluster.on(ProduceRequest, lambda _, request: produced(request))
+        return meant
+
+    async def test_is_not_used_and_the_bootstrap_servers_are_asked_again(
+        self, cluster: FakeCluster, misrouted: list[tuple[int, str | None, int]]
+    ) -> None:
+        settings = {name: value for name, value in QUICK.items() if not name.startswith("fetch")}
+        async with Producer(cluster.servers, enable_metrics_push=False, **settings) as producer:
+            await producer.send(TOPIC, b"value")
+            await producer.flush()
+        assert misrouted[0] == (1, None, -1)  # a bootstrap server may be any broker
+        assert [each for each in misrouted if each[0] == 2] == [(2, "fake", 2)] * 3
+        assert [node_id for node_id, _ in cluster.asked(ProduceRequest)] == [2]
+        assert len(cluster.asked(MetadataRequest)) >= 3
+
+    async def test_is_used_by_a_client_that_does_not_check(
+        self, cluster: FakeCluster, misrouted: list[tuple[int, str | None, int]]
+    ) -> None:
+        settings = {name: value for name, value in QUICK.items() if not name.startswith("fetch")}
+        async with Producer(
+            cluster.servers, enable_metrics_push=False, metadata_cluster_check_enable=False, **settings
+        ) as producer:
+            await producer.send(TOPIC, b"value")
+            await producer.flush()
+        assert misrouted == [(1, None, -1), (2, None, -1)]
+
+    async def test_of_a_broker_that_cannot_tell_is_used(self, cluster: FakeCluster) -> None:
+        cluster.on(ApiVersionsRequest, cluster.api_versions)
+        cluster.versions = {
+            api.key: (api.min_version, min(api.max_version, FIRST_OF_KAFKA_4_4.get(api.key, 99) - 1))
+            for api in API.values()
+        }
+        async with Producer(cluster.servers, enable_metrics_push=False) as producer:
+            await producer.send(TOPIC, b"value")
+            await producer.flush()
+        assert [node_id for node_id, _ in cluster.asked(ProduceRequest)] == [2]
+
+
+async def test_a_broker_may_ask_to_start_again_from_the_bootstrap_servers(cluster: FakeCluster) -> None:
+    answers = [ErrorCode.NONE, ErrorCode.REBOOTSTRAP_REQUIRED, ErrorCode.NONE]
+
+    def metadata(node_id: int, request: MetadataRequest) -> Response:
+        answer = cluster.metadata(node_id, request)
+        answer.error_code = int(answers[min(len(cluster.asked(MetadataRequest)), len(answers)) - 1])
+        if answer.error_code:
+            answer.brokers = []
+        return answer
+
+    cluster.on(MetadataRequest, metadata)
+    async with NetworkClient(Runtime.real(), ConnectionConfig(cluster.servers)) as client:
+        with pytest.raises(ConnectionFailed, match="start again from the bootstrap servers"):
+            await client.refresh()
+        assert client.metadata.brokers == {}
+        assert set((await client.refresh(topics=[TOPIC])).brokers) == {1, 2}

@@ -694,7 +694,7 @@ def _transactions() -> Iterator[Labelled]:
                     transactional_id=id,
                     group_id=group,
                     producer_id=9_999,
-                    generation_id=4 if v >= 3 else -1,
+                    generation_id_or_member_epoch=4 if v >= 3 else -1,
                     member_id="m" if v >= 3 else "",
                     topics=[
                         txn_offset_commit.TxnOffsetCommitRequestTopic(

@@ -16,6 +16,7 @@ from tests.kafka.scripts import SCRIPTS
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.differential import Entry, Script, compare, run_script
 from tests.support.effort import THOROUGH
+from tests.support.newer_apis import FIRST_OF_KAFKA_4_4
 
 Transcript = Callable[[str], list[Entry]]
 
@@ -39,6 +40,8 @@ TOPICS_GONE = ("an unknown topic", "with an unknown topic", "which it keeps", "g
 ALLOWED = [
     # Two-phase commits: decision 0030.
     "*.ApiVersionsResponse.api_keys[[]22[]].max_version",
+    # What Kafka 4.4 has added.
+    *(f"*.ApiVersionsResponse.api_keys[[]{key}[]]*" for key in FIRST_OF_KAFKA_4_4),
     # A topic that a request brings into being is there when the request is answered.
     "first v*.MetadataResponse.topics*",
     # A topic that is gone is an error of its partitions, not of the whole share fetch: decision 0085.

@@ -1,4 +1,5 @@
-"""Every version of every message, byte for byte and in its JSON form, against Apache Kafka's own classes.
+"""Every version of every message, byte for byte and in its JSON form, against Apache Kafka's own classes:
+requests and responses against those of the newest client, the rest against those of the broker.
 
 This is the only oracle for what internal topics and files hold. Messages with records are left to the other
 oracles, as their JSON form holds no records.
@@ -12,22 +13,26 @@ from pathlib import Path
 
 import pytest
 
+from ottla.protocol.api import API
+from ottla.protocol.errors import ErrorCode
 from ottla.protocol.json_form import to_json
-from ottla.protocol.schema import Message
+from ottla.protocol.schema import Message, Request, Response
 from tests.support import kafka_libs
 from tests.support.java import run_tool
 from tests.support.messages import MessageMaker, all_messages, structs_of, versions_of
 
 ORACLE = Path(__file__).parents[1] / "support" / "java" / "MessageOracle.java"
+API_TABLE = ORACLE.with_name("ApiTable.java")
 MESSAGES_EACH = 3
+NOT_YET = {88, 89, 93, 94}
 # Kafka generates no JSON form for a record that it only ever reads.
 NOT_IN_JAVA = {"ZkMigrationRecord"}
 
 
-def java_classes() -> dict[str, str]:
+def java_classes(bundle: kafka_libs.Bundle) -> dict[str, str]:
     """The full names of the generated classes, by their simple names."""
     found = {}
-    for jar in kafka_libs.classpath(kafka_libs.BROKER).split(":"):
+    for jar in kafka_libs.classpath(bundle).split(":"):
         for path in Path(jar).parent.glob("kafka*.jar") if jar.endswith("*") else [Path(jar)]:
             for name in zipfile.ZipFile(path).namelist():
                 if name.endswith("JsonConverter.class"):
@@ -37,11 +42,16 @@ def java_classes() -> dict[str, str]:
 
 
 @pytest.mark.kafka
-def test_apache_kafka_writes_the_same_bytes_and_reads_the_same_message() -> None:
-    known = java_classes()
+@pytest.mark.parametrize("bundle", [kafka_libs.BROKER, kafka_libs.NEW_CLIENT], ids=lambda each: each.name)
+def test_apache_kafka_writes_the_same_bytes_and_reads_the_same_message(bundle: kafka_libs.Bundle) -> None:
+    known = java_classes(bundle)
     cases: list[tuple[type[Message], int, Message, str]] = []
     missing = set()
     for cls in all_messages():
+        if issubclass(cls, Request | Response) != (bundle is kafka_libs.NEW_CLIENT):
+            continue
+        if cls.__name__.startswith("StreamsGroup"):
+            continue
         if any(field.kind == "records" for struct in structs_of(cls) for field in struct.FIELDS):
             continue
         java_class = known.get(cls.__name__ + "Data") or known.get(cls.__name__)
@@ -52,14 +62,41 @@ def test_apache_kafka_writes_the_same_bytes_and_reads_the_same_message() -> None
             for seed in range(MESSAGES_EACH):
                 message = MessageMaker((cls.__name__, version, seed, "java")).make(cls, version)
                 cases.append((cls, version, message, java_class))
-    assert missing == NOT_IN_JAVA
+    assert missing == (NOT_IN_JAVA if bundle is kafka_libs.BROKER else set())
     asked = [
         f"{java_class}\t{version}\t{json.dumps(to_json(message, version))}\n"
         for _, version, message, java_class in cases
     ]
-    answers = run_tool(str(ORACLE), stdin="".join(asked)).out.splitlines()
+    answers = run_tool(str(ORACLE), bundle=bundle, stdin="".join(asked)).out.splitlines()
     assert len(answers) == len(cases)
     for (cls, version, message, _), answer in zip(cases, answers):
         encoded, _, document = answer.partition("\t")
         assert encoded == message.encode(version).hex(), f"{cls.__name__} v{version}"
         assert json.loads(document) == to_json(message, version), f"{cls.__name__} v{version}"
+
+
+@pytest.mark.kafka
+def test_apis_and_errors_are_those_of_the_newest_client() -> None:
+    printed = run_tool(str(API_TABLE), bundle=kafka_libs.NEW_CLIENT).out.splitlines()
+    apis, errors = (
+        [line.split()[1:] for line in printed if line.startswith(kind)] for kind in ("api ", "error ")
+    )
+    assert [api for api in apis if int(api[0]) not in NOT_YET] == [
+        [
+            str(each)
+            for each in (
+                api.key,
+                api.name,
+                api.min_version,
+                api.last_version,
+                api.max_version,
+                str(api.forwardable).lower(),
+                str(api.cluster_action).lower(),
+            )
+        ]
+        for api in API.values()
+        if api.key not in NOT_YET
+    ]
+    assert sorted(errors) == sorted(
+        [str(int(code)), code.name, str(code.retriable).lower()] for code in ErrorCode
+    )

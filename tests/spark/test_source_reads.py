@@ -395,7 +395,7 @@ class TestStaleBrokers:
         cluster = FakeCluster(partitions=[FakePartition(leader=2, end=5)])
 
         def metadata(node_id: int, request: MetadataRequest) -> MetadataResponse:
-            answer = cluster._metadata(node_id, request)
+            answer = cluster.metadata(node_id, request)
             assert isinstance(answer, MetadataResponse)
             if node_id not in known_by and len(cluster.asked(MetadataRequest)) < until:
                 unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

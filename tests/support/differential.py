@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from ottla.protocol.api import API
 from ottla.protocol.headers import read_response
 from ottla.protocol.schema import Request, Response
+from tests.support.newer_apis import versions_of_kafka_4_3
 from tests.support.plain_answers import IDS, KEYS, TEXT_MARK, TEXTS, UNSET, Plain, PlainAnswers
 from tests.support.wire import CLOSED, Answer, WireClient
 
@@ -55,8 +56,7 @@ class Session:
     @staticmethod
     def versions(kind: type[Request]) -> range:
         """All versions that Apache Kafka serves of this request."""
-        api = API[kind.API_KEY]
-        return range(api.min_version, api.max_version + 1)
+        return versions_of_kafka_4_3(API[kind.API_KEY])
 
     def ask(
         self,
@@ -72,7 +72,7 @@ class Session:
         `edit` may take out of a copy what has nothing to do with the script, such as other topics; `hide`
         names more fields that vary.
         """
-        version = API[request.API_KEY].max_version if version is None else version
+        version = versions_of_kafka_4_3(API[request.API_KEY])[-1] if version is None else version
         answer = self._client.ask(request, version)
         self.note(label, version, answer, edit=edit, hide=hide)
         return answer
@@ -107,7 +107,7 @@ class Session:
     def get(self, request: Request, kind: type[T], version: int | None = None) -> T:
         """Sends a request whose answer only sets the scene and is not compared."""
         return self._client.get(
-            request, API[request.API_KEY].max_version if version is None else version, kind
+            request, versions_of_kafka_4_3(API[request.API_KEY])[-1] if version is None else version, kind
         )
 
     def until(

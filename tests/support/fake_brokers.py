@@ -91,8 +91,8 @@ class FakeCluster:
     def __post_init__(self) -> None:
         self.seen: list[tuple[int, Request]] = []
         self._answers: dict[type[Request], Callable[[int, Any], Response | Awaitable[Response]]] = {
-            ApiVersionsRequest: self._api_versions,
-            MetadataRequest: self._metadata,
+            ApiVersionsRequest: self.api_versions,
+            MetadataRequest: self.metadata,
             ListOffsetsRequest: self._list_offsets,
             FindCoordinatorRequest: self._find_coordinator,
             OffsetFetchRequest: self._offset_fetch,
@@ -180,7 +180,7 @@ class FakeCluster:
 
     # What every client asks.
 
-    def _api_versions(self, node_id: int, request: ApiVersionsRequest) -> Response:
+    def api_versions(self, node_id: int, request: ApiVersionsRequest) -> Response:
         ranges = self.versions or {
             api.key: api.announced_versions(ListenerType.BROKER)
             for api in API.values()
@@ -192,7 +192,7 @@ class FakeCluster:
         ]
         return ApiVersionsResponse(api_keys=keys)
 
-    def _metadata(self, node_id: int, request: MetadataRequest) -> Response:
+    def metadata(self, node_id: int, request: MetadataRequest) -> MetadataResponse:
         brokers = [
             MetadataResponseBroker(node_id=n, host="127.0.0.1", port=port) for n, port in self.ports.items()
         ]

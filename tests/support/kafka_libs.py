@@ -1,10 +1,10 @@
 """Apache Kafka's jars, fetched once per checkout by Maven.
 
 Tests compare Ottla with the real thing, so they need it: the broker with its tools, Kafka Streams,
-and a Java client of an older age. A generated pom and `mvn dependency:copy-dependencies` bring them into
-`build/apache-kafka/`. The invariant: a folder counts only when its marker file is there, and the marker is
-written last, under a lock that all pytest processes share. So a download that was cut off is done again and
-two workers never write one folder.
+a Java client of an older age, and the newest one. A generated pom and `mvn dependency:copy-dependencies`
+bring them into `build/apache-kafka/`. The invariant: a folder counts only when its marker file is there, and
+the marker is written last, under a lock that all pytest processes share. So a download that was cut off is
+done again and two workers never write one folder.
 
 `OTTLA_KAFKA_LIBS=DIR` names a prepared folder with the same sub-folders instead; Maven is not needed then.
 """
@@ -25,6 +25,8 @@ from ottla.spark.java import NoJava, find_java
 
 KAFKA_VERSION = "4.3.1"
 OLD_CLIENT_VERSION = "3.5.0"
+# The newest client there is; of the broker of this version not all jars can be had.
+NEW_CLIENT_VERSION = "4.4.0"
 # The last version that runs on ZooKeeper, and brings it.
 ZOOKEEPER_KAFKA_VERSION = "3.9.1"
 # The first version that an import is for; another one can be tried instead.
@@ -67,6 +69,15 @@ OLD_CLIENT = Bundle(
         "org.slf4j:slf4j-nop:1.7.36",
     ),
 )
+NEW_CLIENT = Bundle(
+    f"clients-{NEW_CLIENT_VERSION}",
+    (
+        f"org.apache.kafka:kafka-clients:{NEW_CLIENT_VERSION}",
+        f"org.apache.kafka:kafka-server-common:{NEW_CLIENT_VERSION}",
+        "com.fasterxml.jackson.core:jackson-databind:2.21.2",
+        "org.slf4j:slf4j-nop:1.7.36",
+    ),
+)
 ZOOKEEPER_KAFKA = Bundle(
     f"kafka-{ZOOKEEPER_KAFKA_VERSION}",
     (f"org.apache.kafka:kafka_2.13:{ZOOKEEPER_KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36"),
@@ -90,7 +101,7 @@ SPARK_CONNECTOR = Bundle(
 # Java's compiler for a runtime that has none; fetched only there.
 COMPILER = Bundle("ecj-3.41.0", ("org.eclipse.jdt:ecj:3.41.0",))
 
-BUNDLES = (BROKER, STREAMS, OLD_CLIENT, ZOOKEEPER_KAFKA, SPARK_CONNECTOR, OLDER_KAFKA)
+BUNDLES = (BROKER, STREAMS, OLD_CLIENT, NEW_CLIENT, ZOOKEEPER_KAFKA, SPARK_CONNECTOR, OLDER_KAFKA)
 
 
 def missing_requirement() -> str | None:

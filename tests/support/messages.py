@@ -22,6 +22,7 @@ _INTEGERS = {
     "uint32": (0, 2**32 - 1),
     "int64": (-(2**63), 2**63 - 1),
 }
+NEWEST_ERROR = max(ErrorCode)
 _LETTERS = "abcXYZ019-_. äß漢😀"
 
 
@@ -82,8 +83,11 @@ class MessageMaker:
     The values stay inside of what other implementations can hold: error codes exist, times have a date.
     """
 
-    def __init__(self, seed: object, *, unknown_tags: bool = False) -> None:
+    def __init__(
+        self, seed: object, *, unknown_tags: bool = False, errors_below: int = NEWEST_ERROR + 1
+    ) -> None:
         self.random = random.Random(repr(seed))
+        self.errors = [code.value for code in ErrorCode if code < errors_below]
         self.unknown_tags = unknown_tags
 
     def make(self, cls: type[M], version: int) -> M:
@@ -119,7 +123,7 @@ class MessageMaker:
 
     def _plain(self, kind: str, name: str) -> Any:
         if name.endswith("error_code"):
-            return self.random.choice(list(ErrorCode)).value
+            return self.random.choice(self.errors)
         if kind == "int64" and name.endswith("_ms"):
             return self.random.randrange(0, 10**12)
         if kind in _INTEGERS:

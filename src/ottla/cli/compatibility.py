@@ -58,26 +58,44 @@ _HEAD: Final = """\
 
 <!-- Made by `python -m ottla.cli.compatibility > docs/compatibility.md`; do not edit. -->
 
-What of Apache Kafka 4.3 this version serves, made from the tables that the code itself uses. Deliberate
+What of Apache Kafka 4.4 this version serves, made from the tables that the code itself uses. Deliberate
 differences in behaviour are in [decisions/](decisions/).
 """
 
 
+_KAFKA_4_4: Final = """\
+## Kafka 4.4
+
+Of Kafka 4.4 only the Java client can be had, and no broker. So the messages, the table of APIs and the error
+codes are compared with those of the Java client 4.4.0, while what a broker does is compared with Apache Kafka
+4.3.1 where that does the same. What is new is from here:
+
+| what | KIP | checked with a client of 4.4 | by the KIP's text alone |
+|---|---|---|---|
+| ApiVersions 5: the cluster and the node that a client means | 1242 | a Java client goes back to its \
+bootstrap servers | a node id counts only beside a cluster id |
+| TxnOffsetCommit 6: topics by id | 1319 | a Java producer commits the offsets of a consumer | errors of \
+stale members and unknown groups |
+| DeleteGroups 3: why a group was not deleted | 1331 | the Java admin client deletes groups | the texts; \
+nothing here fails with GROUP_DELETION_FAILED |
+"""
+
+
 def page() -> str:
-    return "\n".join((_HEAD, *_apis(), *_kips(), *_settings())).rstrip() + "\n"
+    return "\n".join((_HEAD, *_apis(), *_kips(), _KAFKA_4_4, *_settings())).rstrip() + "\n"
 
 
 def _apis() -> Iterator[str]:
     served = [API[key] for key in sorted(ROUTES)]
     missing = [api for key, api in sorted(API.items()) if key not in ROUTES]
-    yield f"## APIs\n\n{len(served)} of {len(API)} APIs are served, in all versions that Kafka 4.3 has.\n"
+    yield f"## APIs\n\n{len(served)} of {len(API)} APIs are served, in all versions that Kafka 4.4 has.\n"
     yield "| key | API | versions | listeners |"
     yield "|---:|---|---|---|"
     for api in served:
         yield f"| {api.key} | {api.name} | {_versions(api)} | {_listeners(api)} |"
     if missing:
         yield "\nNot served, and not announced:\n"
-        yield "| key | API | versions in Kafka 4.3 | listeners |"
+        yield "| key | API | versions in Kafka 4.4 | listeners |"
         yield "|---:|---|---|---|"
     for api in missing:
         yield f"| {api.key} | {api.name} | {_versions(api)} | {_listeners(api)} |"
@@ -393,6 +411,8 @@ KIPS: Final[tuple[Kip, ...]] = (
     Kip(1071, "streams groups", {"StreamsGroupHeartbeat": 0, "StreamsGroupDescribe": 0}),
     Kip(1142, "listing what has settings", {"ListConfigResources": 1}),
     Kip(1152, "transactions by pattern", {"ListTransactions": 2}),
+    Kip(1242, "detection of connections to another node than the one that is meant", {"ApiVersions": 5}),
+    Kip(1319, "topic ids in offsets of transactions", {"TxnOffsetCommit": 6}),
 )
 # fmt: on
 

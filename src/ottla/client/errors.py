@@ -15,6 +15,7 @@ from ottla.rpc.errors import (
     ConnectionLost,
     NotKafka,
     RequestTimedOut,
+    WrongNode,
 )
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "NotKafka",
     "RequestTimedOut",
     "TransactionAborted",
+    "WrongNode",
 ]
 
 

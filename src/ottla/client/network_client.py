@@ -4,7 +4,8 @@ All components of one client share one `NetworkClient`. It has at most one conne
 ones only for requests that a broker may hold for long (`Lane`), as a broker answers each connection in order.
 At most one metadata request is in flight; components that need metadata meanwhile wait for the same one. A
 broker that cannot be reached is left alone for a growing time, so that a dead address costs little. When no
-known broker answers, the bootstrap servers are tried again: the cluster may have moved.
+known broker answers, the bootstrap servers are tried again: the cluster may have moved. So they are when
+another node than the one of the metadata answers at an address, or when a broker asks for it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
 from ottla.client.cluster_metadata import Broker, ClusterMetadata, TopicInfo
-from ottla.client.errors import AuthenticationFailed, BootstrapFailed, ConnectionFailed
+from ottla.client.errors import AuthenticationFailed, BootstrapFailed, ConnectionFailed, WrongNode
 from ottla.client.missing_acl import explain_denial, principal_of
 from ottla.client.settings import ConnectionConfig, parse_addresses
 from ottla.protocol.acl import AclOperation
@@ -27,7 +29,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.backoff import ExponentialBackoff
 from ottla.rpc.channel import BrokerChannel, ChannelConfig, Lane
-from ottla.rpc.connection import BrokerConnection
+from ottla.rpc.connection import BrokerConnection, ExpectedNode
 from ottla.rpc.connection_statistics import ConnectionStatistics
 from ottla.runtime.address import Address
 from ottla.runtime.network import SocketOptions
@@ -143,7 +145,7 @@ class NetworkClient:
                 ErrorCode.BROKER_NOT_AVAILABLE,
                 f"broker {node_id} is not in the cluster's metadata (known: {sorted(self.metadata.brokers)})",
             )
-        return await self._connect(Address(broker.host, broker.port), lane)
+        return await self._connect_to(broker, lane)
 
     def open_connection(self, node_id: int, lane: Lane = Lane.COMMON) -> BrokerConnection | None:
         """Return the connection to a broker if it is open right now."""
@@ -165,12 +167,32 @@ class NetworkClient:
             )
         return channel
 
-    async def _connect(self, address: Address, lane: Lane = Lane.COMMON) -> BrokerConnection:
+    async def _connect(
+        self, address: Address, lane: Lane = Lane.COMMON, expected: ExpectedNode | None = None
+    ) -> BrokerConnection:
         if self._closed:
             raise RuntimeError("this client is closed")
         return await self._channel(address).connection(
-            lane, timeout_ms=self.config.socket_connection_setup_timeout_ms
+            lane, timeout_ms=self.config.socket_connection_setup_timeout_ms, expected=expected
         )
+
+    async def _connect_to(self, broker: Broker, lane: Lane = Lane.COMMON) -> BrokerConnection:
+        """Connect to a broker as metadata or coordinators know it; start again from the bootstrap servers if
+        another node answers.
+        """
+        cluster_id, expected = self.metadata.cluster_id, None
+        if self.config.metadata_cluster_check_enable and cluster_id is not None:
+            expected = ExpectedNode(cluster_id, broker.node_id)
+        try:
+            return await self._connect(Address(broker.host, broker.port), lane, expected)
+        except WrongNode:
+            self._rebootstrap()
+            raise
+
+    def _rebootstrap(self) -> None:
+        """Forget where brokers and coordinators are; what is known of topics stays until it is refreshed."""
+        self.metadata = replace(self.metadata, cluster_id=None, brokers={})
+        self._coordinators.clear()
 
     def _new_reconnect_backoff(self) -> ExponentialBackoff:
         config = self.config
@@ -203,11 +225,13 @@ class NetworkClient:
         return await self._first_reachable()
 
     async def _first_reachable(self) -> BrokerConnection:
-        known = [Address(b.host, b.port) for b in self.metadata.brokers.values()]
         failures: dict[Address, KafkaError] = {}
+        known = {Address(broker.host, broker.port): broker for broker in self.metadata.brokers.values()}
         for address in dict.fromkeys([*known, *self._bootstrap]):
+            broker = known.get(address)
             try:
-                return await self._connect(address)
+                # A bootstrap server may be any broker, also when it is at the address of a known one.
+                return await (self._connect(address) if broker is None else self._connect_to(broker))
             except AuthenticationFailed:
                 raise  # every broker of the cluster knows the same users
             except KafkaError as error:
@@ -267,6 +291,11 @@ class NetworkClient:
             response = await connection.request(
                 request, MetadataResponse, timeout_ms=self.config.request_timeout_ms
             )
+            if response.error_code == ErrorCode.REBOOTSTRAP_REQUIRED:
+                self._rebootstrap()
+                raise ConnectionFailed(
+                    f"{connection.address}: the broker asks to start again from the bootstrap servers"
+                )
             self.metadata = self.metadata.updated(response, all_topics=all_topics)
             self._refreshed_at = asyncio.get_running_loop().time()
             return self.metadata
@@ -332,7 +361,7 @@ class NetworkClient:
         if broker is None:
             broker = self._coordinators[kind, key] = await self._find_coordinator(kind, key)
         try:
-            return await self._connect(Address(broker.host, broker.port), lane)
+            return await self._connect_to(broker, lane)
         except ConnectionFailed:
             self.forget_coordinator(kind, key)
             raise

@@ -36,6 +36,7 @@ class ConnectionConfig:
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
     metadata_max_age_ms: int = 300_000
+    metadata_cluster_check_enable: bool = True
     allow_auto_create_topics: bool = True
     enable_metrics_push: bool = True
     security: SecuritySettings = PLAINTEXT_SETTINGS
@@ -74,6 +75,7 @@ SHARED_SETTINGS = frozenset(
     (
         "connections.max.idle.ms",
         "enable.metrics.push",
+        "metadata.cluster.check.enable",
         "metadata.max.age.ms",
         "receive.buffer.bytes",
         "reconnect.backoff.max.ms",

@@ -1,4 +1,4 @@
-"""The API table: every request of Apache Kafka 4.3, its versions, and what goes around its body.
+"""The API table: every request of Apache Kafka 4.4, its versions, and what goes around its body.
 
 The table holds ranges only; each node decides which APIs it announces. Message classes are imported on first
 use, so that the table itself costs almost nothing.
@@ -107,7 +107,7 @@ API: Final[dict[int, Api]] = {
         Api(15, "DescribeGroups", 0, 6, 5, BROKER_ONLY),
         Api(16, "ListGroups", 0, 5, 3, BROKER_ONLY),
         Api(17, "SaslHandshake", 0, 1, NEVER, BOTH),
-        Api(18, "ApiVersions", 0, 4, 3, BOTH),
+        Api(18, "ApiVersions", 0, 5, 3, BOTH),
         Api(19, "CreateTopics", 2, 7, 5, BOTH, forwardable=True),
         Api(20, "DeleteTopics", 1, 6, 4, BOTH, forwardable=True),
         Api(21, "DeleteRecords", 0, 2, 2, BROKER_ONLY),
@@ -117,7 +117,7 @@ API: Final[dict[int, Api]] = {
         Api(25, "AddOffsetsToTxn", 0, 4, 3, BROKER_ONLY),
         Api(26, "EndTxn", 0, 5, 3, BROKER_ONLY),
         Api(27, "WriteTxnMarkers", 1, 2, 1, BROKER_ONLY, cluster_action=True),
-        Api(28, "TxnOffsetCommit", 0, 5, 3, BROKER_ONLY),
+        Api(28, "TxnOffsetCommit", 0, 6, 3, BROKER_ONLY),
         Api(29, "DescribeAcls", 1, 3, 2, BOTH),
         Api(30, "CreateAcls", 1, 3, 2, BOTH, forwardable=True),
         Api(31, "DeleteAcls", 1, 3, 2, BOTH, forwardable=True),
@@ -131,7 +131,7 @@ API: Final[dict[int, Api]] = {
         Api(39, "RenewDelegationToken", 1, 2, 2, BOTH, forwardable=True),
         Api(40, "ExpireDelegationToken", 1, 2, 2, BOTH, forwardable=True),
         Api(41, "DescribeDelegationToken", 1, 3, 2, BOTH),
-        Api(42, "DeleteGroups", 0, 2, 2, BROKER_ONLY),
+        Api(42, "DeleteGroups", 0, 3, 2, BROKER_ONLY),
         Api(43, "ElectLeaders", 0, 2, 2, BOTH, forwardable=True),
         Api(44, "IncrementalAlterConfigs", 0, 1, 1, BOTH, forwardable=True),
         Api(45, "AlterPartitionReassignments", 0, 1, 0, BOTH, forwardable=True),

@@ -191,6 +191,13 @@ class ErrorCode(IntEnum):
     STREAMS_INVALID_TOPOLOGY_EPOCH = 131, False, "The topology's epoch is not valid."
     STREAMS_TOPOLOGY_FENCED = 132, False, "The topology's epoch is out of date."
     SHARE_SESSION_LIMIT_REACHED = 133, True, "The broker has as many share sessions as it may have."
+    GROUP_DELETION_FAILED = 134, False, "The group could not be deleted; the group's message says why."
+    STREAMS_TOPOLOGY_DESCRIPTION_UPDATE_FAILED = (
+        135,
+        False,
+        "The broker could not take the description of the topology; the message says why.",
+    )
+    CONTROLLER_ID_NOT_REGISTERED = 136, False, "No controller is registered with this id."
 
 
 class KafkaError(Exception):

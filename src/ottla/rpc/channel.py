@@ -29,6 +29,7 @@ from ottla.rpc.connection import (
     PLAINTEXT,
     BrokerConnection,
     ConnectionSecurity,
+    ExpectedNode,
 )
 from ottla.rpc.connection_statistics import ConnectionStatistics
 from ottla.rpc.errors import ClientFailure, RequestTimedOut, os_error
@@ -112,8 +113,12 @@ class BrokerChannel:
             return None
         return state.connection
 
-    async def connection(self, lane: Lane = Lane.COMMON, *, timeout_ms: int) -> BrokerConnection:
-        """Return the lane's connection; make it if there is none, or wait for the attempt under way."""
+    async def connection(
+        self, lane: Lane = Lane.COMMON, *, timeout_ms: int, expected: ExpectedNode | None = None
+    ) -> BrokerConnection:
+        """Return the lane's connection; make it if there is none, or wait for the attempt under way. A new
+        one is checked to be to the `expected` node.
+        """
         state = self._lanes.get(lane)
         if state is None:
             backoff = None if self._new_backoff is None else self._new_backoff()
@@ -122,14 +127,16 @@ class BrokerChannel:
             return state.connection
         if state.attempt is None:
             state.attempt = asyncio.get_running_loop().create_task(
-                self._connect(state, timeout_ms), name=f"connect {self.address}"
+                self._connect(state, timeout_ms, expected), name=f"connect {self.address}"
             )
             state.attempt.add_done_callback(_mark_retrieved)
         shared = asyncio.shield(state.attempt)
         shared.add_done_callback(_mark_retrieved)  # the caller may be cancelled before it fails
         return await shared
 
-    async def _connect(self, state: _LaneState, timeout_ms: int) -> BrokerConnection:
+    async def _connect(
+        self, state: _LaneState, timeout_ms: int, expected: ExpectedNode | None
+    ) -> BrokerConnection:
         loop = asyncio.get_running_loop()
         config = self._config
         try:
@@ -147,6 +154,7 @@ class BrokerChannel:
                 options=config.options,
                 security=config.security,
                 statistics=self.statistics,
+                expected=expected,
             )
             if state.backoff is not None:
                 state.backoff.reset()

@@ -24,12 +24,12 @@ from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersions
 from ottla.protocol.schema import Buffer, Request, Response
 from ottla.records._kernel import Block
 from ottla.rpc.connection_statistics import ConnectionStatistics
-from ottla.rpc.errors import ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut
+from ottla.rpc.errors import ConnectionFailed, ConnectionLost, NotKafka, RequestTimedOut, WrongNode
 from ottla.runtime.address import Address
 from ottla.runtime.network import DEFAULT_OPTIONS, Network, SocketOptions, TlsContext
 from ottla.runtime.tls import TlsFailure
 
-__all__ = ["PLAINTEXT", "BrokerConnection", "BrokerVersions", "ConnectionSecurity"]
+__all__ = ["PLAINTEXT", "BrokerConnection", "BrokerVersions", "ConnectionSecurity", "ExpectedNode"]
 
 R = TypeVar("R", bound=Response)
 
@@ -39,6 +39,7 @@ NEVER = -1
 _SIZE = struct.Struct(">i")
 _CORRELATION_AND_ERROR = struct.Struct(">ih")
 _API_VERSIONS_FIRST_TRY = 4
+_FIRST_VERSION_WITH_NODE = 5
 _TLS_ALERT = 0x15
 _OF_LOGIN = frozenset((SASL_HANDSHAKE, SASL_AUTHENTICATE))
 
@@ -70,6 +71,13 @@ class _Plaintext:
 
 
 PLAINTEXT: Final[ConnectionSecurity] = _Plaintext()
+
+
+class ExpectedNode(NamedTuple):
+    """The node that an address is said to be of."""
+
+    cluster_id: str
+    node_id: int
 
 
 class _Pending(NamedTuple):
@@ -172,9 +180,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         options: SocketOptions = DEFAULT_OPTIONS,
         security: ConnectionSecurity = PLAINTEXT,
         statistics: ConnectionStatistics | None = None,
+        expected: ExpectedNode | None = None,
     ) -> BrokerConnection:
         """Connect, negotiate versions and log in. ConnectionFailed and NotKafka name the address and the
-        cause.
+        cause; WrongNode says that another node than the expected one is there, where nodes can tell.
         """
         tls = security.tls()
         try:
@@ -202,7 +211,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         except OSError as error:
             raise ConnectionFailed(f"{address}: {_explain(error)}") from error
         try:
-            await connection._negotiate(timeout_ms)
+            await connection._negotiate(timeout_ms, expected)
             await security.authenticate(connection, timeout_ms=timeout_ms)
         except BaseException:
             await connection.close()
@@ -503,9 +512,12 @@ class BrokerConnection(asyncio.BufferedProtocol):
             f"{self.address} does not speak Kafka's protocol{guess} (its answer begins with {first_bytes!r})"
         )
 
-    async def _negotiate(self, timeout_ms: int) -> None:
+    async def _negotiate(self, timeout_ms: int, expected: ExpectedNode | None) -> None:
         request = _api_versions_request()
         version = _API_VERSIONS_FIRST_TRY
+        if expected is not None:
+            request.cluster_id, request.node_id = expected
+            version = _FIRST_VERSION_WITH_NODE
         for _ in range(2):
             try:
                 response = await self.request(
@@ -520,6 +532,11 @@ class BrokerConnection(asyncio.BufferedProtocol):
             if response.error_code != ErrorCode.UNSUPPORTED_VERSION:
                 break
             version = announced.best(API_VERSIONS) if response.api_keys else 0
+        if response.error_code == ErrorCode.REBOOTSTRAP_REQUIRED and expected is not None:
+            raise WrongNode(
+                f"{self.address} is not node {expected.node_id} of cluster {expected.cluster_id} "
+                "(the cluster may have moved; see advertised.listeners of the broker)"
+            )
         if response.error_code:
             raise KafkaError(ErrorCode.of(response.error_code))
         self.versions = announced

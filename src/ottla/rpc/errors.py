@@ -35,6 +35,14 @@ class ConnectionFailed(ClientFailure):
     CODE = ErrorCode.NETWORK_EXCEPTION
 
 
+class WrongNode(ConnectionFailed):
+    """Another node than the expected one, or one of another cluster, answered at this address: what is known
+    of the cluster's addresses is out of date, or something between routes connections wrongly.
+    """
+
+    __slots__ = ()
+
+
 class ConnectionLost(ClientFailure):
     """The connection ended before the response. The broker may have executed the request or not."""
 

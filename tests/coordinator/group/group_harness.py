@@ -531,7 +531,7 @@ class GroupHarness:
                 group_id=group,
                 producer_id=producer.id,
                 producer_epoch=producer.epoch,
-                generation_id=epoch,
+                generation_id_or_member_epoch=epoch,
                 member_id=member_id,
                 group_instance_id=instance,
                 topics=[

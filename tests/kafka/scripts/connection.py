@@ -27,7 +27,7 @@ def api_versions(session: Session) -> None:
 @script
 def api_versions_of_the_future(session: Session) -> None:
     """A version that the broker does not know is answered in version 0, whatever the body."""
-    for version in (5, 6, 127, 32767):
+    for version in (6, 7, 127, 32767):
         for body in (b"", b"\x00", b"\xff" * 40):
             header = struct.pack(">hhih4s", 18, version, 77, 4, b"wire")
             session.client.send_frame(header + b"\x00" + body)
@@ -44,7 +44,7 @@ def api_versions_of_the_future(session: Session) -> None:
 @script
 def requests_that_do_not_exist(session: Session) -> None:
     """Unknown keys, versions outside the range and requests for controllers only end the connection."""
-    keys_and_versions = [(key, 0) for key in (4, 5, 6, 7, 93, 999, -1)]
+    keys_and_versions = [(key, 0) for key in (4, 5, 6, 7, 95, 999, -1)]
     for api in API.values():
         if api.key == ApiVersionsRequest.API_KEY:
             continue

@@ -274,7 +274,7 @@ def transactions_of_a_streams_group(session: Session) -> None:
             group_id=group,
             producer_id=producer,
             producer_epoch=0,
-            generation_id=epoch,
+            generation_id_or_member_epoch=epoch,
             member_id=member,
             topics=[
                 TxnOffsetCommitRequestTopic(

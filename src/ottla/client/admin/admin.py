@@ -50,6 +50,7 @@ class AdminConfig:
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
     metadata_max_age_ms: int = 300_000
+    metadata_cluster_check_enable: bool = True
     enable_metrics_push: bool = True
     security: SecuritySettings = PLAINTEXT_SETTINGS
 

@@ -604,7 +604,9 @@ class GroupsAdmin:
                 DeleteGroupsResponse,
                 lambda answer: [result.error_code for result in answer.results],
             )
-            results[group_id] = _error(answer.results[0].error_code, f"group {group_id!r}")
+            results[group_id] = _error(
+                answer.results[0].error_code, f"group {group_id!r}", answer.results[0].error_message
+            )
         return results
 
 

@@ -92,6 +92,7 @@ class ConsumerConfig:
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
     metadata_max_age_ms: int = 300_000
+    metadata_cluster_check_enable: bool = True
     enable_metrics_push: bool = True
     allow_auto_create_topics: bool = True
     exclude_internal_topics: bool = True

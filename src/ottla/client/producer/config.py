@@ -38,6 +38,7 @@ class ProducerConfig:
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
     metadata_max_age_ms: int = 300_000
+    metadata_cluster_check_enable: bool = True
     enable_metrics_push: bool = True
     partitioner_adaptive_partitioning_enable: bool = True
     partitioner_ignore_keys: bool = False

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple, Protocol, Self
 
@@ -42,6 +42,7 @@ from ottla.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponse,
 )
 from ottla.protocol.names import TopicPartition
+from ottla.protocol.schema import ZERO_UUID
 
 __all__ = [
     "GroupMember",
@@ -55,6 +56,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+WITHOUT_TOPIC_IDS = 5
 LAST_VERSION_1 = {"produce": 11, "add_partitions": 3, "end": 4, "offsets": 4}
 _FATAL = frozenset(
     {
@@ -352,6 +354,8 @@ class TransactionManager:
                     committed_metadata=committed.metadata,
                 )
             )
+        ids = await self._topic_ids(topics)
+        last_version = None if all(ids.values()) else WITHOUT_TOPIC_IDS
         coordinator = CoordinatorClient(
             self._cluster, CoordinatorType.GROUP, group.group_id, timeout_ms=self._config.max_block_ms
         )
@@ -361,21 +365,33 @@ class TransactionManager:
                 group_id=group.group_id,
                 producer_id=self.producer_id,
                 producer_epoch=self.epoch,
-                generation_id=group.member.epoch,
+                generation_id_or_member_epoch=group.member.epoch,
                 member_id=group.member.member_id,
                 group_instance_id=group.member.instance_id,
                 topics=[
-                    TxnOffsetCommitRequestTopic(name=name, partitions=each) for name, each in topics.items()
+                    TxnOffsetCommitRequestTopic(name=name, topic_id=ids[name] or ZERO_UUID, partitions=each)
+                    for name, each in topics.items()
                 ],
             ),
             TxnOffsetCommitResponse,
             _offset_errors,
-            at_most=None if self._version_2 else LAST_VERSION_1["offsets"],
+            at_most=last_version if self._version_2 else LAST_VERSION_1["offsets"],
             also_later=(*_CONCURRENT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         )
         code = ErrorCode.of(next((code for code in _offset_errors(answer) if code), 0))
+        if code is ErrorCode.UNKNOWN_TOPIC_ID:
+            # A topic was created again: these offsets are not its own, those of the next transaction are.
+            await self._cluster.refresh(topics=topics)
         if code:
             raise self._fail(code, f"cannot commit offsets of group {group.group_id!r}")
+
+    async def _topic_ids(self, topics: Iterable[str]) -> dict[str, bytes | None]:
+        """The ids of topics that a consumer has read, which this producer may not have written to."""
+        unknown = [name for name in topics if name not in self._cluster.metadata.topics]
+        if unknown:
+            await self._cluster.refresh(topics=unknown)
+        known = self._cluster.metadata.topics
+        return {name: known[name].topic_id if name in known else None for name in topics}
 
     # Failures.
 

@@ -13,7 +13,7 @@ record is later in the log, also when it was written earlier and became visible 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,6 +72,7 @@ from ottla.protocol.schema import ZERO_UUID
 INVALID_OFFSET = -1
 _NO_EXPIRY = 2**63 - 1
 _FIRST_VERSION_WITH_EPOCHS = 9
+_FIRST_TRANSACTIONAL_WITH_EPOCHS = 6
 
 PartitionCheck = Callable[[str, bytes, int], None] | None
 """Raises for a partition that the sender may not commit; None: it may commit all."""
@@ -268,16 +269,20 @@ class OffsetMetadataManager:
         self, to: ReplyTo[TxnOffsetCommitResponse] | None, request: CommitTransactionalOffsets, now: EventTime
     ) -> Effects:
         body = request.body
-        check = self._validate_transactional_offset_commit(body)
+        # Older versions do not know the errors of consumer groups.
+        knows_epochs = request.version >= _FIRST_TRANSACTIONAL_WITH_EPOCHS
+        stale = nullcontext if knows_epochs else _stale_is_illegal_generation
+        with stale():
+            check = self._validate_transactional_offset_commit(body, knows_epochs=knows_epochs)
         effects = Effects(producer=ProducerIdAndEpoch(body.producer_id, body.producer_epoch))
         response = TxnOffsetCommitResponse()
         for topic in body.topics:
-            answered = TxnOffsetCommitResponseTopic(name=topic.name)
+            answered = TxnOffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id)
             response.topics.append(answered)
             for partition in topic.partitions:
                 if check is not None:
-                    with _stale_is_illegal_generation():
-                        check(topic.name, ZERO_UUID, partition.partition_index)
+                    with stale():
+                        check(topic.name, topic.topic_id, partition.partition_index)
                 code = self._add_record(
                     effects,
                     body.group_id,
@@ -288,6 +293,7 @@ class OffsetMetadataManager:
                         leader_epoch=partition.committed_leader_epoch,
                         metadata=partition.committed_metadata or "",
                         commit_timestamp=now.wall_ms,
+                        topic_id=topic.topic_id,
                     ),
                 )
                 answered.partitions.append(
@@ -297,24 +303,24 @@ class OffsetMetadataManager:
                 )
         return effects.reply(to, response)
 
-    def _validate_transactional_offset_commit(self, body: TxnOffsetCommitRequest) -> PartitionCheck:
+    def _validate_transactional_offset_commit(
+        self, body: TxnOffsetCommitRequest, *, knows_epochs: bool
+    ) -> PartitionCheck:
         """Raise unless the sender may commit; the result checks each partition."""
         group = self._metadata.groups.get(body.group_id)
-        epoch, member_id = body.generation_id, body.member_id
+        epoch, member_id = body.generation_id_or_member_epoch, body.member_id
         if group is None:
             if epoch >= 0:
-                raise KafkaError(
-                    ErrorCode.ILLEGAL_GENERATION, f"there is no group {body.group_id!r} in generation {epoch}"
-                )
+                code = ErrorCode.GROUP_ID_NOT_FOUND if knows_epochs else ErrorCode.ILLEGAL_GENERATION
+                raise KafkaError(code, f"there is no group {body.group_id!r} in generation {epoch}")
         elif isinstance(group, ClassicGroup):
             self._check_classic(group, member_id, body.group_instance_id, epoch, transactional=True)
         elif isinstance(group, ShareGroup):
             raise _has_no_offsets(body.group_id)
         elif epoch != -1 or member_id or body.group_instance_id is not None:
-            with _stale_is_illegal_generation():
-                if isinstance(group, StreamsGroup):
-                    return self._check_streams(group, member_id, epoch)
-                return self._check_consumer(group, member_id, epoch, old_version=False)
+            if isinstance(group, StreamsGroup):
+                return self._check_streams(group, member_id, epoch)
+            return self._check_consumer(group, member_id, epoch, old_version=False)
         return None
 
     # OffsetFetch
@@ -584,7 +590,7 @@ def _stale(message: str) -> KafkaError:
 
 @contextmanager
 def _stale_is_illegal_generation() -> Iterator[None]:
-    """In transactions a stale epoch is ILLEGAL_GENERATION, the one that all producers know."""
+    """In transactions a stale epoch is ILLEGAL_GENERATION, the one that older producers know."""
     try:
         yield
     except KafkaError as error:

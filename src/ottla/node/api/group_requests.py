@@ -72,6 +72,23 @@ def check_group_id(group_id: str) -> None:
         raise KafkaError(ErrorCode.INVALID_GROUP_ID, "The configured groupId is invalid: it is empty.")
 
 
+def check_committed_topic(
+    context: RequestContext, topic: OffsetCommitRequestTopic | TxnOffsetCommitRequestTopic, *, by_id: bool
+) -> ErrorCode:
+    """Return why no offset of the topic may be committed, or NONE; a topic that is known by its id gets its
+    name.
+    """
+    topics = context.image.topics
+    if by_id:
+        known = topics.by_id.get(topic.topic_id)
+        if known is None:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        topic.name = known.name
+    if not context.allowed(AclOperation.READ, AclResourceType.TOPIC, topic.name):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return ErrorCode.NONE if topic.name in topics.by_name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
 def existing(context: RequestContext, topic: CommittedTopic) -> tuple[CommittedTopic, CommittedTopic]:
     """Split a topic that exists into its partitions that exist and those that do not."""
     partitions = context.image.topics.by_name[topic.name].partitions

@@ -6,7 +6,8 @@ client needs to ask again.
 
 Version 1 added the throttle time. Version 3 is flexible and carries the client's software name and version,
 and the feature levels; as its readers take a minimum of 0 for an error, it leaves out features that begin at
-0. Version 4 has them.
+0. Version 4 has them. Version 5 may name the cluster and the node that the client means to reach: another one
+answers REBOOTSTRAP_REQUIRED, as addresses that lead to it are out of date (KIP-1242).
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ def handle(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsR
         if _SOFTWARE.fullmatch(name) is None or _SOFTWARE.fullmatch(version) is None:
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         context.connection.client_software = f"{name} {version}"[:_MAX_SOFTWARE]
+    node = context.services.node
+    if request.cluster_id is not None and (request.cluster_id, request.node_id) != (
+        node.cluster_id,
+        node.config.node_id,
+    ):
+        return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
     image = context.image
     return ApiVersionsResponse(
         api_keys=[

@@ -14,8 +14,7 @@ from collections.abc import Awaitable
 
 from ottla.coordinator.group.requests import CommitOffsets
 from ottla.node.api.context import RequestContext
-from ottla.node.api.group_requests import check_group, existing, merge, submit
-from ottla.protocol.acl import AclOperation, AclResourceType
+from ottla.node.api.group_requests import check_committed_topic, check_group, existing, merge, submit
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -35,7 +34,7 @@ def handle(
     refused: list[OffsetCommitResponseTopic] = []
     accepted: list[OffsetCommitRequestTopic] = []
     for topic in request.topics:
-        code = _check(context, topic)
+        code = check_committed_topic(context, topic, by_id=context.version >= _FIRST_VERSION_BY_ID)
         if code is not ErrorCode.NONE:
             refused.append(_error(topic, code))
             continue
@@ -75,18 +74,6 @@ async def _commit_later(
         return await reply
     except KafkaError as error:
         return _with_refused(failure_response(request, error.code, None), refused)
-
-
-def _check(context: RequestContext, topic: OffsetCommitRequestTopic) -> ErrorCode:
-    topics = context.image.topics
-    if context.version >= _FIRST_VERSION_BY_ID:
-        known = topics.by_id.get(topic.topic_id)
-        if known is None:
-            return ErrorCode.UNKNOWN_TOPIC_ID
-        topic.name = known.name
-    if not context.allowed(AclOperation.READ, AclResourceType.TOPIC, topic.name):
-        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    return ErrorCode.NONE if topic.name in topics.by_name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _error(topic: OffsetCommitRequestTopic, code: ErrorCode) -> OffsetCommitResponseTopic:

@@ -4,7 +4,8 @@ Until the transaction ends, a consumer that requires stable offsets gets UNSTABL
 the whole request is the error of every partition.
 
 Version 2 added leader epochs; 3 is flexible and names the member, so that one that was replaced cannot
-commit; 4 can return TRANSACTION_ABORTABLE; 5 also adds the partition of the offsets to the transaction.
+commit; 4 can return TRANSACTION_ABORTABLE; 5 also adds the partition of the offsets to the transaction; 6
+names topics by id, and knows GROUP_ID_NOT_FOUND and STALE_MEMBER_EPOCH.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from collections.abc import Awaitable
 from ottla.coordinator.group.requests import CommitTransactionalOffsets
 from ottla.log.producers.state_entry import VerificationGuard
 from ottla.node.api.context import RequestContext
-from ottla.node.api.group_requests import check_group, check_group_id, existing, merge, submit
+from ottla.node.api.group_requests import (
+    check_committed_topic,
+    check_group,
+    check_group_id,
+    existing,
+    merge,
+    submit,
+)
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.txn_offset_commit import (
@@ -25,6 +33,8 @@ from ottla.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponseTopic,
 )
 from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TopicPartition
+
+_FIRST_VERSION_BY_ID = 6
 
 
 def handle(
@@ -37,16 +47,15 @@ def handle(
     refused: list[TxnOffsetCommitResponseTopic] = []
     accepted: list[TxnOffsetCommitRequestTopic] = []
     for topic in request.topics:
-        if not context.allowed(AclOperation.READ, AclResourceType.TOPIC, topic.name):
-            refused.append(_error(topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
-        elif topic.name not in context.image.topics.by_name:
-            refused.append(_error(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-        else:
-            known, unknown = existing(context, topic)
-            if known.partitions:
-                accepted.append(known)
-            if unknown.partitions:
-                refused.append(_error(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        code = check_committed_topic(context, topic, by_id=context.version >= _FIRST_VERSION_BY_ID)
+        if code is not ErrorCode.NONE:
+            refused.append(_error(topic, code))
+            continue
+        known, unknown = existing(context, topic)
+        if known.partitions:
+            accepted.append(known)
+        if unknown.partitions:
+            refused.append(_error(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
     if not accepted:
         return TxnOffsetCommitResponse(topics=refused)
     request.topics = accepted
@@ -97,6 +106,7 @@ def _commit(
 def _error(topic: TxnOffsetCommitRequestTopic, code: ErrorCode) -> TxnOffsetCommitResponseTopic:
     return TxnOffsetCommitResponseTopic(
         name=topic.name,
+        topic_id=topic.topic_id,
         partitions=[
             TxnOffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=int(code))
             for partition in topic.partitions

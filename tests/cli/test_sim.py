@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from tests.support.command_line import CommandLine
@@ -18,13 +20,15 @@ def test_a_run_is_reported_and_can_be_replayed(offline: CommandLine) -> None:
 @pytest.mark.slow
 def test_a_broken_guarantee_is_named_with_the_command_that_replays_it(offline: CommandLine) -> None:
     bug = "read-above-the-high-watermark"
-    ended = offline("sim", "--seed", "1", "--seeds", "9", "--minutes", "0.05", "--plant", bug)
+    ended = offline(
+        "sim", "--seed", "1", "--seeds", "9", "--minutes", "0.05", "--plant", bug, "--shrink", "0"
+    )
     assert ended.status == 1
     assert "a guarantee was broken" in ended.err
     assert "--minutes 0.05 --trace --plant read-above-the-high-watermark" in ended.err
     assert "VIOLATION" in ended.out
     replay = ended.err.rpartition("replay it: ottla ")[2].split()
-    replayed = offline(*replay)
+    replayed = offline(*replay, "--shrink", "0")
     assert replayed.status == 1
     assert ended.err.partition("\n")[0] == replayed.err.partition("\n")[0]
 
@@ -32,7 +36,7 @@ def test_a_broken_guarantee_is_named_with_the_command_that_replays_it(offline: C
 @pytest.mark.slow
 def test_a_bug_is_planted_in_the_scenario_in_which_it_is_found(offline: CommandLine) -> None:
     """In one of the legacy mode, though nothing asks for that but the name of the bug."""
-    ended = offline("sim", "--plant", "brokers-not-watched")
+    ended = offline("sim", "--plant", "brokers-not-watched", "--shrink", "0")
     assert ended.status == 1, ended
     assert "--minutes 0.13 --trace --plant brokers-not-watched" in ended.err
     assert "--nodes" not in ended.err
@@ -79,3 +83,19 @@ def test_the_coverage_shows_which_pairs_no_run_had(offline: CommandLine) -> None
     assert ("secured", "share-groups") not in met
     assert 0 < pairs["share"] < 1
     assert "secured and share-groups" in offline.ok(*options).out
+
+
+@pytest.mark.slow
+def test_a_broken_guarantee_is_told_as_a_short_story_that_can_be_replayed(offline: CommandLine) -> None:
+    bug = "read-above-the-high-watermark"
+    ended = offline(
+        "sim", "--seed", "1", "--seeds", "9", "--minutes", "0.05", "--plant", bug, "--shrink", "30"
+    )
+    assert ended.status == 1
+    story = ended.out.partition("The shortest story of it")[2]
+    assert " nemesis " in story
+    assert "VIOLATION" in story
+    replay = ended.err.rpartition("replay the short story: ottla ")[2]
+    replayed = offline(*shlex.split(replay), "--shrink", "0")
+    assert replayed.status == 1
+    assert story.splitlines()[-1] in replayed.out.splitlines()

@@ -6,8 +6,10 @@ the same run, so the command that is printed at a failure replays it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Annotated, Final
 
 from ottla.cli.commands import Flags, Option, command
@@ -16,6 +18,7 @@ from ottla.cli.options import Json
 from ottla.cli.output import note, print_json, print_table
 from ottla.sim.cluster.coverage import PairCoverage
 from ottla.sim.cluster.scenario import FEATURES, ClusterScenario, features_named
+from ottla.sim.cluster.shrink import Story, shorten, timeline
 
 if TYPE_CHECKING:
     from ottla.sim.cluster.run import ClusterOutcome
@@ -28,6 +31,7 @@ _DEFAULT_NODES: Final = 3
 _DEFAULT_MINUTES: Final = 1.0
 _PLANTED_SEEDS: Final = 120
 _PLANTED_MINUTES: Final = 0.13
+_SHRINK_S: Final = 120.0
 
 Seeds = Annotated[
     int | None,
@@ -80,6 +84,22 @@ Plant = Annotated[
 Drawn = Annotated[
     bool, Option("--drawn", help="With --plant: draw scenarios as without it, instead of that of the bug.")
 ]
+Shrink = Annotated[
+    float,
+    Option(
+        "--shrink",
+        min=0,
+        help="If a guarantee is broken, look for the shortest story of it for so many seconds; 0: do not.",
+    ),
+]
+Drop = Annotated[
+    str | None,
+    Option("--drop", metavar="NAMES", help="Take drawn features and clients away, separated by commas."),
+]
+Faults = Annotated[
+    str | None,
+    Option("--faults", metavar="NUMBERS", help="Inject only these of the drawn faults; 0: the ambushes."),
+]
 Features = Annotated[bool, Flags({feature.name: feature.what for feature in FEATURES})]
 
 
@@ -92,7 +112,10 @@ def app(
     features: Listed = None,
     without: Without = None,
     clients: Clients = None,
+    drop: Drop = None,
+    faults: Faults = None,
     trace: Traced = False,
+    shrink: Shrink = _SHRINK_S,
     coverage: Coverage = False,
     plant: Plant = None,
     drawn: Drawn = False,
@@ -111,79 +134,114 @@ def app(
         hint = did_you_mean(plant, CLUSTER_BUGS) or f": there are {', '.join(sorted(CLUSTER_BUGS))}"
         raise WrongUsage(f"--plant {plant}: no such bug{hint}")
     if plant is None or drawn:
-        scenario = ClusterScenario(nodes=nodes or _DEFAULT_NODES)
+        base = ClusterScenario(nodes=nodes or _DEFAULT_NODES)
     else:
-        scenario = _with_nodes(cluster_bug_scenario(plant), nodes)
+        base = _with_nodes(cluster_bug_scenario(plant), nodes)
     seeds = seeds or (1 if plant is None else _PLANTED_SEEDS)
     minutes = minutes or (_DEFAULT_MINUTES if plant is None else _PLANTED_MINUTES)
-    switches = _Switches(features, without or (), clients, [name for name, given in forced.items() if given])
-    scenario = switches.apply_to(scenario)
-    faults: Counter[str] = Counter()
+    scenario = replace(
+        base,
+        features=base.features if features is None else _names(features),
+        clients=base.clients if clients is None else _names(clients),
+        dropped=() if drop is None else _names(drop),
+        faults=None if faults is None else _numbers(faults),
+        forced=tuple(name.replace("_", "-") for name, given in forced.items() if given),
+        forbidden=tuple(without or ()),
+    )
+    _check(scenario)
+    injected: Counter[str] = Counter()
     pairs = PairCoverage()
     outcomes = []
+    story = None
     with plant_cluster_bug(plant):
         for number in range(seed, seed + seeds):
-            outcome = _run(number, scenario, minutes, trace=trace and not as_json)
+            outcome = _run(number, scenario, minutes * 60, trace=trace and not as_json)
             outcomes.append(outcome)
-            faults.update(outcome.coverage)
+            injected.update(outcome.coverage)
             pairs.add(outcome.scenario, outcome.coverage)
             if not as_json:
                 print(outcome, flush=True)  # at once, also in a pipe
             if outcome.violations:
+                if shrink and not as_json:
+                    story = _short_story(outcome, scenario, minutes * 60, shrink)
                 break
     if as_json:
-        document = {"lives": [_facts(each) for each in outcomes], "faults": dict(sorted(faults.items()))}
+        document = {"lives": [_facts(each) for each in outcomes], "faults": dict(sorted(injected.items()))}
         print_json(document | ({"pairs": _pairs(pairs)} if coverage else {}))
     elif coverage:
         _print_coverage(pairs)
-    elif faults:
+    elif injected:
         print()
-        print_table(["fault", "times"], sorted(faults.items()))
+        print_table(["fault", "times"], sorted(injected.items()))
     last = outcomes[-1]
     if last.violations:
-        if not trace and not as_json:
+        if story is not None:
+            _print_story(story)
+        elif not trace and not as_json:
             print("\n".join(("", *last.tail)))
-        replay = f"ottla sim --seed {last.seed}"
-        replay += f" --nodes {scenario.nodes}" if plant is None or drawn or nodes is not None else ""
-        replay += f" --minutes {minutes:g} --trace{switches}"
-        replay += "" if plant is None else f" --plant {plant}"
-        replay += " --drawn" if drawn else ""
-        raise CliError(f"a guarantee was broken: {last.violations[0]}\nreplay it: {replay}")
+        planted = ("" if plant is None else f" --plant {plant}") + (" --drawn" if drawn else "")
+        has_nodes = plant is None or drawn or nodes is not None
+        replay = _command(last.seed, scenario, minutes * 60, base, has_nodes=has_nodes) + planted
+        text = f"a guarantee was broken: {last.violations[0]}\nreplay it: {replay}"
+        if story is not None:
+            short = _command(last.seed, story.scenario, story.seconds, base, has_nodes=True) + planted
+            text += f"\nreplay the short story: {short}"
+        raise CliError(text)
     if plant is not None:
         note(f"the bug {plant} was not found in {seeds} {'run' if seeds == 1 else 'runs'}: try more --seeds")
 
 
-class _Switches:
-    """What is asked for of the features and clients; its text has the options that ask for the same."""
+def _check(scenario: ClusterScenario) -> None:
+    """Refuse features that do not exist, or that exclude each other."""
+    try:
+        features_named((*(scenario.features or ()), *scenario.forced, *scenario.forbidden))
+        replace(scenario, features=scenario.features or ()).draw(Random(0), 0)
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None
 
-    def __init__(
-        self, listed: str | None, without: list[str] | tuple[str, ...], clients: str | None, forced: list[str]
-    ) -> None:
-        self._features = None if listed is None else _names(listed)
-        self._without = tuple(without)
-        self._clients = None if clients is None else _names(clients)
-        self._forced = tuple(name.replace("_", "-") for name in forced)
 
-    def apply_to(self, scenario: ClusterScenario) -> ClusterScenario:
-        if self._features is not None:
-            scenario = replace(scenario, features=self._features)
-        if self._clients is not None:
-            scenario = replace(scenario, clients=self._clients)
-        try:
-            features_named((*(self._features or ()), *self._without))
-        except ValueError as error:
-            raise WrongUsage(str(error)) from None
-        return replace(scenario, forced=self._forced, forbidden=self._without)
+def _command(
+    seed: int | str, scenario: ClusterScenario, seconds: float, base: ClusterScenario, *, has_nodes: bool
+) -> str:
+    """The command that runs this seed; what is in `base` needs no option."""
+    text = f"ottla sim --seed {seed}"
+    text += f" --nodes {scenario.nodes}" if has_nodes else ""
+    text += f" --minutes {seconds / 60:g} --trace"
+    text += "".join(f" --{name}" for name in scenario.forced)
+    text += "".join(f" --without {name}" for name in scenario.forbidden)
+    if scenario.features is not None and scenario.features != base.features:
+        text += f" --features '{','.join(scenario.features)}'"
+    if scenario.clients is not None and scenario.clients != base.clients:
+        text += f" --clients '{','.join(scenario.clients)}'"
+    if scenario.dropped:
+        text += f" --drop {','.join(scenario.dropped)}"
+    return text + ("" if scenario.faults is None else f" --faults '{','.join(map(str, scenario.faults))}'")
 
-    def __str__(self) -> str:
-        text = "".join(f" --{name}" for name in self._forced)
-        text += "".join(f" --without {name}" for name in self._without)
-        text += "" if self._features is None else f" --features '{','.join(self._features)}'"
-        return text + ("" if self._clients is None else f" --clients {','.join(self._clients)}")
+
+def _short_story(outcome: ClusterOutcome, scenario: ClusterScenario, seconds: float, limit_s: float) -> Story:
+    note(f"a guarantee is broken; looking for a short story of it, for {limit_s:g} s at most")
+    end = time.monotonic() + limit_s
+    return shorten(
+        Story(scenario, seconds, outcome),
+        lambda shorter, shorter_s: _run(outcome.seed, shorter, shorter_s, trace=False),
+        lambda: time.monotonic() < end,
+    )
+
+
+def _print_story(story: Story) -> None:
+    print(f"\nThe shortest story of it that {story.runs} runs found has {story.size()}:\n")
+    print("\n".join(timeline(story.outcome)))
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in _names(text))
+    except ValueError:
+        raise WrongUsage(f"--faults {text}: numbers, separated by commas") from None
 
 
 def _with_nodes(scenario: ClusterScenario, nodes: int | None) -> ClusterScenario:
@@ -193,13 +251,10 @@ def _with_nodes(scenario: ClusterScenario, nodes: int | None) -> ClusterScenario
     return replace(scenario, nodes=nodes, min_insync=min(nodes, scenario.min_insync or nodes))
 
 
-def _run(seed: int, scenario: ClusterScenario, minutes: float, *, trace: bool) -> ClusterOutcome:
+def _run(seed: int | str, scenario: ClusterScenario, seconds: float, *, trace: bool) -> ClusterOutcome:
     from ottla.sim.cluster.run import ClusterRun
 
-    try:
-        run = ClusterRun(seed, seconds=minutes * 60, scenario=scenario)
-    except ValueError as error:  # features that exclude each other
-        raise WrongUsage(str(error)) from None
+    run = ClusterRun(seed, seconds=seconds, scenario=scenario)
     if trace:
         run.world.trace.echo = print
     return run.run()

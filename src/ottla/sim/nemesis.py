@@ -1,4 +1,8 @@
-"""The nemesis: draws faults, injects them, removes them after a while, and counts them."""
+"""The nemesis: draws faults, injects them, removes them after a while, and counts them.
+
+The faults of a run are numbered, and each has random numbers of its own: what one does, and when, does not
+depend on whether those before were injected. So a run can be repeated with some of its faults.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Final
 
 from ottla.sim.world import SimMachine, World
 
-__all__ = ["FAULTS", "Nemesis", "NemesisConfig"]
+__all__ = ["AMBUSHES", "FAULTS", "Nemesis", "NemesisConfig"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,11 @@ class NemesisConfig:
     # How likely a machine is to be killed right after it has done something that matters, by what it did.
     ambush: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, int] = field(default_factory=lambda: FAULTS)
+    # The numbers of the faults to inject, of those that are drawn; None: all. `AMBUSHES` stands for ambushes.
+    only: tuple[int, ...] | None = None
 
+
+AMBUSHES: Final = 0
 
 # How long a machine that was paused or cut off is not counted on.
 _STEADY_AFTER_S: Final = 1.0
@@ -73,7 +82,11 @@ class Nemesis:
         # How many pauses and broken links a machine has now, and when the last one ended.
         self._disturbances: Counter[str] = Counter()
         self._disturbed_until: dict[str, float] = {}
-        self._random = world.random
+        # The random numbers of the fault that is injected now.
+        self.random = Random(f"{world.seed}/nemesis")
+        self._ambushes = Random(f"{world.seed}/ambushes")
+        # How many faults were drawn.
+        self.drawn = 0
         self._stopped = False
         self._faults: Mapping[str, Callable[[SimMachine], None]] = {
             "kill a process": lambda machine: self._kill(machine, power_loss=False),
@@ -97,15 +110,15 @@ class Nemesis:
     def _ambush(self, what: str, machine: SimMachine) -> None:
         """Kill a machine right after it has done something, and boot it again soon."""
         process = machine.process
-        if process is None or self._random.random() >= self._config.ambush.get(what, 0.0):
+        if process is None or self._ambushes.random() >= self._config.ambush.get(what, 0.0):
             return
-        power_loss = self._random.random() < 0.7
+        power_loss = self._ambushes.random() < 0.7
 
         def strike() -> None:
             if machine.process is not process or not self._may_go_down() or self._stopped:
                 return
             if self._end(machine, f"ambush: {what}", power_loss=power_loss):
-                delay = self._random.random() * 0.3
+                delay = self._ambushes.random() * 0.3
                 loop.call_later(delay, reboot, context=loop.world.context)
 
         def reboot() -> None:
@@ -113,22 +126,28 @@ class Nemesis:
                 machine.boot()
 
         loop = self._world.loop
-        loop.call_later(self._random.random() * 0.02, strike, context=loop.world.context)
+        loop.call_later(self._ambushes.random() * 0.02, strike, context=loop.world.context)
 
     async def run(self, duration_s: float) -> None:
         """Inject faults for this long."""
-        self._world.on_event = self._ambush
-        loop = self._world.loop
+        loop, only = self._world.loop, self._config.only
+        if only is None or AMBUSHES in only:
+            self._world.on_event = self._ambush
         end = loop.time() + duration_s
         names = [name for name, weight in self._config.weights.items() for _ in range(weight)]
+        schedule = Random(f"{self._world.seed}/faults")
         while True:
-            await asyncio.sleep(self._random.expovariate(1.0 / self._config.interval_s))
+            await asyncio.sleep(schedule.expovariate(1.0 / self._config.interval_s))
             if loop.time() >= end:
                 return
+            self.drawn += 1
+            name, place = schedule.choice(names), schedule.random()
             targets = self._targets()
-            if targets:
-                name = self._random.choice(names)
-                self._faults[name](self._random.choice(targets))
+            # A fault of a feature that was taken away has nothing to happen to.
+            inject = self._faults.get(name)
+            if targets and inject is not None and (only is None or self.drawn in only):
+                self.random = Random(f"{self._world.seed}/fault/{self.drawn}")
+                inject(targets[int(place * len(targets))])
 
     def stop(self) -> None:
         """Remove all faults: restore all links, resume and boot all machines."""
@@ -159,7 +178,7 @@ class Nemesis:
     def undo_later(self, undo: Callable[[], None]) -> None:
         """Remove a fault after a while."""
         self._world.loop.call_later(
-            self._random.random() * self._config.longest_s, undo, context=self._world.loop.world.context
+            self.random.random() * self._config.longest_s, undo, context=self._world.loop.world.context
         )
 
     def _may_go_down(self) -> bool:
@@ -190,8 +209,8 @@ class Nemesis:
         process = machine.process
         if process is None or not self._may_go_down():
             return
-        last = process.steps + self._random.randrange(1, 200)
-        power_loss = self._random.random() < 0.5
+        last = process.steps + self.random.randrange(1, 200)
+        power_loss = self.random.random() < 0.5
         before = process.after_step
 
         def after_step() -> None:
@@ -206,7 +225,7 @@ class Nemesis:
 
     def _crash_disk(self, machine: SimMachine) -> None:
         if machine.is_up and self._may_go_down() and self._may_end(machine, True):
-            machine.disk.crash_after(self._random.randrange(0, 12))
+            machine.disk.crash_after(self.random.randrange(0, 12))
             machine.on_power_loss = lambda: self._reboot_later(machine)
             self._world.trace.add("nemesis", f"power loss inside a write, soon: {machine.name}")
 
@@ -214,7 +233,7 @@ class Nemesis:
         if self._config.max_down is not None:
             return
         self.count("kill all")
-        power_loss = self._random.random() < 0.5
+        power_loss = self.random.random() < 0.5
         for machine in self._targets():
             if machine.is_up and self._end(machine, "killed with all", power_loss=power_loss):
                 self._reboot_later(machine)
@@ -250,7 +269,7 @@ class Nemesis:
 
     def _other(self, machine: SimMachine) -> SimMachine:
         others = [each for each in self._targets() if each is not machine]
-        return self._random.choice(others) if others else machine
+        return self.random.choice(others) if others else machine
 
     def _cut(self, one: SimMachine, other: SimMachine, *, both: bool) -> None:
         if one is other or not (self._may_fall_silent(one) and self._may_fall_silent(other)):
@@ -282,8 +301,8 @@ class Nemesis:
     def _split(self) -> None:
         targets = self._targets()
         names = [machine.name for machine in targets]
-        self._random.shuffle(names)
-        at = self._random.randrange(0, len(names) + 1)
+        self.random.shuffle(names)
+        at = self.random.randrange(0, len(names) + 1)
         left, right = names[:at], names[at:]
         if left and right and all(map(self._may_fall_silent, targets)):
             self.count("split the network", f"{' '.join(left)} | {' '.join(right)}")
@@ -294,7 +313,7 @@ class Nemesis:
         other = self._other(machine)
         if other is machine or not (self._may_fall_silent(machine) and self._may_fall_silent(other)):
             return
-        delay_ms = self._random.choice((50.0, 300.0, 1500.0))
+        delay_ms = self.random.choice((50.0, 300.0, 1500.0))
         self.count("slow link", f"{machine.name} {other.name} {delay_ms:.0f} ms")
         fabric, pair = self._world.fabric, (machine.name, other.name)
         fabric.slow(*pair, delay_ms)
@@ -310,7 +329,7 @@ class Nemesis:
         pool = machine.pool
         if pool is None:
             return
-        pool.slowness_ms = self._random.choice((50.0, 400.0, 2500.0))
+        pool.slowness_ms = self.random.choice((50.0, 400.0, 2500.0))
         self.count("slow disk", f"{machine.name} {pool.slowness_ms:.0f} ms")
 
         def undo() -> None:
@@ -321,19 +340,19 @@ class Nemesis:
     def _sever(self) -> None:
         connections = self._world.fabric.connections()
         if connections:
-            chosen = self._random.sample(connections, self._random.randrange(1, len(connections) + 1))
+            chosen = self.random.sample(connections, self.random.randrange(1, len(connections) + 1))
             self.count("sever connections", f"{len(chosen)} of {len(connections)}")
             for connection in chosen:
                 self._world.fabric.sever(connection)
 
     def _clock_jump(self, machine: SimMachine) -> None:
-        jump_ms = self._random.choice((-3_600_000, -5_000, 5_000, 86_400_000))
+        jump_ms = self.random.choice((-3_600_000, -5_000, 5_000, 86_400_000))
         self.count("clock jump", f"{machine.name} {jump_ms} ms")
         machine.clock.jump_ms(jump_ms)
 
     def _clock_drift(self, machine: SimMachine) -> None:
         before = machine.clock.rate
-        machine.clock.rate = self._random.choice((0.7, 0.9, 1.1, 1.4))
+        machine.clock.rate = self.random.choice((0.7, 0.9, 1.1, 1.4))
         self.count("clock drift", f"{machine.name} x{machine.clock.rate}")
 
         def undo() -> None:

@@ -61,8 +61,9 @@ class SimMachine:
         self._world = world
         self.name = name
         self.main = main
-        rate = 1.0 + (world.random.random() - 0.5) * 0.04
-        wall_ms = 1_700_000_000_000 + world.random.randrange(-3_600_000, 3_600_000)
+        clock = random.Random(f"{world.seed}/{name}/clock")  # the same, whatever other machines there are
+        rate = 1.0 + (clock.random() - 0.5) * 0.04
+        wall_ms = 1_700_000_000_000 + clock.randrange(-3_600_000, 3_600_000)
         self.clock = LoopClock(lambda: world.loop.now_ns, wall_ms=wall_ms, rate=rate)
         self.disk = SimDisk(f"{world.seed}/{name}", clock=self.clock, trace_limit=1)
         self.process: Process | None = None

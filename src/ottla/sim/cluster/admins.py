@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from ottla.client.admin import Admin
@@ -17,7 +17,7 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.environment import EVENTS, ClusterEnvironment, attempt
 from ottla.sim.cluster.writers import producer_settings
 
-__all__ = ["Administrator", "ReplicaMover", "SettingsChanger", "TopicChurn", "admin_settings"]
+__all__ = ["Administrator", "QuotaChanger", "ReplicaMover", "SettingsChanger", "TopicChurn", "admin_settings"]
 
 T = TypeVar("T")
 
@@ -29,6 +29,14 @@ _CHOICES = {
     "max.message.bytes": ("100000", "1048588"),
 }
 _MAX_PARTITIONS = 4
+# Quotas of all clients and of all users, with values that throttle some of what a run sends.
+_QUOTA_ENTITIES: tuple[Mapping[str, str | None], ...] = ({"client-id": None}, {"user": None})
+_QUOTAS: Mapping[str, tuple[float, ...]] = {
+    "producer_byte_rate": (500.0, 5_000.0, 100_000.0),
+    "consumer_byte_rate": (500.0, 5_000.0, 100_000.0),
+    "request_percentage": (0.5, 5.0, 100.0),
+    "controller_mutation_rate": (0.5, 5.0),
+}
 
 
 def admin_settings() -> dict[str, int]:
@@ -157,6 +165,34 @@ class ReplicaMover(Administrator):
     async def _elect(self, admin: Admin, partition: TopicPartition) -> None:
         await admin.partitions.elect_leaders(ElectionType.PREFERRED, [partition])
         self.count("elect the preferred leader")
+
+
+class QuotaChanger(Administrator):
+    """Limits all clients, or all users, in one way after the other; removes all limits at its end."""
+
+    async def main(self, runtime: Runtime) -> None:
+        await super().main(runtime)
+        # Not over before they are gone: what remains to be read must not wait for them.
+        self.environment.ended.discard(self.name)
+        while not await attempt(self.environment, self.name, lambda: self._remove_all(runtime)):  # noqa: ASYNC110
+            await asyncio.sleep(runtime.random.random())
+        self.environment.ended.add(self.name)
+
+    async def act(self, admin: Admin, runtime: Runtime) -> None:
+        random = runtime.random
+        entity = _choose(random, _QUOTA_ENTITIES)
+        name = _choose(random, tuple(_QUOTAS))
+        if random.random() < 0.25:
+            await admin.quotas.alter(entity, remove=[name])
+            self.count("remove a quota")
+        else:
+            await admin.quotas.alter(entity, set={name: _choose(random, _QUOTAS[name])})
+            self.count("set a quota")
+
+    async def _remove_all(self, runtime: Runtime) -> None:
+        async with Admin(self.environment.servers, runtime=runtime, **admin_settings()) as admin:
+            for entity in _QUOTA_ENTITIES:
+                await admin.quotas.alter(entity, remove=tuple(_QUOTAS))
 
 
 def _choose(random: Random, options: tuple[T, ...]) -> T:

@@ -84,6 +84,9 @@ class ClusterChecker:
         known = self._leaders.get(key)
         if known is None:
             self._leaders[key] = node
+            self._world.trace.add(
+                "checker", f"node {node} leads {partition.topic_partition} in epoch {partition.leader_epoch}"
+            )
             self._world.event("leads", self.machines[node])
         elif known != node:
             self._world.report_violation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ottla.sim.cluster.admins import ReplicaMover, SettingsChanger, TopicChurn
+from ottla.sim.cluster.admins import QuotaChanger, ReplicaMover, SettingsChanger, TopicChurn
 from ottla.sim.cluster.environment import (
     COPIES,
     EVENTS,
@@ -17,7 +17,7 @@ from ottla.sim.cluster.readers import Copier, GroupReader, StandaloneReader
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.security import AccessView, GuardedWriter, SecurityChanger
 from ottla.sim.cluster.share_workers import JobsChurn, ShareWorker
-from ottla.sim.cluster.writers import TransactionalWriter, Writer
+from ottla.sim.cluster.writers import TransactionalWriter, TwoPhaseWriter, Writer
 
 __all__ = ["make_clients"]
 
@@ -48,10 +48,12 @@ def make_clients(
         "rivals": [
             TransactionalWriter(environment, f"rival-{n}", transactional_id="shared") for n in range(2)
         ],
+        "prepared": [TwoPhaseWriter(environment, "prepared")],
         "follower": [StandaloneReader(environment, "follower", read_committed=False)],
         "committed-follower": [StandaloneReader(environment, "committed", read_committed=True)],
         "topics": [TopicChurn(environment, "topics")],
         "settings": [SettingsChanger(environment, "settings")],
+        "quotas": [QuotaChanger(environment, "quotas")],
         "moves": [ReplicaMover(environment, "moves")] if len(environment.brokers) > 1 else [],
     }
     for protocol in ("classic", "consumer"):

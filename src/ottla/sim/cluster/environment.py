@@ -50,7 +50,12 @@ class ClusterEnvironment:
     def trace(self, who: str, text: str) -> None:
         self.world.trace.add(who, text)
 
+    def on_sent(self, sent: SentRecord) -> None:
+        self.journal.sent.append(sent)
+        self.trace(sent.session, f"sends {sent.value!r} to {sent.topic}-{sent.partition}")
+
     def on_delivered(self, sent: SentRecord, offset: int) -> None:
+        self.trace(sent.session, f"{sent.value!r} is acknowledged at {sent.topic}-{sent.partition} {offset}")
         sent.state, sent.offset = OperationState.DONE, offset
         self.checker.on_acknowledged(sent)
 

@@ -66,13 +66,17 @@ class ClusterFaultInjector:
             "kill a client": lambda _: self._kill_client(),
             "pause a client": lambda _: self._pause_client(),
             **self._disks.faults,
-            "kill ZooKeeper": lambda _: self._kill_zookeeper(),
-            "pause ZooKeeper": lambda _: self._pause_zookeeper(),
-            "cut off from ZooKeeper": self._cut_off_from_zookeeper,
-            "expire a session": lambda _: self._expire_session(),
-            "delete /controller": lambda _: self._delete_controller(),
             **({} if self._store is None else self._store.faults),
         }
+        if zookeeper is not None:
+            faults = {
+                **faults,
+                "kill ZooKeeper": lambda _: self._kill_zookeeper(),
+                "pause ZooKeeper": lambda _: self._pause_zookeeper(),
+                "cut off from ZooKeeper": self._cut_off_from_zookeeper,
+                "expire a session": lambda _: self._expire_session(),
+                "delete /controller": lambda _: self._delete_controller(),
+            }
         self.nemesis = Nemesis(
             world,
             config,
@@ -187,8 +191,8 @@ class ClusterFaultInjector:
         assert self._zookeeper is not None
         fabric, there = self._world.fabric, self._zookeeper.machine.name
         links = [(machine.name, there), (there, machine.name)]
-        if self._world.random.random() < 0.3:
-            links = links[:1] if self._world.random.random() < 0.5 else links[1:]
+        if self.nemesis.random.random() < 0.3:
+            links = links[:1] if self.nemesis.random.random() < 0.5 else links[1:]
         self.nemesis.count("cut off from ZooKeeper", machine.name)
         for link in links:
             fabric.cut(*link)
@@ -202,7 +206,7 @@ class ClusterFaultInjector:
     def _expire_session(self) -> None:
         assert self._zookeeper is not None
         if self._zookeeper.sessions:
-            id = self._world.random.choice(self._zookeeper.sessions)
+            id = self.nemesis.random.choice(self._zookeeper.sessions)
             self.nemesis.count("expire a session", str(id))
             self._zookeeper.expire(id)
 
@@ -213,25 +217,25 @@ class ClusterFaultInjector:
         if found is None:
             return
         self.nemesis.count("delete /controller")
-        if self._world.random.random() < 0.7:
+        if self.nemesis.random.random() < 0.7:
             fabric, here = self._world.fabric, self._zookeeper.machine.name
             there = f"node{json.loads(found)['brokerid']}"
-            fabric.slow(here, there, self._world.random.uniform(50, 1_000))
+            fabric.slow(here, there, self.nemesis.random.uniform(50, 1_000))
             self.nemesis.undo_later(lambda: fabric.mend(here, there))
         self._zookeeper.delete("/controller")
 
     def _kill_client(self) -> None:
         up = [machine for machine in self.clients if machine.is_up]
         if up:
-            machine = self._world.random.choice(up)
+            machine = self.nemesis.random.choice(up)
             self.nemesis.count("kill a client", machine.name)
-            machine.kill(power_loss=self._world.random.random() < 0.3)
+            machine.kill(power_loss=self.nemesis.random.random() < 0.3)
             self.nemesis.undo_later(lambda: None if machine.is_up else machine.boot())
 
     def _pause_client(self) -> None:
         up = [machine for machine in self.clients if machine.process is not None]
         if up:
-            machine = self._world.random.choice(up)
+            machine = self.nemesis.random.choice(up)
             self.nemesis.count("pause a client", machine.name)
             machine.pause()
             self.nemesis.undo_later(machine.resume)
@@ -287,19 +291,19 @@ class DiskFaultInjector:
                     self._world.coverage["started again after a disk failed"] += 1
 
     def _fill(self, machine: SimMachine) -> None:
-        disk, random = machine.disk, self._world.random
+        disk, random = machine.disk, self.nemesis.random
         usage = disk.usage("/")
         room = random.randrange(0, random.choice(_ROOM_BYTES) + 1)
         disk.limit(usage.total_bytes - usage.free_bytes + room)
         self._inject(machine, "full disk", f"{room} bytes are left", lambda: disk.limit(_WHOLE_DISK_BYTES))
 
     def _break(self, machine: SimMachine) -> None:
-        path = self._world.random.choice(self._directories)
+        path = self.nemesis.random.choice(self._directories)
         fault = machine.disk.fail(errno.EIO, prefix=path, times=None)
         self._inject(machine, "failing directory", path, lambda: machine.disk.heal(fault))
 
     def _fail_once(self, machine: SimMachine) -> None:
-        random = self._world.random
+        random = self.nemesis.random
         path, op = random.choice(self._directories), random.choice(_FAILING_ONCE)
         fault = machine.disk.fail(errno.EIO, prefix=path, ops=[op], skip=random.randrange(0, 20))
         self._inject(machine, "disk error", f"soon, {op} in {path}", lambda: machine.disk.heal(fault))
@@ -308,7 +312,7 @@ class DiskFaultInjector:
         """Make one file, or all files of one partition, fail in one way, and no others of the log directory.
         Each kind of file is as likely as any other, however many there are.
         """
-        random = self._world.random
+        random = self.nemesis.random
         kinds: dict[str, list[str]] = {}
         for path in machine.disk.paths():
             if path.startswith(tuple(self._directories)):
@@ -322,7 +326,7 @@ class DiskFaultInjector:
             self._inject(machine, "failing file", detail, lambda: machine.disk.heal(fault))
 
     def _make_read_only(self, machine: SimMachine) -> None:
-        path = self._world.random.choice(self._directories)
+        path = self.nemesis.random.choice(self._directories)
         fault = machine.disk.fail(errno.EROFS, prefix=path, ops=_CHANGES, times=None)
         self._inject(machine, "read-only directory", path, lambda: machine.disk.heal(fault))
 
@@ -369,7 +373,7 @@ class StoreFaultInjector:
         self._inject("store is away", "", lambda: setattr(self._store, "is_away", False))
 
     def _slow_down(self) -> None:
-        self._store.slowness = self._world.random.choice((10.0, 50.0, 200.0))
+        self._store.slowness = self.nemesis.random.choice((10.0, 50.0, 200.0))
         detail = f"{self._store.slowness:.0f} times"
         self._inject("store is slow", detail, lambda: setattr(self._store, "slowness", 1.0))
 
@@ -378,7 +382,7 @@ class StoreFaultInjector:
         self._inject("store throttles", "", lambda: setattr(self._store, "throttles", False))
 
     def _fail(self) -> None:
-        self._store.error_rate = self._world.random.choice((0.2, 0.5, 0.9))
+        self._store.error_rate = self.nemesis.random.choice((0.2, 0.5, 0.9))
         self._inject("store fails", f"{self._store.error_rate:.0%} of all requests", self._store.calm)
 
     def _cut_off(self, machine: SimMachine) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+from ottla.metadata.features import TRANSACTION_VERSION, bootstrap_levels
 from ottla.metadata.image.image import MetadataImage
-from ottla.metadata.log.bootstrap_metadata import bootstrap_records, format_directory
+from ottla.metadata.log.bootstrap_metadata import format_directory
+from ottla.metadata.records import MetadataRecord
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
+from ottla.protocol.metadata_records import FeatureLevelRecord
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.address import Address
 from ottla.runtime.random import SeededRandom
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.checker import ClusterChecker, NodeWatcher
-from ottla.sim.cluster.scenario import ClusterScenario
+from ottla.sim.cluster.scenario import ClusterScenario, features_named
 from ottla.sim.cluster.security import first_users, server_settings
 from ottla.sim.cluster.share_checker import ShareWatcher
 from ottla.sim.loop import Process
@@ -74,11 +77,17 @@ class ClusterMember:
         self.disk_faults: list[object] = []
         self._had_disk_fault = False
 
-    def format(self, directories: Mapping[str, bytes], voters: VoterSet | None) -> None:
-        """Format its directories; with dynamic voters the bootstrap snapshot names them."""
+    def format(
+        self, directories: Mapping[str, bytes], voters: VoterSet | None, levels: Mapping[str, int]
+    ) -> None:
+        """Format its directories, at these feature levels; with dynamic voters the bootstrap snapshot names
+        them.
+        """
         machine, config = self.machine, NodeConfig(self.settings)
         # All nodes are formatted with the same first users.
-        records = bootstrap_records()
+        records: list[MetadataRecord] = [
+            FeatureLevelRecord(name=name, feature_level=level) for name, level in levels.items()
+        ]
         if self.is_secured:
             records = [*records, *first_users(SeededRandom(f"{self._world.seed}/users"))]
         for path, directory_id in directories.items():
@@ -242,6 +251,8 @@ def make_members(
     terms = checker.share.terms
     for id in sorted({*brokers, *controllers}):
         settings = _settings(scenario, id, brokers, controllers)
+        for feature in features_named(scenario.features or ()):
+            settings |= feature.settings
         if terms is not None:
             settings |= terms.node_settings()
         if checker.tier is not None:
@@ -250,9 +261,17 @@ def make_members(
         in_set = scenario.dynamic and id in controllers
         paths = DIRECTORIES[: scenario.directories]
         directories = {path: _directory(id, number) for number, path in enumerate(paths)}
-        member.format(directories, voters if in_set else None)
+        member.format(directories, voters if in_set else None, _levels(scenario))
         members.append(member)
     return members
+
+
+def _levels(scenario: ClusterScenario) -> dict[str, int]:
+    """The feature levels that a new cluster begins with."""
+    levels = bootstrap_levels()
+    if scenario.has("transactions-v1"):
+        levels[TRANSACTION_VERSION] = 1
+    return levels
 
 
 def _voter(id: int, *, dynamic: bool) -> Voter:

@@ -71,7 +71,14 @@ class ClusterOutcome:
     virtual_s: float
     recovery_s: float
     steps: int
-    tail: list[str] = field(default_factory=list)
+    # How many faults were drawn: they are numbered from 1.
+    faults: int
+    # The last lines of the trace.
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def tail(self) -> list[str]:
+        return self.lines[-80:]
 
     @property
     def command(self) -> str:
@@ -182,7 +189,8 @@ class ClusterRun:
             world.loop.time(),
             self._recovery_s,
             world.loop.steps,
-            world.trace.tail(80),
+            self._faults.nemesis.drawn,
+            world.trace.tail(20_000 if world.violations else 80),
         )
 
     async def _scenario(self) -> None:

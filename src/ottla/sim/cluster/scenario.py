@@ -69,6 +69,7 @@ CLUSTER_FAULTS: Mapping[str, int] = {
     **FAULTS,
     "clock drift": 1,
     "stop and start": 3,
+    "stop at any moment": 2,
     "rolling restart": 1,
     "kill a client": 3,
     "pause a client": 2,
@@ -105,6 +106,8 @@ class ScenarioFeature:
     without: Mapping[str, object] = field(default_factory=dict)
     clients: tuple[str, ...] = ()
     faults: Mapping[str, int] = field(default_factory=dict)
+    # Settings of all nodes.
+    settings: Mapping[str, str] = field(default_factory=dict)
     # The least number of brokers.
     nodes: int = 1
 
@@ -153,6 +156,10 @@ class ClusterScenario:
     # Features that it has beside those that are drawn, and those that it does not have.
     forced: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
+    # To make a story shorter: features and clients that are taken away after the drawing, and the only faults
+    # that are injected. All the rest stays as it was drawn.
+    dropped: tuple[str, ...] = ()
+    faults: tuple[int, ...] | None = None
 
     def has(self, feature: str) -> bool:
         assert self.features is not None, "the scenario is not drawn"
@@ -177,7 +184,25 @@ class ClusterScenario:
         names = {each.name for each in chosen}
         names.update(each.name for each in FEATURES if each.chance is None and each.is_in(drawn))
         in_order = tuple(each.name for each in FEATURES if each.name in names)
-        return replace(drawn, features=in_order, forced=(), forbidden=())
+        drawn = replace(drawn, features=in_order, forced=(), forbidden=())
+        return drawn._drop(self.dropped)._only(self.faults)
+
+    def _drop(self, names: Collection[str]) -> ClusterScenario:
+        """Take features and clients away. Clients and faults that came with a feature stay: a fault of it has
+        nothing to happen to, and those after it stay what they were.
+        """
+        scenario = self
+        for feature in FEATURES:
+            if feature.name in names:
+                scenario = replace(scenario, **feature.without)  # type: ignore[arg-type]
+        return replace(
+            scenario,
+            features=tuple(name for name in self.features or () if name not in names),
+            clients=tuple(name for name in self.clients or () if name not in names),
+        )
+
+    def _only(self, faults: tuple[int, ...] | None) -> ClusterScenario:
+        return self if self.nemesis is None else replace(self, nemesis=replace(self.nemesis, only=faults))
 
     def _choose(self, random: Random, shape: ClusterScenario) -> list[ScenarioFeature]:
         """What is listed or forced, and what is drawn beside it: an earlier one excludes a later one."""
@@ -300,6 +325,30 @@ FEATURES: tuple[ScenarioFeature, ...] = (
         clients=("classic-group", "consumer-group"),
     ),
     ScenarioFeature(
+        "transactions-v1",
+        "Keep transactions at version 1, in which producers announce their partitions.",
+        chance=0.25,
+        excludes=("zookeeper", "two-phase"),
+        clients=("committed-follower", "transactional"),
+    ),
+    ScenarioFeature(
+        "two-phase",
+        "Have producers that prepare transactions and end them after a decision elsewhere.",
+        chance=0.25,
+        clients=("committed-follower", "prepared"),
+        settings={
+            "transaction.two.phase.commit.enable": "true",
+            "unstable.api.versions.enable": "true",
+        },
+    ),
+    ScenarioFeature(
+        "quotas",
+        "Limit clients, with quotas that change.",
+        chance=0.25,
+        excludes=("zookeeper",),
+        clients=("quotas",),
+    ),
+    ScenarioFeature(
         "deleted-topics", "Delete topics and create them again.", chance=None, clients=("topics",)
     ),
     ScenarioFeature(
@@ -338,7 +387,7 @@ def _draw(random: Random, asked: int | None) -> ClusterScenario:
         separate=random.random() < 0.2 and count > 1,
         dynamic=random.random() < 0.5,
         synced=synced,
-        min_insync=random.choice((1, 2, 2)) if count > 1 else 1,
+        min_insync=min(random.choice((1, 2, 2)), count),
         timeout_scale=random.choice((0.1, 0.3, 0.3, 1.0)),
         clients=tuple(sorted(chosen)),
         partitions=0,

@@ -255,7 +255,7 @@ class GuardedWriter:
         partition = runtime.random.randrange(0, max(count, 1))
         sent = SentRecord(EVENTS, partition, f"{session}.{number}".encode(), -1, False, session, number)
         before = self._view.state()
-        self._environment.journal.sent.append(sent)
+        self._environment.on_sent(sent)
         try:
             metadata = await producer.send(EVENTS, sent.value, partition=partition)
         except KafkaError as error:

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 from ottla.client.errors import TransactionAborted
-from ottla.client.producer import Producer
+from ottla.client.producer import PreparedTransaction, Producer
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.environment import EVENTS, ORDERS, ClusterEnvironment, attempt
 from ottla.sim.cluster.journal import ClientTransaction, OperationState, SentRecord
 
-__all__ = ["TransactionalWriter", "Writer", "producer_settings"]
+__all__ = ["TransactionalWriter", "TwoPhaseWriter", "Writer", "producer_settings"]
 
 
 def producer_settings(runtime: Runtime) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Writer:
             value = f"{session}.{number}".encode()
             partition = runtime.random.randrange(0, count)
             sent = SentRecord(topic, partition, value, self._acks, self._idempotent, session, number)
-            self._environment.journal.sent.append(sent)
+            self._environment.on_sent(sent)
             wave.append((sent, producer.send_nowait(topic, value, partition=partition)))
         for sent, delivery in wave:
             try:
@@ -146,19 +146,101 @@ class TransactionalWriter:
             transaction.state = OperationState.FAILED
 
     async def _fill(self, producer: Producer, transaction: ClientTransaction, runtime: Runtime) -> None:
-        random = runtime.random
-        wave = []
-        for number in range(random.randrange(1, 6)):
-            topic = ORDERS if random.random() < 0.6 else EVENTS
-            await producer.ready(topic)
-            partition = random.randrange(0, len(await producer.partitions_for(topic)))
-            value = f"{transaction.name}.{number}".encode()
-            sent = SentRecord(topic, partition, value, -1, True, transaction.name, number)
-            transaction.records.append(sent)
-            self._environment.journal.sent.append(sent)
-            wave.append((sent, producer.send_nowait(topic, value, partition=partition)))
-            if random.random() < 0.3:
-                await asyncio.sleep(random.random() * 0.3)
-        for sent, delivery in wave:
-            if random.random() < 0.5:
-                self._environment.on_delivered(sent, (await delivery).offset)
+        await fill_transaction(self._environment, producer, transaction, runtime)
+
+
+class TwoPhaseWriter:
+    """Prepares transactions, decides elsewhere whether they commit, and ends them so, in this process or in
+    the next one.
+
+    Its decisions outlive it, as in a database. A transaction that was prepared and decided is what the
+    decision says, whatever happens; one without a decision is aborted.
+    """
+
+    def __init__(self, environment: ClusterEnvironment, name: str) -> None:
+        self._environment = environment
+        self.name = name
+        self._sessions = 0
+        # The prepared transaction that is to be committed, and whether one may be open.
+        self._decision: PreparedTransaction | None = None
+        self._may_be_open = False
+
+    async def main(self, runtime: Runtime) -> None:
+        environment = self._environment
+        while not environment.stopping or self._may_be_open:
+            self._sessions += 1
+            await attempt(environment, self.name, lambda: self._session(runtime))
+            await asyncio.sleep(runtime.random.random())
+        environment.ended.add(self.name)
+
+    async def _session(self, runtime: Runtime) -> None:
+        session = f"{self.name}.{self._sessions}"
+        producer = Producer(
+            self._environment.servers,
+            runtime=runtime,
+            transactional_id=self.name,
+            transaction_two_phase_commit_enable=True,
+            **producer_settings(runtime),
+        )
+        await producer.start(keep_prepared=True)
+        try:
+            if producer.transactions.prepared is not None:
+                self._environment.world.coverage["two-phase: ended by the next producer"] += 1
+                await self._end(producer)
+            self._may_be_open = False
+            number = 0
+            while not self._environment.stopping and number < 20:
+                number += 1
+                await self._transaction(producer, f"{session}.{number}", runtime)
+                await asyncio.sleep(runtime.random.random() * 0.5)
+        finally:
+            await producer.close(timeout_ms=1_000)
+
+    async def _transaction(self, producer: Producer, name: str, runtime: Runtime) -> None:
+        transaction = ClientTransaction(name, state=OperationState.FAILED)
+        self._environment.journal.transactions.append(transaction)
+        self._decision, self._may_be_open = None, True
+        producer.transactions.begin()
+        try:
+            await fill_transaction(self._environment, producer, transaction, runtime)
+            prepared = await producer.transactions.prepare()
+        except TransactionAborted:
+            await producer.transactions.abort()
+            self._may_be_open = False
+            return
+        self._environment.trace(self.name, f"has prepared {name}")
+        await asyncio.sleep(runtime.random.random())
+        if runtime.random.random() < 0.7:
+            self._decision, transaction.state = prepared, OperationState.DONE
+            self._environment.trace(self.name, f"decides to commit {name}")
+        await asyncio.sleep(runtime.random.random())
+        await self._end(producer)
+        self._may_be_open = False
+
+    async def _end(self, producer: Producer) -> None:
+        """End the prepared transaction as it was decided."""
+        decision = self._decision or PreparedTransaction(-1, -1)
+        committed = await producer.transactions.complete(decision)
+        self._environment.world.coverage[f"two-phase: {'committed' if committed else 'aborted'}"] += 1
+
+
+async def fill_transaction(
+    environment: ClusterEnvironment, producer: Producer, transaction: ClientTransaction, runtime: Runtime
+) -> None:
+    """Send a few records in an open transaction, and wait for some of them."""
+    random = runtime.random
+    wave = []
+    for number in range(random.randrange(1, 6)):
+        topic = ORDERS if random.random() < 0.6 else EVENTS
+        await producer.ready(topic)
+        partition = random.randrange(0, len(await producer.partitions_for(topic)))
+        value = f"{transaction.name}.{number}".encode()
+        sent = SentRecord(topic, partition, value, -1, True, transaction.name, number)
+        transaction.records.append(sent)
+        environment.on_sent(sent)
+        wave.append((sent, producer.send_nowait(topic, value, partition=partition)))
+        if random.random() < 0.3:
+            await asyncio.sleep(random.random() * 0.3)
+    for sent, delivery in wave:
+        if random.random() < 0.5:
+            environment.on_delivered(sent, (await delivery).offset)

@@ -97,7 +97,8 @@ def test_messages_in_the_wire_format_are_decoded_by_the_registry(registry: _Regi
     async def check() -> None:
         runtime = Runtime.real(pool_workers=2)
         url = f"http://user:pass@127.0.0.1:{registry.server_address[1]}/"
-        decoder = PayloadDecoder(TopicSchemas(), SchemaRegistry(url, runtime.pool, runtime.clock))
+        registry_client = SchemaRegistry(url, runtime.pool, runtime.clock)
+        decoder = PayloadDecoder(TopicSchemas(), registry_client, runtime.pool)
         try:
             for _ in range(2):
                 for data, (format, document, note) in payloads.items():
@@ -119,7 +120,7 @@ def test_a_registry_that_is_down_costs_one_attempt() -> None:
     async def check() -> None:
         runtime = Runtime.real(pool_workers=1)
         decoder = PayloadDecoder(
-            TopicSchemas(), SchemaRegistry("http://127.0.0.1:1", runtime.pool, runtime.clock)
+            TopicSchemas(), SchemaRegistry("http://127.0.0.1:1", runtime.pool, runtime.clock), runtime.pool
         )
         try:
             for _ in range(100):
@@ -146,7 +147,7 @@ class TestPipelines:
                 {"bootstrap.servers": "127.0.0.1:1"}, pipelines=(project / "spark-pipeline.yml",)
             )
             services = ConsoleServices(
-                runtime, config, PayloadDecoder(TopicSchemas(), None), None, WorkLimits()
+                runtime, config, PayloadDecoder(TopicSchemas(), None, runtime.pool), None, WorkLimits()
             )
             sessions = ConsoleSessions(runtime, config)
             session = await sessions.find(None)

@@ -31,6 +31,7 @@ from ottla.console.sessions import LongCursors
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC
 from ottla.records._kernel import ConsumerRecord
 from ottla.runtime.clock import SystemClock
+from ottla.runtime.pool import InlinePool
 
 Record = ConsumerRecord[bytes, bytes]
 
@@ -303,7 +304,7 @@ class TestJsonPath:
 
 
 class TestPayload:
-    DECODER = PayloadDecoder(TopicSchemas(), None)
+    DECODER = PayloadDecoder(TopicSchemas(), None, InlinePool())
 
     def show(self, data: bytes | None, format: str = "auto", most: int = MAX_LIST_TEXT) -> Any:
         found = asyncio.run(self.DECODER.decode("t", "value", data, format))

@@ -29,6 +29,14 @@ ROOMS_WITH_PACKAGE_CYCLES: list[str] = []
 # Public class names that still mean more than one thing.
 DUPLICATED_NAMES: frozenset[str] = frozenset()
 
+# Calls of `re` whose pattern is not written in the code -> whose it is.
+PATTERNS_OF_OPERATORS: dict[str, str] = {
+    "ottla.node.config.tables.config_def.fullmatch": "the table of settings",
+    "ottla.security.sasl.kerberos_rules.compile": "an operator's setting, in Java's syntax",
+    "ottla.security.tls.principal_mapper.compile": "an operator's setting, in Java's syntax",
+    "ottla.security.zookeeper_login.search": "the name of a section, escaped",
+}
+
 # Functions of a node that start tasks or timers without a supervisor -> where their errors go. Short tasks
 # only, which end with a request or a piece of work.
 UNSUPERVISED_TASKS: dict[str, str] = {

@@ -59,6 +59,8 @@ DOORS = frozenset(
         *("atexit", "platform", "pwd", "resource", "signal", "subprocess", "uvloop"),
     )
 )
+# Rooms whose patterns are those of the user who started them.
+ROOMS_OF_THEIR_USER = frozenset(("client", "spark", "testing", "sim", "cli"))
 # TLS contexts are the business of one room above the ground floor.
 ROOM_DOORS = {"security": frozenset(("ssl",))}
 # Names from those modules that touch nothing.
@@ -391,6 +393,26 @@ def door_breaches(modules: Iterable[Module]) -> Iterator[str]:
         for node in ast.walk(parse(module.source)):
             if isinstance(node, ast.Call) and (call := _door_call(node)) is not None:
                 yield f"{module.path}:{node.lineno}: calls {call}: take it from ottla.runtime"
+
+
+def pattern_breaches(modules: Iterable[Module]) -> Iterator[tuple[str, int]]:
+    """Calls of `re` in functions, with a pattern that is not written there, in rooms that see patterns of
+    others; and their lines. Such a pattern can take exponential time, and `re` holds the interpreter.
+    """
+    for module in modules:
+        if module.room in ROOMS_OF_THEIR_USER:
+            continue
+        functions = [
+            each
+            for each in ast.walk(parse(module.source))
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        ]
+        for node in {node: None for each in functions for node in ast.walk(each)}:
+            if not (isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Attribute)):
+                continue
+            is_re = isinstance(node.func.value, ast.Name) and node.func.value.id == "re"
+            if is_re and node.func.attr != "escape" and not isinstance(node.args[0], ast.Constant):
+                yield f"{module.name}.{node.func.attr}", node.lineno
 
 
 def _door(target: str) -> str | None:

@@ -55,6 +55,12 @@ def test_every_task_that_may_lack_a_supervisor_exists(modules: list[Module]) -> 
     assert all(allowances.UNSUPERVISED_TASKS.values())
 
 
+def test_every_pattern_of_operators_exists(modules: list[Module]) -> None:
+    found = {where for where, _ in checks.pattern_breaches(modules)}
+    assert set(allowances.PATTERNS_OF_OPERATORS) - found == set()
+    assert all(allowances.PATTERNS_OF_OPERATORS.values())
+
+
 @pytest.mark.slow
 def test_every_allowed_walk_of_a_set_exists() -> None:
     assert set(allowances.SET_WALKS) - {(name, walk) for name, _, walk in set_walks_of(SOURCE)} == set()

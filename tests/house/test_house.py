@@ -102,6 +102,13 @@ class TestTheHouse:
             if where not in allowances.UNSUPERVISED_TASKS
         )
 
+    def test_patterns_that_others_may_give_are_for_re2(self, modules: list[Module]) -> None:
+        hold(
+            f"{where}, line {line}: a pattern that is not written here: use re2, or list it with the reason"
+            for where, line in checks.pattern_breaches(modules)
+            if where not in allowances.PATTERNS_OF_OPERATORS
+        )
+
     def test_compiled_code_opens_no_doors_either(self) -> None:
         compiled = [*SOURCE.rglob("*.pyx"), *SOURCE.rglob("*.pxi"), *SOURCE.rglob("*.pxd")]
         assert compiled
@@ -112,6 +119,23 @@ class TestTheHouse:
         rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
         assert rooms
         assert rooms <= set(FLOORS)
+
+
+class TestPatternCheck:
+    @pytest.mark.parametrize(
+        ("call", "is_found"),
+        [
+            ("re.search(pattern, text)", True),
+            ("re.compile(f'{name}$')", True),
+            ("re.compile(r'[a-z]+')", False),
+            ("re2.compile(pattern)", False),
+            ("re.escape(name)", False),
+        ],
+    )
+    def test_a_pattern_of_others_is_found_in_a_room_of_the_node(self, call: str, is_found: bool) -> None:
+        source = f"def f(): {call}"
+        assert bool(list(checks.pattern_breaches([module("ottla.schemas.x", source)]))) is is_found
+        assert not list(checks.pattern_breaches([module("ottla.cli.x", source)]))
 
 
 class TestTaskCheck:

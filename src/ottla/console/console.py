@@ -66,7 +66,7 @@ class Console:
         registry = None if url is None else SchemaRegistry(url, runtime.pool, runtime.clock)
         self._config: Final = config
         self._services: Final = ConsoleServices(
-            runtime, config, PayloadDecoder(config.schemas, registry), inspector, WorkLimits()
+            runtime, config, PayloadDecoder(config.schemas, registry, runtime.pool), inspector, WorkLimits()
         )
         self._sessions: Final = ConsoleSessions(runtime, config)
         self._guard: Final = RequestGuard(

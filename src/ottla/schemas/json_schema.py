@@ -1,28 +1,37 @@
 """Check JSON values against a JSON Schema: the keywords that schemas of messages use.
 
 Unknown keywords, and `format`, are ignored as the specification allows. References go to places in the same
-schema only.
+schema only. Patterns are those of RE2, whose time grows with the text and no more; one that RE2 does not
+have, as with a lookahead, or that takes too much memory, is not checked.
+
+Bounded: a check has a number of steps, and what a keyword costs is taken from them before it is looked at.
+What is left when they are used up is not checked.
 """
 
 from __future__ import annotations
 
 import json
 import operator
-import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
-from ottla.schemas.columns import BOOLEAN, DOUBLE, JSON, LONG, TEXT, ColumnType, Fields
+from ottla.schemas.columns import BOOLEAN, DOUBLE, JSON, LONG, TEXT, ColumnType, Expansion, Fields
 from ottla.schemas.columns import MAX_DEPTH as MAX_COLUMN_DEPTH
 from ottla.schemas.errors import SchemaError
+
+if TYPE_CHECKING:
+    import re2
 
 __all__ = ["JsonSchema"]
 
 MAX_PROBLEMS: Final = 5
-_MAX_CHECKS: Final = 50_000
+_MAX_STEPS: Final = 50_000
 _MAX_DEPTH: Final = 64
-_MAX_PATTERN_TEXT: Final = 1_000
-_NESTED_REPEATS: Final = re.compile(r"[+*}]\)?[^()]*\)(?:[+*]|\{\d+,)")
+# Of a compiled pattern, and of what RE2 keeps for it.
+_MAX_PATTERN_MEMORY: Final = 1024 * 1024
+# At worst RE2 looks at each instruction of a pattern for each character: these take as long as a step.
+_PATTERN_WORK_OF_A_STEP: Final = 256
 _TYPES: Final = {
     "object": dict,
     "array": list,
@@ -45,28 +54,31 @@ class JsonSchema:
 
     def problems(self, value: Any) -> list[str]:
         """Return what is wrong with a value, the first few things; empty if it is valid."""
-        check = _Check(self._root)
         found: list[str] = []
-        for problem in check.problems(self._root, value, "$", 0):
-            found.append(problem)
-            if len(found) == MAX_PROBLEMS:
-                break
+        try:
+            for problem in _Check(self._root).problems(self._root, value, "$", 0):
+                found.append(problem)
+                if len(found) == MAX_PROBLEMS:
+                    break
+        except _OutOfSteps:
+            pass
         return found
 
     def columns(self) -> Fields:
         """The properties of the object that values are, as columns. SchemaError if they are none."""
-        fields = self._fields(self._root, 1)
+        fields = self._fields(self._root, 1, Expansion())
         if not fields:
             raise SchemaError("only a JSON Schema of an object with properties has columns")
         return fields
 
-    def _fields(self, schema: Any, depth: int) -> Fields:
+    def _fields(self, schema: Any, depth: int, expansion: Expansion) -> Fields:
         properties = schema.get("properties") if isinstance(schema, dict) else None
         if not isinstance(properties, dict):
             return ()
-        return tuple((name, self._column(each, depth)) for name, each in properties.items())
+        return tuple((name, self._column(each, depth, expansion)) for name, each in properties.items())
 
-    def _column(self, schema: Any, depth: int) -> ColumnType:
+    def _column(self, schema: Any, depth: int, expansion: Expansion) -> ColumnType:
+        expansion.add_column()
         if not isinstance(schema, dict):
             return JSON
         kinds = schema.get("type")
@@ -74,14 +86,18 @@ class JsonSchema:
         others = [each for each in kinds if each != "null"]
         kind = others[0] if len(others) == 1 else None
         if kind == "object" and depth < MAX_COLUMN_DEPTH:
-            fields = self._fields(schema, depth + 1)
+            fields = self._fields(schema, depth + 1, expansion)
             return ColumnType("struct", fields) if fields else JSON
         if kind == "array" and depth < MAX_COLUMN_DEPTH:
-            return ColumnType("list", item=self._column(schema.get("items"), depth + 1))
+            return ColumnType("list", item=self._column(schema.get("items"), depth + 1, expansion))
         return _COLUMNS.get(str(kind), JSON)
 
 
 _COLUMNS: Final = {"boolean": BOOLEAN, "integer": LONG, "number": DOUBLE, "string": TEXT}
+
+
+class _OutOfSteps(Exception):
+    """The steps of a check are used up."""
 
 
 class _Check:
@@ -89,11 +105,16 @@ class _Check:
 
     def __init__(self, root: Any) -> None:
         self._root: Final = root
-        self._left = _MAX_CHECKS
+        self._left = _MAX_STEPS
+
+    def _take(self, steps: int) -> None:
+        self._left -= steps
+        if self._left < 0:
+            raise _OutOfSteps
 
     def problems(self, schema: Any, value: Any, at: str, depth: int) -> Iterator[str]:
-        self._left -= 1
-        if self._left < 0 or depth > _MAX_DEPTH:
+        self._take(1)
+        if depth > _MAX_DEPTH:
             return
         if schema is False:
             yield f"{at} is not allowed"
@@ -102,7 +123,7 @@ class _Check:
         reference = schema.get("$ref")
         if isinstance(reference, str):
             yield from self.problems(self._target(reference), value, at, depth + 1)
-        yield from _simple(schema, value, at)
+        yield from self._simple(schema, value, at)
         yield from self._combined(schema, value, at, depth)
         if isinstance(value, dict):
             yield from self._object(schema, value, at, depth)
@@ -143,7 +164,9 @@ class _Check:
     def _object(
         self, schema: Mapping[str, Any], value: Mapping[str, Any], at: str, depth: int
     ) -> Iterator[str]:
-        for name in _list(schema, "required"):
+        required = _list(schema, "required")
+        self._take(len(required))
+        for name in required:
             if name not in value:
                 yield f"{at} lacks {name!r}"
         properties = schema.get("properties")
@@ -156,7 +179,7 @@ class _Check:
             if known:
                 yield from self.problems(properties[name], each, where, depth + 1)
             for pattern, inner in patterns.items():
-                if _matches(pattern, name):
+                if self._matches(pattern, name):
                     known = True
                     yield from self.problems(inner, each, where, depth + 1)
             if not known and "additionalProperties" in schema:
@@ -172,30 +195,71 @@ class _Check:
             yield from self.problems(inner, each, f"{at}[{index}]", depth + 1)
         yield from _bounds(schema, len(value), at, "Items", "items")
         if schema.get("uniqueItems") is True:
+            self._take(_size(value))
             texts = [json.dumps(each, sort_keys=True) for each in value]
             if len(set(texts)) != len(texts):
                 yield f"{at} has an item twice"
 
+    def _simple(self, schema: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
+        kinds = schema.get("type")
+        if kinds is not None:
+            wanted = kinds if isinstance(kinds, list) else [kinds]
+            self._take(len(wanted))
+            if not any(_is(each, value) for each in wanted):
+                yield f"{at} is no {' or '.join(map(str, wanted))[:80]}"
+        if "const" in schema:
+            self._take(_size(schema["const"]))
+            if not _same(schema["const"], value):
+                yield f"{at} is not {json.dumps(schema['const'])[:80]}"
+        if (choices := schema.get("enum")) is not None:
+            self._take(_size(choices))
+            if not any(_same(each, value) for each in _list(schema, "enum")):
+                yield f"{at} is none of {json.dumps(choices)[:80]}"
+        if isinstance(value, str):
+            yield from _bounds(schema, len(value), at, "Length", "characters")
+            pattern = schema.get("pattern")
+            if isinstance(pattern, str) and not self._matches(pattern, value):
+                yield f"{at} does not match {pattern[:80]!r}"
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield from _number(schema, value, at)
 
-def _simple(schema: Mapping[str, Any], value: Any, at: str) -> Iterator[str]:
-    kinds = schema.get("type")
-    if kinds is not None:
-        wanted = kinds if isinstance(kinds, list) else [kinds]
-        if not any(_is(each, value) for each in wanted):
-            yield f"{at} is no {' or '.join(map(str, wanted))}"
-    if "const" in schema and not _same(schema["const"], value):
-        yield f"{at} is not {json.dumps(schema['const'])[:80]}"
-    if (choices := schema.get("enum")) is not None and not any(
-        _same(each, value) for each in _list(schema, "enum")
-    ):
-        yield f"{at} is none of {json.dumps(choices)[:80]}"
-    if isinstance(value, str):
-        yield from _bounds(schema, len(value), at, "Length", "characters")
-        pattern = schema.get("pattern")
-        if isinstance(pattern, str) and not _matches(pattern, value):
-            yield f"{at} does not match {pattern[:80]!r}"
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        yield from _number(schema, value, at)
+    def _matches(self, pattern: str, text: str) -> bool:
+        """Whether a pattern is found; also if it is not checked."""
+        compiled = _compiled(pattern)
+        if compiled is None:
+            return True
+        self._take(compiled.programsize * len(text) // _PATTERN_WORK_OF_A_STEP)
+        return compiled.search(text) is not None
+
+
+@lru_cache(maxsize=100)
+def _compiled(pattern: str) -> re2._Regexp | None:
+    """The pattern for RE2; None if it cannot be one."""
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    options.max_mem = _MAX_PATTERN_MEMORY
+    try:
+        return re2.compile(pattern, options)
+    except re2.error:
+        return None
+
+
+def _size(value: Any) -> int:
+    """The values in a value, in units of a text of 100 characters."""
+    size, left = 0, [value]
+    while left:
+        each = left.pop()
+        size += 1
+        if isinstance(each, dict):
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+        elif isinstance(each, str):
+            size += len(each) // 100
+    return size
 
 
 def _number(schema: Mapping[str, Any], value: float, at: str) -> Iterator[str]:
@@ -233,18 +297,6 @@ def _is(kind: Any, value: Any) -> bool:
 def _same(a: Any, b: Any) -> bool:
     """Equality of JSON, where true is not 1."""
     return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
-
-
-def _matches(pattern: str, text: str) -> bool:
-    """Whether a pattern is found. A pattern that could take exponential time, and a text that is very long,
-    are not looked at.
-    """
-    if len(text) > _MAX_PATTERN_TEXT or _NESTED_REPEATS.search(pattern):
-        return True
-    try:
-        return re.search(pattern, text) is not None
-    except re.error:
-        return True
 
 
 def _list(schema: Mapping[str, Any], name: str) -> list[Any]:

@@ -17,6 +17,7 @@ from ottla.console.messages.secrets import hide_secrets
 from ottla.console.messages.topic_schemas import TopicSchemas
 from ottla.log.dump.internal_records import DECODABLE_TOPICS, decode_record
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC
+from ottla.runtime.pool import Pool
 from ottla.schemas.errors import WrongData
 from ottla.schemas.registry import SchemaRegistry, message_indexes, parse_wire_format
 from ottla.schemas.schema import MessageSchema, SchemaFormat
@@ -32,6 +33,8 @@ MAX_ONE_TEXT: Final = 1024 * 1024
 # Larger data are shown as they are: to decode megabytes for some kilobytes of text is a waste.
 MAX_JSON_BYTES: Final = 1024 * 1024
 MAX_DECODED_BYTES: Final = 16 * 1024 * 1024
+# What takes longer to decode by a schema, or is checked by a JSON Schema, is decoded in the pool.
+_INLINE_BYTES: Final = 4 * 1024
 _LOOKED_BYTES: Final = 64 * 1024
 _NUMBERS: Final = {"int32": ">i", "int64": ">q", "float64": ">d"}
 _JSON_START: Final = re.compile(rb"\s*[\[{]")
@@ -79,8 +82,7 @@ class DecodedPayload:
         if self.json_text is not None:
             return indented(self.json_text, most)
         if self.has_document:
-            whole = json.dumps(self.document, ensure_ascii=False, indent=2)
-            return whole[:most], len(whole) > most
+            return _document_text(self.document, most)
         if self.format == "hex":
             return hex_dump(self.data, most)
         start = self.data[: most * 4].decode("utf-8", "replace")
@@ -90,9 +92,10 @@ class DecodedPayload:
 class PayloadDecoder:
     """Finds the schema of a payload, and decodes it."""
 
-    def __init__(self, schemas: TopicSchemas, registry: SchemaRegistry | None) -> None:
+    def __init__(self, schemas: TopicSchemas, registry: SchemaRegistry | None, pool: Pool) -> None:
         self.schemas: Final = schemas
         self._registry: Final = registry
+        self._pool: Final = pool
 
     async def decode(
         self, topic: str, part: str, data: bytes | None, format: str = "auto"
@@ -151,12 +154,19 @@ class PayloadDecoder:
         if format not in ("auto", schema.format):
             return None, f"the schema is one of {schema.format}"
         if not given and wire is not None:
-            return _decoded(schema, data, wire.start)
-        decoded, note = _decoded(schema, data, None)
+            return await self._decoded(schema, data, wire.start)
+        decoded, note = await self._decoded(schema, data, None)
         if decoded is None and wire is not None:
-            again, _ = _decoded(schema, data, wire.start)
+            again, _ = await self._decoded(schema, data, wire.start)
             decoded = again
         return decoded, note
+
+    async def _decoded(
+        self, schema: MessageSchema, data: bytes, start: int | None
+    ) -> tuple[DecodedPayload | None, str | None]:
+        if len(data) <= _INLINE_BYTES and schema.format is not SchemaFormat.JSON_SCHEMA:
+            return _decoded(schema, data, start)
+        return await self._pool.run(_decoded, schema, data, start)
 
 
 def internal_payloads(
@@ -279,6 +289,18 @@ def indented(text: str, most: int) -> tuple[str, bool]:
         if size > most:
             return "".join(parts)[:most], True
     return "".join(parts), False
+
+
+def _document_text(document: Any, most: int) -> tuple[str, bool]:
+    """The beginning of a document as indented JSON; and whether it was cut. The rest is not made."""
+    parts: list[str] = []
+    size = 0
+    for part in json.JSONEncoder(ensure_ascii=False, indent=len(_INDENT)).iterencode(document):
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            break
+    return "".join(parts)[:most], size > most
 
 
 def hex_dump(data: bytes, most: int) -> tuple[str, bool]:

@@ -24,6 +24,7 @@ from ottla.console.messages.payload import DecodedPayload
 from ottla.console.messages.source import RecordReader, RecordSource
 from ottla.records._kernel import ConsumerRecord
 from ottla.runtime.clock import Clock
+from ottla.runtime.turns import Turns
 
 __all__ = ["MessageScan", "ScanBudget", "ScanCursor", "ScanEnd", "ScanProgress"]
 
@@ -124,11 +125,13 @@ class MessageScan:
     end: ScanEnd = ScanEnd.END
     _deadline_ns: int = 0
     _more_bytes: int = 0
+    _turns: Turns | None = None
     # The matches of each partition by offset.
     _found: dict[int, list[Message]] = field(default_factory=dict)
 
     async def run(self, cursor: ScanCursor) -> tuple[list[Message], ScanCursor | None]:
         """Return the matches, sorted, and where to go on; None if all was looked at."""
+        self._turns = Turns(self.clock)
         self._deadline_ns = self.clock.monotonic_ns() + self.budget.ms * 1_000_000
         self._found = {partition: [] for partition in cursor.positions}
         positions = dict(cursor.positions)
@@ -243,6 +246,8 @@ class MessageScan:
     # Both
 
     async def _look(self, record: ConsumerRecord[bytes, bytes]) -> None:
+        assert self._turns is not None
+        await self._turns.pause_if_due()
         self.progress.messages += 1
         self.progress.bytes += len(record.key or b"") + len(record.value or b"") + _RECORD_OVERHEAD
         self.progress.bytes += sum(len(name) + len(value or b"") for name, value in record.headers)

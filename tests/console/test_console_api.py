@@ -42,6 +42,24 @@ def topic_of(api: ApiClient, name: str, partitions: int = 2) -> Iterator[str]:
     yield name
 
 
+def test_batches_that_inflate_to_a_lot_are_named_in_a_list_and_shown_alone(
+    api: ApiClient, console_node: LocalNode
+) -> None:
+    with topic_of(api, "inflating", 1) as topic:
+        limits = {"compression_type": "zstd", "max_request_size": 40_000_000, "linger_ms": 0}
+        with Producer(console_node.bootstrap_servers, **limits) as producer:
+            for size in (1, 20_000_000, 2, 20_000_000, 3):
+                producer.send(topic, bytes(size))
+        for way in ("newest", "beginning"):
+            found = api.get(f"/api/topics/{topic}/messages", **{"from": way})
+            assert sorted(each["offset"] for each in found["items"]) == [0, 2, 4]
+            assert len(found["problems"]) == 2
+            assert any("partition 0: offset 1 cannot be listed" in each for each in found["problems"])
+            assert found["looked"]["bytes"] < 1_000
+        found = api.get(f"/api/topics/{topic}/messages/one", partition=0, offset=3)
+        assert found["message"]["value"]["size"] == 20_000_000
+
+
 class TestOverview:
     def test_it_shows_brokers_the_quorum_and_that_nothing_is_wrong(self, api: ApiClient) -> None:
         found = api.get("/api/overview")

@@ -52,7 +52,7 @@ class MemorySource:
         raise NotImplementedError
 
     @asynccontextmanager
-    async def open(self, *, live: bool = False) -> AsyncIterator[RecordReader]:
+    async def open(self, *, live: bool = False, whole: bool = False) -> AsyncIterator[RecordReader]:
         yield _MemoryReader(self)
 
 
@@ -60,6 +60,7 @@ class _MemoryReader:
     def __init__(self, source: MemorySource) -> None:
         self._source = source
         self._positions: dict[int, int] = {}
+        self.problems: list[str] = []
 
     async def poll(self) -> list[Record]:
         for partition, at in self._positions.items():

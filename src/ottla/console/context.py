@@ -30,6 +30,7 @@ class WorkLimits:
     """How much the console does at once, for all sessions together."""
 
     searches: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(8))
+    exports: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     tails: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(32))
     streams: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(100))
     wholes: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))

@@ -16,11 +16,14 @@ from ottla.records.compression import decompress
 from ottla.records.types import MAX_DECOMPRESSED_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from typing_extensions import Buffer
 
     from ottla.records._kernel import Record
+    from ottla.records.types import Codec
+
+    Decompress = Callable[[Codec, Buffer, int], Buffer]
 
 MAX_OFFSET = 2**63 - 1
 
@@ -31,6 +34,7 @@ def open_reader(
     end_offset: int = MAX_OFFSET,
     check_crc: bool = True,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+    decompress: Decompress = decompress,
 ) -> BatchReader:
     """A reader of one partition for the offsets in [start_offset, end_offset)."""
     return BatchReader(

@@ -1,7 +1,9 @@
 """The fetched data of one partition, decoded only as far as the user reads.
 
 `take` decodes it piece by piece, a few batches at a time; decoded records that were not taken stay in
-`_decoded`. `decode_arrow` decodes all the rest to columns at once.
+`_decoded`. Compressed batches are decoded one by one, as some kilobytes may inflate to hundreds of megabytes,
+and `inflated_bytes` counts them, so that a poll can end. `decode_arrow` decodes all the rest to columns at
+once.
 """
 
 from __future__ import annotations
@@ -14,17 +16,21 @@ from ottla.client.serialization import Deserializer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Buffer
 from ottla.records._kernel import ConsumerRecord, deserialize
+from ottla.records.compression import decompress
 from ottla.records.reader import open_reader
-from ottla.records.types import HEADER_SIZE, LOG_OVERHEAD
+from ottla.records.types import HEADER_SIZE, LOG_OVERHEAD, MAX_DECOMPRESSED_BYTES, Codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
+    from typing_extensions import Buffer as AnyBuffer
 
-__all__ = ["CompletedFetch", "SerializationFailed"]
+__all__ = ["CompletedFetch", "SerializationFailed", "UnreadableBatch"]
 
 PIECE_BYTES = 64 * 1024
+# Of compressed batches, which can inflate to thirty thousand times as much.
+COMPRESSED_PIECE_BYTES = 1024
 _FRONT = struct.Struct(">qii")  # base offset, length, leader epoch
 _LAST_DELTA = struct.Struct(">i")
 _LAST_DELTA_AT = 23
@@ -47,6 +53,35 @@ class SerializationFailed(KafkaError):
         self.offset = offset
 
 
+class UnreadableBatch(KafkaError):
+    """A batch is damaged, or inflates to more than is allowed. The one after it begins at `next_offset`."""
+
+    __slots__ = ("next_offset", "offset", "partition")
+
+    def __init__(self, partition: Any, offset: int, next_offset: int, cause: KafkaError) -> None:
+        super().__init__(
+            cause.code,
+            f"{partition}: cannot read on from offset {offset}: {cause.message}; seek past it to go on",
+        )
+        self.partition = partition
+        self.offset = offset
+        self.next_offset = next_offset
+
+
+class _Inflater:
+    """Decompresses, and counts what comes out."""
+
+    __slots__ = ("inflated_bytes",)
+
+    def __init__(self) -> None:
+        self.inflated_bytes = 0
+
+    def __call__(self, codec: Codec, data: AnyBuffer, max_bytes: int) -> AnyBuffer:
+        inflated = decompress(codec, data, max_bytes)
+        self.inflated_bytes += memoryview(inflated).nbytes
+        return inflated
+
+
 class CompletedFetch:
     """The data of one fetch response for one partition."""
 
@@ -57,6 +92,7 @@ class CompletedFetch:
         "_check_crcs",
         "_decoded",
         "_fetch_offset",
+        "_inflater",
         "_reader",
         "dropped",
         "is_compressed",
@@ -76,6 +112,7 @@ class CompletedFetch:
         aborted: list[tuple[int, int]],
         check_crcs: bool,
         node_id: int,
+        max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     ) -> None:
         self.state = state
         self.node_id = node_id
@@ -86,7 +123,13 @@ class CompletedFetch:
         self._fetch_offset = fetch_offset
         self._aborted = aborted
         self._check_crcs = check_crcs
-        self._reader = open_reader(start_offset=fetch_offset, check_crc=check_crcs)
+        self._inflater = _Inflater()
+        self._reader = open_reader(
+            start_offset=fetch_offset,
+            check_crc=check_crcs,
+            max_decompressed_bytes=max_decompressed_bytes,
+            decompress=self._inflater,
+        )
         self._reader.set_aborted(aborted)
         self._decoded: list[ConsumerRecord[Any, Any]] = []
         self.is_compressed = False
@@ -114,6 +157,11 @@ class CompletedFetch:
     @property
     def is_empty(self) -> bool:
         return not self._decoded and self.size - self._at < HEADER_SIZE
+
+    @property
+    def inflated_bytes(self) -> int:
+        """What compressed batches that were decoded by `take` have decompressed."""
+        return self._inflater.inflated_bytes
 
     @property
     def is_readable(self) -> bool:
@@ -159,21 +207,35 @@ class CompletedFetch:
             state.position_epoch = self.last_epoch
 
     def _decode_piece(self) -> None:
-        begin, at, size, buf = self._at, self._at, self.size, self._buf
-        while size - at >= HEADER_SIZE and at - begin < PIECE_BYTES:
-            _, length, _ = _FRONT.unpack_from(buf, at)
-            if length < HEADER_SIZE - LOG_OVERHEAD or at + LOG_OVERHEAD + length > size:
-                break
-            at += LOG_OVERHEAD + length
+        begin = self._at
+        at, next_offset = self._piece(COMPRESSED_PIECE_BYTES if self.is_compressed else PIECE_BYTES)
         if at == begin:
-            self._at = size  # the incomplete end of a fetch, which the next one brings as a whole
+            self._at = self.size  # the incomplete end of a fetch, which the next one brings as a whole
             return
         source: ConsumerRecord[None, None] = ConsumerRecord(*self.state.partition, self._fetch_offset)
         try:
-            self._decoded = self._reader.read_for_user(buf[begin:at], source)
-        except KafkaError as error:
-            raise self._corrupt(error, self.state.position) from error
+            self._decoded = self._reader.read_for_user(self._buf[begin:at], source)
+        except KafkaError:
+            # Those before the one that cannot be read are read first.
+            at, next_offset = self._piece(1)
+            try:
+                self._decoded = self._reader.read_for_user(self._buf[begin:at], source)
+            except KafkaError as error:
+                offset = max(self.state.position or 0, self._fetch_offset)
+                raise UnreadableBatch(self.state.partition, offset, next_offset, error) from error
         self._at = at
+
+    def _piece(self, most: int) -> tuple[int, int]:
+        """Where batches of at least `most` bytes end, or what there is, and the offset that follows."""
+        begin, at, size, buf = self._at, self._at, self.size, self._buf
+        next_offset = -1
+        while size - at >= HEADER_SIZE and at - begin < most:
+            base_offset, length, _ = _FRONT.unpack_from(buf, at)
+            if length < HEADER_SIZE - LOG_OVERHEAD or at + LOG_OVERHEAD + length > size:
+                break
+            next_offset = base_offset + _LAST_DELTA.unpack_from(buf, at + _LAST_DELTA_AT)[0] + 1
+            at += LOG_OVERHEAD + length
+        return at, next_offset
 
     def decode_arrow(self, columns: Sequence[str], position: int) -> pa.RecordBatch:
         """Return the rest from `position` on as columns. Changes no state, so that it may run in another
@@ -193,17 +255,10 @@ class CompletedFetch:
         try:
             decoder.feed(self._buf if partly or self._aborted else self._buf[at:])
         except KafkaError as error:
-            raise self._corrupt(error, position) from error
+            raise UnreadableBatch(self.state.partition, position, self.next_offset, error) from error
         return decoder.finish()
 
     def taken_arrow(self) -> None:
         """Mark all of it as consumed: the position is the end of the fetch."""
         self._at, self._decoded = self.size, []
         self._advance_to_end()
-
-    def _corrupt(self, error: KafkaError, position: int | None) -> KafkaError:
-        return KafkaError(
-            error.code,
-            f"{self.state.partition}: cannot read on from offset {position}: {error.message}; "
-            "seek past it to go on",
-        )

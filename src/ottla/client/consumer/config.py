@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from ottla.records.types import MAX_DECOMPRESSED_BYTES
 from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
 __all__ = ["ConsumerConfig", "Reset", "ResetPolicy", "parse_reset"]
@@ -55,8 +56,9 @@ def parse_reset(text: str) -> ResetPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConfig:
-    """`prefetch_max_bytes` is a setting of Ottla's: fetched bytes that may wait for `poll`, over all
-    partitions.
+    """Two settings are Ottla's: `prefetch_max_bytes`, fetched bytes that may wait for `poll`, over all
+    partitions; and `max_decompressed_bytes`, what a batch may inflate to. A poll ends when what it has
+    decompressed passes `fetch_max_bytes`.
     """
 
     bootstrap_servers: str | Iterable[str] = "localhost:9092"
@@ -79,6 +81,7 @@ class ConsumerConfig:
     max_poll_records: int = 500
     max_poll_interval_ms: int = 300_000
     prefetch_max_bytes: int = 64 * 1024 * 1024
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 3_000
     default_api_timeout_ms: int = 60_000
@@ -108,6 +111,7 @@ class ConsumerConfig:
         for name in (
             "fetch_max_bytes",
             "max_partition_fetch_bytes",
+            "max_decompressed_bytes",
             "max_poll_records",
             "prefetch_max_bytes",
         ):

@@ -376,7 +376,7 @@ class Consumer(Generic[K, V]):
         self._sensors.on_poll()
         while True:
             await self._turn()
-            records = self._fetch_collector.take(most)
+            records = self._fetch_collector.take(most, self.config.fetch_max_bytes)
             if records:
                 self._sensors.on_poll_done(len(records))
                 for interceptor in self._interceptors:

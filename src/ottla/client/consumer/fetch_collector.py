@@ -54,19 +54,24 @@ class FetchCollector(Generic[K, V]):
         self._leftover: list[ConsumerRecord[Any, Any]] = []
         self._at = 0
 
-    def take(self, most: int) -> list[ConsumerRecord[K, V]]:
-        """Decode up to `most` records. An error is raised only when there are no records before it."""
+    def take(self, most: int, max_inflated_bytes: int) -> list[ConsumerRecord[K, V]]:
+        """Decode up to `most` records, and no further batch once compressed ones have inflated to so many
+        bytes. An error is raised only when there are no records before it.
+        """
         taken: list[ConsumerRecord[K, V]] = []
-        while len(taken) < most:
+        inflated = 0
+        while len(taken) < most and inflated < max_inflated_bytes:
             fetch = self._fetcher.first_readable()
             if fetch is None:
                 break
+            inflated -= fetch.inflated_bytes
             try:
                 taken += fetch.take(most - len(taken), self._key_deserializer, self._value_deserializer)
             except KafkaError:
                 if taken:
                     break
                 raise
+            inflated += fetch.inflated_bytes
             if fetch.is_empty:
                 self._fetcher.finish(fetch)
         return taken

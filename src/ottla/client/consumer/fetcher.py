@@ -376,6 +376,7 @@ class Fetcher:
                 aborted=aborted,
                 check_crcs=self._config.check_crcs,
                 node_id=node_id,
+                max_decompressed_bytes=self._config.max_decompressed_bytes,
             )
         except KafkaError as error:
             self._stop_partition(state, error)

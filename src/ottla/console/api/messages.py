@@ -232,7 +232,7 @@ async def list_messages(context: ApiContext, request: ApiRequest) -> dict[str, A
         },
         "remaining": scan.progress.remaining,
         "next": _next(context, following),
-        "problems": [],
+        "problems": scan.problems,
     }
 
 
@@ -300,7 +300,11 @@ async def _search(
             if scan.on_match is None:
                 for message in messages:
                     yield "message", message
-            document = {"reason": scan.end.value, "next": _next(context, following)}
+            document = {
+                "reason": scan.end.value,
+                "next": _next(context, following),
+                "problems": scan.problems,
+            }
             yield "end", {**progress(), **document}
         finally:
             running.cancel()
@@ -368,7 +372,7 @@ async def _one(context: ApiContext, request: ApiRequest) -> Record:
     if first <= offset < end:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 15.0
-        async with source.open() as reader:
+        async with source.open(whole=True) as reader:
             reader.seek({partition: offset})
             while loop.time() < deadline and reader.positions().get(partition, offset) <= offset:
                 for record in await reader.poll():
@@ -556,7 +560,7 @@ async def export(context: ApiContext, request: ApiRequest) -> HttpServerResponse
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _EXPORT_SECONDS
         active = {p: end for p, end in ends.items() if positions[p] < end}
-        async with limits.one_of(limits.searches), source.open() as reader:
+        async with limits.one_of(limits.exports), source.open(whole=True) as reader:
             reader.seek({p: positions[p] for p in active})
             while active and left and size < _EXPORT_BYTES and loop.time() < deadline:
                 for record in await reader.poll():

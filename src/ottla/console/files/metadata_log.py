@@ -56,7 +56,7 @@ class MetadataLogSource:
         return None
 
     @asynccontextmanager
-    async def open(self, *, live: bool = False) -> AsyncIterator[RecordReader]:
+    async def open(self, *, live: bool = False, whole: bool = False) -> AsyncIterator[RecordReader]:
         yield _FileReader(self)
 
     def read(self, offset: int) -> tuple[list[ConsumerRecord[bytes, bytes]], int]:
@@ -116,6 +116,7 @@ class _FileReader:
     def __init__(self, source: MetadataLogSource) -> None:
         self._source = source
         self._position: int | None = None
+        self.problems: list[str] = []
 
     async def poll(self) -> list[ConsumerRecord[bytes, bytes]]:
         if self._position is None:

@@ -122,6 +122,8 @@ class MessageScan:
     to_ms: int | None = None
     on_match: Callable[[Message], Awaitable[None]] | None = None
     progress: ScanProgress = field(default_factory=ScanProgress)
+    # What was passed over, as it could not be read.
+    problems: list[str] = field(default_factory=list)
     end: ScanEnd = ScanEnd.END
     _deadline_ns: int = 0
     _more_bytes: int = 0
@@ -139,6 +141,7 @@ class MessageScan:
         window = cursor.window
         if any(at != cursor.bounds[partition] for partition, at in positions.items()):
             async with self.source.open() as reader:
+                self.problems = reader.problems
                 if cursor.backwards:
                     window = await self._backwards(reader, positions, cursor)
                 else:

@@ -9,22 +9,29 @@ from typing import Final, Protocol
 from ottla.client.admin import Admin
 from ottla.client.admin.offsets import FoundOffset, OffsetSpec, all_or_raise
 from ottla.client.consumer import Consumer
+from ottla.client.consumer.completed_fetch import UnreadableBatch
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import ConsumerRecord
+from ottla.records.types import MAX_DECOMPRESSED_BYTES
 
 __all__ = ["RecordReader", "RecordSource", "TopicSource"]
 
 POLL_RECORDS: Final = 500
 POLL_MS: Final = 500
 _BRIEF_MS: Final = 10
-# What a fetch brings at once, unless a single batch is larger.
+# What a fetch brings at once, and a poll decompresses, unless a single batch is larger.
 FETCH_BYTES: Final = 4 * 1024 * 1024
+# What a batch may decompress to in a list, of which many are made at once.
+LISTED_BATCH_BYTES: Final = 16 * 1024 * 1024
+MAX_PROBLEMS: Final = 20
 Bounds = dict[int, tuple[int, int]]
 
 
 class RecordReader(Protocol):
-    """Reads on from a position in each partition."""
+    """Reads on from a position in each partition. `problems` says what was passed over, and why."""
+
+    problems: list[str]
 
     async def poll(self) -> list[ConsumerRecord[bytes, bytes]]:
         """Return the next messages; empty if there are none for a while."""
@@ -51,8 +58,10 @@ class RecordSource(Protocol):
         """The first offset at or after a time; None where there is none."""
         ...
 
-    def open(self, *, live: bool = False) -> AbstractAsyncContextManager[RecordReader]:
-        """Read messages that are there or, if it is `live`, wait for further ones as well."""
+    def open(self, *, live: bool = False, whole: bool = False) -> AbstractAsyncContextManager[RecordReader]:
+        """Read messages that are there or, if it is `live`, wait for further ones as well. Batches that are
+        too large for a list are passed over, unless they are read `whole`.
+        """
         ...
 
 
@@ -94,7 +103,7 @@ class TopicSource:
         return {each.partition: at for each, at in all_or_raise(found).items()}
 
     @asynccontextmanager
-    async def open(self, *, live: bool = False) -> AsyncIterator[RecordReader]:
+    async def open(self, *, live: bool = False, whole: bool = False) -> AsyncIterator[RecordReader]:
         consumer = self._new_consumer(
             isolation_level="read_committed" if self._committed else "read_uncommitted",
             auto_offset_reset="earliest",
@@ -103,6 +112,7 @@ class TopicSource:
             fetch_max_bytes=FETCH_BYTES,
             max_partition_fetch_bytes=FETCH_BYTES // 4,
             prefetch_max_bytes=FETCH_BYTES,
+            max_decompressed_bytes=MAX_DECOMPRESSED_BYTES if whole else LISTED_BATCH_BYTES,
             # A fetch that waits at the end would delay the next window, as a broker answers in order.
             fetch_max_wait_ms=POLL_MS if live else _BRIEF_MS,
         )
@@ -114,9 +124,23 @@ class _TopicReader:
     def __init__(self, topic: str, consumer: Consumer[bytes, bytes]) -> None:
         self._topic = topic
         self._consumer = consumer
+        self.problems: list[str] = []
 
     async def poll(self) -> list[ConsumerRecord[bytes, bytes]]:
-        return await self._consumer.poll(POLL_RECORDS, timeout_ms=POLL_MS)
+        try:
+            return await self._consumer.poll(POLL_RECORDS, timeout_ms=POLL_MS)
+        except UnreadableBatch as error:
+            self._pass_over(error)
+            return []
+
+    def _pass_over(self, error: UnreadableBatch) -> None:
+        self._consumer.seek(error.partition, error.next_offset)
+        last = error.next_offset - 1
+        which = f"offset {last}" if last == error.offset else f"offsets {error.offset} to {last}"
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(
+                f"partition {error.partition.partition}: {which} cannot be listed: {error.message}"
+            )
 
     def positions(self) -> dict[int, int]:
         return {each.partition: at.offset for each, at in self._consumer.positions().items()}

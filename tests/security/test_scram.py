@@ -182,6 +182,17 @@ def test_what_is_no_first_message(first: bytes) -> None:
         server().evaluate_response(first)
 
 
+@pytest.mark.parametrize("name", [b"a" * 500_000, b"=2C" * 3_000])
+def test_a_first_message_is_short(name: bytes) -> None:
+    with pytest.raises(SaslFailure, match="Invalid SCRAM client first message format"):
+        server().evaluate_response(b"n,,n=" + name + b",r=abc")
+
+
+def test_a_name_may_have_thousands_of_characters() -> None:
+    name = "n," * 1_500
+    assert converse(client(name), server(Users({name: credential(SHA_256, "secret")}))) is not None
+
+
 def test_authorization_id_is_the_user() -> None:
     bare = client().initial_response().removeprefix(b"n,,")
     for user in (b"alice", b"carol"):

@@ -17,6 +17,8 @@ from ottla.security.oauth.claims import (
     UnsecuredTokenValidator,
 )
 from ottla.security.oauth.jwks import JsonWebKeySet, JwksError, parse_jwks
+from ottla.security.sasl.mechanism import SaslFailure
+from ottla.security.sasl.oauthbearer import InitialResponse
 from tests.support.tokens import AUDIENCE, ISSUER, Issuer, claims, compact, encoded
 
 RULES = ClaimRules(issuer=ISSUER, audiences=frozenset((AUDIENCE, "another")))
@@ -215,6 +217,26 @@ def test_unsecured_tokens_are_taken_only_by_their_own_validator() -> None:
     ):
         with pytest.raises(TokenRefused):
             unsecured.validate(bad, now_ms())
+
+
+def test_the_payload_is_decoded_after_the_signature_has_been_verified() -> None:
+    header, _, signature = RS.token().split(".")
+    with pytest.raises(TokenRefused, match="signature is wrong"):
+        validator(RS).validate(f"{header}.{encoded(b'no JSON')}.{signature}", now_ms())
+
+
+@pytest.mark.parametrize("part", [0, 2])
+def test_a_header_and_a_signature_are_short(part: int) -> None:
+    parts = RS.token().split(".")
+    parts[part] = "A" * 5_000
+    with pytest.raises(TokenRefused, match="too long"):
+        validator(RS).validate(".".join(parts), now_ms())
+
+
+def test_a_message_with_a_token_is_bounded() -> None:
+    InitialResponse.parse(InitialResponse("a" * 60_000).encode())
+    with pytest.raises(SaslFailure, match="too long"):
+        InitialResponse.parse(InitialResponse("a" * 70_000).encode())
 
 
 def test_no_secret_is_shown() -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _BASE64URL: Final = re.compile(r"[A-Za-z0-9_-]*")
 _MAX_JSON_DEPTH: Final = 32
+# Of base64url. An RSA key of 16,384 bits signs with 2,731 characters.
+_MAX_HEADER: Final = 4_096
+_MAX_SIGNATURE: Final = 4_096
 # Algorithm -> the `kty` of its keys.
 ALGORITHMS: Final = {
     "RS256": "RSA",
@@ -46,13 +49,20 @@ class SignedToken:
     """A token whose signature has not been verified yet."""
 
     header: dict[str, Any] = field(repr=False)
-    payload: dict[str, Any] = field(repr=False)
+    encoded_payload: str = field(repr=False)
     signed: bytes = field(repr=False)
     signature: bytes = field(repr=False)
 
     @property
     def algorithm(self) -> str:
         return _text(self.header, "alg") or ""
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What the token says, decoded at each call. TokenError if it is no JSON object. Verify the signature
+        first: what any client may send is not worth the time to decode it.
+        """
+        return decode_json(_decode(self.encoded_payload, "payload"), "payload")
 
     @property
     def key_id(self) -> str | None:
@@ -64,9 +74,10 @@ def parse_token(text: str) -> SignedToken:
     parts = text.split(".", 3)
     if len(parts) != 3:
         raise TokenError("it has not the three parts of a signed token")
+    if len(parts[0]) > _MAX_HEADER or len(parts[2]) > _MAX_SIGNATURE:
+        raise TokenError("its header or its signature is too long")
     header = decode_json(_decode(parts[0], "header"), "header")
-    payload = decode_json(_decode(parts[1], "payload"), "payload")
-    return SignedToken(header, payload, f"{parts[0]}.{parts[1]}".encode(), _decode(parts[2], "signature"))
+    return SignedToken(header, parts[1], f"{parts[0]}.{parts[1]}".encode(), _decode(parts[2], "signature"))
 
 
 def check_header(token: SignedToken) -> None:

@@ -24,8 +24,10 @@ _KEY: Final = re.compile(r"[A-Za-z]+")
 _VALUE: Final = re.compile(r"[\x21-\x7e \t\r\n]+")
 _AUTH: Final = re.compile(r"(\w+) +([-_~+/.a-zA-Z0-9]+=*)", re.ASCII)
 # The header up to its second comma, without channel binding; =2C and =3D stand for "," and "=".
-_GS2_HEADER: Final = re.compile(r"n,(?:a=((?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+))?,")
+_GS2_HEADER: Final = re.compile(r"n,(?:a=((?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]++|=2C|=3D)++))?,")
 _MAX_SHOWN: Final = 300
+# A client is not known yet when its message is read. Tokens that list groups have some ten kilobytes.
+MAX_MESSAGE_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,9 @@ class InitialResponse:
 
     @classmethod
     def parse(cls, message: bytes) -> InitialResponse:
-        """SaslFailure if it is no message of OAUTHBEARER."""
+        """SaslFailure if it is no message of OAUTHBEARER, or a very long one."""
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise SaslFailure("Invalid OAUTHBEARER client first message: it is too long")
         text = message.decode("utf-8", "replace")
         header = _GS2_HEADER.match(text)
         if header is None or not text.endswith(_SEPARATOR * 2) or text[header.end()] != _SEPARATOR:

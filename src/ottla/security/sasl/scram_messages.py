@@ -1,14 +1,19 @@
-"""The four messages of SCRAM (RFC 5802), read strictly: what does not fit the grammar is no message."""
+"""The four messages of SCRAM (RFC 5802), read strictly: what does not fit the grammar is no message.
+
+A client is not known yet when its messages are read, so they are short, and each character is looked at once
+(possessive repeats).
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-_NAME: Final = r"(?:[^=,\x00]|=2C|=3D)+"
+_NAME: Final = r"(?:[^=,\x00]++|=2C|=3D)++"
 _VALUE: Final = r"[^,\x00]+"
 _NONCE: Final = r"[\x21-\x2b\x2d-\x7e]+"
 _BASE64: Final = r"[A-Za-z0-9+/]*={0,2}"
@@ -25,6 +30,9 @@ _CLIENT_FINAL: Final = re.compile(
     rf"(?P<unproved>c=(?P<binding>{_BASE64}),r=(?P<nonce>{_NONCE}){_EXTENSIONS}),p=(?P<proof>{_BASE64})"
 )
 _SERVER_FINAL: Final = re.compile(rf"(?:e=(?P<error>{_VALUE})|v=(?P<signature>{_BASE64})){_EXTENSIONS}")
+
+# A name, two nonces and a proof have some hundred.
+MAX_MESSAGE_BYTES: Final = 8 * 1024
 
 
 class ScramFormatError(ValueError):
@@ -68,10 +76,10 @@ def _unescaped(name: str) -> str:
 
 
 def _match(pattern: re.Pattern[str], message: bytes, what: str) -> re.Match[str]:
-    try:
-        match = pattern.fullmatch(message.decode())
-    except UnicodeDecodeError:
-        match = None
+    match = None
+    if len(message) <= MAX_MESSAGE_BYTES:
+        with suppress(UnicodeDecodeError):
+            match = pattern.fullmatch(message.decode())
     if match is None:
         raise ScramFormatError(f"Invalid SCRAM {what} message format")
     return match

@@ -41,9 +41,11 @@ def api(apache_kafka: ApacheKafka, tmp_path_factory: pytest.TempPathFactory) -> 
     assert process.stderr is not None
     try:
         line = process.stderr.readline()
-        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        found = re.search(r"(http://127\.0\.0\.1:\d+)(/\?token=\w+)", line)
         assert found, line
-        yield ApiClient(found[0])
+        client = ApiClient(found[1])
+        assert client.request("GET", found[2]).status == 302
+        yield client
     finally:
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=120)[1]

@@ -15,7 +15,8 @@ from ottla.console.api_request import ApiRequest, ConsoleError
 from ottla.console.config import ConsoleConfig, LoginMode
 from ottla.console.console import Console, api_routes
 from ottla.console.guard import RequestGuard
-from ottla.console.sessions import LoginThrottle, credentials
+from ottla.console.server import ConsoleServer
+from ottla.console.sessions import ConsoleSessions, LoginThrottle, credentials
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.runtime.runtime import Runtime
 from ottla.testing.local_node import LocalNode
@@ -275,6 +276,69 @@ def test_a_console_on_another_loopback_address_is_reached_by_it() -> None:
         assert api.request("GET", "/api/session", headers={"Host": "127.0.0.3"}).status in (403, 421)
 
 
+def test_attempts_from_elsewhere_do_not_keep_a_user_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object) -> None:
+        raise ConsoleError(401, "SASL_AUTHENTICATION_FAILED", "wrong")
+
+    async def check() -> None:
+        runtime = Runtime.real(pool_workers=1)
+        monkeypatch.setattr(ConsoleSessions, "_authenticated", refuse)
+        sessions = ConsoleSessions(runtime, ConsoleConfig({}, LoginMode.SASL, ("PLAIN",)))
+        codes = []
+        for peer in (*["127.0.0.2"] * 9, "127.0.0.1", "2001:db8::1", "2001:db8::2"):
+            with pytest.raises(ConsoleError) as refused:
+                await sessions.log_in("admin", "guess", None, peer)
+            codes.append(refused.value.code)
+        assert codes[5:9] == ["BUSY"] * 4
+        assert codes[9:] == ["SASL_AUTHENTICATION_FAILED"] * 3
+        for peer in (f"2001:db8::{n}" for n in range(5)):
+            with pytest.raises(ConsoleError) as refused:
+                await sessions.log_in("admin", "guess", None, peer)
+        assert refused.value.code == "BUSY"
+        runtime.close()
+
+    asyncio.run(check())
+
+
+def test_an_address_opens_a_console_once_and_the_next_one_is_shown() -> None:
+    """Every user of the machine reaches the port: who has not the address that was printed may do nothing."""
+
+    async def check() -> None:
+        runtime = Runtime.real(pool_workers=1)
+        config = ConsoleConfig(
+            {"bootstrap.servers": "127.0.0.1:1"}, LoginMode.ADDRESS, principal="User:admin"
+        )
+        shown: list[str] = []
+        try:
+            async with ConsoleServer(runtime, config, "127.0.0.1", 0, on_address=shown.append) as server:
+                base = f"http://127.0.0.1:{server.port}"
+
+                def visit() -> None:
+                    other, browser = ApiClient(base), ApiClient(base)
+                    for path in ("/", "/?token=", "/?token=0", "/?token=" + "0" * 64):
+                        assert other.request("GET", path).status == 302
+                        assert other.cookie is None
+                    session = other.get("/api/session")
+                    assert (session["loggedIn"], session["principal"]) == (False, None)
+                    assert other.request("GET", "/api/topics").error == "LOGIN_REQUIRED"
+                    assert other.send("POST", "/api/topics", {"name": "x"}).error == "LOGIN_REQUIRED"
+                    opening = shown[0].removeprefix(base)
+                    assert browser.request("GET", opening).headers["location"] == "/console/"
+                    session = browser.get("/api/session")
+                    assert (session["loggedIn"], session["principal"]) == (True, "User:admin")
+                    other.request("GET", opening)
+                    assert other.cookie is None
+                    other.request("GET", shown[1].removeprefix(base))
+                    assert other.get("/api/session")["loggedIn"]
+
+                await asyncio.to_thread(visit)
+        finally:
+            runtime.close()
+        assert len(set(shown)) == 3
+
+    asyncio.run(check())
+
+
 @pytest.mark.parametrize("login", list(LoginMode))
 def test_a_read_only_console_changes_nothing_and_one_without_payloads_shows_none(login: LoginMode) -> None:
     """No endpoint is forgotten: each one that changes something, and each that shows messages."""
@@ -301,7 +365,7 @@ def test_a_read_only_console_changes_nothing_and_one_without_payloads_shows_none
                     continue
                 assert isinstance(answer.body, bytes)
                 text = answer.body.decode()
-                if login is LoginMode.SASL:
+                if login is not LoginMode.NONE:
                     assert "LOGIN_REQUIRED" in text, route
                 elif route.method != "GET":
                     changes += 1
@@ -309,7 +373,7 @@ def test_a_read_only_console_changes_nothing_and_one_without_payloads_shows_none
                 else:
                     shows += 1
                     assert "NO_PAYLOADS" in text, route
-            assert login is LoginMode.SASL or (changes > 15 and shows == 5)
+            assert login is not LoginMode.NONE or (changes > 15 and shows == 5)
         finally:
             await console.close()
             runtime.close()

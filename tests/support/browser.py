@@ -53,11 +53,13 @@ def chromium() -> Iterator[Browser]:
 
 class Visitor:
     """One window with the console. `faults` is all that must not happen: errors of scripts, violations of the
-    content security policy, requests to other hosts, dialogs that a message's script opened.
+    content security policy, requests to other hosts, dialogs that a message's script opened. `base` may be an
+    address that opens a session.
     """
 
     def __init__(self, browser: Browser, base: str, *, theme: Theme = "light", width: int = 1280) -> None:
-        self.base = base
+        opening = urlsplit(base)
+        self.base = f"{opening.scheme}://{opening.netloc}"
         self.faults: list[str] = []
         self._theme = theme
         self._width = width
@@ -71,6 +73,8 @@ class Visitor:
         self.page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
         self.page.on("request", self._on_request)
         self.page.on("dialog", self._on_dialog)
+        if opening.query:
+            self.page.goto(base)
 
     def _on_console(self, message: Any) -> None:
         if message.type == "error":

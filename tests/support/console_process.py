@@ -14,7 +14,7 @@ _READY = re.compile(r"the console is at (\S+)")
 
 @contextmanager
 def console_beside(bootstrap: str, *arguments: str, listen: str = "http://127.0.0.1:0") -> Iterator[str]:
-    """Run a console for a cluster; gives its address, without the path."""
+    """Run a console for a cluster; gives the address that it prints, which opens one session."""
     command = [sys.executable, "-m", "ottla", "console", "--bootstrap-server", bootstrap, "--listen", listen]
     process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -22,7 +22,7 @@ def console_beside(bootstrap: str, *arguments: str, listen: str = "http://127.0.
         line = process.stderr.readline()
         ready = _READY.match(line)
         assert ready is not None, line + (process.stderr.read() if process.poll() is not None else "")
-        yield ready[1].removesuffix("/").removesuffix("/console")
+        yield ready[1]
     finally:
         process.terminate()
         process.communicate(timeout=STOP_SECONDS)

@@ -1,7 +1,8 @@
 """`ottla console`: the console beside any cluster, Apache Kafka's too.
 
-On a loopback address it acts as the principal of `--command-config` for every user of this machine who
-reaches the port. On any other address it takes TLS, and users log in with their own credentials.
+On a loopback address it acts as the principal of `--command-config`, for who has the address that it prints:
+every user of this machine reaches the port. On any other address it takes TLS, and users log in with their
+own credentials.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ def app(
 ) -> None:
     """See and manage a cluster in the browser.
 
-    On 127.0.0.1 without a login, acting as the user of --command-config. On other addresses only with https,
-    and every user logs in with SASL as one of the cluster's users.
+    On 127.0.0.1 acting as the user of --command-config, for the browser that opens the address which is
+    printed; then the next one is printed. On other addresses only with https, and every user logs
+    in with SASL as one of the cluster's users.
     """
     from ottla.console.server import ConsoleServer, ServerCertificate, serve_until
     from ottla.runtime.runtime import Runtime
@@ -105,8 +107,9 @@ def app(
                 port,
                 certificate=files if scheme == "https" else None,
                 make_inspector=lambda own: _inspector(own, data_dirs),
+                on_address=_on_address,
             )
-            await serve_until(stop, server, _on_ready)
+            await serve_until(stop, server)
         except ValueError as error:
             raise WrongUsage(str(error)) from None
         except OSError as error:
@@ -118,7 +121,7 @@ def app(
     run(serve(), fast_loop=True)
 
 
-def _on_ready(url: str) -> None:
+def _on_address(url: str) -> None:
     note(f"the console is at {url}  (Ctrl-C ends it)")
 
 
@@ -170,7 +173,7 @@ def _config(
             raise WrongUsage(str(error)) from None
     return ConsoleConfig(
         settings,
-        LoginMode.SASL if login else LoginMode.NONE,
+        LoginMode.SASL if login else LoginMode.ADDRESS,
         mechanisms,
         principal,
         loopback_only=is_loopback,

@@ -13,11 +13,12 @@ __all__ = ["ConsoleConfig", "LoginMode"]
 
 
 class LoginMode(StrEnum):
-    """Who may use the console: all who reach it, acting as its own principal; or the cluster's users, each
-    acting as themselves.
+    """Who may use the console: all who reach it, or who have the address that it has shown, acting as its own
+    principal; or the cluster's users, each acting as themselves.
     """
 
     NONE = "none"
+    ADDRESS = "address"
     SASL = "sasl"
 
 
@@ -31,7 +32,7 @@ class ConsoleConfig:
     login: LoginMode = LoginMode.NONE
     mechanisms: tuple[str, ...] = ()
     principal: str | None = None
-    """As what a console without login acts, if that is known."""
+    """As what a console that takes no credentials acts, if that is known."""
     loopback_only: bool = True
     """Whether browsers have to name this machine as loopback does: others were led here by a foreign page."""
     own_host: str = ""

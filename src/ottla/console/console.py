@@ -20,7 +20,7 @@ from ottla.console.context import MAX_BODY_BYTES, ApiContext, ConsoleRoute, Cons
 from ottla.console.files.inspector import NodeInspector
 from ottla.console.guard import CSRF_HEADER, SAFE_METHODS, SECURITY_HEADERS, RequestGuard
 from ottla.console.messages.payload import PayloadDecoder
-from ottla.console.sessions import COOKIE, ConsoleSession, ConsoleSessions
+from ottla.console.sessions import COOKIE, KEY, ConsoleSession, ConsoleSessions
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.http_server import HttpRoute, HttpServerRequest, HttpServerResponse
 from ottla.runtime.runtime import Runtime
@@ -60,14 +60,20 @@ def api_routes() -> list[ConsoleRoute]:
 
 class Console:
     def __init__(
-        self, runtime: Runtime, config: ConsoleConfig, inspector: NodeInspector | None = None
+        self,
+        runtime: Runtime,
+        config: ConsoleConfig,
+        inspector: NodeInspector | None = None,
+        on_new_key: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_new_key` is called when the address with `key` has opened a session, and there is another."""
         url = config.registry_url or config.schemas.registry_url
         registry = None if url is None else SchemaRegistry(url, runtime.pool, runtime.clock)
         self._config: Final = config
         self._services: Final = ConsoleServices(
             runtime, config, PayloadDecoder(config.schemas, registry, runtime.pool), inspector, WorkLimits()
         )
+        self._on_new_key: Final = on_new_key
         self._sessions: Final = ConsoleSessions(runtime, config)
         self._guard: Final = RequestGuard(
             runtime.random.randbytes(32), loopback_only=config.loopback_only, own_host=config.own_host
@@ -75,6 +81,11 @@ class Console:
 
     async def close(self) -> None:
         await self._sessions.close()
+
+    @property
+    def key(self) -> str | None:
+        """What the address of the console must have to open a session; None if it needs nothing."""
+        return self._sessions.key if self._config.login is LoginMode.ADDRESS else None
 
     # Requests
 
@@ -140,7 +151,13 @@ class Console:
 
     async def root(self, request: ApiRequest) -> HttpServerResponse:
         async def endpoint() -> HttpServerResponse:
-            return HttpServerResponse(302, headers={"Location": f"{_STATIC}/"})
+            response = HttpServerResponse(302, headers={"Location": f"{_STATIC}/"})
+            if key := request.query.get(KEY):
+                session = await self._sessions.open(key)
+                if session is not None:
+                    response.cookies.append(_cookie(session.id, secure=request.is_tls))
+                    self._on_new_key()
+            return response
 
         return await self._guarded(request, endpoint, is_page=True)
 

@@ -108,7 +108,7 @@ class ApiContext:
         """
         inspector = self.services.inspector
         in_node = inspector is not None and inspector.node_id is not None
-        return self.config.login is LoginMode.NONE and not in_node
+        return self.config.login is not LoginMode.SASL and not in_node
 
     def _check(
         self, allowed: frozenset[AclOperation], operation: AclOperation, code: ErrorCode, resource: str

@@ -13,6 +13,7 @@ from ottla.console.config import ConsoleConfig
 from ottla.console.console import Console, console_routes
 from ottla.console.files.inspector import NodeInspector
 from ottla.console.guard import LOOPBACK_NAMES
+from ottla.console.sessions import KEY
 from ottla.runtime.address import Address
 from ottla.runtime.http_server import HttpRouter, HttpServer
 from ottla.runtime.network import NetworkListener
@@ -39,7 +40,9 @@ class ServerCertificate:
 
 
 class ConsoleServer:
-    """`async with` listens; `url` is where. With a certificate it speaks TLS only."""
+    """`async with` listens; `url` is where. With a certificate it speaks TLS only. `on_address` is called
+    with the address to open, and with the next one when a browser has used that.
+    """
 
     def __init__(
         self,
@@ -50,13 +53,15 @@ class ConsoleServer:
         *,
         certificate: ServerCertificate | None = None,
         make_inspector: Callable[[Runtime], NodeInspector | None] = lambda _: None,
+        on_address: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._runtime: Final = runtime
         self._config: Final = config
         self._host: Final = host
         self._port: Final = port
         self._tls: Final = None if certificate is None else _Tls(certificate.context())
-        self._console: Final = Console(runtime, config, make_inspector(runtime))
+        self._on_address: Final = on_address
+        self._console: Final = Console(runtime, config, make_inspector(runtime), self._show_address)
         self._server: HttpServer | None = None
         self._listener: NetworkListener | None = None
 
@@ -66,7 +71,11 @@ class ConsoleServer:
         self._listener = await self._runtime.network.listen(
             self._server.connect, self._host, self._port, tls=self._tls
         )
+        self._show_address()
         return self
+
+    def _show_address(self) -> None:
+        self._on_address(self.url)
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
@@ -83,7 +92,8 @@ class ConsoleServer:
     @property
     def url(self) -> str:
         scheme = "http" if self._tls is None else "https"
-        return f"{scheme}://{Address(self._host or '0.0.0.0', self.port)}/"
+        query = "" if self._console.key is None else f"?{KEY}={self._console.key}"
+        return f"{scheme}://{Address(self._host or '0.0.0.0', self.port)}/{query}"
 
 
 class _Tls:
@@ -99,8 +109,7 @@ class _Tls:
         _log.debug("no TLS with %s: %s", peer, reason)
 
 
-async def serve_until(stop: asyncio.Event, server: ConsoleServer, ready: Callable[[str], None]) -> None:
-    """Serve until the event is set; `ready` is called with the address."""
+async def serve_until(stop: asyncio.Event, server: ConsoleServer) -> None:
+    """Serve until the event is set."""
     async with server:
-        ready(server.url)
         await stop.wait()

@@ -1,18 +1,22 @@
 """Who uses the console: sessions, each with clients of its own that act as its principal.
 
-Without a login there is one session for all. With one, a session begins when the cluster has accepted a
-user's credentials, and ends by a logout, after a time without requests, or when there are too many. Failed
-attempts are slowed down, by address and by user, so that passwords cannot be tried out through the console.
+Without a login there is one session for all. Where the address is the key, each address that the console
+shows opens one session: one that was used, and is in the history of a browser, opens nothing. With a login, a
+session begins when the cluster has accepted a user's credentials. Sessions end by a logout, after a time
+without requests, or when there are too many. Failed attempts are slowed down, by address and by user from
+there, so that passwords cannot be tried out through the console.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, Final
 
 from ottla.client.errors import AuthenticationFailed
@@ -27,6 +31,8 @@ from ottla.runtime.runtime import Runtime
 __all__ = ["ConsoleSession", "ConsoleSessions", "LoginThrottle"]
 
 COOKIE: Final = "ottla_console"
+# The parameter of an address that opens a session.
+KEY: Final = "token"
 MAX_SESSIONS: Final = 200
 MAX_NAME: Final = 512
 IDLE_NS: Final = 60 * 60 * 1_000_000_000
@@ -96,7 +102,7 @@ class ConsoleSession:
 
 
 class LoginThrottle:
-    """Counts failures by address and by user. After some, each further one doubles the wait."""
+    """Counts failures by name: an address, a user from there. After some, each more doubles the wait."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock: Final = clock
@@ -136,6 +142,11 @@ class ConsoleSessions:
         # By the hash of the id: one that is looked up is not compared byte by byte. The oldest use first.
         self._sessions: Final[OrderedDict[bytes, ConsoleSession]] = OrderedDict()
         self._common: ConsoleSession | None = None
+        # Opens the next session, where the address is the key.
+        self.key: str = self._random_text()
+
+    def _random_text(self) -> str:
+        return self._runtime.random.randbytes(_SESSION_BYTES).hex()
 
     async def find(self, cookie: str | None) -> ConsoleSession | None:
         """The session of a request; None if there has to be a login first."""
@@ -157,11 +168,13 @@ class ConsoleSessions:
 
     async def log_in(self, username: str, password: str, mechanism: str | None, peer: str) -> ConsoleSession:
         """Begin a session as a user of the cluster. ConsoleError if the cluster does not accept the login."""
-        if self._config.login is LoginMode.NONE:
+        if self._config.login is not LoginMode.SASL:
             raise ConsoleError(400, "BAD_REQUEST", "this console has no login")
         if not username or not password or max(len(username), len(password)) > MAX_NAME:
             raise ConsoleError(400, "BAD_REQUEST", "a user name and a password are needed")
-        names = f"address {peer}", f"user {username}"
+        network = _network(peer)
+        # By both: a user whom others try out from elsewhere is not kept out.
+        names = f"address {network}", f"user {username} from {network}"
         self._throttle.check(*names)
         mechanisms = self._config.mechanisms
         if mechanism:
@@ -172,8 +185,24 @@ class ConsoleSessions:
         self._throttle.on_failure(*names)
         access = await self._authenticated(username, password, mechanisms)
         self._throttle.on_success(*names)
+        return await self._begin(access)
+
+    async def open(self, key: str) -> ConsoleSession | None:
+        """Begin a session by the key of the address that was shown last; None if it is another one. The next
+        session needs another key.
+        """
+        if self._config.login is not LoginMode.ADDRESS or not hmac.compare_digest(
+            key.encode(), self.key.encode()
+        ):
+            return None
+        self.key = self._random_text()
+        return await self._begin(
+            ClusterAccess(self._runtime, self._config.client_settings, self._config.principal)
+        )
+
+    async def _begin(self, access: ClusterAccess) -> ConsoleSession:
         now = self._runtime.clock.monotonic_ns()
-        session = ConsoleSession(self._runtime.random.randbytes(_SESSION_BYTES).hex(), access, now, now)
+        session = ConsoleSession(self._random_text(), access, now, now)
         self._sessions[_key(session.id)] = session
         while len(self._sessions) > MAX_SESSIONS:
             _, oldest = self._sessions.popitem(last=False)
@@ -224,6 +253,25 @@ class ConsoleSessions:
         self._sessions.clear()
         self._common = None
         await asyncio.gather(*(session.close() for session in sessions))
+
+
+def _network(peer: str) -> str:
+    """The part of an address that one client cannot change at will.
+
+    >>> _network("127.0.0.1"), _network("2001:db8:1:2:3::4"), _network("no address")
+    ('127.0.0.1', '2001:db8:1:2::/64', 'no address')
+    """
+    try:
+        address = ip_address(peer)
+    except ValueError:
+        return peer
+    if isinstance(address, IPv6Address):
+        return (
+            str(ip_network((address, 64), strict=False))
+            if address.ipv4_mapped is None
+            else str(address.ipv4_mapped)
+        )
+    return peer
 
 
 def _key(session_id: str) -> bytes:

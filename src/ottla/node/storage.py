@@ -95,6 +95,14 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
                     mark_of_zookeeper(runtime.disk, path)
             except OSError as error:
                 _skip_failed(path, error, metadata_dir, failed)
+        for path in ids:
+            if not runtime.disk.is_private(path):
+                _log.warning(
+                    "every user of this machine may read the data in %s, with the keys of SCRAM users: "
+                    "chmod -R go-rwx %s",
+                    path,
+                    path,
+                )
         if not any(path in ids for path in config.log_dirs):
             raise StorageError("; ".join(failed.values()))
     except StorageError as error:

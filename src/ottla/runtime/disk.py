@@ -172,7 +172,11 @@ class Disk(Protocol):
         ...
 
     def make_dirs(self, path: str) -> None:
-        """Create a directory and its missing parents. It may exist already."""
+        """Create a directory, for this user only, and its missing parents. It may exist already."""
+        ...
+
+    def is_private(self, path: str) -> bool:
+        """Whether users of this machine who are not in the group of a directory cannot use it."""
         ...
 
     def rename(self, src: str, dst: str) -> None:
@@ -428,6 +432,10 @@ def _moved_up(fd: int, lowest: int) -> int:
     return moved
 
 
+# Data are for the user of the process only, whatever its umask says; what exists keeps its mode.
+_FILE_MODE = 0o600
+_DIRECTORY_MODE = 0o700
+_OTHERS = 0o007
 # `select`, which much code still uses, supports only descriptors below this number.
 _BEYOND_SELECT = 1024
 
@@ -451,7 +459,7 @@ class RealDisk:
             flags |= os.O_CREAT
         if exclusive:
             flags |= os.O_EXCL
-        fd = os.open(path, flags, 0o644)
+        fd = os.open(path, flags, _FILE_MODE)
         if fd < self._lowest_fd:
             fd = _moved_up(fd, self._lowest_fd)
         file = _RealFile(fd, path)
@@ -479,7 +487,10 @@ class RealDisk:
         return sorted_in_pieces(os.listdir(path))
 
     def make_dirs(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        os.makedirs(path, _DIRECTORY_MODE, exist_ok=True)
+
+    def is_private(self, path: str) -> bool:
+        return not os.stat(path).st_mode & _OTHERS
 
     def rename(self, src: str, dst: str) -> None:
         os.replace(src, dst)
@@ -505,7 +516,7 @@ class RealDisk:
         with _held_locks_guard:
             if os.path.exists(path) and _identity(os.stat(path)) in _held_locks:
                 raise BlockingIOError(errno.EAGAIN, "this process has already locked it", path)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

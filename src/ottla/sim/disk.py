@@ -225,6 +225,10 @@ class SimDisk:
         self._begin(Op.LIST_DIR, path)
         return sorted(self._tree.get_dir(path).live)
 
+    def is_private(self, path: str) -> bool:
+        self._tree.get_dir(path)
+        return True
+
     def make_dirs(self, path: str) -> None:
         self._check_power()
         directory = self._tree.root

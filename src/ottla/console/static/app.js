@@ -105,7 +105,7 @@ async function openPage() {
     .split("/")
     .filter((part) => part !== "")
     .map(decode);
-  const needsLogin = session.login === "sasl" && !session.loggedIn;
+  const needsLogin = !session.loggedIn;
   const known = name in DETAILS || PAGES.some(([address]) => address === name);
   const view = new View(params, new URLSearchParams(query));
   current = view;
@@ -150,7 +150,7 @@ function drawShell(name) {
   document.getElementById("who").textContent = [session.loggedIn && session.principal, session.readOnly && "read-only"]
     .filter(Boolean)
     .join(" · ");
-  document.getElementById("logout").hidden = !(session.login === "sasl" && session.loggedIn);
+  document.getElementById("logout").hidden = !(session.login !== "none" && session.loggedIn);
   const shown = name === null ? [] : PAGES.filter(([, , , feature]) => !feature || session.features[feature]);
   const entries = shown.map(([address, title, key]) => {
     const attributes = { href: link(address), "aria-current": address === name ? "page" : null };

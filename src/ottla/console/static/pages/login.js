@@ -1,4 +1,5 @@
-// The login, by the cluster's own users. What they may do here is what their ACLs say.
+// The login, by the cluster's own users. What they may do here is what their ACLs say. Where the address is the key,
+// there is nothing to type.
 
 import { login, session } from "../lib/api.js";
 import { h, show } from "../lib/dom.js";
@@ -6,6 +7,13 @@ import { field, notice, select } from "../lib/widgets.js";
 
 export async function page(view, { loggedIn }) {
   view.title("Log in");
+  if (session.login === "address") {
+    view.show(
+      h("h1", { tabindex: "-1" }, "This console opens by its address"),
+      notice("warn", "Open the address that `ottla console` printed last. Each opens the console once, in one browser."),
+    );
+    return;
+  }
   const failure = h("div");
   const name = h("input", {
     name: "username",

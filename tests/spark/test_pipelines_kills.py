@@ -158,7 +158,8 @@ def test_killed_runs_leave_a_project_that_completes(
         undisturbed.run()
         check(pipeline, name, sent)
         refreshed = len(sent)
-    arguments = {"refresh all": ("--full-refresh-all",), "refresh a table": ("--full-refresh", "orders")}
+    refreshed_parts = ("--full-refresh", "orders", "--full-refresh", "large_orders")
+    arguments = {"refresh all": ("--full-refresh-all",), "refresh a table": refreshed_parts}
     kill(*arguments.get(change, ()))
     kill()
     for _ in range(2):

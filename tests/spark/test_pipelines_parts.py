@@ -30,10 +30,12 @@ from ottla.spark.pipelines import run_lock as run_lock_module
 from ottla.spark.pipelines import runner, table_files
 from ottla.spark.pipelines import tables as tables_module
 from ottla.spark.pipelines.checkpoints import read_checkpoints
+from ottla.spark.pipelines.plan import Definitions, FlowDefinition
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import Project, ProjectError, find_project
 from ottla.spark.pipelines.run_lock import AlreadyRunning, run_lock
-from ottla.spark.pipelines.runner import Selection, UnknownTables, definition_error, remove_unfinished_files
+from ottla.spark.pipelines.runner import definition_error, remove_unfinished_files
+from ottla.spark.pipelines.selection import Selection, UnknownTables
 from ottla.spark.pipelines.tables import PipelineTables, has_own_catalog, name_sinks
 from ottla.spark.pipelines.template import write_project
 from ottla.spark.session import prepare_environment, settings_for, socket_settings
@@ -396,7 +398,7 @@ class TestTables:
         tables = self.tables(project)
         tables.begin_run(self.Sql(), Selection(full_refresh_all=True))
         assert self.tables(project).unfinished_refresh == []  # the definitions may not even load
-        tables.on_definitions_loaded(self.Sql(), None)
+        tables.on_definitions_loaded(self.Sql(), None, Definitions())
         assert self.tables(project).unfinished_refresh == ["orders", "view"]
 
     def test_files_of_a_killed_batch_are_hidden_and_then_removed(self, project: Project) -> None:
@@ -447,36 +449,18 @@ class TestTables:
     def test_two_streams_into_a_table_of_files_are_refused(self, project: Project) -> None:
         """Spark counts the batches of both as those of one, and leaves out those that it has seen."""
         spark, tables = self.Sql(), self.tables(project)
-        for count in (1, 2):
-            tables.begin_run(spark, Selection())
-            for table, streaming in (("orders", True), ("view", False)):
-                tables.on_table_defined(spark, table, streaming=streaming)
-            for flow, target in (("one", "default.orders"), ("view", "view"), ("a", "sink"), ("b", "sink")):
-                tables.on_flow_defined(flow, target)
-            if count == 1:
-                tables.on_definitions_loaded(spark, None)
-        tables.on_flow_defined("two", "orders")
+        flows = [("one", "default.orders"), ("view", "view"), ("a", "sink"), ("b", "sink")]
+        definitions = Definitions(
+            tables={"orders": "orders", "view": "view"},
+            streaming={"orders"},
+            sinks={"sink"},
+            flows=[FlowDefinition(*flow) for flow in flows],
+        )
+        tables.begin_run(spark, Selection())
+        tables.on_definitions_loaded(spark, None, definitions)
+        definitions.flows.append(FlowDefinition("two", "orders"))
         with pytest.raises(ProjectError, match="table orders has 2 flows, one, two: a table of files takes"):
-            tables.on_definitions_loaded(spark, None)
-
-    def test_a_flow_under_a_new_name_is_refused(self, project: Project) -> None:
-        """It would have a new checkpoint, and its first batches the numbers of those that are known."""
-        self.remember(project, ("orders", True))
-        self.commit_batch(project.directory / "spark-warehouse" / "orders", "part-0.parquet")
-        self.checkpoint(project, "orders", planned=0, committed=0)
-        for flow, selection, is_refused in (
-            ("orders", Selection(), False),
-            ("read_orders", Selection(), True),
-            ("read_orders", Selection(full_refresh=["orders"]), False),
-        ):
-            tables = self.tables(project)
-            tables.begin_run(self.Sql(), selection)
-            tables.on_flow_defined(flow, "orders")
-            if is_refused:
-                with pytest.raises(ProjectError, match="was written by flow orders, and flow read_orders"):
-                    tables.on_definitions_loaded(self.Sql(), None)
-            else:
-                tables.on_definitions_loaded(self.Sql(), None)
+            tables.on_definitions_loaded(spark, None, definitions)
 
     def test_a_copy_of_a_project_does_not_touch_the_tables_of_the_original(
         self, project: Project, tmp_path_factory: pytest.TempPathFactory
@@ -568,12 +552,9 @@ class TestTables:
         tables.begin_run(spark, Selection())
         assert spark.tables == {"raworders"}
         tables.on_table_defined(spark, "rawOrders", streaming=True)
-        tables.on_flow_defined("readOrders", "rawOrders")
-        with pytest.raises(ProjectError, match="was written by flow raworders, and flow readOrders"):
-            tables.on_definitions_loaded(spark, None)
         tables = self.tables(project)
         tables.begin_run(self.Sql(), Selection(full_refresh=["RAWORDERS"]))
-        tables.on_definitions_loaded(self.Sql(), None)
+        tables.on_definitions_loaded(self.Sql(), None, Definitions())
         assert self.tables(project).unfinished_refresh == ["raworders"]
 
     def sink_checkpoint(self, project: Project, flow: str, *numbers: int) -> Path:
@@ -587,7 +568,7 @@ class TestTables:
         small = self.sink_checkpoint(project, "small_orders/find", 0)
         tables = self.tables(project)
         tables.begin_run(self.Sql(), Selection(full_refresh_all=True))
-        tables.on_definitions_loaded(self.Sql(), None)
+        tables.on_definitions_loaded(self.Sql(), None, Definitions())
         (small / "1").mkdir()  # what Spark does; it is killed before it comes to the other one
         for _ in range(2):
             tables = self.tables(project)
@@ -607,15 +588,17 @@ class TestTables:
         spark, tables = self.Sql(), self.tables(project)
         tables.begin_run(spark, selection)
         assert spark.tables == {"orders"}  # as in every run
-        tables.on_definitions_loaded(spark, None)
+        tables.on_definitions_loaded(spark, None, Definitions())
         assert [each.name for each in small.iterdir()] == ["0"]
         assert sorted(each.name for each in large.iterdir()) == ["0", "1"]
         assert self.tables(project).unfinished_sinks == []
         assert selection.spelled({}, {"large_orders"}).sinks == ("LARGE_orders",)
         with pytest.raises(UnknownTables, match="the definitions have no sink LARGE_orders any more"):
             selection.spelled({}, {"others"})
-        with pytest.raises(UnknownTables, match="large_orders is a sink; refresh it in a run of its own"):
-            name_sinks(Selection(full_refresh=["orders", "large_orders"]), project)
+        both = name_sinks(Selection(full_refresh=["orders", "large_orders"]), project)
+        assert (both.full_refresh, both.sinks) == (("orders",), ("large_orders",))
+        with pytest.raises(UnknownTables, match="large_orders is a sink: its flows run with all others"):
+            name_sinks(Selection(refresh=["orders"], full_refresh=["large_orders"]), project)
         with pytest.raises(UnknownTables, match="new is a sink, and none of its flows has a checkpoint"):
             name_sinks(Selection(full_refresh=["new"]), project).spelled({}, {"new"})
 

@@ -22,8 +22,13 @@ from ottla.cli.pipeline_options import (
     STATE_DIR,
     Brokers,
     Embedded,
+    FullRefresh,
+    FullRefreshAll,
     Master,
+    NewFlow,
     ProjectPath,
+    Refresh,
+    RenamedFlow,
     Settings,
     Verbose,
     log_file,
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.spark.pipelines.checkpoints import Checkpoint
     from ottla.spark.pipelines.run_lock import RunLock
-    from ottla.spark.pipelines.runner import Selection
+    from ottla.spark.pipelines.selection import Selection
 
 HELP: Final = "Create, run and watch Spark pipelines over topics."
 _FULL_REFRESH_HINT: Final = (
@@ -98,41 +103,67 @@ def run(
         int | None,
         Option("--runs", metavar="N", min=1, help="With --continuous: repeat the whole run N times."),
     ] = None,
-    refresh: Annotated[
-        list[str] | None,
-        Option("--refresh", metavar="TABLE", help="Update only this table; may be repeated."),
-    ] = None,
-    full_refresh: Annotated[
-        list[str] | None,
-        Option(
-            "--full-refresh",
-            metavar="TABLE",
-            help="Empty this table and compute it again; may be repeated. A sink writes everything again.",
-        ),
-    ] = None,
-    full_refresh_all: Annotated[
-        bool,
-        Option(
-            "--full-refresh-all", help="Empty all tables and compute them again, and write all sinks again."
-        ),
-    ] = False,
+    refresh: Refresh = None,
+    full_refresh: FullRefresh = None,
+    full_refresh_all: FullRefreshAll = False,
+    renamed_flow: RenamedFlow = None,
+    new_flow: NewFlow = None,
     settings: Settings = None,
     verbose: Verbose = False,
 ) -> None:
     """Run a pipeline once over the data that exists; with --continuous, also over what comes after it.
 
-    Exits with 1 if a flow fails, and says which one and why.
+    Exits with 1 if a flow fails, and says which one and why; and before anything is run if it would repeat or
+    leave out rows, as after changes of the definitions (`ottla pipeline plan` shows that).
     """
-    from ottla.spark.pipelines.runner import Selection
-
-    if full_refresh_all and (refresh or full_refresh):
-        raise WrongUsage("--full-refresh-all includes all tables; omit --refresh and --full-refresh")
     if runs is not None and not continuous:
         raise WrongUsage("--runs goes with --continuous")
-    selection = Selection(refresh or (), full_refresh or (), full_refresh_all)
+    selection = _selection(refresh, full_refresh, full_refresh_all, renamed_flow, new_flow)
     started = _Start(project, bootstrap, embedded, master, settings, verbose)
     lasting = continuous and runs is None
     _start(started, selection, runs=runs if continuous else 1, interval_s=interval, continuous=lasting)
+
+
+def _selection(
+    refresh: list[str] | None,
+    full_refresh: list[str] | None,
+    full_refresh_all: bool,
+    renamed_flow: list[str] | None,
+    new_flow: list[str] | None,
+) -> Selection:
+    from ottla.spark.pipelines.selection import Selection
+
+    if full_refresh_all and (refresh or full_refresh):
+        raise WrongUsage("--full-refresh-all includes all tables; omit --refresh and --full-refresh")
+    return Selection(
+        refresh or (),
+        full_refresh or (),
+        full_refresh_all,
+        renamed_flows=named_values("--renamed-flow", renamed_flow or ()),
+        new_flows=new_flow or (),
+    )
+
+
+@command(app, "plan")
+def plan(
+    project: ProjectPath = ".",
+    bootstrap: Brokers = None,
+    master: Master = DEFAULT_MASTER,
+    refresh: Refresh = None,
+    full_refresh: FullRefresh = None,
+    full_refresh_all: FullRefreshAll = False,
+    renamed_flow: RenamedFlow = None,
+    new_flow: NewFlow = None,
+    settings: Settings = None,
+    verbose: Verbose = False,
+) -> None:
+    """Show what a run with these options would do with each stream, and why. Nothing is run or changed.
+
+    Exits with 1 if the run would be refused, and says what to do instead.
+    """
+    selection = _selection(refresh, full_refresh, full_refresh_all, renamed_flow, new_flow)
+    started = _Start(project, bootstrap, False, master, settings, verbose)
+    _start(started, selection, runs=1, plan_only=True)
 
 
 @command(app, "dry-run")
@@ -145,14 +176,14 @@ def dry_run(
     verbose: Verbose = False,
 ) -> None:
     """Check a pipeline without running it: its definitions, names, columns and types."""
-    from ottla.spark.pipelines.runner import Selection
+    from ottla.spark.pipelines.selection import Selection
 
     started = _Start(project, bootstrap, embedded, master, settings, verbose)
     _start(started, Selection(), runs=1, dry=True)
 
 
 class _Start(NamedTuple):
-    """The options that `run` and `dry-run` share."""
+    """The options that `run`, `plan` and `dry-run` share."""
 
     path: str
     bootstrap: str | None
@@ -169,6 +200,7 @@ def _start(
     runs: int | None,
     interval_s: float = 0,
     dry: bool = False,
+    plan_only: bool = False,
     continuous: bool = False,
 ) -> None:
     """Start what a run needs, run, and stop it again."""
@@ -176,7 +208,8 @@ def _start(
     from ottla.spark.java import NoJava
     from ottla.spark.pipelines.project import BOOTSTRAP, CREATE_TOPICS, ProjectError
     from ottla.spark.pipelines.run_lock import AlreadyRunning, run_lock
-    from ottla.spark.pipelines.runner import RunFailed, UnknownTables
+    from ottla.spark.pipelines.runner import RunFailed
+    from ottla.spark.pipelines.selection import UnknownTables
     from ottla.spark.session import NoSpark, kill_spark
     from ottla.spark.worker.client_config import use_client_config
 
@@ -195,14 +228,14 @@ def _start(
         stack.enter_context(terminable())
         lock: RunLock | None = None
         starts_node = given.embedded or (bootstrap is None and project.bootstrap_servers is None)
-        if not dry or starts_node:
+        if not (dry or plan_only) or starts_node:
             places = [state, *([project.storage_path] if project.storage_path is not None else [])]
             try:
                 lock = stack.enter_context(
                     run_lock(places, lambda why: note(f"waiting: {why}"), on_lost=kill_spark)
                 )
             except AlreadyRunning as error:
-                hint = ". A dry-run needs no node: name any address with -b" if dry else ""
+                hint = ". To look only takes no node: name any address with -b" if dry or plan_only else ""
                 raise CliError(f"{error}{hint}") from None
         if starts_node:
             bootstrap = stack.enter_context(embedded_node(state / "node", state / "node.log"))
@@ -213,7 +246,7 @@ def _start(
         if (file := command_config.given()) is not None:
             command_config.client_settings()  # a file that cannot be read ends the command here
             use_client_config(file, configuration[BOOTSTRAP])
-        if not dry and (wanted := configuration.get(CREATE_TOPICS)):
+        if not (dry or plan_only) and (wanted := configuration.get(CREATE_TOPICS)):
             _create_topics(configuration[BOOTSTRAP], wanted)
         log = None if given.verbose else stack.enter_context(log_file(state / "spark.log"))
         request = PipelineRequest(
@@ -227,6 +260,7 @@ def _start(
             runs,
             interval_s,
             continuous,
+            plan_only,
             lock,
         )
         try:

@@ -49,6 +49,38 @@ Settings = Annotated[
     list[str] | None,
     Option("--conf", "-c", metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
 ]
+Refresh = Annotated[
+    list[str] | None,
+    Option("--refresh", metavar="TABLE", help="Update only this table; may be repeated."),
+]
+FullRefresh = Annotated[
+    list[str] | None,
+    Option(
+        "--full-refresh",
+        metavar="TABLE",
+        help="Empty this table and compute it again; may be repeated. A sink writes everything again.",
+    ),
+]
+FullRefreshAll = Annotated[
+    bool,
+    Option("--full-refresh-all", help="Empty all tables and compute them again, and write all sinks again."),
+]
+RenamedFlow = Annotated[
+    list[str] | None,
+    Option(
+        "--renamed-flow",
+        metavar="OLD=NEW",
+        help="A flow has another name now, and goes on where it was; may be repeated.",
+    ),
+]
+NewFlow = Annotated[
+    list[str] | None,
+    Option(
+        "--new-flow",
+        metavar="FLOW",
+        help="A flow is new, and not one into the same sink that is gone; may be repeated.",
+    ),
+]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Show the log of Spark.")]
 
 

@@ -23,17 +23,19 @@ from time import monotonic, sleep
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from ottla.cli.errors import CliError
-from ottla.cli.output import note
-from ottla.spark.pipelines.checkpoints import begin_checkpoints
+from ottla.cli.output import note, print_table
+from ottla.spark.pipelines.checkpoints import begin_checkpoints, flow_checkpoints
 from ottla.spark.pipelines.code_version import code_version
 from ottla.spark.pipelines.continuous import ContinuousFlows, Triggers
 from ottla.spark.pipelines.flow_graph import save_graph
+from ottla.spark.pipelines.plan import Definitions, FlowAction, FlowRecord, plan_run, rename_flows
 from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError
 from ottla.spark.pipelines.query_listener import listen_to_queries
 from ottla.spark.pipelines.run_lock import RunLock
 from ottla.spark.pipelines.run_record import record_run
-from ottla.spark.pipelines.runner import RunFailed, RunListener, Selection, run_once
+from ottla.spark.pipelines.runner import RunFailed, RunListener, run_once
+from ottla.spark.pipelines.selection import Selection
 from ottla.spark.pipelines.spark_flows import FlowNotSupported, SparkFlows
 from ottla.spark.pipelines.tables import (
     PipelineTables,
@@ -69,6 +71,8 @@ class PipelineRequest:
     interval_s: float
     continuous: bool = False
     """Whether the queries stay open after the first run."""
+    plan_only: bool = False
+    """Whether it ends before anything is run."""
     lock: RunLock | None = None
     """The lock of the project; the JVM holds it as long as it lives. None for a dry run."""
 
@@ -101,7 +105,9 @@ def _run_all(request: PipelineRequest, log: IO[str] | None) -> None:
         if request.lock is not None:
             request.lock.check()
         session = _Session(spark, context, request, log, began)
-        if not request.dry and not has_own_catalog(project, {**request.conf, **request.configuration}):
+        if not (request.dry or request.plan_only) and not has_own_catalog(
+            project, {**request.conf, **request.configuration}
+        ):
             session.tables = PipelineTables(project, warehouse, request.state)
             unfinished = session.tables.unfinished_refresh
             if names := [*unfinished, *session.tables.unfinished_sinks]:
@@ -114,6 +120,10 @@ def _run_all(request: PipelineRequest, log: IO[str] | None) -> None:
             if session.run_continuously(triggers):
                 return
         number = 1 + request.continuous
+        if number == 1 and request.selection.sinks and request.selection.full_refresh:
+            # Where tables are named, Spark runs nothing else.
+            session.run(request.selection, number=1)
+            request = replace(request, selection=Selection())
         while request.runs is None or number <= request.runs:
             if number > 1:
                 sleep(request.interval_s)
@@ -149,7 +159,7 @@ class _Session:
         try:
             with (
                 self._recorded(progress, "once" if request.runs == 1 else "repeated"),
-                show_progress(progress, quiet=request.dry or number > 1),
+                show_progress(progress, quiet=request.dry or request.plan_only or number > 1),
                 listen_to_queries(self._context, progress),
             ):
                 run_once(
@@ -159,6 +169,7 @@ class _Session:
                     progress,
                     selection=selection,
                     dry=request.dry,
+                    plan_only=request.plan_only,
                     output=self._log,
                     listener=_SessionListener(self, selection),
                 )
@@ -178,9 +189,33 @@ class _Session:
 
     def _recorded(self, progress: PipelineProgress, mode: str) -> AbstractContextManager[None]:
         """Keep the progress of a run in a file, unless it changes nothing."""
-        if self._request.dry:
+        if self._request.dry or self._request.plan_only:
             return nullcontext()
         return record_run(progress, self._request.state, self._request.project.name, mode=mode)
+
+    def plan(self, definitions: Definitions, selection: Selection) -> None:
+        """Say what the run does with each stream that does not just continue, and refuse what would repeat or
+        leave out rows.
+        """
+        request = self._request
+        storage = request.project.storage_path
+        if request.dry or storage is None:
+            return
+        if not request.plan_only:
+            rename_flows(storage, selection.renamed_flows, definitions)
+        record = FlowRecord(storage)
+        plan = plan_run(definitions, selection, flow_checkpoints(storage / CHECKPOINTS), record.read())
+        if request.plan_only:
+            print_table(
+                ("FLOW", "INTO", "DOES", "WHY"),
+                [(flow.flow, flow.target, flow.action, flow.why) for flow in plan.flows],
+            )
+        plan.check()
+        for flow in plan.flows:
+            if flow.action is FlowAction.RESTARTS and not request.plan_only:
+                note(f"{flow.flow} {flow.action}: {flow.why}")
+        if not request.plan_only:
+            record.write(definitions)
 
     def keep_flows(self, graph: str) -> None:
         """Keep what Spark knows of the flows, and a copy for `ottla pipeline graph`."""
@@ -307,6 +342,8 @@ class _Session:
         if number == 1:
             took += f"; {monotonic() - self._began:.1f} s with the start of Spark"
         name = self._request.project.name
+        if self._request.plan_only:
+            return
         if self._request.dry:
             note(f"{name}: the definitions are valid, {took}")
         elif number == 1 or progress.rows:  # of later runs only those with new rows
@@ -331,11 +368,9 @@ class _SessionListener(RunListener):
     def on_table_defined(self, name: str, *, streaming: bool) -> None:
         self._inner.on_table_defined(name, streaming=streaming)
 
-    def on_flow_defined(self, name: str, target: str) -> None:
-        self._inner.on_flow_defined(name, target)
-
-    def on_definitions_loaded(self) -> None:
-        self._inner.on_definitions_loaded()
+    def on_definitions_loaded(self, definitions: Definitions) -> None:
+        self._session.plan(definitions, self._selection)
+        self._inner.on_definitions_loaded(definitions)
         if self._tables is None:
             self._session.begin_sinks_again(self._selection)
 

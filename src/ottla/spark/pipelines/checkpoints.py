@@ -58,6 +58,27 @@ def sink_checkpoints(root: Path) -> dict[str, int]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class FlowCheckpoint:
+    """The checkpoint of a flow. One that was begun again and has planned nothing has no batches."""
+
+    directory: Path
+    has_batches: bool
+
+
+def flow_checkpoints(root: Path) -> dict[tuple[str, str], FlowCheckpoint]:
+    """The checkpoints of all flows, by the names of target and flow in small letters, without databases."""
+    found: dict[tuple[str, str], FlowCheckpoint] = {}
+    for flow in {directory.parent for directory in _in_use(root)}:
+        newest = max(
+            (each for each in flow.iterdir() if each.name.isdecimal()), key=lambda each: int(each.name)
+        )
+        batches = newest / "offsets"
+        has_batches = batches.is_dir() and any(each.name.isdecimal() for each in batches.iterdir())
+        found[flow.parent.name.lower(), flow.name.lower()] = FlowCheckpoint(flow, has_batches)
+    return found
+
+
 def begin_checkpoints(root: Path, numbers: Mapping[str, int]) -> None:
     """Let flows begin again, with a checkpoint of this number each, as Spark does in a full refresh. One that
     has got there already is left alone.

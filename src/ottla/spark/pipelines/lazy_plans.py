@@ -15,7 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["EagerRead", "eager_reads", "make_lazy"]
+from ottla.spark.pipelines.plan import StreamRead
+
+__all__ = [
+    "EagerRead",
+    "OutsideRead",
+    "eager_reads",
+    "make_lazy",
+    "outside_reads",
+    "stream_reads",
+    "streams_in_sql",
+]
 
 _RELATION: Final = "spark.connect.Relation"
 _NAME: Final = re.compile(r"\w+(\.\w+)*")
@@ -23,6 +33,10 @@ _QUANTITY: Final = re.compile(
     r"\s*(?P<count>\d+)\s+(?P<unit>week|day|hour|minute|second|millisecond|microsecond)s?", re.IGNORECASE
 )
 _WATERMARKED: Final = re.compile(r"SELECT \* FROM (?:STREAM\((?P<stream>.+)\)|(?P<table>\S+)) WATERMARK .+")
+_STREAM: Final = re.compile(
+    r"\bSTREAM\s*(?:\(\s*|\s)(?P<name>(?:`[^`]+`|\w+)(?:\.(?:`[^`]+`|\w+))*)", re.IGNORECASE
+)
+_NAMES_TOPICS: Final = ("subscribe", "subscribePattern", "assign", "path")
 _PANDAS: Final = "a pandas_udf in select, or the same call in the flow that fills the table, on its source"
 # What Spark resolves at once, by the names in its protocol: how users call it, and what works.
 _EAGER: Final = {
@@ -75,6 +89,54 @@ def eager_reads(relation: Any) -> list[EagerRead]:
         if kind in _EAGER and (tables := frozenset(_tables(each))):
             found.append(EagerRead(*_EAGER[kind], tables))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideRead:
+    """A read of something that is no table, by `spark.read` or `spark.readStream`."""
+
+    format: str
+    options: dict[str, str]
+    paths: tuple[str, ...]
+    streaming: bool
+
+
+def outside_reads(relation: Any) -> list[OutsideRead]:
+    return [
+        OutsideRead(
+            each.read.data_source.format,
+            dict(each.read.data_source.options),
+            tuple(each.read.data_source.paths),
+            each.read.is_streaming,
+        )
+        for each in _relations(relation)
+        if each.WhichOneof("rel_type") == "read" and each.read.HasField("data_source")
+    ]
+
+
+def stream_reads(relation: Any) -> list[StreamRead]:
+    """The streams in a plan: of tables by their names, of topics, of files."""
+    found = []
+    for each in _relations(relation):
+        kind = each.WhichOneof("rel_type")
+        if kind == "read" and each.read.is_streaming and each.read.HasField("named_table"):
+            found.append(StreamRead("table", each.read.named_table.unparsed_identifier.replace("`", "")))
+        elif kind == "sql":
+            found += streams_in_sql(each.sql.query)
+    for read in outside_reads(relation):
+        if read.streaming:
+            given = {name.lower(): value for name, value in read.options.items()}
+            chosen = [f"{name}={given[name.lower()]}" for name in _NAMES_TOPICS if name.lower() in given]
+            found.append(StreamRead(read.format, " ".join([*chosen, *read.paths])))
+    return found
+
+
+def streams_in_sql(query: str) -> list[StreamRead]:
+    """
+    >>> [each.what for each in streams_in_sql("SELECT * FROM STREAM(a) JOIN STREAM `db`.`b`")]
+    ['a', 'db.b']
+    """
+    return [StreamRead("table", match["name"].replace("`", "")) for match in _STREAM.finditer(query)]
 
 
 def _relations(message: Any) -> Iterator[Any]:

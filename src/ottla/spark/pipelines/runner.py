@@ -8,26 +8,42 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from traceback import extract_tb
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from ottla.spark.pipelines.lazy_plans import EagerRead, eager_reads, make_lazy
+from ottla.spark.pipelines.lazy_plans import (
+    EagerRead,
+    eager_reads,
+    make_lazy,
+    outside_reads,
+    stream_reads,
+    streams_in_sql,
+)
+from ottla.spark.pipelines.plan import Definitions, FlowDefinition
 from ottla.spark.pipelines.progress import Flow, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import Project, ProjectError, spark_location
+from ottla.spark.pipelines.selection import Selection, UnknownTables, table_key
+from ottla.spark.sink.options import sink_options
+from ottla.spark.source.options import source_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_FORMAT: Final = "ottla"
 _STARTS: Final = re.compile(r"Flow '?[^'\n]+?'? (?:is|has|has been)? ?(?:PLANNING|STARTING|RUNNING)\b")
 _SQL_COMMENT: Final = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+_CREATE: Final = r"\bCREATE\s+(?:OR\s+(?:REFRESH|REPLACE)\s+)?"
+_NAMED: Final = r"(?:IF\s+NOT\s+EXISTS\s+)?(?P<name>(?:`[^`]+`|\w+)(?:\.(?:`[^`]+`|\w+))*)"
 _DEFINES_TABLE: Final = re.compile(
-    r"\bCREATE\s+(?:OR\s+(?:REFRESH|REPLACE)\s+)?(?P<kind>STREAMING\s+TABLE|MATERIALIZED\s+VIEW)\s+"
-    r"(?:IF\s+NOT\s+EXISTS\s+)?(?P<name>(?:`[^`]+`|\w+)(?:\.(?:`[^`]+`|\w+))*)",
-    re.IGNORECASE,
+    rf"{_CREATE}(?P<kind>STREAMING\s+TABLE|MATERIALIZED\s+VIEW)\s+{_NAMED}", re.IGNORECASE
+)
+_DEFINES_QUERY: Final = re.compile(
+    rf"{_CREATE}(?:STREAMING\s+TABLE|MATERIALIZED\s+VIEW|TEMPORARY\s+VIEW)\s+{_NAMED}", re.IGNORECASE
 )
 
 
@@ -39,10 +55,6 @@ _DEFINES_FLOW: Final = re.compile(
 _HAS_QUERY: Final = re.compile(r"\bAS\s+\(*\s*(?:SELECT|WITH|FROM|TABLE|VALUES)\b", re.IGNORECASE)
 
 
-class UnknownTables(Exception):
-    """A run was asked to update tables that the definitions do not have."""
-
-
 class RunFailed(Exception):
     """A run that did not complete. `flow` is the one that failed, if it was a flow."""
 
@@ -51,83 +63,14 @@ class RunFailed(Exception):
         self.flow = flow
 
 
-def table_key(name: str) -> str:
-    """The name of a table without its database, for comparisons: Spark's catalog keeps `rawOrders` as
-    `raworders`, while checkpoints, flows and users spell it as the definitions do.
-
-    >>> table_key("shop.rawOrders")
-    'raworders'
-    """
-    return name.rpartition(".")[2].lower()
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which tables a run updates, as `spark-pipelines run` names them; all if none is named."""
-
-    refresh: Sequence[str] = ()
-    full_refresh: Sequence[str] = ()
-    full_refresh_all: bool = False
-    must_exist: bool = True
-    """Whether a name of no table is refused; one of an earlier run may be gone from the definitions."""
-    sinks: Sequence[str] = ()
-    """Sinks whose flows begin again. Spark takes no names of sinks: such a run updates everything."""
-
-    def spelled(self, tables: Mapping[str, str], sinks: Collection[str] = ()) -> Selection:
-        """The same tables, spelled as the definitions do: Spark compares them letter by letter. `tables` has
-        the spellings. A name of no table is refused: Spark would update nothing, and report success.
-
-        >>> tables = {"raworders": "rawOrders", "turnover": "turnover"}
-        >>> Selection(refresh=["default.RAWORDERS"]).spelled(tables).refresh
-        ('default.rawOrders',)
-        >>> Selection(full_refresh=["ordres"]).spelled(tables)
-        Traceback (most recent call last):
-        ottla.spark.pipelines.runner.UnknownTables: there is no table ordres; there are rawOrders, turnover
-        """
-
-        def spell(name: str) -> str:
-            found = tables.get(table_key(name))
-            if found is not None:
-                return name[: name.rfind(".") + 1] + found.rpartition(".")[2]
-            if table_key(name) in sinks:
-                raise UnknownTables(
-                    f"{name} is a sink, and none of its flows has a checkpoint on this machine: there is "
-                    "nothing to refresh"
-                )
-            if self.must_exist:
-                known = f"there are {', '.join(sorted(tables.values()))}" if tables else "there is none"
-                raise UnknownTables(f"there is no table {name}; {known}")
-            return name
-
-        for name in self.sinks:
-            if table_key(name) not in sinks:
-                raise UnknownTables(f"the definitions have no sink {name} any more")
-        return replace(
-            self,
-            refresh=tuple(spell(name) for name in self.refresh),
-            full_refresh=tuple(spell(name) for name in self.full_refresh),
-        )
-
-    def recomputes(self, table: str) -> bool:
-        """Whether this table is computed from scratch."""
-        return self.full_refresh_all or table_key(table) in set(map(table_key, self.full_refresh))
-
-    def includes(self, table: str) -> bool:
-        chosen = set(map(table_key, (*self.refresh, *self.full_refresh)))
-        return not chosen or table_key(table) in chosen
-
-
 class RunListener:
     """What a run calls. The methods here do nothing."""
 
     def on_table_defined(self, name: str, *, streaming: bool) -> None:
         """The definitions declare a streaming table, or a materialized view."""
 
-    def on_flow_defined(self, name: str, target: str) -> None:
-        """The definitions declare a flow into a table or a sink."""
-
-    def on_definitions_loaded(self) -> None:
-        """All definitions are registered, and the run starts now."""
+    def on_definitions_loaded(self, definitions: Definitions) -> None:
+        """All definitions are registered, and the run starts now. A ProjectError prevents that."""
 
     def on_flow_started(self) -> None:
         """Spark has created the tables, and a flow starts; called for each flow."""
@@ -146,10 +89,12 @@ def run_once(
     *,
     selection: Selection,
     dry: bool = False,
+    plan_only: bool = False,
     output: IO[str] | None = None,
     listener: RunListener | None = None,
 ) -> None:
-    """Run the project once over the data that exists. Raises RunFailed with the flow that failed and why.
+    """Run the project once over the data that exists, or with `plan_only` load its definitions. Raises
+    RunFailed with the flow that failed and why.
 
     `configuration` is the project's, overridden by the caller's values; the output of its definitions goes to
     `output`.
@@ -157,7 +102,17 @@ def run_once(
     from pyspark.errors import PySparkException
 
     try:
-        _run(spark, project, configuration, progress, selection, dry, output, listener or RunListener())
+        _run(
+            spark,
+            project,
+            configuration,
+            progress,
+            selection,
+            dry,
+            plan_only,
+            output,
+            listener or RunListener(),
+        )
     except PySparkException as error:
         raise _failure(error, progress) from None
     if progress.failed:
@@ -171,6 +126,7 @@ def _run(
     progress: PipelineProgress,
     selection: Selection,
     dry: bool,
+    plan_only: bool,
     output: IO[str] | None,
     listener: RunListener,
 ) -> None:
@@ -188,12 +144,14 @@ def _run(
             with redirect_stdout(output or sys.stderr):
                 register_definitions(project.spec, registry, spec, spark, graph)
             registry.check()
-            selection = selection.spelled(registry.tables, registry.sinks)
+            selection = selection.spelled(registry.definitions.tables, registry.definitions.sinks)
         except (PySparkException, RunFailed, UnknownTables):
             raise
         except Exception as error:
             raise definition_error(project, error) from None
-        listener.on_definitions_loaded()
+        listener.on_definitions_loaded(registry.definitions)
+        if plan_only:
+            return
         if not dry:
             remove_unfinished_files(project.storage_path)
         results = start_run(
@@ -234,44 +192,69 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
         def __init__(self) -> None:
             super().__init__(spark, graph)
             self._datasets: set[str] = set()
-            self.tables: dict[str, str] = {}
-            self.sinks: set[str] = set()
+            self.definitions = Definitions()
             self._eager: list[tuple[str, str, EagerRead]] = []
 
         def register_output(self, output: Output) -> None:
             super().register_output(output)
             self._datasets.add(table_key(output.name))
             if isinstance(output, MaterializedView | StreamingTable):
-                self.tables[table_key(output.name)] = output.name
-                listener.on_table_defined(output.name, streaming=isinstance(output, StreamingTable))
+                self._add_table(output.name, streaming=isinstance(output, StreamingTable))
             elif isinstance(output, Sink):
-                self.sinks.add(table_key(output.name))
+                self.definitions.sinks.add(table_key(output.name))
+                if output.format == _FORMAT:
+                    self._check_options(sink_options, output.options or {}, f"sink {output.name}", output)
+
+        def _add_table(self, name: str, *, streaming: bool) -> None:
+            self.definitions.tables[table_key(name)] = name
+            if streaming:
+                self.definitions.streaming.add(table_key(name))
+            listener.on_table_defined(name, streaming=streaming)
+
+        def _check_options(
+            self,
+            parse: Callable[[Mapping[str, str]], object],
+            options: Mapping[str, str],
+            what: str,
+            part: Any,
+        ) -> None:
+            """Refuse options that a source or a sink would refuse, before anything starts."""
+            try:
+                parse(options)
+            except ValueError as error:
+                where = _source(project, part.source_code_location)
+                raise RunFailed(f"{where}: {what}: {error}") from None
 
         def register_sql(self, sql_text: str, file_path: Path) -> None:
             super().register_sql(sql_text, file_path)
             for name, streaming in tables_in_sql(sql_text):
                 self._datasets.add(table_key(name))
-                self.tables[table_key(name)] = name
-                listener.on_table_defined(name, streaming=streaming)
-            for name, target in flows_in_sql(sql_text):
-                listener.on_flow_defined(name, target)
+                self._add_table(name, streaming=streaming)
+            self.definitions.flows += flows_in_sql(sql_text)
 
         def register_flow(self, flow: DefinedFlow) -> None:
-            eager: list[EagerRead] = []
+            plans: list[Any] = []
             where = _source(project, flow.source_code_location)
 
             def resolved_late() -> Any:
-                return _ResolvedLate(flow.func(), eager)
+                return _ResolvedLate(flow.func(), plans)
 
             try:
                 super().register_flow(replace(flow, func=resolved_late))
             except PySparkException as error:
                 where = _project_line(project, error) or where
                 missing = "TABLE_OR_VIEW_NOT_FOUND" in str(error)
+                eager = [each for plan in plans for each in eager_reads(plan)]
                 hint = eager_hint(eager[0]) if eager and missing else readable_error(str(error))
                 raise RunFailed(f"{where}: flow {flow.name}: {hint}") from None
-            self._eager += [(where, flow.name, each) for each in eager]
-            listener.on_flow_defined(flow.name, flow.target)
+            for plan in plans:
+                self._eager += [(where, flow.name, each) for each in eager_reads(plan)]
+                for read in outside_reads(plan):
+                    if read.format == _FORMAT:
+                        parse = partial(source_options, streaming=read.streaming)
+                        self._check_options(parse, read.options, f"flow {flow.name}", flow)
+            streams = tuple(each for plan in plans for each in stream_reads(plan))
+            self.definitions.flows.append(FlowDefinition(flow.name, flow.target, streams))
 
         def check(self) -> None:
             """Refuse what Spark has resolved without the graph: the order of the flows would be wrong."""
@@ -283,18 +266,20 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
 
 
 class _ResolvedLate:
-    """The frame of a flow, with a plan that is resolved with the graph. `eager` gets what is not."""
+    """The frame of a flow, with a plan that is resolved with the graph as far as that is possible. `plans`
+    gets the plan.
+    """
 
-    def __init__(self, frame: Any, eager: list[EagerRead]) -> None:
+    def __init__(self, frame: Any, plans: list[Any]) -> None:
         if not hasattr(frame, "_plan"):
             raise TypeError(f"the function of a flow returns a DataFrame, not {type(frame).__name__}")
         self._frame = frame
-        self._eager = eager
+        self._plans = plans
         self._plan = self
 
     def plan(self, client: Any) -> Any:
         relation = make_lazy(self._frame._plan.plan(client))
-        self._eager += eager_reads(relation)
+        self._plans.append(relation)
         return relation
 
 
@@ -323,21 +308,29 @@ def tables_in_sql(text: str) -> list[tuple[str, bool]]:
     return [(match["name"].replace("`", ""), match["kind"].upper().startswith("S")) for match in found]
 
 
-def flows_in_sql(text: str) -> list[tuple[str, str]]:
-    """The flows that a file of SQL defines, and the table of each; a table with a query is its own flow.
+def flows_in_sql(text: str) -> list[FlowDefinition]:
+    """The flows that a file of SQL defines; a table or a temporary view with a query is its own flow.
 
-    >>> flows_in_sql("CREATE STREAMING TABLE t; CREATE FLOW f AS INSERT INTO ONCE t BY NAME SELECT 1")
-    [('f', 't')]
-    >>> flows_in_sql("CREATE STREAMING TABLE t AS SELECT 1")
-    [('t', 't')]
+    >>> [flow] = flows_in_sql("CREATE FLOW f AS INSERT INTO ONCE t BY NAME SELECT 1")
+    >>> flow.name, flow.target
+    ('f', 't')
+    >>> flows_in_sql("CREATE STREAMING TABLE t AS SELECT * FROM STREAM(orders)")
+    [FlowDefinition(name='t', target='t', streams=(StreamRead(kind='table', what='orders'),))]
     """
-    code = _SQL_COMMENT.sub(" ", text)
-    found = [(match["name"], match["target"]) for match in _DEFINES_FLOW.finditer(code)]
+    return [
+        FlowDefinition(name.replace("`", ""), target.replace("`", ""), tuple(streams_in_sql(query)))
+        for name, target, query in _queries_in_sql(_SQL_COMMENT.sub(" ", text))
+    ]
+
+
+def _queries_in_sql(code: str) -> Iterator[tuple[str, str, str]]:
     for statement in code.split(";"):
-        match = _DEFINES_TABLE.search(statement)
-        if match is not None and _HAS_QUERY.search(statement, match.end()):
-            found.append((match["name"], match["name"]))
-    return [(name.replace("`", ""), target.replace("`", "")) for name, target in found]
+        if (flow := _DEFINES_FLOW.search(statement)) is not None:
+            yield flow["name"], flow["target"], statement[flow.end() :]
+        elif (own := _DEFINES_QUERY.search(statement)) is not None and _HAS_QUERY.search(
+            statement, own.end()
+        ):
+            yield own["name"], own["name"], statement[own.end() :]
 
 
 def storage_for_spark(project: Project) -> str:

@@ -33,16 +33,18 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ottla.spark.pipelines.checkpoints import begin_checkpoints, sink_checkpoints
+from ottla.spark.pipelines.plan import Definitions
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress
 from ottla.spark.pipelines.project import CHECKPOINTS, SPEC_NAMES, Project, ProjectError, spark_location
-from ottla.spark.pipelines.runner import RunListener, Selection, UnknownTables, table_key
+from ottla.spark.pipelines.runner import RunListener
+from ottla.spark.pipelines.selection import Selection, UnknownTables, table_key
 
 __all__ = [
     "PipelineTables",
@@ -113,7 +115,6 @@ class PipelineTables:
         self._entries, self._pending, self._pending_sinks = _read(self._file)
         self._selection = Selection()
         self._declared: dict[str, bool] = {}  # by `table_key`: whether it is a streaming table
-        self._flows: dict[str, list[str]] = {}  # by `table_key`: its flows
         self._registered: set[tuple[str, str]] = set()
         self._is_recorded = False
         self._version = self._base
@@ -144,7 +145,6 @@ class PipelineTables:
         self._check_owner()
         self._selection = selection
         self._declared.clear()
-        self._flows.clear()
         self._is_recorded = False
         self._version = self._new_version(selection)
         databases = {_DEFAULT_DATABASE, *(database for database, _ in self._entries)}
@@ -256,11 +256,11 @@ class PipelineTables:
 
     # During a run, called by the runner.
 
-    def on_definitions_loaded(self, spark: Any, context: Any) -> None:
+    def on_definitions_loaded(self, spark: Any, context: Any, definitions: Definitions) -> None:
         """Prepare a full refresh, now that the definitions are known to be sound. It is noted first: Spark
         resets checkpoints before it creates tables.
         """
-        self._check_flows()
+        self._check_flows(definitions)
         selection = self._selection
         if not (selection.full_refresh_all or selection.full_refresh or selection.sinks):
             return
@@ -274,38 +274,19 @@ class PipelineTables:
             if selection.recomputes(entry.table) and self._declared.get(table_key(entry.table), False):
                 self._empty(spark, context, entry)
 
-    def on_flow_defined(self, name: str, target: str) -> None:
-        """Note a flow that the definitions declare."""
-        self._flows.setdefault(table_key(target), []).append(name)
-
-    def _check_flows(self) -> None:
+    def _check_flows(self, definitions: Definitions) -> None:
         """Refuse a second stream into a table of files: Spark takes its batches for those of the first, which
         are in the table already, and leaves them out without an error.
         """
-        for table, flows in self._flows.items():
-            if len(flows) > 1 and self._declared.get(table, False):
+        flows_by_table: dict[str, list[str]] = {}
+        for flow in definitions.flows:
+            flows_by_table.setdefault(table_key(flow.target), []).append(flow.name)
+        for table, flows in flows_by_table.items():
+            if len(flows) > 1 and table in definitions.streaming:
                 raise ProjectError(
                     f"table {table} has {len(flows)} flows, {', '.join(flows)}: a table of files takes "
                     "one, as Spark would leave out rows of the others. What works: one flow with `union`, or "
                     "a table for each flow and a view over them. (Sinks take many flows.)"
-                )
-
-        for entry in self._entries.values():
-            if entry.streaming and not self._selection.recomputes(entry.table):
-                self._check_name_of_flow(entry, self._flows.get(table_key(entry.table), ()))
-
-    def _check_name_of_flow(self, entry: TableEntry, flows: Sequence[str]) -> None:
-        """Refuse a flow under a new name: its checkpoint would begin with batch 0, which the table has."""
-        storage = self._project.storage_path
-        if storage is None or committed_files(Path(entry.location)) is None:
-            return
-        known = {each.name.lower() for each in _flow_directories(entry, storage / CHECKPOINTS)}
-        for flow in flows:
-            if known and table_key(flow) not in known:
-                raise ProjectError(
-                    f"table {entry.table} was written by flow {', '.join(sorted(known))}, and flow {flow} "
-                    "would begin from the start, where Spark leaves out what the table has already. Keep the "
-                    f"name, or compute the table again: `ottla pipeline run --full-refresh {entry.table}`"
                 )
 
     def _empty(self, spark: Any, context: Any, entry: TableEntry) -> None:
@@ -412,9 +393,10 @@ def name_sinks(selection: Selection, project: Project) -> Selection:
     sinks = [name for name in selection.full_refresh if table_key(name) in known]
     if not sinks:
         return selection
-    if len(sinks) < len(selection.full_refresh) or selection.refresh:
-        raise UnknownTables(f"{sinks[0]} is a sink; refresh it in a run of its own, without tables")
-    return replace(selection, full_refresh=(), sinks=tuple(sinks))
+    if selection.refresh:
+        raise UnknownTables(f"{sinks[0]} is a sink: its flows run with all others, without --refresh")
+    tables = tuple(name for name in selection.full_refresh if name not in sinks)
+    return replace(selection, full_refresh=tables, sinks=tuple(sinks))
 
 
 def next_checkpoints(project: Project, selection: Selection) -> dict[str, int]:
@@ -439,11 +421,8 @@ class TableListener(RunListener):
     def on_table_defined(self, name: str, *, streaming: bool) -> None:
         self._tables.on_table_defined(self._spark, name, streaming=streaming)
 
-    def on_flow_defined(self, name: str, target: str) -> None:
-        self._tables.on_flow_defined(name, target)
-
-    def on_definitions_loaded(self) -> None:
-        self._tables.on_definitions_loaded(self._spark, self._context)
+    def on_definitions_loaded(self, definitions: Definitions) -> None:
+        self._tables.on_definitions_loaded(self._spark, self._context, definitions)
 
     def on_flow_started(self) -> None:
         self._tables.on_flow_started(self._context)

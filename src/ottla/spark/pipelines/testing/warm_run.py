@@ -14,7 +14,8 @@ from typing import IO, Any, Final
 from ottla.spark.pipelines.progress import PipelineProgress
 from ottla.spark.pipelines.project import Project, spark_location
 from ottla.spark.pipelines.query_listener import listen_to_queries
-from ottla.spark.pipelines.runner import Selection, run_once
+from ottla.spark.pipelines.runner import run_once
+from ottla.spark.pipelines.selection import Selection
 from ottla.spark.pipelines.tables import PipelineTables, TableListener
 
 __all__ = ["TEST_SETTINGS", "CaseDirectories", "WarmSession"]

@@ -1,0 +1,218 @@
+"""What a run would do with each stream: people rename, move and edit flows, and no row is written twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ottla.client.blocking import Producer
+from ottla.spark.pipelines.checkpoints import FlowCheckpoint, flow_checkpoints
+from ottla.spark.pipelines.plan import (
+    Definitions,
+    FlowAction,
+    FlowDefinition,
+    FlowRecord,
+    RunPlan,
+    StreamRead,
+    plan_run,
+    rename_flows,
+)
+from ottla.spark.pipelines.project import ProjectError
+from ottla.spark.pipelines.selection import Selection
+from tests.support.spark_pipelines import WarmPipeline, order, values
+
+ORDERS_TOPIC = StreamRead("ottla", "subscribe=shop.orders")
+ORDERS = StreamRead("table", "orders")
+
+
+def shop(*flows: FlowDefinition) -> Definitions:
+    """Orders of a topic in a table; a view over it, a table and a sink that read it as a stream."""
+    return Definitions(
+        tables={"orders": "orders", "teas": "teas", "turnover": "turnover"},
+        streaming={"orders", "teas"},
+        sinks={"large"},
+        flows=[
+            FlowDefinition("orders", "orders", (ORDERS_TOPIC,)),
+            FlowDefinition("turnover", "turnover"),
+            FlowDefinition("hot", "hot", (ORDERS,)),  # a temporary view
+            *(
+                flows
+                or (FlowDefinition("teas", "teas", (ORDERS,)), FlowDefinition("find", "large", (ORDERS,)))
+            ),
+        ],
+    )
+
+
+def plan(
+    definitions: Definitions,
+    *known: tuple[str, str],
+    selection: Selection | None = None,
+    read: dict[tuple[str, str], frozenset[StreamRead]] | None = None,
+) -> RunPlan:
+    checkpoints = {flow: FlowCheckpoint(Path("/s"), has_batches=True) for flow in known}
+    return plan_run(definitions, selection or Selection(), checkpoints, read or {})
+
+
+ALL = (("orders", "orders"), ("teas", "teas"), ("large", "find"))
+
+
+def test_flows_begin_and_then_continue() -> None:
+    assert {flow.action for flow in plan(shop()).flows} == {FlowAction.BEGINS}
+    again = plan(shop(), *ALL)
+    assert [(flow.flow, flow.target, flow.action) for flow in again.flows] == [
+        ("orders", "orders", FlowAction.CONTINUES),
+        ("teas", "teas", FlowAction.CONTINUES),
+        ("find", "large", FlowAction.CONTINUES),
+    ]
+    again.check()
+
+
+def test_a_table_is_computed_again_with_all_that_reads_it_as_a_stream_or_not_at_all() -> None:
+    refused = plan(shop(), *ALL, selection=Selection(full_refresh=["orders"]))
+    command = "ottla pipeline run --full-refresh orders --full-refresh teas --full-refresh large"
+    with pytest.raises(ProjectError, match=r"flow teas \(into teas\), find \(into large\)") as said:
+        refused.check()
+    assert f"`{command}`" in str(said.value)
+    assert "What is in the topic of large stays there, and is written once more" in str(said.value)
+    told = Selection(full_refresh=["orders", "teas"], sinks=("large",))
+    plan(shop(), *ALL, selection=told).check()
+    plan(shop(), *ALL, selection=Selection(full_refresh_all=True)).check()
+    # What has read nothing yet repeats nothing.
+    plan(shop(), ("orders", "orders"), selection=Selection(full_refresh=["orders"])).check()
+
+
+def test_views_between_are_looked_through_and_streams_below_streams_are_named() -> None:
+    flows = (
+        FlowDefinition("teas", "teas", (StreamRead("table", "hot"),)),
+        FlowDefinition("find", "large", (StreamRead("table", "db.Teas"),)),
+    )
+    refused = plan(shop(*flows), *ALL, selection=Selection(full_refresh=["orders"]))
+    with pytest.raises(ProjectError, match="--full-refresh orders --full-refresh teas --full-refresh large"):
+        refused.check()
+
+
+def test_a_flow_into_a_sink_under_another_name_is_not_taken_for_a_new_one() -> None:
+    renamed = shop(FlowDefinition("find_large", "large", (ORDERS,)))
+    with pytest.raises(ProjectError, match=r"--renamed-flow find=find_large.*--new-flow find_large"):
+        plan(renamed, ("large", "find")).check()
+    plan(renamed, ("large", "find"), selection=Selection(new_flows=["find_large"])).check()
+    plan(renamed, ("large", "find"), selection=Selection(sinks=("large",))).check()
+    both = shop(FlowDefinition("find", "large", (ORDERS,)), FlowDefinition("more", "large", (ORDERS,)))
+    plan(both, ("large", "find")).check()  # one more flow into the sink
+
+
+def test_a_flow_into_a_table_under_another_name_is_not_begun() -> None:
+    """Its batches would have the numbers of those that the table has."""
+    renamed = shop(FlowDefinition("read_teas", "teas", (ORDERS,)))
+    with pytest.raises(ProjectError, match=r"--renamed-flow teas=read_teas.*--full-refresh teas"):
+        plan(renamed, ("teas", "teas")).check()
+    plan(renamed, ("teas", "teas"), selection=Selection(full_refresh=["teas"])).check()
+
+
+def test_a_flow_that_reads_something_else_is_refused(tmp_path: Path) -> None:
+    record = FlowRecord(tmp_path)
+    record.write(shop())
+    before = record.read()
+    plan(shop(), *ALL, read=before).check()
+    edited = shop(
+        FlowDefinition("teas", "teas", (ORDERS_TOPIC,)), FlowDefinition("find", "large", (ORDERS_TOPIC,))
+    )
+    problems = plan(edited, *ALL, read=before).problems
+    assert len(problems) == 2
+    assert "teas has read table orders until now, and reads ottla subscribe=shop.orders" in problems[0]
+    assert "`ottla pipeline run --full-refresh teas`" in problems[0]
+    assert "`ottla pipeline run --new-flow NAME`" in problems[1]
+    # Another topic is no other kind of source: its partitions are new ones.
+    wider = StreamRead("ottla", "subscribe=shop.orders,shop.returns")
+    definitions = shop()
+    definitions.flows[0] = FlowDefinition("orders", "orders", (wider,))
+    plan(definitions, *ALL, read=before).check()
+
+
+def test_what_flows_have_read_outlives_their_absence_and_damage_is_named(tmp_path: Path) -> None:
+    record = FlowRecord(tmp_path)
+    record.write(shop())
+    record.write(shop(FlowDefinition("find", "large", (ORDERS,))))
+    assert ("teas", "teas") in record.read()
+    (tmp_path / "flows.json").write_text("{")
+    with pytest.raises(ProjectError, match=r"flows\.json.* is damaged"):
+        record.read()
+
+
+def checkpoint(storage: Path, flow: str, *numbers: int) -> Path:
+    for number in numbers:
+        (storage / "_checkpoints" / flow / str(number) / "offsets").mkdir(parents=True)
+        (storage / "_checkpoints" / flow / str(number) / "offsets" / "0").touch()
+    return storage / "_checkpoints" / flow
+
+
+def test_the_checkpoint_of_a_renamed_flow_moves_once(tmp_path: Path) -> None:
+    old = checkpoint(tmp_path, "large/find", 0, 1)
+    checkpoint(tmp_path, "spark_catalog/default/teas/find", 0)  # of another target
+    renamed = shop(FlowDefinition("find_large", "large", (ORDERS,)))
+    for _ in range(2):  # the second is a run after a kill
+        rename_flows(tmp_path, {"find": "find_large"}, renamed)
+        assert sorted(each.name for each in (old.parent / "find_large").iterdir()) == ["0", "1"]
+        assert not old.exists()
+    assert set(flow_checkpoints(tmp_path / "_checkpoints")) == {("large", "find_large"), ("teas", "find")}
+    checkpoint(tmp_path, "large/find", 0)
+    for names, problem in (
+        ({"find": "find_large"}, "has run under this name"),
+        ({"find": "other"}, "the definitions have no flow other"),
+        ({"orders": "find_large"}, "the definitions still have flow orders"),
+        ({"fnd": "teas"}, "the definitions have no flow teas"),
+    ):
+        with pytest.raises(ProjectError, match=problem):
+            rename_flows(tmp_path, names, renamed)
+
+
+def test_a_checkpoint_that_was_begun_again_has_no_batches(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, "large/find", 0)
+    assert flow_checkpoints(tmp_path / "_checkpoints")["large", "find"].has_batches
+    (directory / "1").mkdir()
+    assert not flow_checkpoints(tmp_path / "_checkpoints")["large", "find"].has_batches
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_person_renames_refreshes_and_edits_and_no_row_is_written_twice(
+    warm_pipeline: Callable[[str], WarmPipeline], producer: Producer
+) -> None:
+    pipeline = warm_pipeline("edits")
+    pipeline.run()
+
+    def send(*numbers: int) -> None:
+        for number in numbers:
+            producer.send("edits.orders", order(number, 10_000), partition=0)
+
+    def written(count: int) -> list[int]:
+        return sorted(each["number"] for each in values(pipeline.bootstrap, "edits.large-orders", count))
+
+    def refused(*arguments: str) -> str:
+        ended = pipeline("run", "-b", pipeline.bootstrap, *arguments)
+        assert ended.returncode == 1, ended.stderr
+        return ended.stderr
+
+    send(1, 2)
+    pipeline.run()
+    assert written(2) == [1, 2]
+
+    pipeline.change("large_orders.py", "def find_large_orders", "def find_big_orders")
+    assert "--renamed-flow find_large_orders=find_big_orders" in refused()
+    send(3)
+    pipeline.run("--renamed-flow", "find_large_orders=find_big_orders")
+    assert written(3) == [1, 2, 3]
+
+    assert "--full-refresh orders --full-refresh large_orders" in refused("--full-refresh", "orders")
+    shown = pipeline("plan", "-b", pipeline.bootstrap, "--full-refresh", "orders")
+    assert shown.returncode == 1
+    assert "find_big_orders" in shown.stdout
+    pipeline.run()
+    assert written(3) == [1, 2, 3]
+    pipeline.run("--full-refresh", "orders", "--full-refresh", "large_orders")
+    assert written(6) == [1, 1, 2, 2, 3, 3]  # as asked
+
+    pipeline.change("orders.py", '"startingOffsets", "earliest"', '"startingOffsets", "erliest"')
+    assert "flow orders: startingOffsets='erliest'" in refused()

@@ -86,7 +86,7 @@ def test_a_table_with_capitals_in_its_name_goes_on(
     pipeline.run()
     assert [row["number"] for row in pipeline.table("raworders")] == [1]
     producer.send("capitals.orders", order(2, 100))
-    pipeline.run("--full-refresh", "RAWORDERS")
+    pipeline.run("--full-refresh", "RAWORDERS", "--full-refresh", "LARGE_orders")
     assert len(pipeline.table("raworders")) == 2
     assert '"number":2' in pipeline("show", "rawOrders", "--json").stdout
     producer.send("capitals.orders", order(3, 100))

@@ -30,13 +30,14 @@ from ottla.spark.pipelines import run_lock as run_lock_module
 from ottla.spark.pipelines import runner, table_files
 from ottla.spark.pipelines import tables as tables_module
 from ottla.spark.pipelines.checkpoints import read_checkpoints
+from ottla.spark.pipelines.moved_project import check_storage
 from ottla.spark.pipelines.plan import Definitions, FlowDefinition
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import Project, ProjectError, find_project
 from ottla.spark.pipelines.run_lock import AlreadyRunning, run_lock
 from ottla.spark.pipelines.runner import definition_error, remove_unfinished_files
 from ottla.spark.pipelines.selection import Selection, UnknownTables
-from ottla.spark.pipelines.tables import PipelineTables, has_own_catalog, name_sinks
+from ottla.spark.pipelines.tables import PipelineTables, has_own_catalog, local_warehouse, name_sinks
 from ottla.spark.pipelines.template import write_project
 from ottla.spark.session import prepare_environment, settings_for, socket_settings
 from tests.support.command_line import CommandLine
@@ -614,7 +615,7 @@ class TestTables:
             ("storage: s", {}, False),
             ("storage: s\ncatalog: lake", {}, True),
             ("storage: s", {"spark.sql.catalogImplementation": "hive"}, True),
-            ("storage: s3a://bucket/s", {}, True),
+            ("storage: s3a://bucket/s", {}, False),
         ],
     )
     def test_it_steps_back_where_another_catalog_remembers(
@@ -622,6 +623,47 @@ class TestTables:
     ) -> None:
         (tmp_path / "spark-pipeline.yml").write_text(f"name: p\n{spec}\n")
         assert has_own_catalog(find_project(tmp_path), settings) is own
+
+    def test_tables_are_on_this_machine_or_in_a_catalog(self, project: Project) -> None:
+        assert local_warehouse(project, {}) == project.directory / "spark-warehouse"
+        assert local_warehouse(project, {"spark.sql.warehouse.dir": "file:///srv/w"}) == Path("/srv/w")
+        with pytest.raises(ProjectError, match=r"hdfs://h/w: no catalog would remember .*`catalog: NAME`"):
+            local_warehouse(project, {"spark.sql.warehouse.dir": "hdfs://h/w"})
+
+    def test_a_project_that_was_moved_goes_on(self, project: Project) -> None:
+        """Spark's logs have the paths of all files; in a new place they would be new files."""
+        base = project.directory / "spark-warehouse"
+        location = base / ".versions" / "1" / "orders"
+        self.commit_batch(location, "part-0.parquet")
+        (location / "_spark_metadata" / ".0.crc").touch()
+        self.checkpoint(project, "orders", planned=0, committed=0)
+        sources = project.directory / "s/_checkpoints/large/find/0/sources/0"
+        sources.mkdir(parents=True)
+        (sources / "0").write_text(f'v1\n{{"path":"{(location / "part-0.parquet").as_uri()}","batchId":0}}')
+        self.remember(project)
+        entry = {"database": "default", "table": "orders", "location": str(location), "ddl": "(a INT)"}
+        document = {"version": 2, "tables": [entry | {"streaming": True}]}
+        (project.directory / ".ottla" / "catalog.json").write_text(json.dumps(document))
+        there = project.directory.with_name("elsewhere")
+        project.directory.rename(there)
+        for _ in range(2):  # the second is as after a kill before the catalog was written
+            spark = self.Sql()
+            self.tables(find_project(there)).begin_run(spark, Selection())
+            assert spark.tables == {"orders"}
+            now = there / "spark-warehouse" / ".versions" / "1" / "orders"
+            assert any(f"LOCATION '{now.as_uri()}'" in text for text in spark.said)
+            for log in (now / "_spark_metadata" / "0", there / "s/_checkpoints/large/find/0/sources/0/0"):
+                assert f'"{now.as_uri()}/part-0.parquet"' in log.read_text()
+                assert str(project.directory) + "/" not in log.read_text()
+            assert not (now / "_spark_metadata" / ".0.crc").exists()
+            (there / ".ottla" / "catalog.json").write_text(json.dumps(document))
+
+    def test_a_moved_project_that_names_its_former_storage_is_refused(self, project: Project) -> None:
+        project.spec.write_text(f"name: p\nstorage: {(project.directory / 'gone').as_uri()}\n")
+        check_storage(find_project(project.directory))
+        (project.directory / "pipeline-storage" / "_checkpoints").mkdir(parents=True)
+        with pytest.raises(ProjectError, match=r"was the project moved\? Write `storage: pipeline-storage`"):
+            check_storage(find_project(project.directory))
 
 
 class TestRunLock:

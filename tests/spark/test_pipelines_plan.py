@@ -21,7 +21,7 @@ from ottla.spark.pipelines.plan import (
 )
 from ottla.spark.pipelines.project import ProjectError
 from ottla.spark.pipelines.selection import Selection
-from tests.support.spark_pipelines import WarmPipeline, order, values
+from tests.support.spark_pipelines import Pipeline, WarmPipeline, order, values
 
 ORDERS_TOPIC = StreamRead("ottla", "subscribe=shop.orders")
 ORDERS = StreamRead("table", "orders")
@@ -216,3 +216,35 @@ def test_a_person_renames_refreshes_and_edits_and_no_row_is_written_twice(
 
     pipeline.change("orders.py", '"startingOffsets", "earliest"', '"startingOffsets", "erliest"')
     assert "flow orders: startingOffsets='erliest'" in refused()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_project_that_is_moved_and_one_with_storage_elsewhere_go_on(
+    new_pipeline: Callable[[str], Pipeline], producer: Producer, tmp_path: Path
+) -> None:
+    pipeline = new_pipeline("moves")
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    there = Pipeline(tmp_path / "elsewhere", pipeline.bootstrap)
+    link = f"spark.hadoop.fs.viewfs.mounttable.default.link./data={remote.as_uri()}"
+    pipeline.run()
+    producer.send("moves.orders", order(1, 10_000), partition=0)
+    pipeline.run()
+    pipeline.directory.rename(there.directory)
+    producer.send("moves.orders", order(2, 10_000), partition=0)
+    there.run()
+    large = values(pipeline.bootstrap, "moves.large-orders", 2)
+    assert sorted(each["number"] for each in large) == [1, 2]
+
+    other = new_pipeline("remote")
+    spec = other.directory / "spark-pipeline.yml"
+    spec.write_text(spec.read_text().replace("storage: pipeline-storage", "storage: viewfs:///data/storage"))
+    for number in (1, 2, 3):
+        other.run("--conf", link)
+        producer.send("remote.orders", order(number, 10_000), partition=0)
+    other.run("--conf", link)
+    large = values(pipeline.bootstrap, "remote.large-orders", 3)
+    assert sorted(each["number"] for each in large) == [1, 2, 3]
+    assert list(remote.glob("storage/_checkpoints/**/offsets"))

@@ -25,7 +25,6 @@ from ottla.spark.pipelines.progress import readable_error
 from ottla.spark.pipelines.project import Project, spark_location
 from ottla.spark.pipelines.table_files import format_of, list_tables, read_rows
 
-WAREHOUSE: Final = "spark-warehouse"
 NO_TABLES: Final = "there are no tables yet: no run has completed; start one with `ottla pipeline run`"
 _WAREHOUSE: Final = "spark.sql.warehouse.dir"
 _NO_TABLE: Final = re.compile(r"\[TABLE_OR_VIEW_NOT_FOUND\] The table or view (\S+) cannot be found")
@@ -40,7 +39,7 @@ _WRITES: Final = re.compile(r"\bINSERT\s+(?:INTO|OVERWRITE)\b", re.I)
 
 def show_table(project: Project, table: str, limit: int, *, as_json: bool) -> None:
     """Print the first rows of a table."""
-    found = read_rows(project.directory / WAREHOUSE, table, limit)
+    found = read_rows(project.warehouse, table, limit)
     if not found.columns:
         note(f"{table} has no rows")
         return
@@ -99,7 +98,7 @@ def run_query(
     """Run a query over the tables of the project, and print its rows."""
     from ottla.spark.session import connect_session
 
-    tables = list_tables(project.directory / WAREHOUSE)
+    tables = list_tables(project.warehouse)
     if not tables:
         raise CliError(NO_TABLES)
     note(f"starting Spark on {master}")

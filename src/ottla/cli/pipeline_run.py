@@ -28,6 +28,7 @@ from ottla.spark.pipelines.checkpoints import begin_checkpoints, flow_checkpoint
 from ottla.spark.pipelines.code_version import code_version
 from ottla.spark.pipelines.continuous import ContinuousFlows, Triggers
 from ottla.spark.pipelines.flow_graph import save_graph
+from ottla.spark.pipelines.moved_project import check_storage
 from ottla.spark.pipelines.plan import Definitions, FlowAction, FlowRecord, plan_run, rename_flows
 from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError
@@ -38,9 +39,11 @@ from ottla.spark.pipelines.runner import RunFailed, RunListener, run_once
 from ottla.spark.pipelines.selection import Selection
 from ottla.spark.pipelines.spark_flows import FlowNotSupported, SparkFlows
 from ottla.spark.pipelines.tables import (
+    WAREHOUSE,
     PipelineTables,
     TableListener,
     has_own_catalog,
+    local_warehouse,
     name_sinks,
     next_checkpoints,
 )
@@ -92,8 +95,12 @@ def _run_all(request: PipelineRequest, log: IO[str] | None) -> None:
     project = request.project
     request = replace(request, selection=name_sinks(request.selection, project))
     triggers = Triggers(request.configuration, request.interval_s)
-    warehouse = Path(request.conf.get(_WAREHOUSE, project.directory / "spark-warehouse")).resolve()
-    settings = {_WAREHOUSE: str(warehouse), **request.conf}
+    check_storage(project)
+    warehouse: Path | None = None
+    settings = {WAREHOUSE: str(project.warehouse), **request.conf}
+    if not has_own_catalog(project, {**request.conf, **request.configuration}):
+        warehouse = local_warehouse(project, request.conf)
+        settings[WAREHOUSE] = str(warehouse)
     once = request.runs == 1
     os.environ.setdefault(CODE_VERSION, code_version(project))  # the sink keeps it with each batch
     locks = [] if request.lock is None else request.lock.files
@@ -105,9 +112,7 @@ def _run_all(request: PipelineRequest, log: IO[str] | None) -> None:
         if request.lock is not None:
             request.lock.check()
         session = _Session(spark, context, request, log, began)
-        if not (request.dry or request.plan_only) and not has_own_catalog(
-            project, {**request.conf, **request.configuration}
-        ):
+        if warehouse is not None and not (request.dry or request.plan_only):
             session.tables = PipelineTables(project, warehouse, request.state)
             unfinished = session.tables.unfinished_refresh
             if names := [*unfinished, *session.tables.unfinished_sinks]:
@@ -385,7 +390,6 @@ def _count_text(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-_WAREHOUSE: Final = "spark.sql.warehouse.dir"
 _STYLES: Final = {
     FlowState.COMPLETED: "green",
     FlowState.RUNNING: "cyan",

@@ -57,6 +57,11 @@ class Project:
         return self.spec.parent
 
     @property
+    def warehouse(self) -> Path:
+        """Where tables are unless a setting says otherwise."""
+        return (self.directory / "spark-warehouse").resolve()
+
+    @property
     def bootstrap_servers(self) -> str | None:
         return self.configuration.get(BOOTSTRAP)
 

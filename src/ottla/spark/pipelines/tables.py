@@ -40,6 +40,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ottla.spark.pipelines.checkpoints import begin_checkpoints, sink_checkpoints
+from ottla.spark.pipelines.moved_project import FILE_SINK_LOG, move_paths
 from ottla.spark.pipelines.plan import Definitions
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress
 from ottla.spark.pipelines.project import CHECKPOINTS, SPEC_NAMES, Project, ProjectError, spark_location
@@ -52,6 +53,7 @@ __all__ = [
     "TableListener",
     "committed_files",
     "has_own_catalog",
+    "local_warehouse",
     "name_sinks",
     "next_checkpoints",
     "table_directories",
@@ -60,8 +62,8 @@ __all__ = [
 FILE: Final = "catalog.json"
 VERSIONS: Final = ".versions"
 _DEFAULT_DATABASE: Final = "default"
+WAREHOUSE: Final = "spark.sql.warehouse.dir"
 _OWN_CATALOG: Final = ("spark.sql.catalogImplementation", "spark.sql.catalog.spark_catalog")
-_FILE_SINK_LOG: Final = "_spark_metadata"
 _STRAY: Final = ".stray-"
 # The place of the table's type among the fields of Spark's CatalogTable.
 _TABLE_TYPE: Final = 1
@@ -93,13 +95,25 @@ class TableEntry:
 
 
 def has_own_catalog(project: Project, settings: Mapping[str, str]) -> bool:
-    """Whether another catalog remembers the tables, or they are not on this machine."""
+    """Whether another catalog remembers the tables."""
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
     spec = yaml.safe_load(project.spec.read_text())
-    return bool(
-        spec.get("catalog") or any(name in settings for name in _OWN_CATALOG) or project.storage_path is None
-    )
+    return bool(spec.get("catalog") or any(name in settings for name in _OWN_CATALOG))
+
+
+def local_warehouse(project: Project, conf: Mapping[str, str]) -> Path:
+    """The directory of the tables on this machine. Raises ProjectError where `conf` has it elsewhere."""
+    given = conf.get(WAREHOUSE)
+    if given is None:
+        return project.warehouse
+    if (local := _directory(given)) is None:
+        raise ProjectError(
+            f"{WAREHOUSE}={given}: no catalog would remember tables that are not on this machine, and the "
+            "next run could not continue them. Name a catalog in the specification (`catalog: NAME`), or "
+            "omit the setting"
+        )
+    return local.resolve()
 
 
 class PipelineTables:
@@ -158,8 +172,11 @@ class PipelineTables:
         self._check_checkpoints()
 
     def _check_owner(self) -> None:
-        """Refuse tables of another project: a copy of a project names the files of the original."""
-        for entry in self._entries.values():
+        """Refuse tables of another project: a copy of a project names the files of the original. Take over
+        those of a project that was moved.
+        """
+        is_moved = False
+        for entry in list(self._entries.values()):
             base = next((each.parent for each in Path(entry.location).parents if each.name == VERSIONS), None)
             if base is None or base == self._base:
                 continue
@@ -169,6 +186,14 @@ class PipelineTables:
                     f"copy, remove {self._file.parent.name}/ and {self._base.name}/, and name a new storage; "
                     "its tables are then computed from the beginning"
                 )
+            here = self._base / Path(entry.location).relative_to(base)
+            if base.exists() or not here.is_dir():
+                continue  # the warehouse alone is in another place, or has not come along
+            move_paths(base, self._base, self._project.storage_path)
+            self._entries[entry.key] = replace(entry, location=str(here))
+            is_moved = True
+        if is_moved:
+            self._write()
 
     def _new_version(self, selection: Selection) -> Path:
         """The directory for the tables that this run creates."""
@@ -492,7 +517,7 @@ def _has_stream(project: Project, entry: TableEntry) -> bool:
     has_checkpoint = storage is not None and any(
         each.name.lower() == entry.table.lower() for each in (storage / CHECKPOINTS).glob("*/*/*")
     )
-    return has_checkpoint or (Path(entry.location) / _FILE_SINK_LOG).exists()
+    return has_checkpoint or (Path(entry.location) / FILE_SINK_LOG).exists()
 
 
 def _flow_directories(entry: TableEntry, checkpoints: Path) -> list[Path]:
@@ -509,7 +534,7 @@ def _flow_directories(entry: TableEntry, checkpoints: Path) -> list[Path]:
 
 def committed_files(directory: Path) -> set[str] | None:
     """The names of the files that batches of a stream have committed; None if no batch has."""
-    log = directory / _FILE_SINK_LOG
+    log = directory / FILE_SINK_LOG
     if not log.is_dir():
         return None
     found: set[str] = set()
@@ -532,7 +557,7 @@ def _check_batches(entry: TableEntry, checkpoints: Path) -> None:
     current = of_table[0] / str(max(numbers, default=0)) if of_table else checkpoints
     # The other way round than Spark writes them, as the query may be running.
     committed = _last_number(current / "commits")
-    written = _last_number(Path(entry.location) / _FILE_SINK_LOG)
+    written = _last_number(Path(entry.location) / FILE_SINK_LOG)
     planned = _last_number(current / "offsets")
     if written is None:
         return
@@ -566,7 +591,7 @@ def _set_strays_aside(directory: Path) -> None:
     if committed is None:
         return
     for file in directory.rglob("*"):
-        if _FILE_SINK_LOG in file.relative_to(directory).parts or not file.is_file():
+        if FILE_SINK_LOG in file.relative_to(directory).parts or not file.is_file():
             continue
         if file.name.startswith(_STRAY):
             file.unlink(missing_ok=True)

@@ -11,12 +11,13 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from ottla.spark.pipelines.project import ProjectError, spark_location
+from ottla.spark.pipelines.project import ProjectError, check_path
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SPEC: Final = """\
 name: {name}
-storage: {storage}
+# Checkpoints: of this directory, unless it is a URI. Spark's own `spark-pipelines` takes URIs only.
+storage: pipeline-storage
 libraries:
   - glob:
       include: transformations/**
@@ -108,7 +109,8 @@ To send some, start the same node in another terminal; the project expects it at
     ottla consume {sink} --from-beginning --exit
 
 `transformations/` has the flows: `orders.py` reads the topic into a table, `turnover.sql` sums it up,
-`large_orders.py` writes a topic. Spark's own `spark-pipelines run` runs the same project.
+`large_orders.py` writes a topic. Spark's own `spark-pipelines run` runs the same project, once `storage` in
+`spark-pipeline.yml` is a URI, as `file:///srv/{name}/pipeline-storage`.
 """
 _TEST: Final = """\
 # A case for `ottla pipeline test`: records in, rows out. Each case has its own node, topics and tables.
@@ -151,12 +153,12 @@ def write_project(directory: Path) -> list[Path]:
         raise ProjectError(
             f"{name!r} is not a name for a project: letters, digits, dots, dashes, at most 100"
         )
+    check_path(directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ProjectError(f"{directory} already exists, and is not an empty directory; choose another name")
     topics = {"source": f"{name}.orders", "sink": f"{name}.large-orders"}
-    storage = spark_location((directory / "pipeline-storage").resolve())
     files = {
-        "spark-pipeline.yml": _SPEC.format(name=name, storage=storage, **topics),
+        "spark-pipeline.yml": _SPEC.format(name=name, **topics),
         "transformations/orders.py": _ORDERS.format(**topics),
         "transformations/turnover.sql": _TURNOVER,
         "transformations/large_orders.py": _LARGE.format(**topics),

@@ -1,0 +1,61 @@
+"""Let a project go on in another directory than the one in which it has run.
+
+Spark writes the full paths of files into its logs: of the files of a table into the log beside them, and of
+the files that a stream has read into its checkpoint. In another directory it would take all of them for new.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError, spark_location
+
+__all__ = ["check_storage", "move_paths"]
+
+FILE_SINK_LOG: Final = "_spark_metadata"
+_DEFAULT_STORAGE: Final = "pipeline-storage"
+
+
+def check_storage(project: Project) -> None:
+    """Refuse to begin in a new storage where the project has brought its own along."""
+    storage, here = project.storage_path, project.directory / _DEFAULT_STORAGE
+    if storage is None or storage.is_dir() or storage == here or not (here / CHECKPOINTS).is_dir():
+        return
+    raise ProjectError(
+        f"{storage}, the storage in {project.spec}, does not exist, and {here} has checkpoints: was the "
+        f"project moved? Write `storage: {_DEFAULT_STORAGE}` there, and it goes on"
+    )
+
+
+def move_paths(former: Path, now: Path, storage: Path | None) -> None:
+    """Replace the directory of the tables in Spark's logs. What was replaced already stays as it is."""
+    old, new = spark_location(former), spark_location(now)
+    for file in (*_logs_of_tables(now), *_logs_of_sources(storage)):
+        text = file.read_text()
+        moved = text.replace(f'"{old}/', f'"{new}/')
+        if moved == text:
+            continue
+        draft = file.with_name(f".{file.name}.moved")
+        with draft.open("w") as written:
+            written.write(moved)
+            written.flush()
+            os.fsync(written.fileno())
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of the former text
+        draft.replace(file)
+
+
+def _logs_of_tables(base: Path) -> Iterator[Path]:
+    for log in base.rglob(FILE_SINK_LOG):
+        yield from _batches(log)
+
+
+def _logs_of_sources(storage: Path | None) -> Iterator[Path]:
+    for source in [] if storage is None else (storage / CHECKPOINTS).glob("**/sources/*"):
+        yield from _batches(source)
+
+
+def _batches(log: Path) -> Iterator[Path]:
+    return (each for each in log.iterdir() if each.name.split(".")[0].isdecimal())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -53,6 +54,13 @@ def test_a_scenario_with_listed_features_has_no_others_but_those_of_its_shape() 
         drawn = draw(seed, ClusterScenario(nodes=3, features=("tiered",)))
         assert drawn.has("tiered")
         assert set(drawn.features or ()) <= {"tiered", *of_shape}
+
+
+def test_the_documentation_has_every_feature() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
+    for feature in FEATURES:
+        share = "by the shape" if feature.chance is None else f"{feature.chance:.0%}"
+        assert f"| `{feature.name}` | {share} | {feature.what} |" in text
 
 
 def test_features_do_not_change_the_shape() -> None:

@@ -10,6 +10,7 @@ from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
 from ottla.client.admin.partitions import ElectionType
 from ottla.client.producer import Producer
+from ottla.metadata.features import METADATA_VERSION
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.random import Random
@@ -17,7 +18,15 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.environment import EVENTS, ClusterEnvironment, attempt
 from ottla.sim.cluster.writers import producer_settings
 
-__all__ = ["Administrator", "QuotaChanger", "ReplicaMover", "SettingsChanger", "TopicChurn", "admin_settings"]
+__all__ = [
+    "Administrator",
+    "LevelRaiser",
+    "QuotaChanger",
+    "ReplicaMover",
+    "SettingsChanger",
+    "TopicChurn",
+    "admin_settings",
+]
 
 T = TypeVar("T")
 
@@ -165,6 +174,44 @@ class ReplicaMover(Administrator):
     async def _elect(self, admin: Admin, partition: TopicPartition) -> None:
         await admin.partitions.elect_leaders(ElectionType.PREFERRED, [partition])
         self.count("elect the preferred leader")
+
+
+class LevelRaiser(Administrator):
+    """Raises the feature levels of the cluster step by step, and to the last ones at its end."""
+
+    def __init__(self, environment: ClusterEnvironment, name: str, last: Mapping[str, int]) -> None:
+        super().__init__(environment, name)
+        self._last = last
+
+    async def main(self, runtime: Runtime) -> None:
+        await super().main(runtime)
+        self.environment.ended.discard(self.name)
+        while not await attempt(self.environment, self.name, lambda: self._finish(runtime)):  # noqa: ASYNC110
+            await asyncio.sleep(runtime.random.random())
+        self.environment.ended.add(self.name)
+
+    async def act(self, admin: Admin, runtime: Runtime) -> None:
+        missing = await self._missing(admin)
+        if missing:
+            name = _choose(runtime.random, tuple(missing))
+            current, last = missing[name]
+            await admin.cluster.update_features({name: runtime.random.randrange(current + 1, last + 1)})
+            self.count("raise a feature level")
+
+    async def _finish(self, runtime: Runtime) -> None:
+        async with Admin(self.environment.servers, runtime=runtime, **admin_settings()) as admin:
+            missing = await self._missing(admin)
+            # `metadata.version` first: others depend on it.
+            for name in sorted(missing, key=lambda name: (name != METADATA_VERSION, name)):
+                await admin.cluster.update_features({name: missing[name][1]})
+
+    async def _missing(self, admin: Admin) -> dict[str, tuple[int, int]]:
+        """The level of each feature that is below its last one, and that one."""
+        features = await admin.cluster.features()
+        levels = {name: feature.finalized or 0 for name, feature in features.items()}
+        return {
+            name: (levels[name], last) for name, last in self._last.items() if levels.get(name, last) < last
+        }
 
 
 class QuotaChanger(Administrator):

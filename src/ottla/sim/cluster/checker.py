@@ -349,7 +349,9 @@ class NodeWatcher:
             for position, header in iter_batches(data):
                 if header.next_offset > end:
                     return
-                history.on_committed(data, position, header, f"node {self.id}")
+                history.on_committed(
+                    data, position, header, f"node {self.id}", is_compacted=log.config.compact
+                )
                 start = header.next_offset
             if start == before:
                 return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ottla.sim.cluster.admins import QuotaChanger, ReplicaMover, SettingsChanger, TopicChurn
+from ottla.sim.cluster.admins import LevelRaiser, QuotaChanger, ReplicaMover, SettingsChanger, TopicChurn
 from ottla.sim.cluster.environment import (
     COPIES,
     EVENTS,
     EXPIRING,
+    LATEST,
     MANY,
     ORDERS,
     ClusterEnvironment,
@@ -53,6 +54,7 @@ def make_clients(
         "committed-follower": [StandaloneReader(environment, "committed", read_committed=True)],
         "topics": [TopicChurn(environment, "topics")],
         "settings": [SettingsChanger(environment, "settings")],
+        "levels": [LevelRaiser(environment, "levels", scenario.last_levels())],
         "quotas": [QuotaChanger(environment, "quotas")],
         "moves": [ReplicaMover(environment, "moves")] if len(environment.brokers) > 1 else [],
     }
@@ -70,6 +72,8 @@ def make_clients(
             SecurityChanger(environment, "security"),
             GuardedWriter(environment, "guarded", servers, access),
         ]
+    if scenario.has("compaction"):
+        wanted.append(Writer(environment, "latest", acks=-1, idempotent=True, topic=LATEST))
     if scenario.has("tiered"):
         wanted.append(Writer(environment, "expiring", acks=-1, idempotent=True, topic=EXPIRING))
     terms = environment.checker.share.terms

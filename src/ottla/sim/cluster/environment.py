@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ottla.protocol.errors import KafkaError
+from ottla.runtime.random import Random
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.journal import Journal, OperationState, SentRecord
@@ -17,17 +18,23 @@ __all__ = [
     "EVENTS",
     "EXPIRING",
     "JOBS",
+    "LATEST",
     "MANY",
     "ORDERS",
     "SimClient",
     "ClusterEnvironment",
     "attempt",
+    "key_of",
+    "keyed",
 ]
 
 # Topics: written with any acks; written by idempotent producers only; copies of the orders; one with many
 # partitions, if the scenario has one; one that is deleted and created again, for share groups; and one whose
 # records expire, where topics are tiered.
 EVENTS, ORDERS, COPIES, MANY, JOBS, EXPIRING = "events", "orders", "copies", "many", "jobs", "expiring"
+# One that is compacted, whose records have a key each.
+LATEST = "latest"
+_KEYS = 6
 
 
 @dataclass(slots=True)
@@ -63,6 +70,15 @@ class ClusterEnvironment:
         """The number of partitions of a topic in the newest metadata image."""
         image = self.checker.newest.topics.by_name.get(topic)
         return 0 if image is None else len(image.partitions)
+
+
+def keyed(value: str, random: Random) -> bytes:
+    """A value of a record of the compacted topic, which says what its key is."""
+    return f"k{random.randrange(0, _KEYS)}={value}".encode()
+
+
+def key_of(value: bytes | None) -> bytes:
+    return (value or b"").partition(b"=")[0]
 
 
 class SimClient(Protocol):

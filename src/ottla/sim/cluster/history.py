@@ -59,8 +59,15 @@ class PartitionHistory:
     def last_stable_offset(self) -> int:
         return min((entries[0].offset for entries in self._open.values() if entries), default=self.end)
 
-    def on_committed(self, data: bytes, position: int, header: BatchHeader, who: str) -> None:
-        """Compare a batch below the high watermark of a replica, and add it if it is new."""
+    def on_committed(
+        self, data: bytes, position: int, header: BatchHeader, who: str, *, is_compacted: bool = False
+    ) -> None:
+        """Compare a batch below the high watermark of a replica, and add it if it is new. Of a compacted
+        topic a replica may have less than was committed, and nothing else.
+        """
+        if is_compacted and header.base_offset < self.end:
+            self._compare_records(data, position, header, who)
+            return
         batch = _Batch(header.next_offset, header.leader_epoch, header.crc)
         known = self._batches.get(header.base_offset)
         if known is not None:
@@ -77,6 +84,15 @@ class PartitionHistory:
         self._batches[header.base_offset] = batch
         self.end = header.next_offset
         self._take(data, position, header)
+
+    def _compare_records(self, data: bytes, position: int, header: BatchHeader, who: str) -> None:
+        for record in () if header.is_control else read_records(data, position):
+            entry = self.entries.get(record.offset)
+            value = None if record.value is None else bytes(record.value)
+            if entry is None or entry.value != value:
+                raise Mismatch(
+                    f"{who} has {value!r} at {record.offset} of {self.name}, where {entry} was committed"
+                )
 
     def _take(self, data: bytes, position: int, header: BatchHeader) -> None:
         records = read_records(data, position)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from random import Random
 
-from ottla.metadata.features import TRANSACTION_VERSION, bootstrap_levels
+from ottla.metadata.features import METADATA_VERSIONS, bootstrap_levels
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.bootstrap_metadata import format_directory
 from ottla.metadata.records import MetadataRecord
@@ -261,17 +262,21 @@ def make_members(
         in_set = scenario.dynamic and id in controllers
         paths = DIRECTORIES[: scenario.directories]
         directories = {path: _directory(id, number) for number, path in enumerate(paths)}
-        member.format(directories, voters if in_set else None, _levels(scenario))
+        member.format(directories, voters if in_set else None, _levels(scenario, world.seed))
         members.append(member)
     return members
 
 
-def _levels(scenario: ClusterScenario) -> dict[str, int]:
+def _levels(scenario: ClusterScenario, seed: int | str) -> dict[str, int]:
     """The feature levels that a new cluster begins with."""
-    levels = bootstrap_levels()
-    if scenario.has("transactions-v1"):
-        levels[TRANSACTION_VERSION] = 1
-    return levels
+    if not scenario.has("feature-levels"):
+        return scenario.last_levels()
+    # From where the clients that are there can be served to the end.
+    older = (29,) if scenario.has("share-groups") else (21, 25, 29)
+    levels = bootstrap_levels(METADATA_VERSIONS[Random(f"{seed}/levels").choice(older)])
+    return {
+        name: min(level, levels[name]) for name, level in scenario.last_levels().items() if name in levels
+    }
 
 
 def _voter(id: int, *, dynamic: bool) -> Voter:

@@ -19,7 +19,7 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.admins import admin_settings
 from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.clients import make_clients
-from ottla.sim.cluster.environment import COPIES, EVENTS, EXPIRING, MANY, ORDERS, ClusterEnvironment
+from ottla.sim.cluster.environment import COPIES, EVENTS, EXPIRING, LATEST, MANY, ORDERS, ClusterEnvironment
 from ottla.sim.cluster.faults import ClusterFaultInjector
 from ottla.sim.cluster.journal import PartitionKey
 from ottla.sim.cluster.members import BROKER_PORT, DIRECTORIES, make_members
@@ -29,8 +29,8 @@ from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.security import AccessView, login_settings
 from ottla.sim.cluster.share_checker import SHARE_GROUP, ShareGroupTerms
 from ottla.sim.cluster.share_workers import ShareWorker, share_partitions
-from ottla.sim.cluster.tier_auditor import TierAuditor
 from ottla.sim.cluster.tier_checker import TierChecker, TierTerms
+from ottla.sim.cluster.topic_auditor import TopicAuditor
 from ottla.sim.cluster.verdict import verdict
 from ottla.sim.object_store import SimObjectStore
 from ottla.sim.world import World
@@ -47,6 +47,12 @@ _CLEANING_S = 240.0
 # How long what fails in the store takes at most until it is tried again.
 _RETRY_S = 20.0
 _CHECK_EVERY_S = 0.25
+# Settings of the compacted topic: its segments are small, and cleaned soon.
+_COMPACTED = {
+    "cleanup.policy": "compact",
+    "internal.segment.bytes": "400",
+    "min.cleanable.dirty.ratio": "0.01",
+}
 _PARTITIONS = 2
 _FAILURES = {
     "found no room": (errno.ENOSPC,),
@@ -115,6 +121,8 @@ class ClusterRun:
         topics = dict.fromkeys((EVENTS, ORDERS, COPIES), _PARTITIONS)
         if scenario.partitions:
             topics[MANY] = scenario.partitions
+        if scenario.has("compaction"):
+            topics[LATEST] = _PARTITIONS
         if scenario.has("tiered"):
             topics[EXPIRING] = _PARTITIONS
             self._make_store(seed, topics)
@@ -157,12 +165,14 @@ class ClusterRun:
         terms = TierTerms.draw(random.Random(f"{seed}/tier"))
         store = SimObjectStore(self.world, part_bytes=terms.part_bytes, error_rate=terms.error_rate)
         self.world.object_store = store.open
-        keeps_all = [topic for topic in topics if topic != EXPIRING]
+        keeps_all = [topic for topic in topics if topic not in (EXPIRING, LATEST)]
         self.checker.tier = TierChecker(
             self.world, terms, store, keeps_all, self.checker.compare_remote_log_metadata
         )
 
     def _topic_settings(self, topic: str = "") -> dict[str, str]:
+        if topic == LATEST:
+            return _COMPACTED
         tier = self.checker.tier
         return {} if tier is None else tier.terms.topic_settings(expires=topic == EXPIRING)
 
@@ -237,6 +247,8 @@ class ClusterRun:
             return
         if self.checker.tier is not None and not await self._audit_tier(self.checker.tier):
             return
+        if self.scenario.has("compaction") and not await self._audit_compacted_topic():
+            return
         checking.cancel()
         broken = next(verdict(self.checker, environment.journal, self._committed), None)
         if broken is None and self.scenario.has("share-groups"):
@@ -254,7 +266,8 @@ class ClusterRun:
             self.world.report_violation(unknown)
             return False
         tier.count_tiered(self.members)
-        auditor = TierAuditor(self.environment, list(self.environment.topics))
+        topics = [topic for topic in self.environment.topics if topic != LATEST]
+        auditor = TopicAuditor(self.environment, topics)
         self.world.machine("tier-auditor", auditor.main).boot()
         if not await self._until(auditor.reason_not_done, _RECOVERY_S):
             return False
@@ -269,6 +282,18 @@ class ClusterRun:
         elif broken is not None:
             self.world.report_violation(broken)
         return missing is None and broken is None
+
+    async def _audit_compacted_topic(self) -> bool:
+        """Read it from its beginning: the last record of each key is there."""
+        auditor = TopicAuditor(self.environment, [LATEST])
+        self.world.machine("compaction-auditor", auditor.main).boot()
+        if not await self._until(auditor.reason_not_done, _RECOVERY_S):
+            return False
+        self.world.coverage["compaction: records gone"] += auditor.gone
+        broken = next(auditor.missing_keys(), None)
+        if broken is not None:
+            self.world.report_violation(broken)
+        return broken is None
 
     def _log_starts(self) -> dict[TopicPartition, int]:
         """The log start of each partition, at its leader."""

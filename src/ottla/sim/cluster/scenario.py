@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from ottla.metadata.features import TRANSACTION_VERSION, bootstrap_levels
 from ottla.sim.nemesis import FAULTS, NemesisConfig
 
 __all__ = [
@@ -160,6 +161,13 @@ class ClusterScenario:
     # that are injected. All the rest stays as it was drawn.
     dropped: tuple[str, ...] = ()
     faults: tuple[int, ...] | None = None
+
+    def last_levels(self) -> dict[str, int]:
+        """The feature levels that the cluster has at the end."""
+        levels = bootstrap_levels()
+        if self.has("transactions-v1"):
+            levels[TRANSACTION_VERSION] = 1
+        return levels
 
     def has(self, feature: str) -> bool:
         assert self.features is not None, "the scenario is not drawn"
@@ -347,6 +355,21 @@ FEATURES: tuple[ScenarioFeature, ...] = (
         chance=0.25,
         excludes=("zookeeper",),
         clients=("quotas",),
+    ),
+    ScenarioFeature(
+        "compaction",
+        "Have a compacted topic, written in transactions too.",
+        chance=0.3,
+        settings={"log.cleaner.backoff.ms": "200", "log.cleaner.dedupe.buffer.size": "4194304"},
+    ),
+    ScenarioFeature(
+        "feature-levels",
+        "Begin with the feature levels of an older version, and raise them.",
+        chance=0.15,
+        # As with ZooKeeper: there are no eligible leader replicas at first.
+        excludes=("zookeeper", "bad-disks"),
+        needs=("synced",),
+        clients=("levels",),
     ),
     ScenarioFeature(
         "deleted-topics", "Delete topics and create them again.", chance=None, clients=("topics",)

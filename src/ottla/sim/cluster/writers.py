@@ -9,7 +9,7 @@ from ottla.client.errors import TransactionAborted
 from ottla.client.producer import PreparedTransaction, Producer
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.environment import EVENTS, ORDERS, ClusterEnvironment, attempt
+from ottla.sim.cluster.environment import EVENTS, LATEST, ORDERS, ClusterEnvironment, attempt, key_of, keyed
 from ottla.sim.cluster.journal import ClientTransaction, OperationState, SentRecord
 
 __all__ = ["TransactionalWriter", "TwoPhaseWriter", "Writer", "producer_settings"]
@@ -78,10 +78,14 @@ class Writer:
         wave = []
         for number in numbers:
             value = f"{session}.{number}".encode()
-            partition = runtime.random.randrange(0, count)
+            key = None
+            if topic == LATEST:
+                value = keyed(value.decode(), runtime.random)
+                key = key_of(value)
+            partition = runtime.random.randrange(0, count) if key is None else key[-1] % count
             sent = SentRecord(topic, partition, value, self._acks, self._idempotent, session, number)
             self._environment.on_sent(sent)
-            wave.append((sent, producer.send_nowait(topic, value, partition=partition)))
+            wave.append((sent, producer.send_nowait(topic, value, key=key, partition=partition)))
         for sent, delivery in wave:
             try:
                 metadata = await delivery
@@ -232,13 +236,17 @@ async def fill_transaction(
     wave = []
     for number in range(random.randrange(1, 6)):
         topic = ORDERS if random.random() < 0.6 else EVENTS
+        key, value = None, f"{transaction.name}.{number}".encode()
+        if LATEST in environment.topics and random.random() < 0.4:
+            topic, value = LATEST, keyed(value.decode(), random)
+            key = key_of(value)
         await producer.ready(topic)
-        partition = random.randrange(0, len(await producer.partitions_for(topic)))
-        value = f"{transaction.name}.{number}".encode()
+        count = len(await producer.partitions_for(topic))
+        partition = random.randrange(0, count) if key is None else key[-1] % count
         sent = SentRecord(topic, partition, value, -1, True, transaction.name, number)
         transaction.records.append(sent)
         environment.on_sent(sent)
-        wave.append((sent, producer.send_nowait(topic, value, partition=partition)))
+        wave.append((sent, producer.send_nowait(topic, value, key=key, partition=partition)))
         if random.random() < 0.3:
             await asyncio.sleep(random.random() * 0.3)
     for sent, delivery in wave:

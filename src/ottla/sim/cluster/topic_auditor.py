@@ -1,4 +1,4 @@
-"""Reads all tiered topics from their beginnings through the brokers, and compares them with the history."""
+"""Reads topics from their beginnings through the brokers, and compares them with the history."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ottla.client.consumer import Consumer
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.environment import ClusterEnvironment
+from ottla.sim.cluster.environment import ClusterEnvironment, key_of
 from ottla.sim.cluster.readers import ByteConsumer, consumer_settings
 
-__all__ = ["TierAuditor"]
+__all__ = ["TopicAuditor"]
 
 Records = list[tuple[int, bytes | None]]
 
 
-class TierAuditor:
+class TopicAuditor:
     """A client that reads everything once with each isolation level."""
 
     def __init__(self, environment: ClusterEnvironment, topics: Sequence[str]) -> None:
@@ -86,6 +86,35 @@ class TierAuditor:
             wanted = [(each.offset, each.value) for each in entries if each.offset >= start]
             if read != wanted:
                 yield f"{tp} read from its start {start} on, {level}: {_difference(read, wanted)}"
+
+    @property
+    def gone(self) -> int:
+        """How many committed records were not read."""
+        histories = {tp: self._environment.checker.history(tp.topic, tp.partition) for _, tp in self._read}
+        entries = sum(len(history.entries) for history in histories.values() if history is not None)
+        return entries - sum(
+            len(read) for (level, _), read in self._read.items() if level == "read_uncommitted"
+        )
+
+    def missing_keys(self) -> Iterator[str]:
+        """What differs from the committed history, where the topics are compacted: each record that was read
+        was committed, and the last one of each key is there.
+        """
+        for (level, tp), read in self._read.items():
+            history = self._environment.checker.history(tp.topic, tp.partition)
+            if history is None:
+                continue
+            committed = {each.offset: each.value for each in history.entries.values()}
+            wrong = [(offset, value) for offset, value in read if committed.get(offset) != value]
+            if wrong:
+                yield f"{wrong[0]} was read from {tp}, where {committed.get(wrong[0][0])!r} was committed"
+            if [offset for offset, _ in read] != sorted({offset for offset, _ in read}):
+                yield f"{tp} was not read in order, {level}"
+            last = {key_of(each.value): each for each in history.visible()}
+            offsets = {offset for offset, _ in read}
+            for entry in last.values():
+                if entry.offset not in offsets:
+                    yield f"the last record of its key in {tp} is missing, {level}: {entry!r}"
 
 
 def _difference(read: Records, wanted: Records) -> str:

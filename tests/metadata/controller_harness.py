@@ -16,7 +16,7 @@ from ottla.metadata.controller.state import (
     EffectiveConfig,
     Result,
 )
-from ottla.metadata.features import SUPPORTED_FEATURES
+from ottla.metadata.features import METADATA_VERSION, SUPPORTED_FEATURES
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType, PartitionRegistration
 from ottla.metadata.image.image import MetadataImage, Provenance
 from ottla.metadata.log.batch_loader import MetadataBatchLoader
@@ -32,6 +32,7 @@ from ottla.protocol.messages.create_topics import (
     CreatableTopicResult,
     CreateTopicsRequest,
 )
+from ottla.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from ottla.runtime.steps import run_at_once
 
 T = TypeVar("T")
@@ -244,3 +245,9 @@ def registration(
 
 def directory_of(broker: int) -> bytes:
     return b"directory-of-" + f"{broker:03}".encode()
+
+
+def raise_metadata_version(world: ControllerHarness, level: int) -> None:
+    update = FeatureUpdateKey(feature=METADATA_VERSION, max_version_level=level, upgrade_type=1)
+    response = world.do(world.controller.update_features(UpdateFeaturesRequest(feature_updates=[update])))
+    assert response.error_code == 0, response

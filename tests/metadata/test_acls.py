@@ -8,7 +8,7 @@ from ottla.metadata.controller.state import MAX_RECORDS_PER_REQUEST
 from ottla.metadata.image.acl_filter import AclFilter
 from ottla.metadata.image.entities import AccessControlEntry
 from ottla.protocol.errors import ErrorCode, KafkaError
-from tests.metadata.controller_harness import ControllerHarness
+from tests.metadata.controller_harness import ControllerHarness, raise_metadata_version
 
 EVERYTHING = AclFilter(1, None, 1, None, None, 1, 1)
 
@@ -67,6 +67,37 @@ def test_an_acl_is_written_once(world: ControllerHarness) -> None:
 def test_an_acl_without_sense_is_not_written(world: ControllerHarness, changes: dict[str, object]) -> None:
     assert create(world, acl("a", **changes), acl("b")) == [ErrorCode.INVALID_REQUEST, 0]
     assert list(world.image.acls.values()) == [acl("b")]
+
+
+def test_ranges_of_addresses_need_the_level_of_kafka_4_4(world: ControllerHarness) -> None:
+    ranges = [acl("a", host=host) for host in ("10.0.0.0/8", "192.168.1.1/32", "2001:db8::/32", "::/0")]
+    assert create(world, *ranges) == [ErrorCode.UNSUPPORTED_VERSION] * 4
+    raise_metadata_version(world, 32)
+    assert create(world, *ranges) == [0] * 4
+    assert [each.host for each in world.image.acls.values()] == [each.host for each in ranges]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "10.0.0.0/33",
+        "10.0.0.0/-1",
+        "10.0.0.256/8",
+        "10.0.0.0/",
+        "10.0.0.0/abc",
+        "10.0.0.0/255.0.0.0",
+        "10.0.0.0/8/8",
+        "2001:db8::/129",
+        "fe80::1%eth0/64",
+        "a.host/8",
+        "/8",
+        "10.0.0.0/٨",
+    ],
+)
+def test_what_is_no_range_of_addresses_is_refused(world: ControllerHarness, host: str) -> None:
+    raise_metadata_version(world, 32)
+    assert create(world, acl("a", host=host)) == [ErrorCode.INVALID_REQUEST]
 
 
 def test_an_acl_is_in_the_result_of_each_filter_that_matches(world: ControllerHarness) -> None:

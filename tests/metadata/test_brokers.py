@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from ottla.metadata.features import supported_features
 from ottla.metadata.image.entities import DIRECTORY_DAMAGED, NO_LEADER, LeaderRecoveryState
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
@@ -17,10 +18,16 @@ from ottla.protocol.messages.assign_replicas_to_dirs import (
 )
 from ottla.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from ottla.protocol.messages.broker_registration import BrokerRegistrationRequest
-from ottla.protocol.messages.controller_registration import ControllerRegistrationRequest
+from ottla.protocol.messages.controller_registration import ControllerRegistrationRequest, Feature
 from ottla.protocol.messages.elect_leaders import ElectLeadersRequest
 from ottla.protocol.metadata_records import PartitionChangeRecord
-from tests.metadata.controller_harness import SECOND_NS, ControllerHarness, directory_of, registration
+from tests.metadata.controller_harness import (
+    SECOND_NS,
+    ControllerHarness,
+    directory_of,
+    raise_metadata_version,
+    registration,
+)
 from tests.metadata.test_partitions import alter_isr
 
 
@@ -111,6 +118,27 @@ class TestRegistration:
         request = ControllerRegistrationRequest(controller_id=7, incarnation_id=b"c" * 16)
         world.do(world.controller.register_controller(request))
         assert world.image.cluster.controllers[7].incarnation_id == b"c" * 16
+
+    def test_controllers_are_unregistered_at_the_level_of_kafka_4_4(self) -> None:
+        world = ControllerHarness()
+        for controller in (0, 7):
+            request = ControllerRegistrationRequest(
+                controller_id=controller, incarnation_id=b"c" * 16, features=supported_features(Feature)
+            )
+            world.do(world.controller.register_controller(request))
+
+        def refusal_of(controller: int) -> ErrorCode:
+            with pytest.raises(KafkaError) as error:
+                world.do(world.controller.unregister_controller(controller))
+            return error.value.code
+
+        assert refusal_of(7) is ErrorCode.UNSUPPORTED_VERSION
+        raise_metadata_version(world, 33)
+        assert refusal_of(0) is ErrorCode.INVALID_REQUEST  # it is the active one
+        assert refusal_of(99) is ErrorCode.CONTROLLER_ID_NOT_REGISTERED
+        world.do(world.controller.unregister_controller(7))
+        assert set(world.image.cluster.controllers) == {0}
+        assert refusal_of(7) is ErrorCode.CONTROLLER_ID_NOT_REGISTERED
 
 
 class TestFencing:

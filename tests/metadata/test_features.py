@@ -56,7 +56,7 @@ def test_the_bootstrap_levels_of_4_3_1() -> None:
 
 
 def test_unknown_levels_are_named() -> None:
-    with pytest.raises(ValueError, match=r"metadata.version 99 is unknown; 7-30"):
+    with pytest.raises(ValueError, match=r"metadata.version 99 is unknown; 7-33"):
         metadata_version(99)
 
 
@@ -121,7 +121,7 @@ class TestUpdate:
                 "because it might delete metadata information",
             ),
             ("metadata.version", 29, UNSAFE_DOWNGRADE, "Unsafe metadata downgrade is not supported"),
-            ("metadata.version", 31, UPGRADE, "only supports versions 7-30"),
+            ("metadata.version", 34, UPGRADE, "only supports versions 7-33"),
             ("kraft.version", 1, UPGRADE, "There is no quorum"),
         ],
     )
@@ -129,6 +129,15 @@ class TestUpdate:
         response = update(ControllerHarness(), (name, level, kind))
         assert response.error_code == ErrorCode.INVALID_UPDATE_VERSION
         assert words in (response.error_message or "")
+
+    def test_the_levels_of_kafka_4_4_are_raised_by_an_operator(self) -> None:
+        world = ControllerHarness()
+        assert world.image.metadata_version.level == 30
+        for level, kind in ((31, UPGRADE), (30, SAFE_DOWNGRADE), (33, UPGRADE)):
+            assert update(world, ("metadata.version", level, kind)).error_code == ErrorCode.NONE
+            assert world.image.metadata_version.level == level
+        refused = update(world, ("metadata.version", 31, SAFE_DOWNGRADE))
+        assert "because it might delete metadata information" in str(refused.error_message)
 
     def test_a_broker_that_does_not_support_the_level_holds_it_back(self) -> None:
         world = ControllerHarness()

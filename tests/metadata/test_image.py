@@ -28,6 +28,7 @@ from ottla.protocol.metadata_records import (
     RemoveUserScramCredentialRecord,
     TopicRecord,
     UnregisterBrokerRecord,
+    UnregisterControllerRecord,
     UserScramCredentialRecord,
     decode_metadata_record,
 )
@@ -118,6 +119,7 @@ def test_everything_the_log_can_hold_survives_a_snapshot() -> None:
         [TopicRecord(name="a", topic_id=ID), PartitionChangeRecord(topic_id=ID, partition_id=0, leader=1)],
         [RemoveTopicRecord(topic_id=ID)],
         [UnregisterBrokerRecord(broker_id=1, broker_epoch=1)],
+        [UnregisterControllerRecord(controller_id=1)],
         [BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, fenced=1)],
         [ProducerIdsRecord(next_producer_id=5), ProducerIdsRecord(next_producer_id=5)],
         [RemoveAccessControlEntryRecord(id=ID)],

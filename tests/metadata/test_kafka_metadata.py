@@ -9,6 +9,13 @@ import pytest
 from ottla.log.directory.meta_properties import read_meta_properties
 from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
 from ottla.metadata.controller.state import ControllerSettings
+from ottla.metadata.features import (
+    KRAFT_VERSION,
+    METADATA_VERSION,
+    METADATA_VERSIONS,
+    SUPPORTED_FEATURES,
+    bootstrap_levels,
+)
 from ottla.metadata.image.delta import apply_records
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.metadata.image.image import MetadataImage
@@ -22,7 +29,7 @@ from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
 from ottla.testing.cluster_plan import free_ports
 from tests.metadata.controller_harness import SmallSchema, registration, topic
-from tests.support import java
+from tests.support import java, kafka_libs
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.waiting import wait_until
 
@@ -30,6 +37,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 CONFIGS = "kafka.admin.ConfigCommand"
+API_TABLE = Path(__file__).parents[1] / "support" / "java" / "ApiTable.java"
 DUMP = "org.apache.kafka.tools.DumpLogSegments"
 
 
@@ -221,3 +229,25 @@ async def test_dynamic_voters_are_understood_both_ways(tmp_path: Path) -> None:
         await qc.log.close()
     finally:
         runtime.close()
+
+
+def test_levels_are_those_of_kafka_4_4() -> None:
+    printed = java.run_tool(str(API_TABLE), bundle=kafka_libs.NEW_CLIENT).out.splitlines()
+    metadata, features = (
+        [line.split()[1:] for line in printed if line.startswith(kind)] for kind in ("metadata ", "feature ")
+    )
+    assert metadata == [
+        [str(level), version.release, str(version.changed).lower()]
+        for level, version in METADATA_VERSIONS.items()
+    ]
+    # Its share.version 2 is for dead letters of share groups, which brokers here do not write.
+    known = [each for each in features if each[:2] != ["share.version", "2"]]
+    for name, levels in SUPPORTED_FEATURES.items():
+        if name not in (METADATA_VERSION, KRAFT_VERSION):
+            bootstrap = [
+                next(v.level for v in METADATA_VERSIONS.values() if bootstrap_levels(v).get(name, 0) >= level)
+                for level in range(levels.min, levels.max + 1)
+            ]
+            assert [each for each in known if each[0] == name] == [
+                [name, str(level), str(since)] for level, since in enumerate(bootstrap)
+            ]

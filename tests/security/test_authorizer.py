@@ -108,6 +108,28 @@ class TestRules:
         assert not may(which, client=BOB)
         assert may(authorizer(acl("orders", principal="User:*")), client=BOB)
 
+    def test_a_range_of_addresses_is_for_the_clients_in_it(self) -> None:
+        which = authorizer(acl("orders", host="10.0.0.0/30"), acl("orders", host="2001:db8::/32"))
+        for host in ("10.0.0.0", "10.0.0.1", "10.0.0.3", "2001:db8::1"):
+            assert may(which, client=Client(client_host=host))
+            assert which.allowed_by_resource_type(Client(client_host=host), READ, TOPIC)
+        for host in ("10.0.0.4", "9.255.255.255", "2001:db9::1", "::1"):
+            assert not may(which, client=Client(client_host=host))
+            assert not which.allowed_by_resource_type(Client(client_host=host), READ, TOPIC)
+        denied = acl("orders", host="10.0.0.2/31", permission=DENY)
+        which = authorizer(acl("orders"), denied)
+        assert [may(which, client=Client(client_host=f"10.0.0.{n}")) for n in range(1, 5)] == [
+            True,
+            False,
+            False,
+            True,
+        ]
+
+    def test_what_is_no_range_of_addresses_is_for_nobody(self) -> None:
+        # Kafka 4.3 has taken any text.
+        which = authorizer(acl("orders", host="10.0.0.0/99"), acl("orders", host="/"))
+        assert not may(which)
+
     def test_patterns(self) -> None:
         which = authorizer(acl("ord", pattern=PREFIXED), acl("a", pattern=LITERAL))
         assert may(which, name="ord")

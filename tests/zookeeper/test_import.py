@@ -17,7 +17,7 @@ from ottla.log.directory.meta_properties import (
     mark_of_zookeeper,
     read_meta_properties,
 )
-from ottla.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSIONS
+from ottla.metadata.features import DEFAULT_METADATA_VERSION, METADATA_VERSIONS
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.entities import (
     CLUSTER_DEFAULT,
@@ -133,7 +133,7 @@ def tree() -> Znodes:
 
 
 async def imported_from(
-    tree: Znodes, release: int = LATEST_METADATA_VERSION.level, secret: str | None = None
+    tree: Znodes, release: int = DEFAULT_METADATA_VERSION.level, secret: str | None = None
 ) -> tuple[ZooKeeperCluster, ImportedMetadata]:
     cluster = await read_cluster(tree)
     decode = None if secret is None else lambda value: decode_password(value, secret)
@@ -335,7 +335,7 @@ def broker_disk(*partitions: str, seed: int = 0) -> SimDisk:
 
 async def planned(disk: SimDisk, tree: Znodes, *nodes: ImportNode) -> ImportPlan:
     cluster, imported = await imported_from(tree)
-    return plan_import(disk, cluster, imported, LATEST_METADATA_VERSION, nodes or [NODE])
+    return plan_import(disk, cluster, imported, DEFAULT_METADATA_VERSION, nodes or [NODE])
 
 
 def image_of(disk: SimDisk, directory: str = "/a/__cluster_metadata-0") -> MetadataImage:
@@ -415,7 +415,7 @@ async def test_logs_whose_topic_had_no_id_get_it_before_anything_else(tree: Znod
         for path in ("/a/old-0", "/a/old-1", "/b/unknown-0"):
             disk.make_dirs(path)
         disk.sync_all()
-        plan = plan_import(disk, cluster, imported, LATEST_METADATA_VERSION, [NODE])
+        plan = plan_import(disk, cluster, imported, DEFAULT_METADATA_VERSION, [NODE])
         assert plan.pending[0] == "partition.metadata of 1 partitions in /a"
         disk.crash_after(operation)
         try:
@@ -431,7 +431,7 @@ async def test_logs_whose_topic_had_no_id_get_it_before_anything_else(tree: Znod
         assert not disk.exists("/a/old-1/partition.metadata"), "no replica of this broker"
         assert not disk.exists("/b/unknown-0/partition.metadata")
         if complete:
-            plan = plan_import(disk, cluster, imported, LATEST_METADATA_VERSION, [NODE])
+            plan = plan_import(disk, cluster, imported, DEFAULT_METADATA_VERSION, [NODE])
             assert (plan.findings.problems, plan.pending) == ([], [])
             return
 
@@ -504,7 +504,7 @@ async def test_a_second_import_of_the_legacy_mode_is_harmless_at_any_operation(t
         disk.sync_all()
         write_import(disk, await planned(disk, tree, node))
         check_metadata_store(disk, ["/a"], zookeeper=False)
-        plan = plan_import(disk, cluster, second, LATEST_METADATA_VERSION, [node])
+        plan = plan_import(disk, cluster, second, DEFAULT_METADATA_VERSION, [node])
         disk.crash_after(operation)
         try:
             write_import(disk, plan)
@@ -519,7 +519,7 @@ async def test_a_second_import_of_the_legacy_mode_is_harmless_at_any_operation(t
             pass
         else:
             assert image_of(disk) in (first.image, second.image)
-        plan = plan_import(disk, cluster, second, LATEST_METADATA_VERSION, [node])
+        plan = plan_import(disk, cluster, second, DEFAULT_METADATA_VERSION, [node])
         assert plan.findings.problems == []
         write_import(disk, plan)
         assert image_of(disk) == second.image
@@ -536,7 +536,7 @@ async def test_a_crash_at_any_operation_is_harmless(tree: Znodes) -> None:
     cluster, imported = await imported_from(tree)
 
     def plan_for(disk: SimDisk) -> ImportPlan:
-        return plan_import(disk, cluster, imported, LATEST_METADATA_VERSION, [NODE])
+        return plan_import(disk, cluster, imported, DEFAULT_METADATA_VERSION, [NODE])
 
     for operation in itertools.count():
         disk = broker_disk(seed=operation)

@@ -78,6 +78,17 @@ bootstrap servers | a node id counts only beside a cluster id |
 stale members and unknown groups |
 | DeleteGroups 3: why a group was not deleted | 1331 | the Java admin client deletes groups | the texts; \
 nothing here fails with GROUP_DELETION_FAILED |
+| UnregisterController: forget a controller that is gone, from metadata.version 4.4-IV2 | 1312 | the Java admin \
+client unregisters one | a controller that still runs registers again |
+| ACLs for ranges of addresses (`10.0.0.0/8`), from metadata.version 4.4-IV1 | 1276 | the Java admin client \
+creates them | which texts are ranges, and which addresses are in one |
+| metadata.version 4.4-IV0 to 4.4-IV2 | | names, levels and what they change are those of Kafka's own table | |
+
+New clusters begin at metadata.version 4.3-IV0, so that Apache Kafka 4.3.1 can use their directories, and what
+needs a later one is refused until an operator raises it (`ottla cluster features --set metadata.version=33`, or \
+`kafka-features upgrade`). \
+After that there is no way back, as in Kafka. share.version stays at 1: brokers here do not write dead letters of \
+share groups.
 """
 
 
@@ -412,6 +423,7 @@ KIPS: Final[tuple[Kip, ...]] = (
     Kip(1142, "listing what has settings", {"ListConfigResources": 1}),
     Kip(1152, "transactions by pattern", {"ListTransactions": 2}),
     Kip(1242, "detection of connections to another node than the one that is meant", {"ApiVersions": 5}),
+    Kip(1312, "forgetting controllers that are gone", {"UnregisterController": 0}),
     Kip(1319, "topic ids in offsets of transactions", {"TxnOffsetCommit": 6}),
 )
 # fmt: on

@@ -186,10 +186,10 @@ def import_(
 
 
 def _version(release: str | None) -> MetadataVersion:
-    from ottla.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSIONS
+    from ottla.metadata.features import DEFAULT_METADATA_VERSION, METADATA_VERSIONS
 
     if release is None:
-        return LATEST_METADATA_VERSION
+        return DEFAULT_METADATA_VERSION
     versions = list(METADATA_VERSIONS.values())
     fitting = [v for v in versions if v.release == release or v.release.startswith(f"{release}-")]
     if not fitting:

@@ -1,9 +1,10 @@
 """Feature levels: the versions of metadata and protocols that a cluster has agreed on.
 
 `metadata.version` decides which records, and which versions of them, may be written; the other features
-switch protocols on (groups, transactions, shares). The table is that of Apache Kafka 4.3.1, so a directory
-formatted here can be used by Apache Kafka and the other way round. Invariant: a level that is finalised lies
-within the range that every registered node supports.
+switch protocols on (groups, transactions, shares). The table is that of Apache Kafka 4.4. New clusters begin
+at the levels of 4.3.1, so that a directory formatted here can be used by Apache Kafka 4.3.1 and the other way
+round, as long as no level is raised. Invariant: a level that is finalised lies within the range that every
+registered node supports.
 """
 
 from __future__ import annotations
@@ -86,6 +87,14 @@ class MetadataVersion:
         return self.level >= 30
 
     @property
+    def address_ranges_in_acls(self) -> bool:
+        return self.level >= 32
+
+    @property
+    def controller_unregistration(self) -> bool:
+        return self.level >= 33
+
+    @property
     def register_broker_record_version(self) -> int:
         if self.cordoned_log_dirs:
             return 4
@@ -128,10 +137,15 @@ METADATA_VERSIONS: Final[Mapping[int, MetadataVersion]] = {
         MetadataVersion(28, "4.2-IV0", False),
         MetadataVersion(29, "4.2-IV1", False),
         MetadataVersion(30, "4.3-IV0", True),
+        MetadataVersion(31, "4.4-IV0", False),
+        MetadataVersion(32, "4.4-IV1", True),
+        MetadataVersion(33, "4.4-IV2", True),
     )
 }
 MINIMUM_METADATA_VERSION: Final = METADATA_VERSIONS[7]
-LATEST_METADATA_VERSION: Final = METADATA_VERSIONS[30]
+LATEST_METADATA_VERSION: Final = METADATA_VERSIONS[33]
+# What new clusters begin at; an operator raises it.
+DEFAULT_METADATA_VERSION: Final = METADATA_VERSIONS[30]
 
 SUPPORTED_FEATURES: Final[Mapping[str, VersionRange]] = {
     METADATA_VERSION: VersionRange(MINIMUM_METADATA_VERSION.level, LATEST_METADATA_VERSION.level),
@@ -178,7 +192,7 @@ def supported_features(kind: Callable[..., F]) -> list[F]:
     ]
 
 
-def bootstrap_levels(version: MetadataVersion = LATEST_METADATA_VERSION) -> dict[str, int]:
+def bootstrap_levels(version: MetadataVersion = DEFAULT_METADATA_VERSION) -> dict[str, int]:
     """The levels a newly formatted cluster starts with, metadata.version first, then by name; level 0 is
     left out.
     """

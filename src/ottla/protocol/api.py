@@ -182,6 +182,7 @@ API: Final[dict[int, Api]] = {
         Api(90, "DescribeShareGroupOffsets", 0, 1, 0, BROKER_ONLY),
         Api(91, "AlterShareGroupOffsets", 0, 0, 0, BROKER_ONLY),
         Api(92, "DeleteShareGroupOffsets", 0, 0, 0, BROKER_ONLY),
+        Api(94, "UnregisterController", 0, 0, 0, BOTH, forwardable=True),
     )
 }
 

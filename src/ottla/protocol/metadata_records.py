@@ -288,6 +288,12 @@ class ClearElrRecord(Message, api_key=28, versions="0", flexible="0+"):
     topic_name: str = string()
 
 
+class UnregisterControllerRecord(Message, api_key=29, versions="0", flexible="0+"):
+    """A controller that will not come back was unregistered."""
+
+    controller_id: int = int32()
+
+
 RECORD_TYPES: Final = RecordTypes(
     (
         RegisterBrokerRecord,
@@ -316,6 +322,7 @@ RECORD_TYPES: Final = RecordTypes(
         RemoveDelegationTokenRecord,
         RegisterControllerRecord,
         ClearElrRecord,
+        UnregisterControllerRecord,
     )
 )
 

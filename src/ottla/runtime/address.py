@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
 
 
 class Address(NamedTuple):
@@ -28,3 +32,35 @@ def plain_host(text: str) -> str:
     except ValueError:
         return text
     return str(address.ipv4_mapped or address)
+
+
+def is_address_range(text: str) -> bool:
+    """Whether a text is meant as a range of addresses, as `10.0.0.0/8` is (CIDR notation)."""
+    return "/" in text
+
+
+def address_range(text: str) -> IPv4Network | IPv6Network:
+    """The addresses of a range; ValueError says what is wrong with it. Bits of the address beyond the prefix
+    do not count.
+    """
+    import ipaddress
+
+    address, _, prefix = text.partition("/")
+    if not (prefix.isascii() and prefix.isdecimal()):
+        raise ValueError(f"{prefix!r} is not the length of a prefix")
+    if "%" in address:
+        raise ValueError("an interface cannot be a part of a range")
+    return ipaddress.ip_network((address, int(prefix)), strict=False)
+
+
+@lru_cache(maxsize=10_000)
+def is_in_range(host: str, text: str) -> bool:
+    """Whether an address, in the form that connections report, is in a range; no address is in a text that is
+    none.
+    """
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host) in address_range(text)
+    except ValueError:
+        return False

@@ -24,6 +24,10 @@ from ottla.protocol.messages.describe_quorum import (
 )
 from ottla.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 from ottla.protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+from ottla.protocol.messages.unregister_controller import (
+    UnregisterControllerRequest,
+    UnregisterControllerResponse,
+)
 from ottla.protocol.messages.update_features import (
     FeatureUpdateKey,
     UpdateFeaturesRequest,
@@ -179,3 +183,13 @@ class ClusterAdmin:
         request = UnregisterBrokerRequest(broker_id=broker_id)
         answer = await self._requests.controller(request, UnregisterBrokerResponse, lambda r: [r.error_code])
         self._requests.raise_error(answer, f"broker {broker_id}")
+
+    async def unregister_controller(self, controller_id: int) -> None:
+        """Unregister a controller that was removed from the quorum and will not come back, which needs
+        metadata.version 4.4-IV2; CONTROLLER_ID_NOT_REGISTERED if there is none with this id.
+        """
+        request = UnregisterControllerRequest(controller_id=controller_id)
+        answer = await self._requests.controller(
+            request, UnregisterControllerResponse, lambda r: [r.error_code]
+        )
+        self._requests.raise_error(answer, f"controller {controller_id}")

@@ -16,6 +16,7 @@ from ottla.metadata.controller.state import (
     Result,
     check_record_count,
 )
+from ottla.metadata.features import MetadataVersion
 from ottla.metadata.image.acl_filter import AclFilter
 from ottla.metadata.image.entities import AccessControlEntry
 from ottla.metadata.records import MetadataRecord
@@ -28,6 +29,7 @@ from ottla.protocol.messages.delete_acls import (
     DeleteAclsResponse,
 )
 from ottla.protocol.metadata_records import RemoveAccessControlEntryRecord
+from ottla.runtime.address import address_range, is_address_range
 
 _RESOURCE_TYPES: Final = frozenset(AclResourceType) - {AclResourceType.ANY}
 _OPERATIONS: Final = frozenset(AclOperation) - {AclOperation.ANY}
@@ -43,7 +45,7 @@ def create_acls(
     for acl in acls:
         yield
         try:
-            _validate(acl)
+            _validate(acl, state.version)
         except KafkaError as error:
             results.append(AclCreationResult(error_code=int(error.code), error_message=error.message))
             continue
@@ -55,7 +57,7 @@ def create_acls(
     return Result(records, CreateAclsResponse(results=results))
 
 
-def _validate(acl: AccessControlEntry) -> None:
+def _validate(acl: AccessControlEntry, version: MetadataVersion) -> None:
     if acl.resource_type not in _RESOURCE_TYPES:
         raise _invalid(f"Invalid resourceType {enum_name(AclResourceType, acl.resource_type)}")
     if acl.pattern_type not in (PatternType.LITERAL, PatternType.PREFIXED):
@@ -71,6 +73,19 @@ def _validate(acl: AccessControlEntry) -> None:
             f"Could not parse principal from `{acl.principal}` (no colon is present separating the "
             "principal type from the principal name)"
         )
+    if is_address_range(acl.host):
+        if not version.address_ranges_in_acls:
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                "CIDR-based ACL host patterns require metadata version 4.4-IV1 or later; the current one is "
+                f"{version}.",
+            )
+        try:
+            address_range(acl.host)
+        except ValueError as error:
+            raise _invalid(f"Invalid CIDR notation in host pattern '{acl.host}': {error}") from None
+    elif not acl.host and version.address_ranges_in_acls:
+        raise _invalid("Host pattern should not be empty")
 
 
 def delete_acls(state: ControllerState, filters: Sequence[AclFilter]) -> Decision[DeleteAclsResponse]:

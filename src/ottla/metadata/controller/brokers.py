@@ -27,6 +27,7 @@ from ottla.protocol.metadata_records import (
     RegisterBrokerRecord,
     RegisterControllerRecord,
     UnregisterBrokerRecord,
+    UnregisterControllerRecord,
 )
 from ottla.protocol.names import uuid_text
 from ottla.runtime.steps import Steps
@@ -209,6 +210,24 @@ def unregister_broker(state: ControllerState, broker: int) -> Decision[None]:
     records += yield from generate_leader_and_isr_updates(state, in_elr, broker_to_remove=broker)
     records.append(UnregisterBrokerRecord(broker_id=broker, broker_epoch=registration.epoch))
     return Result(records, None, atomic=False)
+
+
+def unregister_controller(state: ControllerState, controller: int) -> Result[None]:
+    """Forget a controller that was removed from the voters; one that still runs registers again."""
+    if controller == state.settings.node_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Controller cannot unregister itself while it is active.")
+    if not state.version.controller_unregistration:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            "The current MetadataVersion is too old to support controller unregistration: it is "
+            f"{state.version}, and 4.4-IV2 or later is needed.",
+        )
+    if controller not in state.image.cluster.controllers:
+        raise KafkaError(
+            ErrorCode.CONTROLLER_ID_NOT_REGISTERED,
+            f"Controller ID {controller} is not currently registered.",
+        )
+    return Result([UnregisterControllerRecord(controller_id=controller)], None)
 
 
 def process_broker_heartbeat(

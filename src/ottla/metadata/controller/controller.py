@@ -390,6 +390,9 @@ class Controller:
     def unregister_broker(self, broker: int) -> Decision[None]:
         return control_brokers.unregister_broker(self._state, broker)
 
+    def unregister_controller(self, controller: int) -> Result[None]:
+        return control_brokers.unregister_controller(self._state, controller)
+
     def process_broker_heartbeat(
         self, request: BrokerHeartbeatRequest, *, now_ns: int
     ) -> Decision[HeartbeatReply]:

@@ -53,6 +53,7 @@ from ottla.protocol.metadata_records import (
     TopicRecord,
     UnfenceBrokerRecord,
     UnregisterBrokerRecord,
+    UnregisterControllerRecord,
     UserScramCredentialRecord,
     ZkMigrationRecord,
 )
@@ -306,10 +307,17 @@ class MetadataDelta:
             )
         )
 
-    def _register_controller(self, record: RegisterControllerRecord) -> None:
+    def _writable_controllers(self) -> dict[int, ControllerRegistration]:
         if self._controllers is None:
             self._controllers = dict(self.base.cluster.controllers)
-        self._controllers[record.controller_id] = ControllerRegistration.from_record(record)
+        return self._controllers
+
+    def _register_controller(self, record: RegisterControllerRecord) -> None:
+        self._writable_controllers()[record.controller_id] = ControllerRegistration.from_record(record)
+
+    def _unregister_controller(self, record: UnregisterControllerRecord) -> None:
+        if self._writable_controllers().pop(record.controller_id, None) is None:
+            raise ReplayError(f"{record} is about a controller that is not registered")
 
     def _apply_cluster(self) -> ClusterImage:
         if self._brokers is None and self._controllers is None:
@@ -549,6 +557,7 @@ _HANDLERS: Final[Mapping[type, Callable[[MetadataDelta, Any], None]]] = {
     TopicRecord: MetadataDelta._create_topic,
     UnfenceBrokerRecord: MetadataDelta._unfence_broker,
     UnregisterBrokerRecord: MetadataDelta._unregister_broker,
+    UnregisterControllerRecord: MetadataDelta._unregister_controller,
     UserScramCredentialRecord: MetadataDelta._scram_credential,
     ZkMigrationRecord: MetadataDelta._ignore,
 }

@@ -21,6 +21,7 @@ from ottla.protocol.metadata_records import (
     RemoveTopicRecord,
     RemoveUserScramCredentialRecord,
     UnregisterBrokerRecord,
+    UnregisterControllerRecord,
 )
 
 
@@ -70,6 +71,9 @@ def _cluster(
     for id, broker in after.cluster.brokers.items():
         if before.cluster.brokers.get(id) != broker:
             yield broker.to_record(version)
+    for id in before.cluster.controllers:
+        if id not in after.cluster.controllers:
+            yield UnregisterControllerRecord(controller_id=id)
     for id, controller in after.cluster.controllers.items():
         if before.cluster.controllers.get(id) != controller:
             yield controller.to_record()

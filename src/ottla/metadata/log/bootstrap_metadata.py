@@ -18,7 +18,7 @@ from ottla.log.directory.meta_properties import (
     read_meta_properties,
 )
 from ottla.metadata.features import (
-    LATEST_METADATA_VERSION,
+    DEFAULT_METADATA_VERSION,
     METADATA_VERSION,
     MetadataVersion,
     bootstrap_levels,
@@ -37,7 +37,7 @@ from ottla.runtime.random import Random
 BOOTSTRAP_CHECKPOINT: Final = "bootstrap.checkpoint"
 
 
-def bootstrap_records(version: MetadataVersion = LATEST_METADATA_VERSION) -> list[MetadataRecord]:
+def bootstrap_records(version: MetadataVersion = DEFAULT_METADATA_VERSION) -> list[MetadataRecord]:
     """The records of a new cluster at a metadata.version."""
     return [
         FeatureLevelRecord(name=name, feature_level=level)

@@ -144,6 +144,11 @@ def _unregister_broker(request: Any, response: Any) -> Iterator[str]:
         yield f"Broker:{request.broker_id}, unregistered"
 
 
+def _unregister_controller(request: Any, response: Any) -> Iterator[str]:
+    if not response.error_code:
+        yield f"Controller:{request.controller_id}, unregistered"
+
+
 def _voters(request: Any, response: Any) -> Iterator[str]:
     if not response.error_code:
         yield f"voter {request.voter_id} of the quorum"
@@ -172,6 +177,7 @@ _CHANGES: Final[dict[str, Callable[[Any, Any], Iterator[str]]]] = {
     "OffsetDelete": _delete_offsets,
     "UpdateFeatures": _update_features,
     "UnregisterBroker": _unregister_broker,
+    "UnregisterController": _unregister_controller,
     "AddRaftVoter": _voters,
     "RemoveRaftVoter": _voters,
     "CreateDelegationToken": _tokens,

@@ -282,6 +282,7 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ApiRoute("BrokerRegistration", "broker_registration", CONTROLLER_ONLY, decides_locally=True),
         ApiRoute("BrokerHeartbeat", "broker_heartbeat", CONTROLLER_ONLY, decides_locally=True),
         ApiRoute("UnregisterBroker", "unregister_broker", BOTH, forwarding=_WHOLE),
+        ApiRoute("UnregisterController", "unregister_controller", BOTH, forwarding=_WHOLE),
         ApiRoute("ControllerRegistration", "controller_registration", CONTROLLER_ONLY, decides_locally=True),
         ApiRoute("AlterPartition", "alter_partition", CONTROLLER_ONLY, decides_locally=True),
         ApiRoute("AllocateProducerIds", "allocate_producer_ids", CONTROLLER_ONLY, decides_locally=True),

@@ -89,6 +89,7 @@ class QuorumMember:
         self._local_controller: Final = local_controller
         self._security: Final = security
         self._registration: asyncio.Task[None] | None = None
+        self._upkeep: asyncio.Task[None] | None = None
         # Set once requests of the quorum are answered.
         self.opened: Final = asyncio.Event()
         self.server: Final = SocketServer(
@@ -239,6 +240,9 @@ class QuorumMember:
             features=supported_features(Feature),
         )
         self._registration = asyncio.create_task(self._register(request), name="controller registration")
+        self._upkeep = asyncio.create_task(
+            self._keep_registered(request), name="upkeep of the controller registration"
+        )
 
     async def _register(self, request: ControllerRegistrationRequest) -> None:
         await self.controllers.request_until(
@@ -248,6 +252,25 @@ class QuorumMember:
             on_refused=_on_registration_refused,
             retry_seconds=_REGISTRATION_RETRY_SECONDS,
         )
+
+    async def _keep_registered(self, request: ControllerRegistrationRequest) -> None:
+        """Register again when the registration was removed, or when the cluster gets a metadata.version that
+        has registrations.
+        """
+        await self.wait_until_registered()
+        while True:
+            await self.metadata.until(lambda: self._is_registered or not self._has_registrations)
+            await self.metadata.until(lambda: self._has_registrations and not self._is_registered)
+            log.warning("the registration of this controller is gone, and is made again")
+            await self._register(request)
+
+    @property
+    def _has_registrations(self) -> bool:
+        return self.metadata.image.metadata_version.controller_registration
+
+    @property
+    def _is_registered(self) -> bool:
+        return self._config.current.node_id in self.metadata.image.cluster.controllers
 
     def waits_for(self) -> str:
         """What the registration waits for, as text for messages."""
@@ -264,9 +287,10 @@ class QuorumMember:
 
     async def close(self) -> None:
         """Hand leadership over, and close the metadata log."""
-        if self._registration is not None:
-            self._registration.cancel()
-            await asyncio.gather(self._registration, return_exceptions=True)
+        tasks = [task for task in (self._registration, self._upkeep) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.liveness.close()
         self.controllers.close()
         self.forwards.close()

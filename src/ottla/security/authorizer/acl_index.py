@@ -20,7 +20,7 @@ from ottla.protocol.acl import (
     AclPermissionType,
     PatternType,
 )
-from ottla.runtime.address import plain_host
+from ottla.runtime.address import is_address_range, is_in_range, plain_host
 
 _ALLOW: Final = int(AclPermissionType.ALLOW)
 _DENY: Final = int(AclPermissionType.DENY)
@@ -152,7 +152,7 @@ class AclIndex:
             finding.has_acls = True
             for who in (principal, WILDCARD_PRINCIPAL):
                 for acl in principals.get(who, ()):
-                    if acl.host != WILDCARD and acl.host != host:
+                    if not _is_of_host(acl, host):
                         continue
                     if acl.permission_type == _DENY:
                         if acl.operation in (_ALL, operation):
@@ -176,7 +176,7 @@ class AclIndex:
         allowed: set[tuple[str, bool]] = set()
         for who in dict.fromkeys((principal, WILDCARD_PRINCIPAL)):
             for acl in patterns.by_principal.get(who, ()):
-                if acl.host not in (WILDCARD, host) or acl.operation not in (_ALL, operation):
+                if acl.operation not in (_ALL, operation) or not _is_of_host(acl, host):
                     continue
                 name, is_prefix = acl.resource_name, acl.pattern_type == PatternType.PREFIXED
                 if acl.permission_type == _ALLOW:
@@ -195,6 +195,13 @@ class AclIndex:
             and not any(name[:length] in denied_prefixes for length in lengths if length <= len(name))
             for name, is_prefix in allowed
         )
+
+
+def _is_of_host(acl: AccessControlEntry, host: str) -> bool:
+    """Whether an ACL is for clients at this address: for all, for this one, or for a range that has it."""
+    if acl.host in (WILDCARD, host):
+        return True
+    return is_address_range(acl.host) and is_in_range(host, acl.host)
 
 
 def _with_plain_host(acl: AccessControlEntry) -> AccessControlEntry:

@@ -124,7 +124,7 @@ class BrokerMetadataPublisher:
             for part in changes.parts(_PARTITIONS_AT_ONCE):
                 _attempt("tiered storage", partial(remote_storage.manager.apply, image, part))
                 await turns.pause_if_due()
-            _attempt("tiered storage", lambda: remote_storage.apply(image, changes, delta))
+            _attempt("tiered storage", lambda: remote_storage.apply(image, delta))
         internal = changes.of_topics(INTERNAL_TOPICS)
         _attempt("coordinators", lambda: self._coordinators.apply(image, internal, delta))
 

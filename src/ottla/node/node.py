@@ -596,6 +596,7 @@ class Node:
             )
 
     def _open_remote_storage(self) -> RemoteStorage:
+        from ottla.node.cluster.metadata_barrier import MetadataBarrier
         from ottla.node.remote.remote_storage import RemoteStorage
 
         return RemoteStorage(
@@ -607,6 +608,9 @@ class Node:
             self.replicas,
             self.log_flushes,
             self._create_internal_topic,
+            MetadataBarrier(
+                self.config.node_id, self._broker_epoch, self.quorum.controllers, self.quorum.metadata
+            ).newest_image,
         )
 
     def _is_assigned(self, found: UnifiedLog) -> bool:
@@ -632,7 +636,7 @@ class Node:
         ):
             log.warning("%s", text)
         if self.remote_storage is not None:
-            self.remote_storage.check_store()
+            self.remote_storage.start()
         # From then on it may lead; what is damaged must not.
         await self.damaged_replicas.announce()
         self.damaged_replicas.check()

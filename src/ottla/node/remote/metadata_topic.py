@@ -136,14 +136,16 @@ class RemoteLogMetadataTopic:
         """Have the topic created. That it exists by now is no error, and where it fails it is tried again."""
         await self._create_topic(REMOTE_LOG_METADATA_TOPIC)
 
-    def is_led_here(self, partition: int) -> bool:
-        return self._leader(partition)[0] == self._broker_id
-
-    def leader_incarnation(self, partition: int) -> tuple[int, int]:
-        """The leader of a partition and its epoch as a broker, which is another one in its next life."""
-        leader = self._leader(partition)[0]
-        broker = self._metadata.image.cluster.brokers.get(leader)
-        return leader, NO_EPOCH if broker is None else broker.epoch
+    def led_here(self) -> dict[int, tuple[bytes, int]]:
+        """The partitions that this broker leads, each with the id of the topic and its leader epoch."""
+        topic = self._metadata.image.topics.by_name.get(REMOTE_LOG_METADATA_TOPIC)
+        if topic is None:
+            return {}
+        return {
+            index: (topic.id, registration.leader_epoch)
+            for index, registration in topic.partitions.items()
+            if registration.leader == self._broker_id
+        }
 
     def _leader(self, partition: int) -> tuple[int, bytes]:
         """The leader of a partition and the id of the topic; LEADER_NOT_AVAILABLE if there is none now."""

@@ -458,6 +458,10 @@ class RemoteLogManager:
                     "deletion of a partition from remote storage", partial(self._delete_partition, id)
                 )
 
+    def is_being_deleted(self, topic_id: bytes) -> bool:
+        """Whether segments of a deleted topic are still to be deleted by this broker."""
+        return any(id.topic_id == topic_id for id in self._deletions)
+
     def _on_metadata_changed(self, id: TopicIdPartition) -> None:
         """Something is known of remote segments that was not before, or events are lost."""
         if not self._metadata.is_ready(id):
@@ -1013,8 +1017,7 @@ class RemoteLogManager:
                 break
             try:
                 if not is_announced:
-                    # Before it waits for others: if this broker dies, the next leader of the events knows.
-                    # And before it lists them: with its own event it has read all that came before.
+                    # Before it lists them: with its own event it has read all that came before.
                     async with self._announcements_at_a_time:
                         await self._announce_partition(id, _MARKED)
                     is_announced = True

@@ -23,7 +23,7 @@ from ottla.node.remote.store_check import StoreCheck
 from ottla.protocol.names import TopicPartition
 from ottla.remote.object_storage import ObjectStorageManager
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
-from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
+from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime.object_store import ObjectStoreError, ObjectStoreKind, open_object_store
 from ottla.runtime.pool import separate_pool
 from ottla.runtime.runtime import Runtime
@@ -50,8 +50,11 @@ class RemoteStorage:
         replicas: ReplicaManager,
         log_flushes: LogFlushScheduler,
         create_topic: Callable[[str], Awaitable[object]],
+        newest_image: Callable[[], Awaitable[MetadataImage]],
     ) -> None:
-        """`NodeFailed` names a setting that cannot be used."""
+        """`newest_image` waits for all that was committed when it was asked. `NodeFailed` names a setting
+        that cannot be used.
+        """
         settings = remote_storage_settings(config.current)
         topic_settings = metadata_topic_settings(config.current)
         # A directory may be one of another machine, and hang: it has threads of its own.
@@ -92,19 +95,27 @@ class RemoteStorage:
             load_timeout_ms=stall_ms,
         )
         self.reader.is_settled = self.manager.is_settled
-        self._deleted: Final = DeletedPartitions(runtime, tasks, topic, self.manager.delete_partitions)
+        self._deleted: Final = DeletedPartitions(
+            runtime.clock,
+            tasks,
+            topic,
+            image=lambda: metadata.image,
+            newest_image=newest_image,
+            delete=self.manager.delete_partitions,
+            is_being_deleted=self.manager.is_being_deleted,
+        )
         self._config_changes: Final = WorkQueue(runtime.clock, "settings of topics with remote storage")
         replicas.add_progress_listener(self.manager.on_partition_progress)
         replicas.logs.on_segment_closed = self.manager.on_segment_closed
 
-    def check_store(self) -> None:
-        """Try the store in the background, and warn if it cannot be used."""
+    def start(self) -> None:
+        """Try the store in the background, and warn if it cannot be used; look for deleted topics."""
+        self._deleted.start()
         self._checking = self._tasks.start("check of remote storage", self._store_check.run)
 
-    def apply(self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None) -> None:
+    def apply(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
         """Follow new metadata, after the manager has followed the changes of replicas."""
         self.metadata.on_topic_changed()
-        self._deleted.apply(changes, delta)
         if delta is not None and delta.changed_configs:
             changed = self._configured_partitions(image, delta)
             self._config_changes.submit(lambda: self._on_configs_changed(changed))

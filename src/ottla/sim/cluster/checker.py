@@ -133,10 +133,6 @@ class ClusterChecker:
         if known is not image and known != image:
             self._world.report_violation(f"{who} has another metadata image up to {offset} than other nodes")
         if offset > self.newest.provenance.last_contained_offset:
-            if self.tier is not None:
-                for id in self.newest.topics.by_id:
-                    if id not in image.topics.by_id:
-                        self.tier.on_topic_deleted(id, list(self.machines.values()))
             self.newest = image
         if len(self._images) > _KNOWN_IMAGES:
             self._images.popitem(last=False)

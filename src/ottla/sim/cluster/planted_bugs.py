@@ -482,6 +482,9 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "brokers-not-watched": _ON_ZOOKEEPER,
     **dict.fromkeys(TIER_BUGS, _TIERED),
     "followers-without-auxiliary-state": _TIERED_FOLLOWERS,
+    "deleted-topics-forgotten": replace(
+        _scenario("idempotent", "topics", kill_a_process=2, kill_all=1), features=("tiered",)
+    ),
     "waiters-left-at-a-close": replace(
         _scenario("idempotent", "moves", longest_s=2.0, stop_at_any_moment=4, kill_a_process=2),
         nodes=4,

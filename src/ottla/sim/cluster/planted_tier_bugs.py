@@ -9,6 +9,7 @@ from typing import Any
 from ottla.log.unified_log import RemoteLogAuxState, UnifiedLog
 from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.remote import segment_data
+from ottla.node.remote.deleted_partitions import DeletedPartitions
 from ottla.node.remote.metadata_manager import TopicBasedRemoteLogMetadataManager
 from ottla.node.remote.remote_log_manager import RemoteLogManager
 from ottla.remote import object_storage
@@ -124,6 +125,11 @@ def _waiters_left_at_a_close() -> list[Patch]:
     ]
 
 
+def _deleted_topics_forgotten() -> list[Patch]:
+    """Only the leader of a partition deletes its segments, if it lives."""
+    return [(DeletedPartitions, "start", lambda _: None)]
+
+
 TIER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "local-retention-before-the-copy": _local_retention_before_the_copy,
     "copy-finished-before-the-upload": _copy_finished_before_the_upload,
@@ -131,5 +137,6 @@ TIER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "aborted-transactions-not-copied": _aborted_transactions_not_copied,
     "deleted-before-it-is-announced": _deleted_before_it_is_announced,
     "only-manifests-deleted": _only_manifests_deleted,
+    "deleted-topics-forgotten": _deleted_topics_forgotten,
     "waiters-left-at-a-close": _waiters_left_at_a_close,
 }

@@ -13,7 +13,7 @@ The checker makes its own model of the segments, from the committed records of `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
@@ -36,7 +36,7 @@ from ottla.replication.partition import Partition
 from ottla.sim.cluster.history import PartitionHistory
 from ottla.sim.loop import Process
 from ottla.sim.object_store import SimObjectStore
-from ottla.sim.world import SimMachine, World
+from ottla.sim.world import World
 
 __all__ = ["TierChecker", "TierTerms", "TieredNode"]
 
@@ -135,8 +135,6 @@ class TierChecker:
         self._by_key: dict[str, RemoteLogSegmentId] = {}
         # Offsets that were in finished copies at some time: the first and the last one of each.
         self._copied: dict[TopicIdPartition, dict[int, int]] = {}
-        # The machines that were up when a topic was deleted, and how often they had booted by then.
-        self._witnesses: dict[bytes, list[tuple[SimMachine, int]]] = {}
         # Where the local part of a log began when it was checked last.
         self._checked: dict[tuple[int, TopicIdPartition], int] = {}
         # Objects of deleted copies that a process has written which did not know that: it deletes them.
@@ -220,15 +218,6 @@ class TierChecker:
         writer = self._revived.get(key)
         return self.store.is_late(key) or (writer is not None and writer.dead)
 
-    def on_topic_deleted(self, id: bytes, machines: Iterable[SimMachine]) -> None:
-        self._witnesses[id] = [(machine, machine.boots) for machine in machines if machine.is_up]
-
-    def _has_witness(self, id: bytes) -> bool:
-        """Whether a node has seen the topic go that has run since. What was not announced by then, no node
-        can know.
-        """
-        return any(machine.boots == boots for machine, boots in self._witnesses.get(id, ()))
-
     def reason_store_not_clean(self, image: MetadataImage | None = None) -> str | None:
         """The first object that is in the store for no reason: that no metadata name, or of a copy that was
         deleted, or of a topic that is not in this image.
@@ -242,7 +231,7 @@ class TierChecker:
                 return f"{key} is in the store, and no metadata name it"
             if self.segments[id].state is _DELETED:
                 return f"{key} is in the store, and {_name(self.segments[id])} is deleted"
-            if image is not None and id.topic_id not in image.topics.by_id and self._has_witness(id.topic_id):
+            if image is not None and id.topic_id not in image.topics.by_id:
                 return f"{key} is in the store, and its topic is deleted"
         return None
 

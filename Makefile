@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DIST := build/dist/venv
 FUZZ_SECONDS ?= 60
 SPARK_KILLS ?= 15
 SPARK_RACES ?= 100
@@ -33,7 +34,7 @@ PREPARE = @echo "Fetching what the tests run beside Ottla: this takes some minut
 LOCKED := $(PYTHON) -c 'import fcntl, subprocess, sys; lock = open("Makefile"); \
 	fcntl.flock(lock, fcntl.LOCK_EX); sys.exit(subprocess.call(sys.argv[1:]))'
 
-.PHONY: setup demo test witnesses test-all all-tests test-fast steady mutations test-faults test-cluster-faults soak lint bench fuzz clean
+.PHONY: setup demo test witnesses test-all all-tests test-fast steady mutations test-faults test-cluster-faults soak lint bench fuzz dist clean
 
 setup: $(STAMP)
 
@@ -127,6 +128,15 @@ fuzz: $(STAMP)
 		tests/log/test_crash.py tests/log/test_compaction_crash.py tests/coordinator/group/test_random_groups.py \
 		tests/coordinator/transaction/test_model.py tests/guarantees tests/kafka tests/sim/test_quorum.py \
 		tests/sim/test_cluster.py
+
+# The source distribution and all wheels, checked; the native ones are installed where there is no compiler, and used.
+# make dist DIST_OPTIONS='--python 3.11 3.12', or '--headers 3.14=DIRECTORY' for a Python that is not installed.
+dist:
+	test -x $(DIST)/bin/twine || ($(PYTHON) -m venv --clear $(DIST) && \
+		$(DIST)/bin/python -m pip install --quiet --upgrade pip && $(DIST)/bin/python -m pip install --quiet --group dist)
+	$(DIST)/bin/python packaging/wheels.py $(DIST_OPTIONS)
+	$(DIST)/bin/python packaging/check.py
+	$(DIST)/bin/python packaging/try_wheels.py $(TRY_OPTIONS)
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/ottla/records/_kernel.c

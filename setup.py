@@ -1,5 +1,9 @@
-"""Builds the one compiled module, `ottla.records._kernel`; everything else is declared in pyproject.toml."""
+"""Builds the one compiled module, `ottla.records._kernel`; everything else is declared in pyproject.toml.
 
+With `OTTLA_KERNEL=python` nothing is compiled: clients then work with the kernel in Python, `_kernel.py`.
+"""
+
+import os
 from glob import glob
 
 from Cython.Build import cythonize
@@ -11,4 +15,5 @@ kernel = Extension(
     depends=sorted(glob("src/ottla/records/kernel/*.pxi")),
     extra_compile_args=["-O3"],
 )
-setup(ext_modules=cythonize([kernel], language_level=3))
+compiled = [] if os.environ.get("OTTLA_KERNEL") == "python" else cythonize([kernel], language_level=3)
+setup(ext_modules=compiled)

@@ -53,12 +53,12 @@ def anchors(text: str) -> set[str]:
 
 
 def requirements(pyproject: str) -> set[str]:
-    """The names of everything that pyproject.toml asks for, in any extra."""
+    """The names of everything that pyproject.toml asks for, in any extra or group."""
     data = tomllib.loads(pyproject)
     project = data["project"]
     wanted = [*data["build-system"]["requires"], *project.get("dependencies", [])]
-    for extra in project.get("optional-dependencies", {}).values():
-        wanted += extra
+    for some in (project.get("optional-dependencies", {}), data.get("dependency-groups", {})):
+        wanted += [requirement for each in some.values() for requirement in each]
     names = [match.group() for text in wanted if (match := _REQUIREMENT.match(text))]
     assert len(names) == len(wanted)
     return {normal(name) for name in names} - {normal(project["name"])}

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import heapq
 import os
 import posixpath
@@ -32,6 +31,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from _typeshed import SupportsRichComparisonT
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = [
     "Buffer",
@@ -379,7 +381,7 @@ if sys.platform == "darwin":
             os.fsync(fd)
 
 else:
-    _sync_data = os.fdatasync
+    _sync_data = getattr(os, "fdatasync", os.fsync)  # Windows has fsync alone
 
 
 # POSIX locks belong to the process: a second attempt by the same process would succeed, and closing any

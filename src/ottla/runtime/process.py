@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import os
-import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+
+if sys.platform != "win32":
+    import resource
 
 __all__ = [
     "cpu_ns",

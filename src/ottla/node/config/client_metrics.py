@@ -13,6 +13,7 @@ from typing import Any, Final
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.config.tables.group import CLIENT_METRICS
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.re2_syntax import compile_re2
 
 __all__ = ["DEFAULT_INTERVAL_MS", "ClientMetricsSubscription", "parse_matching_patterns", "subscriptions_of"]
 
@@ -55,13 +56,9 @@ def parse_matching_patterns(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def _compile(pattern: str, text: str) -> Any:
-    import re2
-
-    options = re2.Options()
-    options.log_errors = False
     try:
-        return re2.compile(pattern, options)
-    except re2.error:
+        return compile_re2(pattern)
+    except ValueError:
         raise _illegal(text) from None
 
 

@@ -14,19 +14,16 @@ from typing import Any
 
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.re2_syntax import compile_re2
 
 _HASH_VERSION = 0
 
 
 @lru_cache(maxsize=32)  # each may take megabytes
 def _compile(regex: str) -> Any:
-    import re2
-
-    options = re2.Options()
-    options.log_errors = False
     try:
-        return re2.compile(regex, options)
-    except re2.error as error:
+        return compile_re2(regex)
+    except ValueError as error:
         raise KafkaError(
             ErrorCode.INVALID_REGULAR_EXPRESSION,
             f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}.",

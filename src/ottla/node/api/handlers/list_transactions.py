@@ -18,6 +18,7 @@ from ottla.protocol.messages.list_transactions import (
     ListTransactionsResponse,
     TransactionState,
 )
+from ottla.protocol.re2_syntax import compile_re2
 
 
 def handle(context: RequestContext, request: ListTransactionsRequest) -> Awaitable[ListTransactionsResponse]:
@@ -60,13 +61,9 @@ async def _list(
 def _matcher(pattern: str | None) -> Callable[[str], bool] | None:
     if not pattern:
         return None
-    import re2
-
-    options = re2.Options()
-    options.log_errors = False
     try:
-        compiled = re2.compile(pattern, options)
-    except re2.error as error:
+        compiled = compile_re2(pattern)
+    except ValueError as error:
         raise KafkaError(
             ErrorCode.INVALID_REGULAR_EXPRESSION,
             f"Transaction ID pattern `{pattern}` is not a valid regular expression: {error}",

@@ -1,4 +1,4 @@
-"""`ottla storage`: show whose data directories are, format new ones, repair damaged logs. Needs no node."""
+"""`ottla storage`: show data directories, format new ones, find and repair damage. Needs no node."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ottla.cli.output import note, print_json, print_pairs, size_text, time_text
 if TYPE_CHECKING:
     from ottla.log.directory.directory import LogDirectory
     from ottla.log.log_repair import Damage
+    from ottla.log.scrub.examination import RottenFile
     from ottla.node.config.node_config import NodeConfig
     from ottla.raft.voters import VoterSet
     from ottla.runtime.disk import Disk
@@ -158,6 +159,81 @@ def repair_logs(
         print("no damaged log was found")
     elif not apply:
         note("nothing was changed; --apply ends the logs there, and keeps what it removes")
+
+
+@command(app, "scrub")
+def scrub(
+    directories: Annotated[list[str] | None, Argument(metavar="[DIRECTORY...]")] = None,
+    config: Annotated[
+        str | None,
+        Option("--config", "-c", metavar="FILE", help="server.properties, for its directories."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Read everything in the data directories of a stopped node, and report what has rotted.
+
+    Checks every batch, index, snapshot and checkpoint, and changes nothing. A node that runs does the same by
+    itself, slowly, and mends what it finds (log.scrub.*). Exits with 1 if something is damaged.
+    """
+    from ottla.runtime.disk import RealDisk
+
+    paths = [os.path.abspath(path) for path in directories or []]
+    if not paths and config is not None:
+        paths = [os.path.abspath(path) for path in _read_config(config).log_dirs]
+    if not paths:
+        raise WrongUsage("no directory is given: name directories, or a file with --config")
+    disk = RealDisk()
+    for path in paths:
+        if not os.path.isfile(os.path.join(path, "meta.properties")):
+            raise CliError(f"{path} is not the data directory of a node: it has no meta.properties")
+    size = 0
+    found: list[RottenFile] = []
+    with _locked(disk, paths):
+        for path in dict.fromkeys(paths):
+            for each in _examine(disk, path):
+                if isinstance(each, int):
+                    size += each
+                else:
+                    found.append(each)
+                    if not as_json:
+                        print(f"{each.kind}: {each.path}: {each.detail}", flush=True)
+    if as_json:
+        facts = [{"kind": each.kind, "path": each.path, "detail": each.detail} for each in found]
+        print_json({"bytes": size, "findings": facts})
+    else:
+        note(f"{size_text(size)} were read; {len(found) or 'no'} files or parts of them are damaged")
+    if found:
+        raise click.exceptions.Exit(FAILED)
+
+
+def _examine(disk: Disk, path: str) -> Iterator[int | RottenFile]:
+    """Examine a directory, and what the quorum keeps in it."""
+    from ottla.log.scrub.examination import RottenFile
+    from ottla.log.scrub.offline import examine_directory
+    from ottla.protocol.errors import KafkaError
+    from ottla.protocol.names import CLUSTER_METADATA_TOPIC
+    from ottla.raft.driver.quorum_state_store import FILE_NAME, BadQuorumState, read_election_state
+    from ottla.raft.snapshot import decode_snapshot, parse_name
+    from ottla.runtime.disk import read_file
+
+    yield from examine_directory(disk, path)
+    dir = os.path.join(path, f"{CLUSTER_METADATA_TOPIC}-0")
+    if not disk.is_dir(dir):
+        return
+    try:
+        read_election_state(disk, dir)
+    except BadQuorumState as error:
+        yield RottenFile("quorum state", os.path.join(dir, FILE_NAME), str(error))
+    for name in disk.list_dir(dir):
+        if parse_name(name) is not None:
+            file = os.path.join(dir, name)
+            data = read_file(disk, file)
+            try:
+                decode_snapshot(data)
+            except KafkaError as error:
+                yield RottenFile("metadata snapshot", file, error.message)
+            else:
+                yield len(data)
 
 
 @command(app, "upgrade-format")

@@ -204,6 +204,11 @@ class LeaderEpochCache:
             return False
         return _below(written, log_end_offset) == _below(self._entries, log_end_offset)
 
+    @property
+    def written(self) -> tuple[EpochEntry, ...] | None:
+        """What the file has; None if that is unknown."""
+        return self._written
+
     def forget_file(self) -> None:
         """Let the next flush replace the file."""
         self._written = None
@@ -293,7 +298,7 @@ def _stage_epochs(disk: Disk, path: str, write: EpochWrite) -> str:
     file = disk.open(staged, create=True)
     try:
         file.truncate(0)
-        file.pwrite(_encode_epochs(write.entries), 0)
+        file.pwrite(encode_epochs(write.entries), 0)
         file.sync()
     except OSError:
         with suppress(OSError):
@@ -304,5 +309,5 @@ def _stage_epochs(disk: Disk, path: str, write: EpochWrite) -> str:
     return staged
 
 
-def _encode_epochs(epochs: Iterable[tuple[int, int]]) -> bytes:
+def encode_epochs(epochs: Iterable[tuple[int, int]]) -> bytes:
     return encode_entries(f"{epoch} {offset}" for epoch, offset in epochs)

@@ -53,6 +53,7 @@ from ottla.log.directory.directory import IoGuard, LogDirectory
 from ottla.log.directory.log_creation import LogCreation
 from ottla.log.leader_epoch_cache import (
     LEADER_EPOCH_CHECKPOINT,
+    EpochEntry,
     LeaderEpochCache,
     leader_epochs_of_batches,
     read_leader_epochs,
@@ -655,6 +656,9 @@ class UnifiedLog:
             return
         except CorruptTxnIndexError as error:
             _log.warning("a transaction index is damaged and will be rebuilt from the log: %s", error)
+        self._rebuild_txn_index(segment)
+
+    def _rebuild_txn_index(self, segment: LogSegment) -> None:
         segments = self.local_log.segments
         following = [other.base_offset for other in segments if other.base_offset > segment.base_offset]
         state = self._new_producer_state()
@@ -666,6 +670,60 @@ class UnifiedLog:
                 aborted += ended
         segment.txn_index.reset(aborted)
         segment.txn_index.flush()
+
+    def repair_transaction_index(self, segment: LogSegment) -> None:
+        """Write the transaction index of a segment again: what is known of it, or what the batches say."""
+        with self._guard("repairing a transaction index"):
+            known = segment.known_aborted
+            if known is None:
+                self._rebuild_txn_index(segment)
+            else:
+                segment.txn_index.reset(known)
+                segment.txn_index.flush()
+
+    @property
+    def snapshot_offsets(self) -> tuple[int, ...]:
+        """The offsets of the producer snapshots, read from the directory."""
+        with self._guard("listing snapshots"):
+            return ProducerSnapshots(self.directory.disk, self.dir).offsets
+
+    def repair_producer_snapshot(self, path: str) -> bool:
+        """Write a damaged snapshot again, in any thread, from an older one and the batches behind it; False
+        where there is neither an older one nor the beginning of the log.
+        """
+        snapshots = ProducerSnapshots(self.directory.disk, self.dir)
+        offset = next((each for each in snapshots.offsets if snapshots.path(each) == path), None)
+        if offset is None:
+            return True  # it has gone
+        state = self._new_producer_state()
+        start = self._load_newest_snapshot(state, offset)
+        if start not in snapshots.offsets and start > 0:
+            return False
+        for batch in batches_between(self.local_log.segments, start, offset):
+            state.replay([batch])
+        with self._guard("repairing a producer snapshot"):
+            snapshots.write(offset, state.snapshot(), sync=True)
+        return True
+
+    def repair_leader_epochs(self) -> None:
+        """Let the next flush replace the file of the leader epochs."""
+        self.leader_epoch_cache.forget_file()
+
+    def repair_topic_id(self) -> None:
+        """Write the topic id again, if it is known in memory."""
+        if self._topic_id is not None:
+            with self._guard("writing the topic id"):
+                checkpoints.write_topic_id(self.directory.disk, self._metadata_path, self._topic_id)
+
+    @property
+    def known_topic_id(self) -> bytes | None:
+        """The topic id, if it has been read."""
+        return self._topic_id
+
+    @property
+    def written_leader_epochs(self) -> tuple[EpochEntry, ...] | None:
+        """What the file of the leader epochs should have; None if that is not known."""
+        return None if self._leader_epochs is None else self._leader_epochs.written
 
     def _load_newest_snapshot(self, state: ProducerStateManager, offset: int) -> int:
         """Load the newest whole snapshot at or below `offset`; return where the batches after it begin."""

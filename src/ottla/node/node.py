@@ -69,6 +69,7 @@ from ottla.security.quota.rate import QuotaWindows
 
 if TYPE_CHECKING:
     from ottla.log.cleaner.cleaner import LogCleaner
+    from ottla.log.scrub.scrubber import LogScrubber
     from ottla.metadata.log.metadata_log import MetadataLog
     from ottla.node.network.connection import RequestDispatcher
     from ottla.node.network.login import SaslListener
@@ -220,6 +221,10 @@ class Node:
     @property
     def cleaner(self) -> LogCleaner | None:
         return None if self._broker_tasks is None else self._broker_tasks.cleaner
+
+    @property
+    def scrubber(self) -> LogScrubber | None:
+        return None if self._broker_tasks is None else self._broker_tasks.scrubber
 
     def _broker_epoch(self) -> int:
         return self.lifecycle.epoch

@@ -16,7 +16,7 @@ from ottla.log.log_manager import LogManager
 from ottla.metadata.controller.quorum_controller import QuorumController
 from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
 from ottla.node.cluster.quorum_member import QuorumMember
-from ottla.node.config.component_settings import cleaner_config, producer_config
+from ottla.node.config.component_settings import cleaner_config, producer_config, scrub_config
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.node_config import NodeConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -28,6 +28,7 @@ from ottla.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from ottla.log.cleaner.cleaner import LogCleaner
+    from ottla.log.scrub.scrubber import LogScrubber
 
 _log = logging.getLogger(__name__)
 
@@ -157,6 +158,7 @@ class BrokerTasks:
         self._tasks: Final = tasks
         self._started: list[SupervisedTask] = []
         self._cleaner: LogCleaner | None = None
+        self._scrubber: LogScrubber | None = None
         self._fenced_itself_ms = -_FENCE_ITSELF_EVERY_MS
         config.add_reconfigurable(self._configure)
 
@@ -195,11 +197,15 @@ class BrokerTasks:
         if config.current.flag("log.cleaner.enable") and config.current.number("log.cleaner.threads") > 0:
             # Its state is a checkpoint that is behind at worst: a new run cleans again.
             self._started.append(self._tasks.start("log cleaner", self._clean))
+        if config.current.flag("log.scrub.enable"):
+            self._started.append(self._tasks.start("log scrubber", self._scrub))
 
     def _configure(self, config: NodeConfig) -> None:
         self._logs.update_producer_config(producer_config(config))
         if self._cleaner is not None:
             self._cleaner.reconfigure(cleaner_config(config))
+        if self._scrubber is not None:
+            self._scrubber.reconfigure(scrub_config(config))
 
     def _every(
         self,
@@ -215,6 +221,11 @@ class BrokerTasks:
     def cleaner(self) -> LogCleaner | None:
         """The log cleaner, once it has begun."""
         return self._cleaner
+
+    @property
+    def scrubber(self) -> LogScrubber | None:
+        """The scrubber of the logs, once it has begun."""
+        return self._scrubber
 
     async def stop(self) -> None:
         await self._tasks.stop(self._started)
@@ -276,12 +287,32 @@ class BrokerTasks:
             )
         await self._cleaner.run()
 
+    async def _scrub(self) -> None:
+        if self._scrubber is None:
+            runtime = self._runtime
+            scrubber_class = await runtime.pool.run(_import_scrubber)
+            self._scrubber = scrubber_class(
+                runtime.clock,
+                runtime.pool,
+                self._logs.logs,
+                self._logs.flush,
+                scrub_config(self._config.current),
+            )
+        await self._scrubber.run(self._config.current.number("log.scrub.initial.delay.ms"))
+
 
 def _import_cleaner() -> type[LogCleaner]:
     """Import the cleaner, which is not needed at the start and would hold the event loop for too long."""
     from ottla.log.cleaner.cleaner import LogCleaner
 
     return LogCleaner
+
+
+def _import_scrubber() -> type[LogScrubber]:
+    """Import the scrubber, as the cleaner."""
+    from ottla.log.scrub.scrubber import LogScrubber
+
+    return LogScrubber
 
 
 def _setting(config: DynamicBrokerConfig, name: str, factor: float = 1) -> Callable[[], int]:

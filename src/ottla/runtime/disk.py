@@ -45,6 +45,7 @@ __all__ = [
     "RealDisk",
     "copy_range",
     "drop_cached",
+    "is_in_memory",
     "is_out_of_space",
     "read_file",
     "remove_tree",
@@ -247,6 +248,17 @@ class _RealFile:
             ):  # the file system does not support RWF_NOWAIT
                 raise
 
+    def is_in_memory(self, size: int, offset: int) -> bool:
+        """Whether some of these bytes are in the page cache, as far as that can be found out."""
+        try:
+            for at in range(offset, offset + size, _READ_AHEAD_BYTES):
+                with contextlib.suppress(BlockingIOError):
+                    _peek(self._fd, at)
+                    return True
+        except OSError:
+            return True
+        return False
+
     def load(self, begin: int, end: int) -> None:
         """Wait until these bytes are in the page cache, without copying them."""
         fd = self.fileno()
@@ -348,8 +360,8 @@ if sys.platform == "linux":
     def _begin_to_load(fd: int, offset: int, size: int) -> None:
         os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
-    def _drop_cached(fd: int) -> None:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    def _drop_cached(fd: int, offset: int = 0, size: int = 0) -> None:
+        os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
 
     def _copy_in_kernel(source: int, target: int, size: int, offset: int) -> int:
         return os.copy_file_range(source, target, size, offset, offset)
@@ -362,7 +374,7 @@ else:
     def _begin_to_load(fd: int, offset: int, size: int) -> None:
         """This system has no such hint; the reads that follow load the bytes."""
 
-    def _drop_cached(fd: int) -> None:
+    def _drop_cached(fd: int, offset: int = 0, size: int = 0) -> None:
         """This system has no such hint; it drops what is not used."""
 
     def _copy_in_kernel(_source: int, _target: int, _size: int, _offset: int) -> int:
@@ -590,12 +602,17 @@ def copy_range(source: File, target: File, offset: int, size: int) -> int:
     return done
 
 
-def drop_cached(file: File) -> None:
-    """Let the system use the memory in which it keeps what was written to the file and is synced."""
+def drop_cached(file: File, offset: int = 0, size: int = 0) -> None:
+    """Let the system use the memory in which it keeps this part of the file, or all of it, and is synced."""
     if isinstance(file, _RealFile):
         # A hint: some file systems do not take it.
         with contextlib.suppress(OSError):
-            _drop_cached(file.fileno())
+            _drop_cached(file.fileno(), offset, size)
+
+
+def is_in_memory(file: File, size: int, offset: int) -> bool:
+    """Whether some of these bytes are in the page cache, as far as that can be found out."""
+    return not isinstance(file, _RealFile) or file.is_in_memory(size, offset)
 
 
 def write_file(disk: Disk, path: str, data: Buffer, *, sync: bool = True) -> None:

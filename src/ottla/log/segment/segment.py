@@ -24,7 +24,7 @@ from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex, Off
 from ottla.log.segment.soundness import AnyEpoch, EpochSpans, Stretch, stretches
 from ottla.log.segment.sparse_index import CorruptIndex
 from ottla.log.segment.time_index import NO_TIMESTAMP, TimeIndex, TimestampOffset
-from ottla.log.segment.txn_index import TransactionIndex
+from ottla.log.segment.txn_index import AbortedTxn, TransactionIndex
 from ottla.log.segment.walk import (
     BatchPosition,
     CorruptBatch,
@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 # How far behind an entry of the index a reader looks for records behind damage.
 _BESIDE_DAMAGE_BYTES = 8 * 1024 * 1024
+_REBUILT = ".rebuilt"
 
 
 class TimestampAndOffset(NamedTuple):
@@ -172,6 +173,11 @@ class LogSegment:
         if self._txn_index is None:
             self._txn_index = TransactionIndex(self._handles.disk, self.path(TXN_INDEX), self.base_offset)
         return self._txn_index
+
+    @property
+    def known_aborted(self) -> list[AbortedTxn] | None:
+        """The entries of its transaction index as they are in memory; None if they are not."""
+        return None if self._txn_index is None else self._txn_index.known
 
     @property
     def max_timestamp(self) -> TimestampOffset:
@@ -501,6 +507,34 @@ class LogSegment:
         self._damage = damage
         # The segment may lie below the recovery point, which no flush visits any more.
         self.indexes.sync()
+
+    def rebuild_indexes_aside(self) -> None:
+        """Build both indexes in files beside the present ones, in any thread; `install_rebuilt_indexes` is to
+        follow. For a segment that takes no more appends.
+        """
+        indexes = SegmentIndexes.create(
+            self._handles,
+            self.path(INDEX) + _REBUILT,
+            self.path(TIME_INDEX) + _REBUILT,
+            self.base_offset,
+            self._config.segment_index_bytes,
+        )
+        try:
+            for stretch in self.stretches(self.base_offset + MAX_RELATIVE_OFFSET + 1, AnyEpoch()):
+                if stretch.reason is None:
+                    for position, header in walk_headers(self._log.get(), stretch.end, stretch.position):
+                        indexes.add(position, header, self._config.index_interval_bytes)
+            indexes.seal()
+            indexes.sync()
+        finally:
+            indexes.close()
+
+    def install_rebuilt_indexes(self) -> None:
+        """Put the indexes that were built aside in the place of the present ones."""
+        self.close_indexes()
+        self._indexes = None
+        for kind in (INDEX, TIME_INDEX):
+            self._handles.disk.rename(self.path(kind) + _REBUILT, self.path(kind))
 
     def start_rebuild(self) -> None:
         """Empty both indexes; `rebuild_from` follows for each batch, then `end_rebuild`."""

@@ -20,7 +20,6 @@ from ottla.records.batch import (
     iter_offsets,
     verify_crc,
 )
-from ottla.runtime.disk import File
 
 _CHUNK_BYTES: Final = 1024 * 1024
 # What the check of a batch needs of the one that follows it.
@@ -29,6 +28,13 @@ _MAGIC: Final = b"\x02"
 _MAGIC_POSITION: Final = 16
 _LAST_EPOCH: Final = (1 << 31) - 1
 _END_OFFSET: Final = (1 << 63) - 1
+
+
+class ReadableFile(Protocol):
+    @property
+    def path(self) -> str: ...
+
+    def pread(self, size: int, offset: int) -> bytes: ...
 
 
 class EpochSpans(Protocol):
@@ -89,7 +95,7 @@ def sound_end(data: bytes, least_offset: int, epochs: EpochSpans) -> tuple[int, 
 
 
 def stretches(
-    file: File, size: int, position: int, least_offset: int, end_offset: int, epochs: EpochSpans
+    file: ReadableFile, size: int, position: int, least_offset: int, end_offset: int, epochs: EpochSpans
 ) -> Iterator[Stretch]:
     """Check a file from a batch's position on, some of it at a time. Its batches have offsets from
     `least_offset` on and below `end_offset`.
@@ -126,7 +132,9 @@ def _size(chunk: bytes) -> int:
     return LOG_OVERHEAD + int.from_bytes(chunk[8:12], "big", signed=True)
 
 
-def _next_sound(file: File, size: int, damaged: int, least_offset: int, end_offset: int) -> tuple[int, int]:
+def _next_sound(
+    file: ReadableFile, size: int, damaged: int, least_offset: int, end_offset: int
+) -> tuple[int, int]:
     """The position and base offset of the first sound batch behind the one at `damaged`; the ends of file and
     segment if there is none.
     """

@@ -91,6 +91,11 @@ class TransactionIndex:
         return self._entries
 
     @property
+    def known(self) -> list[AbortedTxn] | None:
+        """The entries, if the file has been read."""
+        return None if self._entries is None else list(self._entries)
+
+    @property
     def is_empty(self) -> bool:
         return not self.entries
 

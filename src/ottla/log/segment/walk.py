@@ -11,6 +11,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from ottla.log.segment.offset_index import OffsetPosition
+from ottla.log.segment.soundness import ReadableFile
 from ottla.log.segment.sparse_index import CorruptIndex
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, verify_crc
@@ -106,7 +107,7 @@ def find_batch(
     return None
 
 
-def walk_headers(file: File, size: int, position: int) -> Iterator[tuple[int, BatchHeader]]:
+def walk_headers(file: ReadableFile, size: int, position: int) -> Iterator[tuple[int, BatchHeader]]:
     """Position and header of each batch from a batch's position on, without reading the records."""
     while position < size:
         chunk = file.pread(min(_WALK_BYTES, size - position), position)
@@ -145,7 +146,7 @@ def scan_batches(file: File, size: int, position: int) -> Iterator[ScannedBatch]
         position += at
 
 
-def _parse(file: File, chunk: bytes, at: int, position: int, size: int) -> BatchHeader:
+def _parse(file: ReadableFile, chunk: bytes, at: int, position: int, size: int) -> BatchHeader:
     """The header at `at` of a chunk that was read at `position`."""
     try:
         header = BatchHeader.parse(chunk, at)
@@ -158,5 +159,5 @@ def _parse(file: File, chunk: bytes, at: int, position: int, size: int) -> Batch
     return header
 
 
-def _too_short(file: File, position: int, size: int) -> CorruptBatch:
+def _too_short(file: ReadableFile, position: int, size: int) -> CorruptBatch:
     return CorruptBatch(file.path, position, f"{size} bytes, too few for a batch")

@@ -16,6 +16,7 @@ from ottla.runtime.address import Address
 
 if TYPE_CHECKING:
     from ottla.log.cleaner.cleaner import CleanerConfig
+    from ottla.log.scrub.scrubber import ScrubConfig
 
 
 def metadata_log_config(config: NodeConfig) -> MetadataLogConfig:
@@ -62,6 +63,15 @@ def cleaner_config(config: NodeConfig) -> CleanerConfig:
         io_buffer_load_factor=config.real("log.cleaner.io.buffer.load.factor"),
         io_max_bytes_per_second=math.inf if rate >= MAX_DOUBLE else rate,
         backoff_ms=config.number("log.cleaner.backoff.ms"),
+    )
+
+
+def scrub_config(config: NodeConfig) -> ScrubConfig:
+    from ottla.log.scrub.scrubber import ScrubConfig
+
+    return ScrubConfig(
+        interval_ms=config.number("log.scrub.interval.ms"),
+        max_bytes_per_second=config.number("log.scrub.max.bytes.per.second"),
     )
 
 

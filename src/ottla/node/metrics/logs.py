@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ottla.log.scrub.examination import KINDS
 from ottla.node.metrics.observed_node import ObservedBroker, ObservedNode
 from ottla.node.metrics.slow_calls import SlowCall
 from ottla.runtime.disk import DiskUsage
@@ -45,6 +46,7 @@ class LogCollector:
             ("kind",),
         )
         _write_cleaner(text, broker)
+        _write_scrubber(text, broker)
         await self._write_directories(text, turns, broker)
 
     async def _write_directories(self, text: MetricsText, turns: Turns, broker: ObservedBroker) -> None:
@@ -132,4 +134,35 @@ def _write_cleaner(text: MetricsText, broker: ObservedBroker) -> None:
         "Bytes that the cleaner has read and written",
         [(("read",), cleaner.bytes_read), (("written",), cleaner.bytes_written)],
         ("direction",),
+    )
+
+
+def _write_scrubber(text: MetricsText, broker: ObservedBroker) -> None:
+    scrubber = broker.scrubber
+    if scrubber is None:
+        return
+    text.counter("ottla_log_scrub_passes_total", "Passes of the scrubber over all logs", scrubber.passes)
+    text.counter("ottla_log_scrub_bytes_total", "Bytes that the scrubber has read", scrubber.bytes_read)
+    done = scrubber.pass_done_bytes / scrubber.pass_bytes if scrubber.pass_bytes else 0.0
+    text.gauge(
+        "ottla_log_scrub_progress",
+        "The part of the logs that the pass under way has been through, or the last one",
+        1.0 if scrubber.passes and scrubber.scrubbing is None else min(done, 1.0),
+    )
+    text.gauge(
+        "ottla_log_scrub_last_pass_timestamp_seconds",
+        "When the last pass of the scrubber ended; 0 if there was none",
+        (scrubber.last_pass_ms or 0) / 1000,
+    )
+    text.counter(
+        "ottla_log_scrub_findings_total",
+        "Files that have rotted, by kind",
+        [((kind,), scrubber.found[kind]) for kind in KINDS],
+        ("kind",),
+    )
+    text.counter(
+        "ottla_log_scrub_mended_total",
+        "Of these, files that were written again; a damaged segment is fetched again with its replica",
+        [((kind,), scrubber.mended[kind]) for kind in KINDS],
+        ("kind",),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from ottla.log.cleaner.cleaner import LogCleaner
     from ottla.log.log_manager import LogManager
+    from ottla.log.scrub.scrubber import LogScrubber
     from ottla.metadata.image.image import MetadataImage
     from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
     from ottla.node.cluster.quorum_member import QuorumMember
@@ -98,6 +99,9 @@ class ObservedBroker(Protocol):
 
     @property
     def cleaner(self) -> LogCleaner | None: ...
+
+    @property
+    def scrubber(self) -> LogScrubber | None: ...
 
     @property
     def replicas(self) -> ReplicaManager: ...

@@ -1,0 +1,1 @@
+"""RottenFile what has rotted in files at rest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -385,6 +386,57 @@ def share_sessions(session: Session) -> None:
     second.look("second begins again", topics=[fetching.FetchTopic(topic_id=topic_id)])
     first.fetch("first ends with a fetch", share_session_epoch=-1)
     first.persisted("in the end")
+
+
+@script
+def share_acknowledgements_of_nothing(session: Session) -> None:
+    """Partitions that are named without anything to acknowledge, beside others and alone."""
+    for version in session.versions(ShareAcknowledgeRequest):
+        name = f"share-acknowledgements-of-nothing-{version}"
+        topic_id = begin_share(session, name, 5, partitions=3)
+        all_of_them = (0, 1, 2)
+        Member(session, name, topic_id, "early", version, partitions=all_of_them).warm_up()
+        member = Member(session, name, topic_id, version=version, partitions=all_of_them)
+        taken: set[int] = set()
+        while len(taken) < len(all_of_them):  # Apache Kafka may answer with some of them
+            answer = session.get(member.request(), fetching.ShareFetchResponse, version)
+            member.epoch += 1
+            taken |= {each.partition_index for topic in answer.responses for each in topic.partitions}
+
+        def acknowledge(label: str, *named: Sequence[Acknowledged], member: Member = member) -> None:
+            """What is acknowledged of the first partition, of the second and so on."""
+            partitions = [
+                acknowledging.AcknowledgePartition(
+                    partition_index=index, acknowledgement_batches=[_batch(*each) for each in batches]
+                )
+                for index, batches in enumerate(named)
+            ]
+            topic = acknowledging.AcknowledgeTopic(topic_id=member.topic_id, partitions=partitions)
+            member.acknowledge(label, topics=[topic])
+
+        def acknowledge_in_a_fetch(
+            label: str, *named: Sequence[Acknowledged], member: Member = member
+        ) -> None:
+            partitions = [
+                fetching.FetchPartition(
+                    partition_index=index, acknowledgement_batches=[_fetch_batch(*each) for each in batches]
+                )
+                for index, batches in enumerate(named)
+            ]
+            member.look(label, topics=[fetching.FetchTopic(topic_id=member.topic_id, partitions=partitions)])
+
+        acknowledge("of one", ())
+        acknowledge("of all", (), (), ())
+        acknowledge("of one beside another", ((0, 0, ACCEPT),), ())
+        acknowledge("of the first beside another", (), ((0, 0, ACCEPT),), ())
+        acknowledge("of one beside a wrong one", ((9, 9, ACCEPT),), ())
+        acknowledge("of one beside an invalid one", ((0, 0, 9),), ())
+        acknowledge("of one beside one that there is not", (), (), (), ((0, 0, ACCEPT),))
+        acknowledge("of one that there is not", (), (), (), ())
+        acknowledge_in_a_fetch("of one in a fetch", ())
+        acknowledge_in_a_fetch("of one beside another in a fetch", ((1, 1, ACCEPT),), ())
+        acknowledge_in_a_fetch("of one beside a wrong one in a fetch", ((9, 9, ACCEPT),), ())
+        member.close()
 
 
 @script

@@ -145,6 +145,7 @@ class Acknowledgements:
 
     async def results(self) -> AcknowledgeResults:
         if not self._pending:
+            # As Apache Kafka answers: partitions without batches are named beside others that have some.
             return self._errors
         return {**await self._pending.results(), **self._errors, **self._nothing}
 

@@ -214,6 +214,11 @@ def test_a_person_renames_refreshes_and_edits_and_no_row_is_written_twice(
     pipeline.run("--full-refresh", "orders", "--full-refresh", "large_orders")
     assert written(6) == [1, 1, 2, 2, 3, 3]  # as asked
 
+    pipeline.change("large_orders.py", '.alias("value")', '.alias("val")')
+    checked = pipeline("dry-run", "-b", pipeline.bootstrap)
+    assert "find_big_orders into sink large_orders: Required attribute 'value' not found" in checked.stderr
+    pipeline.change("large_orders.py", '.alias("val")', '.alias("value")')
+
     pipeline.change("orders.py", '"startingOffsets", "earliest"', '"startingOffsets", "erliest"')
     assert "flow orders: startingOffsets='erliest'" in refused()
 

@@ -36,7 +36,7 @@ from ottla.spark.pipelines.query_listener import listen_to_queries
 from ottla.spark.pipelines.run_lock import RunLock
 from ottla.spark.pipelines.run_record import record_run
 from ottla.spark.pipelines.runner import RunFailed, RunListener, run_once
-from ottla.spark.pipelines.selection import Selection
+from ottla.spark.pipelines.selection import Selection, table_key
 from ottla.spark.pipelines.spark_flows import FlowNotSupported, SparkFlows
 from ottla.spark.pipelines.tables import (
     WAREHOUSE,
@@ -48,6 +48,7 @@ from ottla.spark.pipelines.tables import (
     next_checkpoints,
 )
 from ottla.spark.session import SparkEnded, connect_session
+from ottla.spark.sink.columns import check_schema
 from ottla.spark.sink.lineage import CODE_VERSION
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class _Session:
         self._log = log
         self.tables: PipelineTables | None = None
         self._flows: SparkFlows | None = None
+        self._definitions = Definitions()
         self._progress = PipelineProgress()
 
     def run(self, selection: Selection, *, number: int) -> None:
@@ -202,6 +204,7 @@ class _Session:
         """Say what the run does with each stream that does not just continue, and refuse what would repeat or
         leave out rows.
         """
+        self._definitions = definitions
         request = self._request
         storage = request.project.storage_path
         if request.dry or storage is None:
@@ -227,6 +230,8 @@ class _Session:
         try:
             self._flows = SparkFlows(self._spark, self._context, graph, dry=self._request.dry)
             save_graph(self._flows.nodes(), self._request.state)
+            if self._request.dry:
+                check_sink_columns(self._flows, self._definitions)
         except FlowNotSupported as error:
             log.debug("the graph of the flows cannot be read: %s", error)
 
@@ -357,6 +362,16 @@ class _Session:
             rows = f"{_count_text(progress.rows, 'row')} read, " if streams else ""
             again = "" if number == 1 else f" again ({number})"
             note(f"{name}: run complete{again}, {_count_text(done, 'flow')}, {rows}{took}")
+
+
+def check_sink_columns(flows: SparkFlows, definitions: Definitions) -> None:
+    """Refuse a flow whose columns its sink cannot write."""
+    for node in flows.nodes():
+        if (target := table_key(node.target)) in definitions.topics:
+            try:
+                check_schema(flows.schema(node.name), definitions.topics[target])
+            except ValueError as error:
+                raise RunFailed(f"flow {node.name} into sink {node.target}: {error}") from None
 
 
 class _SessionListener(RunListener):

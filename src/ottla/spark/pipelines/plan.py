@@ -69,6 +69,8 @@ class Definitions:
     tables: dict[str, str] = field(default_factory=dict)
     streaming: set[str] = field(default_factory=set)
     sinks: set[str] = field(default_factory=set)
+    topics: dict[str, str | None] = field(default_factory=dict)
+    """The topic of each sink into topics; None where each row names its own."""
     flows: list[FlowDefinition] = field(default_factory=list)
 
     def streams_of(self, flow: FlowDefinition) -> frozenset[StreamRead]:

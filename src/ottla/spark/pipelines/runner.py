@@ -203,7 +203,9 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
             elif isinstance(output, Sink):
                 self.definitions.sinks.add(table_key(output.name))
                 if output.format == _FORMAT:
-                    self._check_options(sink_options, output.options or {}, f"sink {output.name}", output)
+                    options = output.options or {}
+                    self._check_options(sink_options, options, f"sink {output.name}", output)
+                    self.definitions.topics[table_key(output.name)] = sink_options(options).topic
 
         def _add_table(self, name: str, *, streaming: bool) -> None:
             self.definitions.tables[table_key(name)] = name

@@ -9,13 +9,17 @@ one of a run, and either continues where the other has stopped.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ottla.spark.pipelines.flow_graph import FlowKind, FlowNode
 from ottla.spark.pipelines.progress import PipelineProgress, readable_error, short_name
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 __all__ = ["FlowNotSupported", "SparkFlows"]
 
@@ -110,6 +114,12 @@ class SparkFlows:
     def nodes(self) -> list[FlowNode]:
         """The flows as plain data."""
         return self._nodes
+
+    def schema(self, name: str) -> StructType:
+        """The columns of a flow."""
+        from pyspark.sql.types import StructType
+
+        return StructType.fromJson(json.loads(self._flows[name].df().schema().json()))
 
     def _read_nodes(self) -> list[FlowNode]:
         temporary, sinks = self._names(self._graph.views()), self._names(self._graph.sinks())

@@ -40,6 +40,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import LogReadInfo, Partition, PendingPartitionChange
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.replication.replication_quota_manager import ReplicationQuotaManager
+from ottla.runtime.heavy_work import HeavyWork
 from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom
 from ottla.runtime.turns import Turns
@@ -74,6 +75,7 @@ class FetchHarness:
         self.fetch_sessions = FetchSessionCache(100, SeededRandom(7), self.clock)
         self.authorizer: Any = None
         self.runtime = SimpleNamespace(clock=self.clock, pool=InlinePool())
+        self.heavy_work = HeavyWork(InlinePool())
         self.config = SimpleNamespace(number=lambda name: MANY_BYTES, node_id=0)
         self.network_statistics = NetworkStatistics(None)
         self.endpoints = SimpleNamespace(advertises_nothing=lambda listener: False)

@@ -71,8 +71,9 @@ from ottla.log.producers.state_manager import (
 from ottla.log.retention import Deletion, segments_to_delete
 from ottla.log.segment.file_names import LOG
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
-from ottla.log.segment.segment import LogSegment, TimestampAndOffset
+from ottla.log.segment.segment import LogSegment
 from ottla.log.segment.soundness import NEXT_BYTES, Stretch, sound_end
+from ottla.log.segment.timestamp_search import TimestampAndOffset, TimestampSearches
 from ottla.log.segment.txn_index import AbortedTxn, CorruptTxnIndexError
 from ottla.log.segment.walk import BatchPosition, CorruptBatch, CorruptLog
 from ottla.log.truncation import (
@@ -95,7 +96,7 @@ from ottla.records.batch import (
 )
 from ottla.records.control import EndTransactionMarker
 from ottla.records.types import NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
-from ottla.records.validation import AppendOrigin, validate_and_assign_offsets
+from ottla.records.validation import AppendOrigin, BatchCheck, validate_and_assign_offsets
 from ottla.runtime import invariants
 from ottla.runtime.disk import Buffer, remove_tree
 from ottla.runtime.pool import Pool
@@ -749,8 +750,13 @@ class UnifiedLog:
         guard: VerificationGuard = SENTINEL_GUARD,
         transaction_version: int | None = None,
         inline_flush: bool = True,
+        max_cost_us: int | None = None,
+        check: BatchCheck | None = None,
     ) -> LogAppendInfo:
         """Check the batches, give them their offsets and the epoch, and append them.
+
+        With `max_cost_us` a batch that costs more to check raises BatchTooCostly, before anything is changed;
+        its caller has the pool do that check (`begin_check`), and comes with it again.
 
         A batch that was appended before is answered with its old offsets. `guard` and `transaction_version`
         are for transactional batches and markers (see `ProducerStateManager`). With `inline_flush=False` a
@@ -772,20 +778,24 @@ class UnifiedLog:
             local = self.local_log
             config = local.config
             timestamp_type = config.message_timestamp_type
-            records = validate_and_assign_offsets(
-                data,
-                first_offset=local.log_end_offset,
-                leader_epoch=leader_epoch,
-                now_ms=now_ms,
-                timestamp_type=timestamp_type,
-                before_max_ms=config.message_timestamp_before_max_ms,
-                after_max_ms=config.message_timestamp_after_max_ms,
-                compacted=config.compact,
-                codec_target=config.target_codec,
-                level=config.target_level,
-                max_message_bytes=config.max_message_bytes,
-                origin=origin,
-            )
+            if check is not None:
+                records = check.place(local.log_end_offset, leader_epoch, now_ms)
+            else:
+                records = validate_and_assign_offsets(
+                    data,
+                    first_offset=local.log_end_offset,
+                    leader_epoch=leader_epoch,
+                    now_ms=now_ms,
+                    timestamp_type=timestamp_type,
+                    before_max_ms=config.message_timestamp_before_max_ms,
+                    after_max_ms=config.message_timestamp_after_max_ms,
+                    compacted=config.compact,
+                    codec_target=config.target_codec,
+                    level=config.target_level,
+                    max_message_bytes=config.max_message_bytes,
+                    max_cost_us=max_cost_us,
+                    origin=origin,
+                )
             buffer, batches, max_timestamp = records.buffer, records.batches, records.max_timestamp
             append_time = now_ms if timestamp_type is TimestampType.LOG_APPEND_TIME else NO_TIMESTAMP
             self._check_batch_offsets(batches[-1])
@@ -799,6 +809,22 @@ class UnifiedLog:
             guard,
             transaction_version,
             inline_flush,
+        )
+
+    def begin_check(self, data: Buffer, header: BatchHeader, now_ms: int) -> BatchCheck:
+        """The check of a client's batch, for another thread."""
+        config = self.local_log.config
+        return BatchCheck(
+            data,
+            header,
+            now_ms=now_ms,
+            timestamp_type=config.message_timestamp_type,
+            before_max_ms=config.message_timestamp_before_max_ms,
+            after_max_ms=config.message_timestamp_after_max_ms,
+            compacted=config.compact,
+            codec_target=config.target_codec,
+            level=config.target_level,
+            max_message_bytes=config.max_message_bytes,
         )
 
     def append_as_follower(
@@ -1152,31 +1178,38 @@ class UnifiedLog:
         self._upper_bound = (upper, segment, found.position)
         return found.position
 
-    def fetch_offset_by_timestamp(self, timestamp: int) -> TimestampAndOffset | None:
+    def fetch_offset_by_timestamp(
+        self, timestamp: int, searches: TimestampSearches | None = None
+    ) -> TimestampAndOffset | None:
         """The first record from the log start on that is not older than `timestamp`, wherever the high
-        watermark is.
+        watermark is. `searches` bounds what is done at once (see `LogSegment`).
         """
         self._check_usable()
         start = self.log_start_offset
         with self._guard("searching a timestamp"):
             for segment in self.local_log.segments_from(start):
                 if segment.max_timestamp.timestamp >= timestamp:
-                    found = segment.find_offset_by_timestamp(timestamp, start)
+                    found = segment.find_offset_by_timestamp(timestamp, start, searches)
                     if found is not None:
                         return found
         return None
 
-    def fetch_offset_of_max_timestamp(self) -> TimestampAndOffset | None:
+    def fetch_offset_of_max_timestamp(
+        self, searches: TimestampSearches | None = None
+    ) -> TimestampAndOffset | None:
         """The first record that has the greatest timestamp of the log; None if no record has one."""
         self._check_usable()
         start = self.log_start_offset
         best: TimestampAndOffset | None = None
+        newest: LogSegment | None = None
         with self._guard("searching the greatest timestamp"):
             for segment in self.local_log.segments_from(start):
-                if best is None or segment.max_timestamp.timestamp > best.timestamp:
-                    found = segment.find_max_timestamp(start)
-                    if found is not None and (best is None or found.timestamp > best.timestamp):
-                        best = found
+                if segment.base_offset < start:
+                    best = segment.find_max_timestamp(start, searches)
+                elif newest is None or segment.max_timestamp.timestamp > newest.max_timestamp.timestamp:
+                    newest = segment
+            if newest is not None and (best is None or newest.max_timestamp.timestamp > best.timestamp):
+                best = newest.find_max_timestamp(start, searches)
         return best
 
     # Flushing

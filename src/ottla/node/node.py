@@ -61,7 +61,9 @@ from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager, registration_of
 from ottla.runtime import process
+from ottla.runtime.heavy_work import WORKERS, HeavyWork
 from ottla.runtime.metrics import MetricsRegistry
+from ottla.runtime.pool import separate_pool
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import TaskSupervisor
 from ottla.security.quota.quota_managers import QuotaManagers
@@ -168,6 +170,12 @@ class Node:
             statistics=self.network_statistics,
         )
         self.dynamic_config.add_reconfigurable(self.server.configure)
+        # Threads of its own: fsyncs and cold reads do not wait for it.
+        threads = separate_pool(runtime.pool, WORKERS, "heavy work")
+        self.heavy_work: Final = HeavyWork(
+            runtime.pool if threads is None else threads, self.server.memory.clients.count_work
+        )
+        self._heavy_work_threads: Final = threads
         self.endpoints: Final = NodeEndpoints(runtime.network, self.dynamic_config)
         self.fetch_sessions: Final = FetchSessionCache(
             config.number("max.incremental.fetch.session.cache.slots"),
@@ -827,6 +835,8 @@ class Node:
         self._stopping = True
         self.phase = "stopping"
         await self._stop_sequence.run()
+        if self._heavy_work_threads is not None:
+            self._heavy_work_threads.abandon()
 
     async def _leave(self) -> None:
         """Hand over what this broker leads, then turn clients away."""

@@ -178,12 +178,47 @@ def read_records(
 
 
 def find_timestamp(
-    buf: Buffer, pos: int, header: BatchHeader, timestamp: int, *, start_offset: int = 0
+    buf: Buffer,
+    pos: int,
+    header: BatchHeader,
+    timestamp: int,
+    *,
+    start_offset: int = 0,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> tuple[int, int] | None:
     """(offset, timestamp) of the first record of the batch at `pos`, at or after `start_offset`, that is not
     older than `timestamp`.
     """
-    return _kernel.find_timestamp(payload_of(buf, pos, header), header, timestamp, start_offset)
+    payload = payload_of(buf, pos, header, max_decompressed_bytes=max_decompressed_bytes)
+    return _kernel.find_timestamp(payload, header, timestamp, start_offset)
+
+
+def find_greatest_timestamp(
+    buf: Buffer,
+    pos: int,
+    header: BatchHeader,
+    *,
+    start_offset: int,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first record that has the greatest timestamp of the records of the batch at
+    `pos` from `start_offset` on; None if none has one.
+    """
+    payload = payload_of(buf, pos, header, max_decompressed_bytes=max_decompressed_bytes)
+    found = _kernel.find_timestamp(payload, header, 0, start_offset)
+    least, most = 0, header.max_timestamp
+    while found is not None and found[1] < most:
+        # What is found halves what is left: a walk that finds nothing lowers the end, others raise the begin.
+        least = found[1] + 1
+        middle = (least + most + 1) // 2
+        higher = _kernel.find_timestamp(payload, header, middle, start_offset)
+        if higher is not None:
+            found = higher
+        elif middle == least:
+            break
+        else:
+            most = middle - 1
+    return found
 
 
 def offset_of_max_timestamp(buf: Buffer, pos: int, header: BatchHeader) -> int | None:

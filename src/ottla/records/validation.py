@@ -37,10 +37,12 @@ from ottla.records.batch import (
 from ottla.records.builder import attributes_of, join_batch
 from ottla.records.checksum import crc32c
 from ottla.records.compression import compress
+from ottla.records.cost import affordable_bytes, check_cost, compression_cost, likely_bytes, walk_cost
 from ottla.records.types import (
     HEADER_SIZE,
     MAGIC,
     MAX_DECOMPRESSED_BYTES,
+    NO_LEADER_EPOCH,
     NO_TIMESTAMP,
     Codec,
     TimestampType,
@@ -54,6 +56,10 @@ MAX_RECORD_ERRORS: Final = 1000
 MAX_TIMESTAMP_DIFFERENCE_MS: Final = 2**63 - 1
 PRODUCE_VERSION_WITH_ZSTD: Final = 7
 MAGIC_POSITION: Final = 16
+LIKELY_COST_US: Final = 50_000
+"""What the check of a batch may cost although its header promises less."""
+MAX_COST_US: Final = 10_000_000
+"""What it may cost at most; a batch that takes more to be compressed again is refused."""
 
 
 class AppendOrigin(Enum):
@@ -86,6 +92,10 @@ class RecordErrors(KafkaError):
 
     def __reduce__(self) -> tuple[type[RecordErrors], tuple[ErrorCode, str, tuple[RecordError, ...]]]:
         return type(self), (self.code, self.message, self.errors)
+
+
+class BatchTooCostly(Exception):
+    """The check of a batch takes more than its caller allows; nothing was changed."""
 
 
 class ValidationResult(NamedTuple):
@@ -156,11 +166,13 @@ def validate_and_assign_offsets(
     level: int | None = None,
     max_message_bytes: int = 2**31 - 1,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+    max_cost_us: int | None = None,
     origin: AppendOrigin = AppendOrigin.CLIENT,
 ) -> ValidationResult:
     """Validate `data` and assign its place in the log: offsets from `first_offset` on in `leader_epoch`.
 
-    A writable buffer is patched in place and returned; another one is copied first. `codec_target` is the
+    With `max_cost_us` a batch that turns out to cost more raises BatchTooCostly (see `BatchCheck`). A
+    writable buffer is patched in place and returned; another one is copied first. `codec_target` is the
     topic's `compression.type`, None for 'producer'. Clients send one batch; other origins may send several.
     An incomplete batch at the end is cut off, as in Kafka.
     """
@@ -195,8 +207,9 @@ def validate_and_assign_offsets(
         raise KafkaError(ErrorCode.INVALID_RECORD, "the records hold no complete batch")
     if origin is AppendOrigin.CLIENT and len(found) > 1:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"an append may hold one batch, not {len(found)}")
+    if max_cost_us is not None:
+        max_decompressed_bytes = min(max_decompressed_bytes, affordable_bytes(found[0][1], max_cost_us))
     rules = _Rules(
-        leader_epoch,
         now_ms,
         timestamp_type,
         before_max_ms,
@@ -206,6 +219,7 @@ def validate_and_assign_offsets(
         level,
         max_message_bytes,
         max_decompressed_bytes,
+        max_cost_us,
         origin,
     )
     buffer = _writable(data)
@@ -216,7 +230,8 @@ def validate_and_assign_offsets(
     in_place = True
     for pos, header in found:
         given = buffer[pos : pos + header.size]
-        part = _assign(given, header, offset, rules)
+        part = _check(given, header, rules)
+        set_offset_and_epoch(part, 0, offset, leader_epoch)
         in_place = in_place and part is given
         assigned = BatchHeader.parse(part)
         if newest is None or assigned.max_timestamp > newest.max_timestamp:
@@ -241,9 +256,98 @@ def validate_and_assign_offsets(
     )
 
 
+class BatchCheck:
+    """The check of a batch of a client that is too costly for a turn of the event loop.
+
+    `run` may be called in any thread, until `is_done`: at first it assumes that the batch compresses as
+    others do, and if that is wrong, the next run costs more. `place` then assigns offsets, in the thread of
+    the log. The rules are those of the time at which the check was made; what depends on the time of the
+    append is set by `place`.
+    """
+
+    __slots__ = ("_buffer", "_error", "_header", "_rules", "cost_us", "is_done", "plain_bytes")
+
+    def __init__(
+        self,
+        data: Buffer,
+        header: BatchHeader,
+        *,
+        now_ms: int,
+        timestamp_type: TimestampType,
+        before_max_ms: int,
+        after_max_ms: int,
+        compacted: bool,
+        codec_target: Codec | None,
+        level: int | None,
+        max_message_bytes: int,
+    ) -> None:
+        self._buffer = _writable(data)[: header.size]
+        self._header: Final = header
+        likely = likely_bytes(header)
+        self.cost_us = min(check_cost(header, likely, codec_target, level), MAX_COST_US)
+        # What its records may take without compression.
+        self.plain_bytes = max(likely, affordable_bytes(header, LIKELY_COST_US))
+        self._rules: Final = _Rules(
+            now_ms,
+            timestamp_type,
+            before_max_ms,
+            after_max_ms,
+            compacted,
+            codec_target,
+            level,
+            max_message_bytes,
+            self.plain_bytes,
+            min(max(self.cost_us, LIKELY_COST_US), MAX_COST_US),
+            AppendOrigin.CLIENT,
+        )
+        self._error: KafkaError | None = None
+        self.is_done = False
+
+    def run(self) -> None:
+        """Check the batch, or find that it costs more than was known."""
+        try:
+            self._buffer = _check(self._buffer, self._header, self._rules)
+        except BatchTooCostly:
+            self._expect_the_most()
+            return
+        except KafkaError as error:
+            self._error = error
+        self.is_done = True
+
+    def _expect_the_most(self) -> None:
+        rules = self._rules
+        if rules.max_decompressed_bytes == MAX_DECOMPRESSED_BYTES:
+            self._error = KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"The batch would take more than {MAX_COST_US // 1_000_000} s to be compressed again "
+                "(compression.type). Send smaller batches, or compress them as the topic does.",
+            )
+            self.is_done = True
+            return
+        rules.max_cost_us = MAX_COST_US
+        rules.max_decompressed_bytes = self.plain_bytes = MAX_DECOMPRESSED_BYTES
+        cost_us = check_cost(self._header, self.plain_bytes, rules.codec_target, rules.level)
+        self.cost_us = min(cost_us, MAX_COST_US)
+
+    def place(self, first_offset: int, leader_epoch: int, now_ms: int) -> ValidationResult:
+        """Assign offsets to the batch that was checked, or raise what the check has found."""
+        assert self.is_done
+        if self._error is not None:
+            raise self._error
+        buffer = self._buffer
+        if self._rules.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            header = BatchHeader.parse(buffer)
+            set_max_timestamp(buffer, 0, header, TimestampType.LOG_APPEND_TIME, now_ms)
+        set_offset_and_epoch(buffer, 0, first_offset, leader_epoch)
+        header = BatchHeader.parse(buffer)
+        newest_ms, last = header.max_timestamp, header.last_offset
+        return ValidationResult(
+            buffer, [header], first_offset, last, newest_ms, -1 if newest_ms == NO_TIMESTAMP else last
+        )
+
+
 @dataclass(slots=True)
 class _Rules:
-    leader_epoch: int
     now_ms: int
     timestamp_type: TimestampType
     before_max_ms: int
@@ -253,6 +357,7 @@ class _Rules:
     level: int | None
     max_message_bytes: int
     max_decompressed_bytes: int
+    max_cost_us: int | None
     origin: AppendOrigin
 
 
@@ -261,9 +366,9 @@ def _writable(data: Buffer) -> memoryview:
     return memoryview(bytearray(view)) if view.readonly else view.cast("B")
 
 
-def _assign(batch: memoryview, header: BatchHeader, offset: int, rules: _Rules) -> memoryview:
-    """Validate one batch and place it at `offset`; return the same memory if it could be patched in place,
-    new memory if not.
+def _check(batch: memoryview, header: BatchHeader, rules: _Rules) -> memoryview:
+    """Validate one batch, and make of it what is stored, but for its offset and epoch; return the same memory
+    if it could be patched in place, new memory if not.
     """
     _check_header(header, rules)
     verify_crc(batch, 0, header)
@@ -272,6 +377,8 @@ def _assign(batch: memoryview, header: BatchHeader, offset: int, rules: _Rules) 
     except KafkaError as error:
         if error.code is not ErrorCode.CORRUPT_MESSAGE:
             raise
+        if rules.max_decompressed_bytes < MAX_DECOMPRESSED_BYTES and rules.max_cost_us is not None:
+            raise BatchTooCostly from None  # or it is damaged, which costs as much to know
         # The checksum holds, so the sender compressed it like this: sending it again will not help.
         raise KafkaError(ErrorCode.INVALID_RECORD, error.message) from error
     max_timestamp, contiguous, refused, details = validate_records(
@@ -290,8 +397,12 @@ def _assign(batch: memoryview, header: BatchHeader, offset: int, rules: _Rules) 
     if header.is_control and not header.is_compressed:
         codec, contiguous = Codec.NONE, True
     if codec is not header.codec or not contiguous:
-        return _rewrite_batch(payload, header, offset, codec, contiguous, max_timestamp, rules)
-    set_offset_and_epoch(batch, 0, offset, rules.leader_epoch)
+        if rules.max_cost_us is not None:
+            plain_bytes = memoryview(payload).nbytes
+            cost_us = compression_cost(plain_bytes, codec, rules.level)
+            if walk_cost(header, plain_bytes) + cost_us > rules.max_cost_us:
+                raise BatchTooCostly
+        return _rewrite_batch(payload, header, codec, contiguous, max_timestamp, rules)
     if rules.timestamp_type is TimestampType.LOG_APPEND_TIME:
         max_timestamp = rules.now_ms
     set_max_timestamp(batch, 0, header, rules.timestamp_type, max_timestamp)
@@ -373,7 +484,6 @@ def _refusal(refused: int, details: list[tuple[int, int, int, int]], rules: _Rul
 def _rewrite_batch(
     payload: Buffer,
     header: BatchHeader,
-    offset: int,
     codec: Codec,
     contiguous: bool,
     max_timestamp: int,
@@ -391,8 +501,8 @@ def _rewrite_batch(
         base_timestamp = encoder.base_timestamp
     batch = join_batch(
         compress(codec, payload, rules.level),
-        base_offset=offset,
-        leader_epoch=rules.leader_epoch,
+        base_offset=0,
+        leader_epoch=NO_LEADER_EPOCH,
         attributes=attributes_of(codec, rules.timestamp_type, transactional=header.is_transactional),
         last_offset_delta=header.count - 1,
         base_timestamp=base_timestamp,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
-from ottla.log.segment.segment import TimestampAndOffset
+from ottla.log.segment.timestamp_search import TimestampAndOffset
 from ottla.log.segment.txn_index import AbortedTxn, CorruptTxnIndexError, decode_entries
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError

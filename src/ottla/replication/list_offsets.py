@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from ottla.log.segment.segment import TimestampAndOffset
+from ottla.log.segment.timestamp_search import TimestampAndOffset, TimestampSearches
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.replication.partition import NO_EPOCH, FetchIsolation, Partition
@@ -41,12 +41,14 @@ def fetch_offset_for_timestamp(
     only_leader: bool = True,
     may_wait: bool = True,
     in_remote_storage: TimestampAndOffset | None = None,
+    searches: TimestampSearches | None = None,
 ) -> ListedOffset | None:
     """The offset for a timestamp or one of the special values; None if there is no such record.
 
     The isolation LOG_END is for replicas and debugging consumers, which may read everything. Unless
     `may_wait`, raise NotInMemory instead of waiting for the disk. `in_remote_storage` is the record that a
-    search by timestamp has found there; what is only there comes before what is on the disk.
+    search by timestamp has found there; what is only there comes before what is on the disk. `searches`
+    bounds what is done at once: SearchTooLong has the rest.
     """
     partition.check_replica(current_leader_epoch, only_leader=only_leader)
     log = partition.log
@@ -73,12 +75,12 @@ def fetch_offset_for_timestamp(
     found = in_remote_storage
     if timestamp == MAX_TIMESTAMP:
         with waiting(may_wait):
-            on_disk = log.fetch_offset_of_max_timestamp()
+            on_disk = log.fetch_offset_of_max_timestamp(searches)
         if found is None or (on_disk is not None and on_disk.timestamp > found.timestamp):
             found = on_disk
     elif found is None:
         with waiting(may_wait):
-            found = log.fetch_offset_by_timestamp(timestamp)
+            found = log.fetch_offset_by_timestamp(timestamp, searches)
     if found is None:
         return None
     if found.offset >= last_fetchable:

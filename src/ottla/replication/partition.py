@@ -31,7 +31,7 @@ from ottla.metadata.image.entities import PartitionRegistration
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicIdPartition, TopicPartition
 from ottla.records.batch import BatchHeader, iter_batches
-from ottla.records.validation import AppendOrigin
+from ottla.records.validation import AppendOrigin, BatchCheck
 from ottla.replication.topic_statistics import TopicStatistics
 from ottla.runtime import invariants
 from ottla.runtime.disk import Buffer, waiting
@@ -539,10 +539,13 @@ class Partition:
         guard: VerificationGuard = SENTINEL_GUARD,
         transaction_version: int | None = None,
         background_flush: bool = True,
+        max_cost_us: int | None = None,
+        check: BatchCheck | None = None,
     ) -> LogAppendInfo:
         """Append records as the leader. With acks=all, NOT_ENOUGH_REPLICAS before anything is written if the
         ISR is too small. A flush that `flush.messages` asks for is done in the background, and the records
         are not committed before; without `background_flush` the caller flushes, and then calls `on_flush`.
+        `max_cost_us` and `check` are those of `UnifiedLog.append_as_leader`.
         """
         if self.leader_id != self.broker_id:
             self.check_leader()
@@ -564,6 +567,8 @@ class Partition:
                 guard=guard,
                 transaction_version=transaction_version,
                 inline_flush=False,
+                max_cost_us=max_cost_us,
+                check=check,
             )
         except KafkaError as error:
             self.note_refused_append(error, now_ms)

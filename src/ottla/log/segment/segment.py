@@ -15,7 +15,6 @@ import logging
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from ottla.log.config.log_config import LogConfig
 from ottla.log.segment.file_names import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, TXN_INDEX, segment_file_name
@@ -24,6 +23,7 @@ from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex, Off
 from ottla.log.segment.soundness import AnyEpoch, EpochSpans, Stretch, stretches
 from ottla.log.segment.sparse_index import CorruptIndex
 from ottla.log.segment.time_index import NO_TIMESTAMP, TimeIndex, TimestampOffset
+from ottla.log.segment.timestamp_search import TimestampAndOffset, TimestampSearch, TimestampSearches
 from ottla.log.segment.txn_index import AbortedTxn, TransactionIndex
 from ottla.log.segment.walk import (
     BatchPosition,
@@ -33,7 +33,7 @@ from ottla.log.segment.walk import (
     scan_batches,
     walk_headers,
 )
-from ottla.records.batch import BatchHeader, Record, read_records
+from ottla.records.batch import BatchHeader
 from ottla.runtime.disk import Buffer, File, is_out_of_space, waiting
 
 _log = logging.getLogger(__name__)
@@ -41,15 +41,6 @@ _log = logging.getLogger(__name__)
 # How far behind an entry of the index a reader looks for records behind damage.
 _BESIDE_DAMAGE_BYTES = 8 * 1024 * 1024
 _REBUILT = ".rebuilt"
-
-
-class TimestampAndOffset(NamedTuple):
-    """A record that a search by timestamp found."""
-
-    timestamp: int
-    offset: int
-    leader_epoch: int | None
-    """None where the batch has none."""
 
 
 class LogSegment:
@@ -420,46 +411,39 @@ class LogSegment:
     # Searching by timestamp. The time index leads to the first batch that can hold the record; the record
     # itself is found in the batch, compressed or not. The answers are those of a scan of the segment: also
     # where timestamps run backwards, and where `start_offset` lies in the middle of a batch or behind the
-    # greatest timestamp.
+    # greatest timestamp. With `searches` they do little at once, and raise SearchTooLong where more is to do.
 
-    def find_offset_by_timestamp(self, timestamp: int, start_offset: int) -> TimestampAndOffset | None:
+    def find_offset_by_timestamp(
+        self, timestamp: int, start_offset: int, searches: TimestampSearches | None = None
+    ) -> TimestampAndOffset | None:
         """The first record from `start_offset` on that is not older than `timestamp`."""
-        begin = max(self.time_index.lookup(timestamp).offset, start_offset)
-        for position, header in self.headers(self.offset_index.lookup(begin).position):
-            if header.max_timestamp < timestamp or header.last_offset < start_offset:
-                continue
-            for record in self._records(position, header):
-                if record.timestamp >= timestamp and record.offset >= start_offset:
-                    return _timestamp_and_offset(record, header)
-        return None
 
-    def find_max_timestamp(self, start_offset: int) -> TimestampAndOffset | None:
+        def begin() -> TimestampSearch:
+            offset = max(self.time_index.lookup(timestamp).offset, start_offset)
+            position = self.offset_index.lookup(offset).position
+            file = self._log.get()
+            return TimestampSearch(file, self.size, position, timestamp=timestamp, start_offset=start_offset)
+
+        return begin().run() if searches is None else searches.run((self.dir, self.base_offset, 1), begin)
+
+    def find_max_timestamp(
+        self, start_offset: int, searches: TimestampSearches | None = None
+    ) -> TimestampAndOffset | None:
         """The first record from `start_offset` on with the greatest timestamp; None if none has one."""
-        if self.base_offset < start_offset:
-            return self._scan_for_max_timestamp(start_offset)
-        greatest = self.max_timestamp
-        if greatest.timestamp < 0:
+        is_whole = self.base_offset >= start_offset
+        if is_whole and self.max_timestamp.timestamp < 0:
             return None
-        for position, header in self.headers(self.offset_index.lookup(greatest.offset).position):
-            if header.max_timestamp >= greatest.timestamp:
-                for record in self._records(position, header):
-                    if record.timestamp >= greatest.timestamp:
-                        return _timestamp_and_offset(record, header)
-        return None
 
-    def _scan_for_max_timestamp(self, start_offset: int) -> TimestampAndOffset | None:
-        best: TimestampAndOffset | None = None
-        known = NO_TIMESTAMP
-        for position, header in self.headers(self.offset_index.lookup(start_offset).position):
-            if header.last_offset < start_offset or header.max_timestamp <= known:
-                continue
-            for record in self._records(position, header):
-                if record.offset >= start_offset and record.timestamp > known:
-                    best, known = _timestamp_and_offset(record, header), record.timestamp
-        return best
+        def begin() -> TimestampSearch:
+            file, size, offset = self._log.get(), self.size, start_offset
+            if not is_whole:
+                position = self.offset_index.lookup(offset).position
+                return TimestampSearch(file, size, position, start_offset=offset, greatest=True)
+            greatest = self.max_timestamp
+            position = self.offset_index.lookup(greatest.offset).position
+            return TimestampSearch(file, size, position, timestamp=greatest.timestamp, start_offset=offset)
 
-    def _records(self, position: int, header: BatchHeader) -> list[Record]:
-        return read_records(self.read(position, header.size))
+        return begin().run() if searches is None else searches.run((self.dir, self.base_offset, 2), begin)
 
     # Indexes
 
@@ -599,11 +583,6 @@ class LogSegment:
     def close_indexes(self) -> None:
         if self._indexes is not None:
             self._indexes.close()
-
-
-def _timestamp_and_offset(record: Record, header: BatchHeader) -> TimestampAndOffset:
-    epoch = header.leader_epoch
-    return TimestampAndOffset(record.timestamp, record.offset, epoch if epoch >= 0 else None)
 
 
 class SegmentIndexes:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from ottla.metadata.controller.state import ControllerRequestContext
 from ottla.protocol.acl import (
@@ -22,8 +23,11 @@ from ottla.protocol.acl import (
 )
 from ottla.protocol.api import ListenerType
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.security.principal import ANONYMOUS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ottla.metadata.image.image import MetadataImage
     from ottla.node.api.request_meter import RequestMeter
     from ottla.node.api.services import ApiServices, BrokerServices, ControllerServices
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
     from ottla.protocol.schema import Request
     from ottla.security.principal import KafkaPrincipal
     from ottla.security.quota.quota_managers import ControllerMutationQuota
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +171,15 @@ class RequestContext(ApiRequestContext):
     @property
     def broker(self) -> BrokerServices:
         return self.services.broker
+
+    async def run_heavy(self, cost_us: int, fn: Callable[[], T], *, memory_bytes: int = 0) -> T:
+        """Have the work done in a thread when it is the client's turn: one that has logged in waits behind
+        its own heavy work, others behind that of their connections. Its time counts for the client's quota.
+        """
+        meter, connection = self.meter, self.pending.connection
+        client = connection if connection.principal == ANONYMOUS else connection.principal
+        call = fn if meter is None else partial(meter.measured, fn)
+        return await self.services.node.heavy_work.run(client, cost_us, call, memory_bytes=memory_bytes)
 
     @property
     def connection(self) -> ClientConnection:

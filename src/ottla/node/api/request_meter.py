@@ -13,7 +13,7 @@ that is denied is no request of a node (`on_denied`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from ottla.protocol.api import API_BY_NAME, PRODUCE, ListenerType
@@ -111,6 +111,16 @@ class RequestMeter:
 
     def add_busy(self, elapsed_ns: int) -> None:
         self._busy_ns += elapsed_ns
+
+    def measured(self, work: Callable[[], T]) -> T:
+        """Do work of the request in a thread, and count its time; nothing else of the request runs
+        meanwhile.
+        """
+        began_ns = self.monotonic_ns()
+        try:
+            return work()
+        finally:
+            self.add_busy(self.monotonic_ns() - began_ns)
 
     def monotonic_ns(self) -> int:
         return self._quotas.monotonic_ns()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ottla.node.telemetry.client_telemetry import ClientTelemetry
     from ottla.replication.log_flush_scheduler import LogFlushScheduler
     from ottla.replication.replica_manager import ReplicaManager
+    from ottla.runtime.heavy_work import HeavyWork
     from ottla.runtime.runtime import Runtime
     from ottla.security.authorizer.audit_log import AuditLog
     from ottla.security.principal import KafkaPrincipal
@@ -123,6 +124,11 @@ class NodeServices(Protocol):
     @property
     def network_statistics(self) -> NetworkStatistics:
         """The requests that were answered, and their errors."""
+        ...
+
+    @property
+    def heavy_work(self) -> HeavyWork:
+        """Where work is done that a client can make costly."""
         ...
 
     def now_ms(self) -> int: ...

@@ -5,35 +5,48 @@ again: everything (`load_and_retry`), so that the response is made in one turn o
 then, or only what was missing. Each round may find the next thing missing (an index, then the batch that it
 points to), and memory may be short, so the rounds are limited and the last attempt waits for the disk. What
 is in remote storage is missing in the same way, and is read while the event loop does other things; nothing
-waits for it longer than `remote.fetch.max.wait.ms`.
+waits for it longer than `remote.fetch.max.wait.ms`. So is a search that takes longer than a turn
+(SearchTooLong), which goes on in a thread when it is the client's turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from itertools import chain, repeat
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
+from ottla.log.segment.timestamp_search import STEP_US, SearchTooLong, TimestampSearch
 from ottla.node.fetch.remote_reads import RemoteAccess
 from ottla.runtime.disk import NotInMemory
 from ottla.runtime.pool import Pool
 
 T = TypeVar("T")
 
-Missing: TypeAlias = list[NotInMemory | RemoteAccess]
+Missing: TypeAlias = list[NotInMemory | RemoteAccess | SearchTooLong]
+
+
+class RunHeavy(Protocol):
+    """Does heavy work for a client (`ottla.runtime.heavy_work`)."""
+
+    def __call__(self, cost_us: int, fn: Callable[[], None], *, memory_bytes: int) -> Awaitable[None]: ...
+
+
 _ROUNDS: Final = 8
 
 
-async def load_and_retry(pool: Pool, missing: Missing, attempt: Callable[[Missing | None], T]) -> T:
+async def load_and_retry(
+    pool: Pool, missing: Missing, attempt: Callable[[Missing | None], T], run_heavy: RunHeavy | None = None
+) -> T:
     """Load what an attempt found missing, and attempt again. An attempt adds what it misses to the list;
-    given None it waits for the disk instead.
+    given None it waits for the disk instead. `run_heavy` is needed where it searches.
     """
     for may_miss in rounds():
         if not may_miss:
             break
-        await load(pool, missing)
+        await load(pool, missing, run_heavy)
         missing = []
         result = attempt(missing)
         if not missing:
@@ -46,13 +59,24 @@ def rounds() -> Iterator[bool]:
     return chain(repeat(True, _ROUNDS), (False,))
 
 
-async def load(pool: Pool, missing: Missing) -> None:
+async def load(pool: Pool, missing: Missing, run_heavy: RunHeavy | None = None) -> None:
     """Load what an attempt found missing."""
     cold = [each for each in missing if isinstance(each, NotInMemory)]
     if len(cold) < len(missing):
         await asyncio.gather(*(each.run() for each in missing if isinstance(each, RemoteAccess)))
     if cold:
         await pool.run(_load, cold)
+    for each in missing:
+        if isinstance(each, SearchTooLong):
+            assert run_heavy is not None
+            await _search(each.search, run_heavy)
+
+
+async def _search(search: TimestampSearch, run_heavy: RunHeavy) -> None:
+    """Search to the end, step by step: others have their turn in between."""
+    while not search.is_done:
+        cost_us = max(search.cost_us, STEP_US)
+        await run_heavy(cost_us, partial(search.step, cost_us), memory_bytes=search.memory_bytes)
 
 
 def _load(missing: list[NotInMemory]) -> None:

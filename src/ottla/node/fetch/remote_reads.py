@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from ottla.log.segment.segment import TimestampAndOffset
+    from ottla.log.segment.timestamp_search import TimestampAndOffset
     from ottla.node.cluster.replication import BrokerReplication
     from ottla.node.config.node_config import NodeConfig
     from ottla.remote.log_reader import RemoteLogReader, RemoteRecords

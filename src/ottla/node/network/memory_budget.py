@@ -16,7 +16,8 @@ levels of a pool:
 - above it nothing is let in.
 
 Fetch sessions stay, so they have a share of each pool that they cannot exceed, and what they take is taken
-off its levels: the others share what is left.
+off its levels: the others share what is left. So is what heavy work takes while it runs
+(`ottla.runtime.heavy_work`), of which one piece at a time takes much.
 
 Waiting means that the client is not read from; nothing that was received is dropped. It cannot last: what is
 in progress gets its response by its own timeouts, what stalls is closed, one request that is being received
@@ -24,9 +25,10 @@ may always go on, whatever is left (`_express`), and one response may be made wh
 Beyond `brim` there is therefore at most that one request and one response, as each is counted before the next
 is let in.
 
-Invariants: `requests` and `responses` are the sums of what the connections of the pool have counted, and
-`sessions` is what fetch sessions have; none is ever negative. Each connection in `unread` has responses that
-its client has not taken, and each in `incomplete` has a request of which a part is still to come.
+Invariants: `requests` and `responses` are the sums of what the connections of the pool have counted,
+`sessions` is what fetch sessions have, and `work` what heavy work takes; none is ever negative. Each
+connection in `unread` has responses that its client has not taken, and each in `incomplete` has a request of
+which a part is still to come.
 """
 
 from __future__ import annotations
@@ -116,6 +118,7 @@ class MemoryUse:
     requests: int
     responses: int
     sessions: int
+    work: int
     unread_connections: int
     incomplete_requests: int
     waiting: int
@@ -124,7 +127,7 @@ class MemoryUse:
 
     @property
     def used(self) -> int:
-        return self.requests + self.responses + self.sessions
+        return self.requests + self.responses + self.sessions + self.work
 
 
 class MemoryPool:
@@ -157,12 +160,14 @@ class MemoryPool:
         "small",
         "unasked",
         "unread",
+        "work",
     )
 
     def __init__(self, session_part: float = _SESSIONS_OF_CLIENTS) -> None:
         self.requests = 0
         self.responses = 0
         self.sessions = 0
+        self.work = 0
         self._session_part: Final = session_part
         # Set by `configure`; what sessions take is taken off.
         self._max_limit = self._max_brim = DEFAULT_BYTES
@@ -198,7 +203,7 @@ class MemoryPool:
 
     def _set_levels(self) -> None:
         # The limit may have been lowered below what sessions take.
-        taken = min(self.sessions, self._max_limit * 3 // 4)
+        taken = min(self.sessions + self.work, self._max_limit * 3 // 4)
         self.limit = self._max_limit - taken
         self.plenty = self.limit * 3 // 4
         self._brim = self._max_brim - taken
@@ -217,6 +222,7 @@ class MemoryPool:
             requests=self.requests,
             responses=self.responses,
             sessions=self.sessions,
+            work=self.work,
             unread_connections=len(self.unread),
             incomplete_requests=len(self.incomplete),
             waiting=self.waiting,
@@ -244,6 +250,12 @@ class MemoryPool:
     def release_session(self, size: int) -> None:
         self.sessions -= size
         assert self.sessions >= 0, self.sessions
+        self._set_levels()
+
+    def count_work(self, size: int) -> None:
+        """Count so many bytes more for heavy work, or fewer if that is below 0."""
+        self.work += size
+        assert self.work >= 0, self.work
         self._set_levels()
 
     # Requests

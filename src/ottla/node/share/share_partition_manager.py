@@ -36,6 +36,7 @@ from ottla.coordinator.share.persister import (
     PersisterStateBatch,
     ShareState,
 )
+from ottla.log.segment.timestamp_search import SearchTooLong, TimestampSearches
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.fetch.cold_reads import Missing, load_and_retry
 from ottla.node.fetch.remote_reads import RemoteRead, prepare_remote_read
@@ -61,6 +62,7 @@ from ottla.protocol.share import AcknowledgeType
 from ottla.replication.list_offsets import EARLIEST, LATEST, fetch_offset_for_timestamp
 from ottla.replication.partition import FetchIsolation, Partition
 from ottla.runtime.disk import NotInMemory
+from ottla.runtime.heavy_work import INLINE_US, HeavyWork
 from ottla.runtime.tasks import cancel
 from ottla.runtime.turns import Turns
 
@@ -128,6 +130,9 @@ class ShareServices(Protocol):
 
     @property
     def replication(self) -> BrokerReplication: ...
+
+    @property
+    def heavy_work(self) -> HeavyWork: ...
 
 
 class SharePartitionListener(Protocol):
@@ -732,7 +737,10 @@ class SharePartitionManager:
         else:
             timestamp = EARLIEST if reset == "earliest" else LATEST
 
+        searches = TimestampSearches(INLINE_US)
+
         def look_up(missing: Missing | None) -> int | None:
+            searches.left_us = INLINE_US
             try:
                 found = fetch_offset_for_timestamp(
                     leader.partition,
@@ -740,10 +748,11 @@ class SharePartitionManager:
                     isolation=FetchIsolation.HIGH_WATERMARK,
                     current_leader_epoch=leader.leader_epoch,
                     may_wait=missing is None,
+                    searches=None if missing is None else searches,
                 )
-            except NotInMemory as data:
+            except (NotInMemory, SearchTooLong) as data:
                 assert missing is not None
-                missing.append(data)
+                missing.append(data.with_traceback(None))
                 return None
             if found is None:
                 # All records are older.
@@ -753,7 +762,9 @@ class SharePartitionManager:
         missing: Missing = []
         offset = look_up(missing)
         if missing:
-            offset = await load_and_retry(self.pool, missing, look_up)
+            offset = await load_and_retry(
+                self.pool, missing, look_up, partial(self._broker.heavy_work.run, leader.key.group_id)
+            )
         assert offset is not None, leader.key
         return offset
 

@@ -180,31 +180,48 @@ def place_plain(batch, crc32c, int64_t first_offset, int32_t leader_epoch, int64
         PyBuffer_Release(&view)
 
 
+cdef struct FoundRecord:
+    Fault fault
+    int32_t index                   # the record that the fault is in
+    bint exists
+    int64_t offset
+    int64_t timestamp
+
+
+cdef void seek_timestamp(const uint8_t* p, Py_ssize_t size, BatchHeader header, int64_t least,
+                         int64_t start_offset, FoundRecord* found) noexcept nogil:
+    cdef const uint8_t* end = p + size
+    cdef bint append_time = (header.attributes & TIMESTAMP_TYPE_BIT) != 0
+    cdef int64_t base_timestamp = header.base_timestamp
+    cdef int32_t count = header.count
+    cdef Entry entry
+    cdef int32_t i
+    found.fault = SOUND
+    found.exists = False
+    for i in range(count):
+        found.index = i
+        found.fault = read_entry(&p, end, &entry)
+        if found.fault:
+            return
+        found.offset = wrapping_add(header.base_offset, entry.offset_delta)
+        found.timestamp = header.max_timestamp
+        if not append_time:
+            found.timestamp = wrapping_add(base_timestamp, entry.timestamp_delta)
+        if found.timestamp >= least and found.offset >= start_offset:
+            found.exists = True
+            return
+
+
 def find_timestamp(payload, BatchHeader header not None, int64_t timestamp, int64_t start_offset):
     """(offset, timestamp) of the first record from `start_offset` on that is not older than `timestamp`."""
     cdef Py_buffer view
-    cdef const uint8_t* p
-    cdef const uint8_t* end
-    cdef Entry entry
-    cdef Fault fault
-    cdef int32_t i
-    cdef int64_t found
-    cdef int64_t offset
-    cdef bint append_time = (header.attributes & TIMESTAMP_TYPE_BIT) != 0
+    cdef FoundRecord found
     PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
     try:
-        p = <const uint8_t*> view.buf
-        end = p + view.len
-        for i in range(header.count):
-            fault = read_entry(&p, end, &entry)
-            if fault:
-                raise corrupt(fault, i)
-            offset = wrapping_add(header.base_offset, entry.offset_delta)
-            found = header.max_timestamp
-            if not append_time:
-                found = wrapping_add(header.base_timestamp, entry.timestamp_delta)
-            if found >= timestamp and offset >= start_offset:
-                return offset, found
+        with nogil:
+            seek_timestamp(<const uint8_t*> view.buf, view.len, header, timestamp, start_offset, &found)
     finally:
         PyBuffer_Release(&view)
-    return None
+    if found.fault:
+        raise corrupt(found.fault, found.index)
+    return (found.offset, found.timestamp) if found.exists else None

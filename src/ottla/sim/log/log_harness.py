@@ -12,7 +12,8 @@ from ottla.log.leader_epoch_cache import LeaderEpochCache
 from ottla.log.log_loader import CorruptionPolicy, LoadOptions, create_log, load_log
 from ottla.log.producers.state_manager import ProducerStateManager, ProducerStateManagerConfig, end_txn_marker
 from ottla.log.segment.handles import FileHandles
-from ottla.log.segment.segment import LogSegment, TimestampAndOffset
+from ottla.log.segment.segment import LogSegment
+from ottla.log.segment.timestamp_search import TimestampAndOffset
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.names import TopicPartition

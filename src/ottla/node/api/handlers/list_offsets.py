@@ -10,12 +10,14 @@ timeout for searches in remote storage; 11 added -6.
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+from collections import Counter, deque
 from collections.abc import Awaitable
 from typing import Final
 
+from ottla.log.segment.timestamp_search import SearchTooLong, TimestampSearches
 from ottla.node.api.context import RequestContext
-from ottla.node.fetch.cold_reads import Missing, load_and_retry
+from ottla.node.fetch.cold_reads import Missing, load, rounds
 from ottla.node.fetch.remote_reads import RemoteOffsetSearch
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -24,37 +26,28 @@ from ottla.protocol.messages.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
-    ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
 from ottla.protocol.names import TopicPartition
 from ottla.replication.list_offsets import fetch_offset_for_timestamp, is_search_in_remote_storage
 from ottla.replication.partition import FetchIsolation
 from ottla.runtime.disk import NotInMemory
+from ottla.runtime.heavy_work import INLINE_US
 
 _CONSUMER: Final = -1
 _DEBUGGING_CONSUMER: Final = -2
+# Each takes some microseconds.
+_PARTITIONS_AT_ONCE: Final = 200
 _SINCE: Final = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, -6: 11}
 
 
 def handle(
     context: RequestContext, request: ListOffsetsRequest
 ) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
-    counts = Counter(
-        (topic.name, part.partition_index) for topic in request.topics for part in topic.partitions
-    )
-
-    # The searches in remote storage for this request, with what they have found.
-    remote: dict[tuple[str, int], RemoteOffsetSearch] = {}
-
-    def search(missing: Missing | None) -> ListOffsetsResponse:
-        return ListOffsetsResponse(
-            topics=[_topic(context, request, topic, counts, remote, missing) for topic in request.topics]
-        )
-
+    lookup = _Lookup(context, request)
     missing: Missing = []
-    response = search(missing)
-    return load_and_retry(context.broker.runtime.pool, missing, search) if missing else response
+    lookup.attempt(_PARTITIONS_AT_ONCE, missing)
+    return lookup.complete(missing) if lookup.is_incomplete else lookup.response()
 
 
 def failure_response(request: ListOffsetsRequest, code: int, _message: str | None) -> ListOffsetsResponse:
@@ -72,44 +65,105 @@ def failure_response(request: ListOffsetsRequest, code: int, _message: str | Non
     )
 
 
-def _topic(
-    context: RequestContext,
-    request: ListOffsetsRequest,
-    topic: ListOffsetsTopic,
-    counts: Counter[tuple[str, int]],
-    remote: dict[tuple[str, int], RemoteOffsetSearch],
-    missing: Missing | None,
-) -> ListOffsetsTopicResponse:
-    allowed = context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.name)
-    results: dict[int, ListOffsetsPartitionResponse] = {}
-    for part in topic.partitions:
-        try:
-            if not allowed:
-                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-            if counts[topic.name, part.partition_index] > 1:
-                raise KafkaError(ErrorCode.INVALID_REQUEST)
-            results[part.partition_index] = _partition(
-                context, request, topic.name, part, remote, may_wait=missing is None
+class _Lookup:
+    """One request: what was found, and what is looked up yet. Of a request for many partitions some are
+    looked up in a turn of the event loop; a search that takes longer than that goes on in a thread.
+    """
+
+    def __init__(self, context: RequestContext, request: ListOffsetsRequest) -> None:
+        self.context = context
+        self.request = request
+        self.searches = TimestampSearches(INLINE_US)
+        # The searches in remote storage for this request, with what they have found.
+        self.remote: dict[tuple[str, int], RemoteOffsetSearch] = {}
+        self._counts = Counter(
+            (topic.name, part.partition_index) for topic in request.topics for part in topic.partitions
+        )
+        self._found: dict[tuple[str, int], ListOffsetsPartitionResponse] = {}
+        self._allowed: dict[str, bool] = {}
+        # Those that were not looked up yet, or miss something.
+        self._left: deque[tuple[str, ListOffsetsPartition]] = deque(
+            (topic.name, part) for topic in request.topics for part in topic.partitions
+        )
+
+    @property
+    def is_incomplete(self) -> bool:
+        return bool(self._left)
+
+    def attempt(self, count: int, missing: Missing | None) -> int:
+        """Look up the next partitions, up to `count`, and return how many. What misses something goes behind
+        the others, and adds it to the list; with None the disk is waited for.
+        """
+        self.searches.left_us = INLINE_US
+        count = min(count, len(self._left))
+        for done in range(count):
+            if self.searches.left_us <= 0:
+                return done
+            topic, part = self._left.popleft()
+            key = topic, part.partition_index
+            try:
+                if not self._is_allowed(topic):
+                    raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+                if self._counts[key] > 1:
+                    raise KafkaError(ErrorCode.INVALID_REQUEST)
+                self._found[key] = _partition(self, topic, part, may_wait=missing is None)
+            except (NotInMemory, RemoteOffsetSearch, SearchTooLong) as data:
+                if missing is None:
+                    # It has just left the disk, or what is searched has changed: the next try finds it.
+                    self._found[key] = _failed(part, ErrorCode.OFFSET_NOT_AVAILABLE)
+                    continue
+                missing.append(data.with_traceback(None))
+                self._left.append((topic, part))
+            except KafkaError as error:
+                self._found[key] = _failed(part, error.code)
+        return count
+
+    def _is_allowed(self, topic: str) -> bool:
+        allowed = self._allowed.get(topic)
+        if allowed is None:
+            allowed = self._allowed[topic] = self.context.allowed(
+                AclOperation.DESCRIBE, AclResourceType.TOPIC, topic
             )
-        except (NotInMemory, RemoteOffsetSearch) as data:
-            assert missing is not None
-            missing.append(data.with_traceback(None))
-        except KafkaError as error:
-            results[part.partition_index] = ListOffsetsPartitionResponse(
-                partition_index=part.partition_index, error_code=int(error.code)
-            )
-    return ListOffsetsTopicResponse(name=topic.name, partitions=list(results.values()))
+        return allowed
+
+    async def complete(self, missing: Missing) -> ListOffsetsResponse:
+        """Look up what is left, in turns, and load what that misses; see `cold_reads`."""
+        context = self.context
+        for may_miss in rounds():
+            left = len(self._left) - len(missing)
+            while left > 0:
+                await asyncio.sleep(0)
+                left -= self.attempt(min(left, _PARTITIONS_AT_ONCE), missing if may_miss else None)
+            if not missing:
+                break
+            await load(context.broker.runtime.pool, missing, context.run_heavy)
+            missing = []
+        return self.response()
+
+    def response(self) -> ListOffsetsResponse:
+        found = self._found
+        return ListOffsetsResponse(
+            topics=[
+                ListOffsetsTopicResponse(
+                    name=topic.name,
+                    partitions=[
+                        found[topic.name, index]
+                        for index in dict.fromkeys(part.partition_index for part in topic.partitions)
+                    ],
+                )
+                for topic in self.request.topics
+            ]
+        )
+
+
+def _failed(part: ListOffsetsPartition, code: ErrorCode) -> ListOffsetsPartitionResponse:
+    return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=int(code))
 
 
 def _partition(
-    context: RequestContext,
-    request: ListOffsetsRequest,
-    topic: str,
-    part: ListOffsetsPartition,
-    remote: dict[tuple[str, int], RemoteOffsetSearch],
-    *,
-    may_wait: bool,
+    lookup: _Lookup, topic: str, part: ListOffsetsPartition, *, may_wait: bool
 ) -> ListOffsetsPartitionResponse:
+    context, request, remote = lookup.context, lookup.request, lookup.remote
     timestamp = part.timestamp
     if timestamp < 0 and context.version < _SINCE.get(timestamp, 99):
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
@@ -125,10 +179,6 @@ def _partition(
     if is_search_in_remote_storage(partition, timestamp):
         partition.check_replica(part.current_leader_epoch, only_leader=only_leader)
         search = remote.get((topic, part.partition_index))
-        if search is None and may_wait:
-            raise KafkaError(
-                ErrorCode.OFFSET_NOT_AVAILABLE
-            )  # it has just left the disk: the next try finds it
         if search is None:
             reader = context.broker.replication.remote_log_reader
             if reader is None:
@@ -152,6 +202,7 @@ def _partition(
         only_leader=only_leader,
         may_wait=may_wait,
         in_remote_storage=in_remote_storage,
+        searches=lookup.searches,
     )
     if found is None:
         return ListOffsetsPartitionResponse(partition_index=part.partition_index)

@@ -7,9 +7,11 @@ idempotent producer sends again is answered with the offsets that it got the fir
 
 The way of a request, in `handle`: have the coordinator confirm its transaction, append to every partition,
 flush the logs whose settings ask for it, wait for the in-sync replicas, and name the leaders of partitions
-that have moved. Most requests never wait, and are answered without a task of their own. Records of one
-connection are appended in the order in which they were sent, as producers rely on: while a request waits
-before its append, those behind it on the same connection wait for it (`ClientConnection.last_produce`).
+that have moved. Most requests never wait, and are answered without a task of their own; a batch whose check
+takes long, as one that decompresses to much or has to be compressed again, is checked in a thread
+(`heavy_work`). Records of one connection are appended in the order in which they were sent, as producers rely
+on: while a request waits before its append, those behind it on the same connection wait for it
+(`ClientConnection.last_produce`).
 
 Version 4 can return KAFKA_STORAGE_ERROR; 5 returns log start offsets; 7 allows zstd; 8 names the records that
 were rejected; 9 is flexible; 10 names the new leader; 11 and 12 are for transactions of version 2; 13 names
@@ -41,9 +43,11 @@ from ottla.protocol.messages.produce import (
 )
 from ottla.protocol.names import INTERNAL_TOPICS, TopicPartition
 from ottla.records.batch import MAGIC, BatchHeader
-from ottla.records.validation import RecordErrors, check_produce_records
+from ottla.records.cost import check_cost, likely_bytes
+from ottla.records.validation import BatchCheck, BatchTooCostly, RecordErrors, check_produce_records
 from ottla.replication.partition import Partition
 from ottla.runtime.disk import Buffer
+from ottla.runtime.heavy_work import INLINE_US
 
 if TYPE_CHECKING:
     from ottla.node.coordinators.add_partitions_to_txn import ProduceVerification
@@ -55,13 +59,15 @@ _MAGIC_AT: Final = 16
 # The lower byte of a batch's attributes, and its bit of transactional batches.
 _ATTRIBUTES_AT: Final = 22
 _TRANSACTIONAL: Final = 0x10
+_CODEC: Final = 0x07
 # Members of an enum take longer to find.
 _WRITE: Final = int(AclOperation.WRITE)
 _TOPIC: Final = int(AclResourceType.TOPIC)
 _ADMIN_CLIENT: Final = "__admin_client"
-# A request for more partitions than these appends in turns: the first records of a new partition may take
-# milliseconds, and other connections should not wait for all of them.
+# A request for more partitions or bytes than these appends in turns: the first records of a new partition may
+# take milliseconds, and other connections should not wait for all of them.
 _MAX_PARTITIONS_AT_ONCE: Final = 32
+_MAX_BYTES_AT_ONCE: Final = 2 * 1024 * 1024
 _TURN_SECONDS: Final = 0.01
 # Kafka finds these errors before it looks at the log, so its responses have no log start offset then.
 _ERRORS_BEFORE_THE_LOG: Final = frozenset((ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE))
@@ -81,7 +87,8 @@ def handle(context: RequestContext, request: ProduceRequest) -> ProduceReply:
             verified = produce.verify_transaction(request.transactional_id)
         if verified is None and not produce.is_wide() and not produce.has_to_wait_for_logs():
             produce.append_all()
-            return produce.reply()
+            if not produce.heavy:
+                return produce.reply()
     appended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     connection.last_produce = appended
     return _append_in_order(produce, predecessor, verified, appended)
@@ -105,10 +112,12 @@ async def _append_in_order(
             await verified
         if produce.has_to_wait_for_logs():
             await produce.complete_new_logs()
-        if produce.is_wide():
-            await produce.append_in_turns()
-        else:
-            produce.append_all()
+        if not produce.heavy:  # else the rest is appended
+            if produce.is_wide():
+                await produce.append_in_turns()
+            else:
+                produce.append_all()
+        await produce.append_heavy()
     finally:
         connection = produce.context.pending.connection
         if connection.last_produce is appended:
@@ -154,6 +163,7 @@ class _Produce:
         "_response",
         "_verification",
         "context",
+        "heavy",
         "request",
     )
 
@@ -175,17 +185,21 @@ class _Produce:
         self._awaiting_replication: list[tuple[Partition, int, PartitionProduceResponse]] = []
         # (partition, its part of the response): those whose settings ask for a flush before the response.
         self._awaiting_flush: list[tuple[Partition, PartitionProduceResponse]] = []
+        # (topic, batch, its part of the response): those that are to be checked in a thread first.
+        self.heavy: list[tuple[TopicProduceData, PartitionProduceData, PartitionProduceResponse]] = []
         # (topic, its part of the response): those that this broker does not lead, or not in that epoch.
         self._moved: list[tuple[bytes | str, PartitionProduceResponse]] = []
         # What went wrong last, for the log; a producer with acks=0 gets no response that could say it.
         self._failure: str | None = None
 
     def is_wide(self) -> bool:
-        """Whether the request names too many partitions to append to all of them at once."""
+        """Whether the request has too many partitions or bytes to append to all of them at once."""
         count = 0
         for topic in self.request.topic_data:
             count += len(topic.partition_data)
-        return count > _MAX_PARTITIONS_AT_ONCE
+        return count > _MAX_PARTITIONS_AT_ONCE or (
+            count > 1 and self.context.pending.size > _MAX_BYTES_AT_ONCE
+        )
 
     # The transaction
 
@@ -257,14 +271,47 @@ class _Produce:
                     await asyncio.sleep(0)
                     turn_ends = loop.time() + _TURN_SECONDS
 
+    async def append_heavy(self) -> None:
+        """Have the batches checked that were too much for a turn, one after the other, and append them."""
+        for topic, data, response in self.heavy:
+            try:
+                partition = self._find_partition(topic, data.index)
+                header = _read_header(data.records, self.context.version)
+                assert data.records is not None
+                check = partition.log.begin_check(data.records, header, self._clock.wall_ms())
+            except KafkaError as error:
+                self._reject(topic, response, error)
+                continue
+            while not check.is_done:
+                await self.context.run_heavy(check.cost_us, check.run, memory_bytes=check.plain_bytes)
+            self.append_partition(topic, data, response, check)
+        self.heavy = []
+
     def append_partition(
-        self, topic: TopicProduceData, data: PartitionProduceData
+        self,
+        topic: TopicProduceData,
+        data: PartitionProduceData,
+        response: PartitionProduceResponse | None = None,
+        check: BatchCheck | None = None,
     ) -> PartitionProduceResponse:
-        response = PartitionProduceResponse(index=data.index, base_offset=-1)
+        """Append a batch, and fill its part of the response; one whose check was not done yet is only
+        appended where that is no more than a turn allows.
+        """
+        if response is None:
+            response = PartitionProduceResponse(index=data.index, base_offset=-1)
+        max_cost_us: int | None = None
         try:
             partition = self._find_partition(topic, data.index)
             header = _read_header(data.records, self.context.version)
             assert data.records is not None
+            config = partition.log.local_log.config
+            if (header.attributes & _CODEC or config.target_codec is not None) and check is None:
+                plain_bytes = likely_bytes(header)
+                cost_us = check_cost(header, plain_bytes, config.target_codec, config.target_level)
+                if not self._broker.heavy_work.fits_turn(cost_us):
+                    self.heavy.append((topic, data, response))
+                    return response
+                max_cost_us = INLINE_US
             guard = SENTINEL_GUARD
             if header.is_transactional:
                 _check_transactional_id(self.context, self.request)
@@ -280,8 +327,17 @@ class _Produce:
         acks = self.request.acks
         try:
             info = partition.append_records_to_leader(
-                data.records, now_ms=self._clock.wall_ms(), acks=acks, guard=guard, background_flush=False
+                data.records,
+                now_ms=self._clock.wall_ms(),
+                acks=acks,
+                guard=guard,
+                background_flush=False,
+                max_cost_us=max_cost_us,
+                check=check,
             )
+        except BatchTooCostly:
+            self.heavy.append((topic, data, response))
+            return response
         except KafkaError as error:
             partition.statistics.failed_produces += 1
             if error.code not in _ERRORS_BEFORE_THE_LOG:

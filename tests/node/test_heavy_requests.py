@@ -1,0 +1,337 @@
+"""What a client makes costly is done in threads: the event loop serves the others meanwhile.
+
+Nothing here measures time. Of each call into a codec it is noted in which thread it was and how many bytes it
+gave; and such a call is held until another client has had its response.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.support.wire import WireClient
+
+from ottla.protocol.api import API_BY_NAME
+from ottla.protocol.errors import ErrorCode
+from ottla.protocol.headers import read_response
+from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from ottla.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from ottla.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from ottla.protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from ottla.records import batch, validation
+from ottla.records.builder import build_batch, join_batch
+from ottla.records.types import Codec
+from ottla.runtime.heavy_work import HeavyWork
+from ottla.testing.local_node import LocalNode
+
+PRODUCE = API_BY_NAME["Produce"]
+LIST_OFFSETS = API_BY_NAME["ListOffsets"]
+BOMB_BYTES = 20_000_000
+NOW = int(time.time() * 1000)
+
+
+def varint(number: int) -> bytes:
+    number = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def bomb(timestamp: int = NOW) -> bytes:
+    """A batch of one record of 20 MB in 20 kB."""
+    body = b"\0" + varint(0) + varint(0) + varint(-1) + varint(BOMB_BYTES)
+    record = varint(len(body) + BOMB_BYTES + 1) + body + bytes(BOMB_BYTES) + varint(0)
+    return bytes(
+        join_batch(
+            zlib.compress(record, 9, wbits=31),
+            base_offset=0,
+            leader_epoch=-1,
+            attributes=int(Codec.GZIP),
+            last_offset_delta=0,
+            base_timestamp=timestamp,
+            max_timestamp=timestamp,
+            producer_id=-1,
+            producer_epoch=-1,
+            base_sequence=-1,
+            count=1,
+        )
+    )
+
+
+class Calls:
+    """The calls into codecs: the thread and the bytes that came out. The next large one can be held."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[str, int]] = []
+        self.held = threading.Event()
+        self.begun = threading.Event()
+        self.held.set()
+        for module, name in ((batch, "decompress"), (validation, "compress")):
+            monkeypatch.setattr(module, name, self._noted(getattr(module, name)))
+
+    def _noted(self, function: Any) -> Any:
+        def noted(codec: Codec, data: Any, *args: Any) -> Any:
+            self.begun.set()
+            if threading.current_thread().name.startswith("heavy work"):
+                assert self.held.wait(60)
+            result = function(codec, data, *args)
+            self.seen.append((threading.current_thread().name, max(len(result), len(data))))
+            return result
+
+        return noted
+
+    def largest_on_the_loop(self) -> int:
+        return max((size for thread, size in self.seen if not thread.startswith("heavy work")), default=0)
+
+    def in_threads(self) -> int:
+        return sum(thread.startswith("heavy work") for thread, _ in self.seen)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[LocalNode]:
+    with LocalNode({"log.message.timestamp.after.max.ms": 2**62}) as node:
+        yield node
+
+
+@pytest.fixture
+def wire(node: LocalNode) -> Iterator[WireClient]:
+    with WireClient(node.bootstrap_servers) as wire:
+        yield wire
+
+
+@pytest.fixture
+def bystander(node: LocalNode) -> Iterator[WireClient]:
+    with WireClient(node.bootstrap_servers) as wire:
+        yield wire
+
+
+def create(wire: WireClient, name: str, **configs: str) -> None:
+    settings = [CreatableTopicConfig(name=key, value=value) for key, value in configs.items()]
+    topic = CreatableTopic(name=name, num_partitions=2, replication_factor=1, configs=settings)
+    created = wire.get(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), 7, CreateTopicsResponse)
+    assert created.topics[0].error_code == 0, created
+
+
+def produce(name: str, *batches: bytes, acks: int = 1) -> ProduceRequest:
+    parts = [PartitionProduceData(index=index, records=data) for index, data in enumerate(batches)]
+    return ProduceRequest(
+        acks=acks, timeout_ms=60_000, topic_data=[TopicProduceData(name=name, partition_data=parts)]
+    )
+
+
+def produced(wire: WireClient) -> list[PartitionProduceResponse]:
+    frame = wire.receive_frame()
+    assert frame is not None
+    _, response = read_response(PRODUCE, 9, frame)
+    assert isinstance(response, ProduceResponse)
+    return response.responses[0].partition_responses
+
+
+def is_served(bystander: WireClient) -> bool:
+    answer = bystander.ask(ApiVersionsRequest(client_software_name="b", client_software_version="1"), 3)
+    return isinstance(answer, ApiVersionsResponse)
+
+
+def test_others_are_served_while_a_batch_decompresses_to_much(
+    wire: WireClient, bystander: WireClient, calls: Calls
+) -> None:
+    create(wire, "bombs")
+    calls.held.clear()
+    wire.send(produce("bombs", bomb(), bomb()), 9)
+    wire.send(produce("bombs", build_batch([(NOW, None, b"behind it")])), 9)
+    assert calls.begun.wait(60)
+    assert is_served(bystander)
+    create(bystander, "bystander")
+    bystander.send(produce("bystander", build_batch([(NOW, None, b"x")])), 9)
+    assert produced(bystander)[0].error_code == 0
+    calls.held.set()
+    assert [(part.error_code, part.base_offset) for part in produced(wire)] == [(0, 0), (0, 0)]
+    # The order of a connection is kept.
+    assert [(part.error_code, part.base_offset) for part in produced(wire)] == [(0, 1)]
+    assert calls.largest_on_the_loop() < 1_000_000
+    assert any(size > BOMB_BYTES for _, size in calls.seen)
+
+
+def test_an_ordinary_batch_is_checked_at_once(wire: WireClient, calls: Calls) -> None:
+    create(wire, "ordinary")
+    for codec in (Codec.LZ4, Codec.ZSTD, Codec.SNAPPY, Codec.GZIP):
+        data = build_batch([(NOW, None, b"%d " % number * 30) for number in range(200)], codec=codec)
+        wire.send(produce("ordinary", data), 9)
+        assert produced(wire)[0].error_code == 0
+    assert calls.seen
+    assert calls.in_threads() == 0
+
+
+@pytest.mark.parametrize(
+    "compression",
+    [{"compression.type": "zstd", "compression.zstd.level": "19"}, {"compression.type": "gzip"}],
+)
+def test_others_are_served_while_a_batch_is_compressed_for_its_topic(
+    wire: WireClient, bystander: WireClient, calls: Calls, compression: dict[str, str]
+) -> None:
+    name = f"to-{compression['compression.type']}"
+    create(wire, name, **compression)
+    calls.held.clear()
+    values = [(NOW, None, b"%d" % (number * 7919) * 20) for number in range(2_000)]
+    wire.send(produce(name, build_batch(values), build_batch(values)), 9)
+    assert calls.begun.wait(60)
+    assert is_served(bystander)
+    calls.held.set()
+    assert [(part.error_code, part.base_offset) for part in produced(wire)] == [(0, 0), (0, 0)]
+    assert calls.largest_on_the_loop() == 0
+
+
+def test_a_batch_that_takes_too_long_to_compress_is_too_large(
+    wire: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(wire, "too-long", **{"compression.type": "zstd", "compression.zstd.level": "19"})
+    monkeypatch.setattr(validation, "MAX_COST_US", 1_000)
+    wire.send(produce("too-long", build_batch([(NOW, None, bytes(100_000))])), 9)
+    assert produced(wire)[0].error_code == ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_a_damaged_batch_is_refused_as_ever(wire: WireClient) -> None:
+    create(wire, "damaged")
+    header = batch.BatchHeader.parse(bomb())
+    broken = bytes(
+        join_batch(
+            b"\x1f\x8b is no gzip" + bytes(200_000),
+            base_offset=0,
+            leader_epoch=-1,
+            attributes=header.attributes,
+            last_offset_delta=0,
+            base_timestamp=NOW,
+            max_timestamp=NOW,
+            producer_id=-1,
+            producer_epoch=-1,
+            base_sequence=-1,
+            count=1,
+        )
+    )
+    wire.send(produce("damaged", broken), 9)
+    assert produced(wire)[0].error_code == ErrorCode.INVALID_RECORD
+
+
+def test_the_time_of_an_append_is_not_that_of_the_check(
+    node: LocalNode, wire: WireClient, calls: Calls
+) -> None:
+    """What was appended meanwhile is not younger than what comes after it."""
+    create(wire, "append-time", **{"message.timestamp.type": "LogAppendTime"})
+    calls.held.clear()
+    wire.send(produce("append-time", bomb()), 9)
+    assert calls.begun.wait(60)
+    with WireClient(node.bootstrap_servers) as other:
+        other.send(produce("append-time", build_batch([(NOW, None, b"first")])), 9)
+        first = produced(other)[0]
+    calls.held.set()
+    second = produced(wire)[0]
+    assert (first.base_offset, second.base_offset) == (0, 1)
+    assert second.log_append_time_ms >= first.log_append_time_ms
+
+
+def list_offsets(name: str, *timestamps: int) -> ListOffsetsRequest:
+    parts = [
+        ListOffsetsPartition(partition_index=index, current_leader_epoch=-1, timestamp=timestamp)
+        for index, timestamp in enumerate(timestamps)
+    ]
+    return ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name=name, partitions=parts)])
+
+
+@pytest.mark.parametrize("timestamp", [5, -3])
+def test_others_are_served_while_a_timestamp_is_searched_in_a_large_batch(
+    wire: WireClient, bystander: WireClient, calls: Calls, timestamp: int
+) -> None:
+    name = f"search{timestamp}"
+    create(wire, name)
+    wire.send(produce(name, bomb(), bomb()), 9)
+    assert [part.error_code for part in produced(wire)] == [0, 0]
+    calls.seen.clear()
+    calls.begun.clear()
+    calls.held.clear()
+    wire.send(list_offsets(name, timestamp, timestamp), 7)
+    assert calls.begun.wait(60)
+    assert is_served(bystander)
+    calls.held.set()
+    frame = wire.receive_frame()
+    assert frame is not None
+    _, response = read_response(LIST_OFFSETS, 7, frame)
+    assert isinstance(response, ListOffsetsResponse)
+    found = [(part.error_code, part.offset, part.timestamp) for part in response.topics[0].partitions]
+    assert found == [(0, 0, NOW)] * 2
+    assert calls.largest_on_the_loop() < 1_000_000
+
+
+def test_a_search_over_many_batches_goes_on_in_a_thread(
+    wire: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches whose timestamps do not rise have no entries in the time index between them."""
+    create(wire, "many-batches")
+    steps: list[int] = []
+    run = HeavyWork.run
+
+    async def noted(self: HeavyWork, client: Any, cost_us: int, *args: Any, **options: Any) -> Any:
+        steps.append(cost_us)
+        return await run(self, client, cost_us, *args, **options)
+
+    monkeypatch.setattr(HeavyWork, "run", noted)
+    old, new = build_batch([(NOW - 10, None, b"")]), build_batch([(NOW, None, b"")])
+    count = 3_000
+    for _ in range(count):
+        wire.send(produce("many-batches", old), 9)
+    wire.send(produce("many-batches", new), 9)
+    for _ in range(count + 1):
+        produced(wire)
+    response = wire.get(list_offsets("many-batches", NOW - 5), 7, ListOffsetsResponse)
+    found = response.topics[0].partitions[0]
+    assert (found.error_code, found.offset, found.timestamp) == (0, count, NOW)
+    assert len(steps) == 1
+
+
+def test_a_request_for_many_partitions_is_looked_up_in_turns(
+    wire: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ottla.node.api.handlers import list_offsets as handler
+
+    create(wire, "wide-lookup")
+    monkeypatch.setattr(handler, "_PARTITIONS_AT_ONCE", 7)
+    topics = [
+        ListOffsetsTopic(
+            name="wide-lookup",
+            partitions=[
+                ListOffsetsPartition(partition_index=index, current_leader_epoch=-1, timestamp=-2)
+                for index in range(100)
+            ],
+        )
+    ]
+    response = wire.get(ListOffsetsRequest(replica_id=-1, topics=topics), 7, ListOffsetsResponse)
+    parts = response.topics[0].partitions
+    assert [part.partition_index for part in parts] == list(range(100))
+    assert [part.error_code for part in parts] == [0] * 2 + [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 98

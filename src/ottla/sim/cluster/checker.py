@@ -19,12 +19,18 @@ from collections.abc import Callable, Iterator
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.node import Node
 from ottla.protocol.errors import KafkaError
-from ottla.protocol.names import REMOTE_LOG_METADATA_TOPIC, SHARE_GROUP_STATE_TOPIC, TopicPartition
+from ottla.protocol.names import (
+    CONSUMER_OFFSETS_TOPIC,
+    REMOTE_LOG_METADATA_TOPIC,
+    SHARE_GROUP_STATE_TOPIC,
+    TopicPartition,
+)
 from ottla.records.batch import iter_batches, read_records
 from ottla.replication.partition import Partition
 from ottla.sim.cluster.history import Mismatch, PartitionHistory
 from ottla.sim.cluster.journal import SentRecord
 from ottla.sim.cluster.share_checker import ShareChecker
+from ottla.sim.cluster.streams_checker import StreamsChecker
 from ottla.sim.cluster.tier_checker import TierChecker
 from ottla.sim.disk import SimDisk
 from ottla.sim.world import SimMachine, World
@@ -61,6 +67,7 @@ class ClusterChecker:
         self.watches: dict[int, NodeWatcher] = {}  # of the nodes that are up
         self.machines: dict[int, SimMachine] = {}
         self.share = ShareChecker(world, self.histories, self._compare_share_state)
+        self.streams = StreamsChecker(world)
         self.tier: TierChecker | None = None
 
     @property
@@ -103,6 +110,8 @@ class ClusterChecker:
             self._by_name[tp] = history
             if tp.topic == SHARE_GROUP_STATE_TOPIC:
                 history.on_record = self.share.on_state_record
+            elif tp.topic == CONSUMER_OFFSETS_TOPIC:
+                history.on_record = self.streams.on_record
             elif tp.topic == REMOTE_LOG_METADATA_TOPIC and self.tier is not None:
                 history.on_record = self.tier.on_metadata_record
         return history

@@ -18,6 +18,7 @@ from ottla.sim.cluster.readers import Copier, GroupReader, StandaloneReader
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.security import AccessView, GuardedWriter, SecurityChanger
 from ottla.sim.cluster.share_workers import JobsChurn, ShareWorker
+from ottla.sim.cluster.streams_groups import StreamsWorker
 from ottla.sim.cluster.writers import TransactionalWriter, TwoPhaseWriter, Writer
 
 __all__ = ["make_clients"]
@@ -55,6 +56,7 @@ def make_clients(
         "topics": [TopicChurn(environment, "topics")],
         "settings": [SettingsChanger(environment, "settings")],
         "levels": [LevelRaiser(environment, "levels", scenario.last_levels())],
+        "streams": [StreamsWorker(environment, f"streams-{n}") for n in range(3)],
         "quotas": [QuotaChanger(environment, "quotas")],
         "moves": [ReplicaMover(environment, "moves")] if len(environment.brokers) > 1 else [],
     }

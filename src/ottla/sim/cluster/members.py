@@ -272,7 +272,8 @@ def _levels(scenario: ClusterScenario, seed: int | str) -> dict[str, int]:
     if not scenario.has("feature-levels"):
         return scenario.last_levels()
     # From where the clients that are there can be served to the end.
-    older = (29,) if scenario.has("share-groups") else (21, 25, 29)
+    needs_last = scenario.has("share-groups") or scenario.has("streams-groups")
+    older = (29,) if needs_last else (21, 25, 29)
     levels = bootstrap_levels(METADATA_VERSIONS[Random(f"{seed}/levels").choice(older)])
     return {
         name: min(level, levels[name]) for name, level in scenario.last_levels().items() if name in levels

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.protocol.names import TopicPartition
+from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.admins import admin_settings
 from ottla.sim.cluster.checker import ClusterChecker
@@ -29,6 +29,7 @@ from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.security import AccessView, login_settings
 from ottla.sim.cluster.share_checker import SHARE_GROUP, ShareGroupTerms
 from ottla.sim.cluster.share_workers import ShareWorker, share_partitions
+from ottla.sim.cluster.streams_groups import StreamsWorker
 from ottla.sim.cluster.tier_checker import TierChecker, TierTerms
 from ottla.sim.cluster.topic_auditor import TopicAuditor
 from ottla.sim.cluster.verdict import verdict
@@ -47,10 +48,10 @@ _CLEANING_S = 240.0
 # How long what fails in the store takes at most until it is tried again.
 _RETRY_S = 20.0
 _CHECK_EVERY_S = 0.25
-# Settings of the compacted topic: its segments are small, and cleaned soon.
+# Settings of compacted topics, those of coordinators too: their segments are small, and cleaned soon.
 _COMPACTED = {
     "cleanup.policy": "compact",
-    "internal.segment.bytes": "400",
+    "internal.segment.bytes": "6000",
     "min.cleanable.dirty.ratio": "0.01",
 }
 _PARTITIONS = 2
@@ -172,6 +173,8 @@ class ClusterRun:
 
     def _topic_settings(self, topic: str = "") -> dict[str, str]:
         if topic == LATEST:
+            return {**_COMPACTED, "internal.segment.bytes": "600"}
+        if topic in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC):
             return _COMPACTED
         tier = self.checker.tier
         return {} if tier is None else tier.terms.topic_settings(expires=topic == EXPIRING)
@@ -229,7 +232,7 @@ class ClusterRun:
         readers = {
             name
             for name, client in self._clients.items()
-            if isinstance(client, StandaloneReader | GroupReader | ShareWorker)
+            if isinstance(client, StandaloneReader | GroupReader | ShareWorker | StreamsWorker)
         }
         if not await self._until(lambda: self._busy(set(self._clients) - readers), _RECOVERY_S):
             return
@@ -363,7 +366,11 @@ class ClusterRun:
                         # Before the topics: so each leader of them knows it.
                         settings = terms.group_settings()
                         await admin.configs.alter(ResourceType.GROUP, SHARE_GROUP, set=settings)
-                    for topic, partitions in self.environment.topics.items():
+                    internal = (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC)
+                    compacted = (
+                        dict.fromkeys(internal, _PARTITIONS) if self.scenario.has("compaction") else {}
+                    )
+                    for topic, partitions in {**compacted, **self.environment.topics}.items():
                         try:
                             await admin.topics.create(
                                 topic,

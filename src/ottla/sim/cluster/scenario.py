@@ -315,6 +315,19 @@ FEATURES: tuple[ScenarioFeature, ...] = (
     ),
     ScenarioFeature("share-groups", "Have a share group whose members lose locks.", chance=0.3),
     ScenarioFeature(
+        "streams-groups",
+        "Have a streams group whose members come and go.",
+        chance=0.25,
+        excludes=("zookeeper",),
+        clients=("streams",),
+        settings={
+            "group.streams.session.timeout.ms": "3000",
+            "group.streams.min.session.timeout.ms": "1000",
+            "group.streams.heartbeat.interval.ms": "500",
+            "group.streams.min.heartbeat.interval.ms": "100",
+        },
+    ),
+    ScenarioFeature(
         "transactions",
         "Have transactions over several topics, and producers that fence each other.",
         chance=0.3,
@@ -358,9 +371,12 @@ FEATURES: tuple[ScenarioFeature, ...] = (
     ),
     ScenarioFeature(
         "compaction",
-        "Have a compacted topic, written in transactions too.",
+        "Have a compacted topic, and compact those of coordinators.",
         chance=0.3,
-        settings={"log.cleaner.backoff.ms": "200", "log.cleaner.dedupe.buffer.size": "4194304"},
+        settings={
+            "log.cleaner.backoff.ms": "200",
+            "log.cleaner.dedupe.buffer.size": "4194304",
+        },
     ),
     ScenarioFeature(
         "feature-levels",

@@ -14,6 +14,7 @@ from ottla.client.admin import Admin
 from ottla.client.consumer import Consumer
 from ottla.client.network_client import NetworkClient
 from ottla.client.producer import Producer
+from ottla.client.producer.config import ProducerConfig
 from ottla.client.settings import ConnectionConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
@@ -44,16 +45,23 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 class TestProducer:
     async def test_compression_level(self, cluster: FakeCluster) -> None:
         text = b" ".join(b"%x" % (n * n % 7919) for n in range(5000))
-        for level in (1, 9):
-            async with Producer(
-                cluster.servers, compression_type="gzip", compression_level=level, linger_ms=0
-            ) as producer:
+        for levels in (
+            {"compression_level": 1},
+            {"compression_level": 9},
+            {"compression_gzip_level": 9, "compression_level": 1, "compression_zstd_level": 22},
+        ):
+            async with Producer(cluster.servers, compression_type="gzip", linger_ms=0, **levels) as producer:
                 await producer.send(TOPIC, text, partition=0)
-        fast, small = (
+        fast, small, of_codec = (
             len(request.topic_data[0].partition_data[0].records or b"")
             for _, request in cluster.asked(ProduceRequest)
         )
-        assert small < fast
+        assert of_codec == small < fast
+
+    @pytest.mark.parametrize("name", ["compression_level", "compression_gzip_level"])
+    def test_a_level_that_the_codec_has_not_is_refused(self, name: str) -> None:
+        with pytest.raises(ValueError, match=r"compression\.level: .* 10 of gzip is not within 1\.\.9"):
+            ProducerConfig(compression_type="gzip", **{name: 10})
 
     @pytest.mark.parametrize("most", [1, 3])
     async def test_max_in_flight_requests_per_connection(self, cluster: FakeCluster, most: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ottla.records.compression import check_level
 from ottla.records.types import Codec
 from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
@@ -17,7 +18,8 @@ ACKS = {"all": -1, "-1": -1, "0": 0, "1": 1, -1: -1, 0: 0, 1: 1}
 @dataclass(frozen=True, slots=True)
 class ProducerConfig:
     """`acks` is "all", 1 or 0. Idempotence, on by default, keeps the order and prevents duplicates across
-    retries; it needs acks=all and at most five requests in flight for each broker.
+    retries; it needs acks=all and at most five requests in flight for each broker. `compression_level` is for
+    the codec that is used; a level for one codec, as Kafka has it, comes before it.
     """
 
     bootstrap_servers: str | Iterable[str] = "localhost:9092"
@@ -28,6 +30,9 @@ class ProducerConfig:
     buffer_memory: int = 32 * 1024 * 1024
     compression_type: str = "none"
     compression_level: int | None = None
+    compression_gzip_level: int | None = None
+    compression_lz4_level: int | None = None
+    compression_zstd_level: int | None = None
     delivery_timeout_ms: int = 120_000
     enable_idempotence: bool | None = None
     max_block_ms: int = 60_000
@@ -59,6 +64,12 @@ class ProducerConfig:
         if self.compression_type.upper() not in Codec.__members__:
             names = ", ".join(name.lower() for name in Codec.__members__)
             raise ValueError(f"compression.type={self.compression_type!r}: allowed are {names}")
+        try:
+            for codec in (Codec.GZIP, Codec.LZ4, Codec.ZSTD):
+                check_level(codec, self._level_of(codec))
+            check_level(self.codec, self.level)
+        except ValueError as error:
+            raise ValueError(f"compression.level: {error}") from None
         for name in (
             "batch_size",
             "buffer_memory",
@@ -100,6 +111,20 @@ class ProducerConfig:
         if self.enable_idempotence is not None:
             return self.enable_idempotence
         return self._against_idempotence() is None
+
+    @property
+    def level(self) -> int | None:
+        """The level of compression; None for the codec's default."""
+        own = self._level_of(self.codec)
+        return self.compression_level if own is None else own
+
+    def _level_of(self, codec: Codec) -> int | None:
+        levels = {
+            Codec.GZIP: self.compression_gzip_level,
+            Codec.LZ4: self.compression_lz4_level,
+            Codec.ZSTD: self.compression_zstd_level,
+        }
+        return levels.get(codec)
 
     @property
     def codec(self) -> Codec:

@@ -167,7 +167,7 @@ class RecordAccumulator:
             queue.partition,
             limit_bytes=self._config.batch_size,
             codec=self._codec,
-            level=self._config.compression_level,
+            level=self._config.level,
             ratio=queue.ratio,
             created_at=now,
         )
@@ -188,7 +188,7 @@ class RecordAccumulator:
             queue.partition,
             limit_bytes=limit_bytes,
             codec=self._codec,
-            level=self._config.compression_level,
+            level=self._config.level,
             ratio=queue.ratio,
             created_at=self._loop_time(),
             encoder=encoder,

@@ -29,7 +29,6 @@ class ManualClock:
 
 class Connection:
     def __init__(self) -> None:
-        self.is_from_node_listener = False
         self.throttled: list[float] = []
 
     def throttle(self, delay_s: float) -> None:
@@ -37,7 +36,11 @@ class Connection:
 
 
 def metered(
-    clock: ManualClock, name: str = "Metadata", version: int = 12, **quotas: float
+    clock: ManualClock,
+    name: str = "Metadata",
+    version: int = 12,
+    listener: ListenerType = ListenerType.BROKER,
+    **quotas: float,
 ) -> tuple[RequestMeter, QuotaManagers, Connection]:
     managers = QuotaManagers(clock)
     entity = (("user", "u"),)
@@ -51,7 +54,7 @@ def metered(
         connection=connection,
         pending=SimpleNamespace(size=1_000, connection=connection, statistics=None),
     )
-    return RequestMeter(managers, context, ListenerType.BROKER), managers, connection
+    return RequestMeter(managers, context, listener), managers, connection
 
 
 @pytest.mark.parametrize("key", sorted(ROUTES))
@@ -133,6 +136,39 @@ def test_requests_of_nodes_are_exempt() -> None:
     meter, _, connection = metered(clock, "AddPartitionsToTxn", 3, request_percentage=1e-9)
     clock.ns += 100 * MS
     meter.finish(SimpleNamespace(), None)  # type: ignore[arg-type]
+    assert connection.throttled == [1.0]
+
+
+CONTROLLER = ListenerType.CONTROLLER
+
+
+@pytest.mark.parametrize("key", sorted(key for key in ROUTES if CONTROLLER in ROUTES[key].listeners))
+def test_by_the_listener_of_controllers_only_requests_of_nodes_are_exempt(key: int) -> None:
+    api = API[key]
+    clock = ManualClock()
+    meter, _, connection = metered(clock, api.name, api.max_version, CONTROLLER, request_percentage=1e-9)
+    clock.ns += 100 * MS
+    meter.finish(SimpleNamespace(), None)  # type: ignore[arg-type]
+    of_nodes = api.name == "Fetch" or ListenerType.BROKER not in api.listeners
+    assert connection.throttled == ([] if of_nodes else [1.0])
+
+
+def test_work_in_a_thread_counts() -> None:
+    clock = ManualClock()
+    meter, _, connection = metered(clock, request_percentage=1.0)
+
+    def work() -> None:
+        clock.ns += 200 * MS
+
+    async def request() -> None:
+        await asyncio.to_thread(meter.measured, work)
+
+    async def main() -> None:
+        await meter.timed(request())
+
+    asyncio.run(main())
+    meter.finish(SimpleNamespace(), None)  # type: ignore[arg-type]
+    assert meter._busy_ns >= 200 * MS
     assert connection.throttled == [1.0]
 
 

@@ -3,12 +3,12 @@
 As in Kafka the response goes out at once, with the time of the throttling in it, and then the connection is
 not read from for that time; no handler waits. Bytes of a Produce request count by its size, those of a Fetch
 response by the records in it; a throttled fetch gets an empty response and its bytes do not count. The time
-that counts for `request_percentage` is the time that the request holds the event loop, not that which it
-waits.
+that counts for `request_percentage` is the time that the request holds the event loop or works in a thread,
+not that which it waits.
 
-Requests of other nodes are exempt: what comes by their own listeners, what only nodes send, and fetches of
-followers (`exempt`). Each request is looked at by itself, and none frees the connection that it came by. One
-that is denied is no request of a node (`on_denied`).
+Exempt is what only nodes send, and fetches of followers (`exempt`) and of the quorum; by which listener it
+comes does not matter, as clients may use those of nodes too. Each request is looked at by itself, and none
+frees the connection that it came by. One that is denied is no request of a node (`on_denied`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from ottla.protocol.api import API_BY_NAME, PRODUCE, ListenerType
+from ottla.protocol.api import API_BY_NAME, FETCH, PRODUCE, ListenerType
 
 if TYPE_CHECKING:
     from ottla.node.network.connection import ClientConnection, PendingRequest
@@ -63,7 +63,6 @@ class RequestMeter:
         "_busy_ns",
         "_context",
         "_is_exempt",
-        "_is_of_node_listener",
         "_is_recorded",
         "_quotas",
         "_since_ns",
@@ -74,13 +73,11 @@ class RequestMeter:
         self._quotas: Final = quotas
         self._context: Final = context
         api = context.api
-        self._is_of_node_listener: Final = (
-            listener is ListenerType.CONTROLLER or context.connection.is_from_node_listener
-        )
         self._is_exempt = (
-            self._is_of_node_listener
-            # Those that brokers forward come from operators.
-            or (api.cluster_action and not api.forwardable)
+            # What brokers forward too comes from operators.
+            (api.cluster_action and not api.forwardable)
+            or ListenerType.BROKER not in api.listeners
+            or (api.key == FETCH and listener is ListenerType.CONTROLLER)
             or (api is _ADD_PARTITIONS and context.version >= _FIRST_OF_BROKERS)
         )
         # Where the time counts: since when, and what has been measured so far.
@@ -94,8 +91,8 @@ class RequestMeter:
         self._is_exempt = True
 
     def on_denied(self) -> None:
-        """Count a request that its client may not send, unless it came by a listener of nodes."""
-        self._is_exempt = self._is_of_node_listener
+        """Count a request that its client may not send."""
+        self._is_exempt = False
 
     def begin(self) -> None:
         """Measure the time from now on: until here the request has only waited."""

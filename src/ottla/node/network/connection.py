@@ -306,7 +306,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         "broker_incarnation",
         "client_software",
         "closed",
-        "is_from_node_listener",
         "kept_fetch",
         "kept_share_sessions",
         "kept_telemetry",
@@ -353,8 +352,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._fault_log = fault_log
         self._memory = memory
         self.pool = memory.nodes if is_inter_broker else memory.clients
-        # Whether it came by a listener that only other nodes use.
-        self.is_from_node_listener = is_inter_broker
         self.listener = listener
         # Replaced once the client has authenticated.
         self.principal: KafkaPrincipal = ANONYMOUS

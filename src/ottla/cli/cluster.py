@@ -27,7 +27,7 @@ from ottla.cli.options import (
     Timeout,
     named_values,
 )
-from ottla.cli.output import note, print_json, print_pairs, print_table
+from ottla.cli.output import note, print_json, print_line, print_pairs, print_table
 from ottla.cli.session import run, with_admin
 from ottla.protocol.errors import KafkaError
 
@@ -72,7 +72,7 @@ def describe(
     from ottla.runtime.address import Address
 
     print_pairs([("cluster", info.cluster_id), ("controller", controller)])
-    print()
+    print_line()
     print_table(
         ["broker", "address", "rack"],
         [(b.node_id, str(Address(b.host, b.port)), b.rack) for b in info.brokers],
@@ -284,13 +284,13 @@ def up(
             }
         )
     else:
-        print(f"cluster {plan.cluster_id} serves at {plan.bootstrap_servers}, data in {plan.directory}")
+        print_line(f"cluster {plan.cluster_id} serves at {plan.bootstrap_servers}, data in {plan.directory}")
         if plan.zookeeper is not None:
-            print(f"its metadata are in ZooKeeper at {plan.zookeeper} (legacy)")
+            print_line(f"its metadata are in ZooKeeper at {plan.zookeeper} (legacy)")
         if plan.security is not None:
-            print(f"clients need --command-config {plan.command_config}")
+            print_line(f"clients need --command-config {plan.command_config}")
             if plan.security.protocol.sasl:
-                print("with it, `ottla users add` and `ottla acls add` let others in")
+                print_line("with it, `ottla users add` and `ottla acls add` let others in")
 
 
 @command(app, "down")
@@ -308,7 +308,7 @@ def down(
     if stopped or as_json or not with_zookeeper:
         _report(stopped, "stopped", as_json)
     if with_zookeeper and not as_json:
-        print("ZooKeeper stopped")
+        print_line("ZooKeeper stopped")
 
 
 @command(app, "start")
@@ -362,14 +362,15 @@ def status(
         print_json(document(found))
     else:
         print_pairs(facts(found))
-        print()
+        print_line()
         print_table(*nodes_table(found))
         wrong = problems(found)
         if wrong:
-            print()
-            print("\n".join(wrong))
+            print_line()
+            for problem in wrong:
+                print_line(problem)
         if found.partitions:
-            print()
+            print_line()
             print_table(*(partitions_table if partitions else topics_table)(found))
     if not found.is_healthy:
         raise click.exceptions.Exit(FAILED)
@@ -648,7 +649,7 @@ def _report(processes: Sequence[NodeProcess], done: str, as_json: bool) -> None:
     if as_json:
         print_json({done: [process.plan.id for process in processes]})
     else:
-        print(_nodes_text(processes, done) if processes else "nothing was running")
+        print_line(_nodes_text(processes, done) if processes else "nothing was running")
 
 
 def _nodes_text(processes: Sequence[NodeProcess], what: str) -> str:

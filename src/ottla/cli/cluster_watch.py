@@ -24,7 +24,7 @@ from ottla.cli.cluster_status import (
     read_status,
     topics_table,
 )
-from ottla.cli.output import drawn_table, print_json_line
+from ottla.cli.output import drawn_table, print_json_line, print_line, printable
 from ottla.protocol.errors import KafkaError
 from ottla.testing.cluster_process import ProcessState
 
@@ -147,7 +147,7 @@ class _Tables:
         from rich.text import Text
 
         width = max(len(name) for name, _ in facts(status))
-        head = "\n".join(f"{name:<{width}}  {value}" for name, value in facts(status))
+        head = "\n".join(f"{name:<{width}}  {printable(str(value))}" for name, value in facts(status))
         room = max(self._live.console.size.height - _LINES_AROUND_TOPICS - len(status.nodes), 1)
         columns, rows = topics_table(status)
         hidden = len(rows) - room
@@ -184,4 +184,4 @@ class _Lines:
     def _print_change(self, what: str, text: str) -> None:
         if self._printed.get(what) != text:
             self._printed[what] = text
-            print(f"{what}: {text}", flush=True)
+            print_line(f"{what}: {text}", flush=True)

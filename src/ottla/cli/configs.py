@@ -17,7 +17,7 @@ from ottla.cli.options import (
     Timeout,
     named_values,
 )
-from ottla.cli.output import note, print_json, print_table
+from ottla.cli.output import note, print_json, print_line, print_table
 from ottla.cli.session import topic_or_fail, with_admin
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def alter(
     if as_json:
         print_json({"resource": kind.name, "name": name, "dry_run": dry_run, "changes": changes})
     else:
-        print(f"{subject}: {'would change' if dry_run else 'changed'}: {'; '.join(changes)}")
+        print_line(f"{subject}: {'would change' if dry_run else 'changed'}: {'; '.join(changes)}")
 
 
 @command(app, "list")

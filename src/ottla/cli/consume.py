@@ -35,7 +35,7 @@ from ottla.cli.options import (
     Timeout,
     parse_ids,
 )
-from ottla.cli.output import note, print_json_line
+from ottla.cli.output import note, print_json_line, printable
 from ottla.cli.positions import PartitionPosition, parse_position, resolve_positions
 from ottla.cli.session import open_admin, run, terminable, topic_or_fail
 
@@ -128,6 +128,10 @@ def app(
     committed: Annotated[
         bool, Option("--read-committed", help="Hide records of open and aborted transactions.")
     ] = False,
+    raw: Annotated[
+        bool,
+        Option("--raw", help="Do not escape control characters on a terminal; elsewhere they never are."),
+    ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     as_json: Json = False,
@@ -174,6 +178,7 @@ def app(
             format,
             malformed.formatter("key", key_format),
             malformed.formatter("value", value_format),
+            str if raw or not sys.stdout.isatty() else printable,
         )
         show = _text_printer(text)
     if share is not None:
@@ -280,7 +285,8 @@ def _decode_internal(record: ShownRecord) -> str | None:
     if record.topic not in DECODABLE_TOPICS:
         return None
     found = decode_record(record.topic, record.key, record.value)
-    return f"{record.partition}\t{record.offset}\t" + "\t".join(plain(found[name]) for name in found)
+    fields = (printable(plain(found[name])) for name in found)
+    return "\t".join((str(record.partition), str(record.offset), *fields))
 
 
 def _json_printer(

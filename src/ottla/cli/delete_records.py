@@ -96,4 +96,4 @@ def app(
             [(p.topic, p.partition, r) for p, r in results.items() if isinstance(r, int)],
         )
     if failed:
-        raise CliError("\nottla: ".join(failed))
+        raise CliError.of_all(failed)

@@ -6,7 +6,7 @@ scripts the kind of failure: the cluster or a file refused, the command line was
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 OK: Final = 0
@@ -22,11 +22,18 @@ MAX_SUGGESTIONS: Final = 3
 
 
 class CliError(Exception):
-    """Ends the command with one line on stderr and this exit status."""
+    """Ends the command with one line on stderr, and `more` below it, and this exit status."""
 
-    def __init__(self, message: str, *, status: int = FAILED) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *more: str, status: int = FAILED) -> None:
+        super().__init__("\n".join((message, *more)))
+        self.lines = (message, *more)
         self.status = status
+
+    @classmethod
+    def of_all(cls, failed: Sequence[str]) -> CliError:
+        """Several failures, a line each."""
+        first, *others = failed
+        return cls(first, *(f"ottla: {each}" for each in others))
 
 
 class WrongUsage(CliError):

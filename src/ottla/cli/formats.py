@@ -165,9 +165,12 @@ def _checked_json(text: str) -> bytes:
 
 
 def compile_format(
-    text: str, show_key: Callable[[bytes | None], Any], show_value: Callable[[bytes | None], Any]
+    text: str,
+    show_key: Callable[[bytes | None], Any],
+    show_value: Callable[[bytes | None], Any],
+    escape: Callable[[str], str] = str,
 ) -> Callable[[ShownRecord], str]:
-    """A function that formats records by a format string.
+    """A function that formats records by a format string. What the record has goes through `escape`.
 
     >>> from types import SimpleNamespace as Record
     >>> show = compile_format("%p@%o: %s\\\\n", make_formatter("text"), make_formatter("text"))
@@ -175,14 +178,14 @@ def compile_format(
     '0@7: v\\n'
     """
     tokens: dict[str, Callable[[ShownRecord], str]] = {
-        "t": lambda r: r.topic,
+        "t": lambda r: escape(r.topic),
         "p": lambda r: str(r.partition),
         "o": lambda r: str(r.offset),
         "T": lambda r: str(r.timestamp),
         "d": lambda r: time_text(r.timestamp) or "-",
-        "k": lambda r: plain(show_key(r.key)),
-        "s": lambda r: plain(show_value(r.value)),
-        "h": lambda r: headers_text(r.headers),
+        "k": lambda r: escape(plain(show_key(r.key))),
+        "s": lambda r: escape(plain(show_value(r.value))),
+        "h": lambda r: escape(headers_text(r.headers)),
         "K": lambda r: str(-1 if r.key is None else len(r.key)),
         "S": lambda r: str(-1 if r.value is None else len(r.value)),
     }

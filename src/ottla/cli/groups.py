@@ -18,7 +18,7 @@ from ottla.cli.options import (
     known_values,
     parse_ids,
 )
-from ottla.cli.output import note, print_json, print_pairs, print_table
+from ottla.cli.output import note, print_json, print_line, print_pairs, print_table
 from ottla.cli.positions import PartitionPosition, PositionKind, parse_position, resolve_positions
 from ottla.cli.session import confirm, topic_or_fail, with_admin
 
@@ -186,7 +186,7 @@ def describe(
         ]
     )
     if info.members:
-        print()
+        print_line()
         print_table(
             ["member", "client", "host", "tasks" if info.type == "streams" else "partitions"],
             [(m.instance_id or m.member_id, m.client_id, m.host, _assigned(m)) for m in info.members],
@@ -403,7 +403,7 @@ def show_reset(outcome: ResetOutcome, *, execute: bool, as_json: bool) -> None:
         if not execute:
             note("Nothing was changed; --execute does it.")
     if failed:
-        raise CliError("\nottla: ".join(failed))
+        raise CliError.of_all(failed)
 
 
 def parse_scope(text: str) -> tuple[str, list[int] | None]:
@@ -476,10 +476,10 @@ def show_deleted_offsets(
     else:
         for place, error in results.items():
             if error is None:
-                print(f"{place}: deleted")
+                print_line(f"{place}: deleted")
     failed = [str(error) for error in results.values() if error is not None]
     if failed:
-        raise CliError("\nottla: ".join(failed))
+        raise CliError.of_all(failed)
 
 
 @command(app, "delete")
@@ -515,10 +515,10 @@ def show_deleted(outcome: Mapping[str, str | None], *, as_json: bool) -> None:
     else:
         for name, error in outcome.items():
             if error is None:
-                print(f"{name}: deleted")
+                print_line(f"{name}: deleted")
     failed = [error for error in outcome.values() if error is not None]
     if failed:
-        raise CliError("\nottla: ".join(failed))
+        raise CliError.of_all(failed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ottla.cli.options import (
     parse_ids,
     parse_partition,
 )
-from ottla.cli.output import note, print_json, print_table, size_text
+from ottla.cli.output import note, print_json, print_line, print_table, size_text
 from ottla.cli.session import topic_or_fail, with_admin
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def move(
     if as_json:
         print_json({"topic": topic, "partition": index, "broker": broker, "directory": directory})
     else:
-        print(
+        print_line(
             f"{topic}-{index} is moving to {directory} on broker {broker}; "
             "`ottla log-dirs describe --replicas` shows the progress"
         )

@@ -12,7 +12,7 @@ import click
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import FAILED, CliError
 from ottla.cli.options import Json
-from ottla.cli.output import note, print_json_line
+from ottla.cli.output import note, print_json_line, print_line
 
 if TYPE_CHECKING:
     from ottla.log.dump.dump import Row
@@ -85,7 +85,7 @@ def _dump(path: str, *, as_json: bool, records: bool, decode: str | None, verify
     disk = RealDisk()
     topic = DECODERS[decode] if decode is not None else None
     if not as_json and not verify:
-        print(f"Dumping {path}")
+        print_line(f"Dumping {path}")
     damaged = False
     for row in dump_file(disk, path, records=records, decode=topic):
         if row.kind is RowKind.PROBLEM:
@@ -108,9 +108,9 @@ def _show(path: str, row: Row, *, as_json: bool) -> None:
     elif row.kind is RowKind.PROBLEM:
         note(f"ottla: {path}: {row.data['problem']}")
     elif row.kind is RowKind.RECORD:
-        print("| " + _record_line(row.data))
+        print_line("| " + _record_line(row.data))
     else:
-        print(" ".join(f"{name}: {_text(value)}" for name, value in row.data.items()))
+        print_line(" ".join(f"{name}: {_text(value)}" for name, value in row.data.items()))
 
 
 def _plain(data: dict[str, Any]) -> dict[str, Any]:

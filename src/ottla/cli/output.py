@@ -3,35 +3,66 @@
 On a terminal a table is drawn to fit it. Everywhere else it is plain columns that are never truncated, for
 `grep` and `awk`. With `--json` a command prints one document, or one line for each record of an unbounded
 output, and nothing else on stdout.
+
+Names, messages and records are texts of others: `printable` escapes what in them would steer a terminal or
+look like a further line. JSON has escapes of its own, and says exactly what there is.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Cell: TypeAlias = str | int | float | bool | None
 
+# Control characters, those that change the direction of text, other ends of lines, and halves of characters.
+_STEERING: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_NAMED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def printable(text: str) -> str:
+    """A text as one line that does nothing to a terminal.
+
+    >>> print(printable("caf\\u00e9\\n\\x1b[2J"))
+    café\\n\\x1b[2J
+    """
+    return _STEERING.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return _NAMED.get(match[0]) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+
+
+def print_line(text: str = "", *, file: TextIO | None = None, flush: bool = False) -> None:
+    """Print a line, which may have texts of others."""
+    print(printable(text), file=file, flush=flush)
 
 
 def print_json(document: Any) -> None:
     """Print one indented document."""
     import json
 
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    print(_safe_json(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 def print_json_line(document: Any) -> None:
     """Print one document of many, in one line."""
     import json
 
-    print(json.dumps(document, ensure_ascii=False, separators=(",", ":")))
+    print(_safe_json(json.dumps(document, ensure_ascii=False, separators=(",", ":"))))
+
+
+def _safe_json(text: str) -> str:
+    """The same JSON, with escapes in its texts for characters that steer a terminal."""
+    return _STEERING.sub(lambda match: "\n" if match[0] == "\n" else f"\\u{ord(match[0]):04x}", text)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
@@ -70,14 +101,14 @@ def _right_aligned(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> li
 def print_pairs(pairs: Iterable[tuple[str, Cell]]) -> None:
     """Print names and values, a line each."""
     shown = [(name, _text(value)) for name, value in pairs]
-    width = max((len(name) for name, _ in shown), default=0)
+    width = max((len(printable(name)) for name, _ in shown), default=0)
     for name, value in shown:
-        print(f"{name:<{width}}  {value}".rstrip())
+        print(f"{printable(name):<{width}}  {value}".rstrip())
 
 
 def note(text: str) -> None:
     """Print a remark for people, on stderr: stdout is for results."""
-    print(text, file=sys.stderr)
+    print_line(text, file=sys.stderr)
 
 
 def _text(cell: Cell) -> str:
@@ -85,7 +116,7 @@ def _text(cell: Cell) -> str:
         return "-"
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    return f"{cell:.1f}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.1f}" if isinstance(cell, float) else printable(str(cell))
 
 
 def _print_columns(columns: Sequence[str], rows: list[list[str]], right: list[bool]) -> None:

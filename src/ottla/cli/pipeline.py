@@ -16,7 +16,7 @@ from ottla.cli import command_config
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_TIMEOUT_S, Json, Timeout, named_values
-from ottla.cli.output import note, print_json, print_table, time_text
+from ottla.cli.output import note, print_json, print_line, print_table, time_text
 from ottla.cli.pipeline_options import (
     DEFAULT_MASTER,
     STATE_DIR,
@@ -74,7 +74,7 @@ def init(
     except ProjectError as error:
         raise CliError(str(error)) from None
     for file in files:
-        print(os.path.relpath(file))
+        print_line(os.path.relpath(file))
     there = "" if files[0].parent == Path.cwd() else f"cd {name} && "
     note(f"Now: {there}ottla pipeline run --embedded")
 

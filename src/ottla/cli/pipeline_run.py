@@ -23,7 +23,7 @@ from time import monotonic, sleep
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from ottla.cli.errors import CliError
-from ottla.cli.output import note, print_table
+from ottla.cli.output import note, print_line, print_table, printable
 from ottla.spark.pipelines.checkpoints import begin_checkpoints, flow_checkpoints
 from ottla.spark.pipelines.code_version import code_version
 from ottla.spark.pipelines.continuous import ContinuousFlows, Triggers
@@ -479,7 +479,7 @@ def _table(progress: PipelineProgress, seconds: float) -> Table:
         cells = [flow.name, _state(flow), *_figures(flow)]
         cells += [", ".join(expectation_texts(flow))] * expects
         cells += [str(flow.restarts), flow.error or ""] * failed
-        table.add_row(*cells, style=_STYLES.get(flow.state, ""))
+        table.add_row(*map(printable, cells), style=_STYLES.get(flow.state, ""))
     return table
 
 
@@ -537,7 +537,7 @@ class _Lines:
                 waited = now - self._at.get(flow.name, 0) >= interval_s
                 if printed is None or printed[0] != state or (waited and printed[1:] != (rows, broken)):
                     self._printed[flow.name], self._at[flow.name] = (state, rows, broken), now
-                    print(self._line(flow, state), file=sys.stderr, flush=True)
+                    print_line(self._line(flow, state), file=sys.stderr, flush=True)
 
     def _line(self, flow: Flow, state: str) -> str:
         rows, rate, lag = _figures(flow)

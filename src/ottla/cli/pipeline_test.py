@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Final
 from ottla.cli.commands import Argument, Option
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import named_values
-from ottla.cli.output import note
+from ottla.cli.output import note, print_line
 from ottla.cli.pipeline_options import (
     DEFAULT_MASTER,
     STATE_DIR,
@@ -82,7 +82,7 @@ def play_tests(
         cases = choose_cases(find_cases(found), names or ())
         if listing:
             for case in cases:
-                print(case.name)
+                print_line(case.name)
             return
         refuse_own_catalog(found, conf)
         if not cases:
@@ -174,6 +174,6 @@ def test_log(project: Project, *, verbose: bool) -> AbstractContextManager[IO[st
 
 
 def _show(result: CaseResult) -> None:
-    print(f"{result.outcome.upper():<8}{result.title}  {result.seconds:.1f} s", flush=True)
+    print_line(f"{result.outcome.upper():<8}{result.title}  {result.seconds:.1f} s", flush=True)
     for line in result.text.splitlines():
-        print(f"        {line}", flush=True)
+        print_line(f"        {line}", flush=True)

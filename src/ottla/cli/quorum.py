@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from ottla.cli.commands import Option, command
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout
-from ottla.cli.output import print_json, print_pairs, print_table, time_text
+from ottla.cli.output import print_json, print_line, print_pairs, print_table, time_text
 from ottla.cli.session import with_admin
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def app(
     print_pairs(
         [("leader", found.leader_id), ("epoch", found.leader_epoch), ("high watermark", found.high_watermark)]
     )
-    print()
+    print_line()
     print_table(
         ["node", "role", "log end", "lag", "last fetch", "caught up"],
         [

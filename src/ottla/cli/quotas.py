@@ -15,7 +15,7 @@ from ottla.cli.options import (
     Timeout,
     named_values,
 )
-from ottla.cli.output import print_json, print_table
+from ottla.cli.output import print_json, print_line, print_table
 from ottla.cli.session import with_admin
 from ottla.protocol.client_quotas import CLIENT_ID, IP, QUOTAS_OF_CLIENTS, QUOTAS_OF_IPS, USER
 
@@ -200,4 +200,4 @@ def _alter(
         return
     changes = [f"{name}={_number(str(value))}" for name, value in values.items()]
     changes += [f"without {name}" for name in removed]
-    print(f"{entity_text(entity)}: {', '.join(changes)}" + (" (nothing was changed)" if dry_run else ""))
+    print_line(f"{entity_text(entity)}: {', '.join(changes)}" + (" (nothing was changed)" if dry_run else ""))

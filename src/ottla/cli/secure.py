@@ -22,7 +22,7 @@ import click
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import FAILED, CliError
 from ottla.cli.options import Json
-from ottla.cli.output import print_json, print_table
+from ottla.cli.output import print_json, print_line, print_table
 
 DEFAULT_DIRECTORY: Final = "./ottla-security"
 DEFAULT_PORT: Final = 9093
@@ -113,10 +113,10 @@ def init(
             }
         )
         return
-    print(f"certificates and settings are in {path}; keep ca.key where it is safe")
-    print(f"the node's data directory is {data}")
-    print(f"ottla start {path / 'server.properties'}")
-    print(f"ottla topics list -b {names[0]}:{port} --command-config {path / 'client.properties'}")
+    print_line(f"certificates and settings are in {path}; keep ca.key where it is safe")
+    print_line(f"the node's data directory is {data}")
+    print_line(f"ottla start {path / 'server.properties'}")
+    print_line(f"ottla topics list -b {names[0]}:{port} --command-config {path / 'client.properties'}")
 
 
 def _write(path: Path, files: dict[str, str]) -> None:
@@ -239,11 +239,11 @@ def issue(
             }
         )
         return
-    print(f"{file}: {subject}")
+    print_line(f"{file}: {subject}")
     if settings is not None:
-        print(f"{settings}: for --command-config, and for any client of Kafka")
+        print_line(f"{settings}: for --command-config, and for any client of Kafka")
     if not hosts:
-        print(f"ottla acls add --principal {quote(principal)} --consumer --topic TOPIC --group GROUP")
+        print_line(f"ottla acls add --principal {quote(principal)} --consumer --topic TOPIC --group GROUP")
 
 
 def _client_settings(path: Path, certificate: Path) -> Path | None:

@@ -24,7 +24,7 @@ from ottla.cli.errors import (
     WrongUsage,
     did_you_mean,
 )
-from ottla.cli.output import note
+from ottla.cli.output import note, print_line
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -146,9 +146,9 @@ def cli_error(error: KafkaError) -> CliError:
 
     advice = next((text for sign, text in _ADVICE if sign in error.message), "")
     if isinstance(error, BootstrapFailed | ConnectionFailed | NotKafka):
-        return CliError(f"{error.message}\n{advice or _NO_BROKER}", status=UNREACHABLE)
+        return CliError(error.message, advice or _NO_BROKER, status=UNREACHABLE)
     if advice and isinstance(error, AuthenticationFailed | ConnectionLost):
-        return CliError(f"{error}\n{advice}")
+        return CliError(str(error), advice)
     if isinstance(error, RequestTimedOut):
         return CliError(
             f"{error.message}; what concerns the whole cluster waits while most of its controllers are down, "
@@ -225,7 +225,9 @@ def exit_status_of(main: Callable[[], int]) -> int:
         sys.stdout.flush()
         return status
     except CliError as error:
-        print(f"ottla: {error}", file=sys.stderr)
+        first, *more = error.lines
+        for line in (f"ottla: {first}", *more):
+            print_line(line, file=sys.stderr)
         return error.status
     except (KeyboardInterrupt, Interrupted):
         return INTERRUPTED
@@ -236,7 +238,7 @@ def exit_status_of(main: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return OK
     except OSError as error:
-        print(
+        print_line(
             f"ottla: {error.filename or ''}{': ' if error.filename else ''}{error.strerror}", file=sys.stderr
         )
         return FAILED

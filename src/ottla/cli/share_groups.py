@@ -40,7 +40,7 @@ from ottla.cli.options import (
     Timeout,
     Yes,
 )
-from ottla.cli.output import note, print_json, print_pairs, print_table
+from ottla.cli.output import note, print_json, print_line, print_pairs, print_table
 from ottla.cli.session import confirm, with_admin
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def describe(
         ]
     )
     if info.members:
-        print()
+        print_line()
         print_table(
             ["member", "client", "host", "epoch", "partitions"],
             [
@@ -135,7 +135,7 @@ def describe(
             ],
         )
     if rows:
-        print()
+        print_line()
         print_table(
             ["topic", "partition", "start", "done", "end", "lag", *(["held"] if urls else ())],
             [
@@ -192,7 +192,7 @@ def _print_deliveries(
         for each in found
     ]
     if rows:
-        print()
+        print_line()
         print_table(["topic", "partition", "first", "last", "state", "deliveries"], rows)
     else:
         note("no record waits for another delivery, or is done before others")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from ottla.cli.output import print_line
 from ottla.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def start(arguments: Sequence[str]) -> int:
     try:
         options = parse(arguments)
         if options.help:
-            print(HELP, end="")
+            sys.stdout.write(HELP)
             return 0
         settings = settings_of(options)
     except UsageError as error:
@@ -172,7 +173,7 @@ def start(arguments: Sequence[str]) -> int:
         run_node(
             NodeConfig(settings),
             ready=lambda node, addresses: _ready(node, addresses, began_ns),
-            report=lambda status: print(f"ottla status: {status.to_json()}", flush=True),
+            report=lambda status: print_line(f"ottla status: {status.to_json()}", flush=True),
             prepare=_mount_console,
         )
     except ConfigError as error:
@@ -203,9 +204,9 @@ def _ready(node: Node, addresses: str, began_ns: int) -> None:
     http = "" if node.http.url is None else f", {node.http.url}"
     if node.http.taken is not None:
         http = f", no HTTP: {node.http.taken} is taken"
-    print(f"ottla {__version__} is ready: {addresses}, data in {dirs}, {took_ms} ms{http}", flush=True)
+    print_line(f"ottla {__version__} is ready: {addresses}, data in {dirs}, {took_ms} ms{http}", flush=True)
 
 
 def _fail(problem: str, *, status: int = 1) -> int:
-    print(f"ottla: {problem}", file=sys.stderr)
+    print_line(f"ottla: {problem}", file=sys.stderr)
     return status

@@ -13,7 +13,7 @@ import click
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import FAILED, CliError, WrongUsage
 from ottla.cli.options import Json
-from ottla.cli.output import note, print_json, print_pairs, size_text, time_text
+from ottla.cli.output import note, print_json, print_line, print_pairs, size_text, time_text
 
 if TYPE_CHECKING:
     from ottla.log.directory.directory import LogDirectory
@@ -39,7 +39,7 @@ def info(directories: Directories, as_json: Json = False) -> None:
     else:
         for n, facts in enumerate(found):
             if n:
-                print()
+                print_line()
             _print_info(facts)
     if any(facts["problem"] is not None for facts in found):
         raise click.exceptions.Exit(FAILED)
@@ -153,10 +153,10 @@ def repair_logs(
         return
     for n, facts in enumerate(found):
         if n:
-            print()
+            print_line()
         print_pairs((name.replace("_", " "), value) for name, value in _readable(facts).items())
     if not found:
-        print("no damaged log was found")
+        print_line("no damaged log was found")
     elif not apply:
         note("nothing was changed; --apply ends the logs there, and keeps what it removes")
 
@@ -196,7 +196,7 @@ def scrub(
                 else:
                     found.append(each)
                     if not as_json:
-                        print(f"{each.kind}: {each.path}: {each.detail}", flush=True)
+                        print_line(f"{each.kind}: {each.path}: {each.detail}", flush=True)
     if as_json:
         facts = [{"kind": each.kind, "path": each.path, "detail": each.detail} for each in found]
         print_json({"bytes": size, "findings": facts})
@@ -281,9 +281,9 @@ def upgrade_format(
         print_json(found)
         return
     for facts in found:
-        print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items()))
+        print_line(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items()))
     if not found:
-        print("no segment has an old format")
+        print_line("no segment has an old format")
     elif not apply:
         note("nothing was changed; --apply rewrites the segments")
 
@@ -549,7 +549,7 @@ def format_directories(
         )
     else:
         for path in plan.paths:
-            print(
+            print_line(
                 f"{path}: " + ("already formatted" if path in taken else f"formatted for cluster {cluster}")
             )
 

@@ -38,7 +38,7 @@ from ottla.cli.options import (
     Timeout,
     Yes,
 )
-from ottla.cli.output import note, print_json, print_pairs, print_table
+from ottla.cli.output import note, print_json, print_line, print_pairs, print_table
 from ottla.cli.session import confirm, with_admin
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def describe(
         ]
     )
     if info.subtopologies:
-        print()
+        print_line()
         print_table(
             ["subtopology", "sources", "repartition sources", "repartition sinks", "changelogs"],
             [
@@ -111,7 +111,7 @@ def describe(
             ],
         )
     if info.members:
-        print()
+        print_line()
         print_table(
             ["member", "client", "process", "host", "epoch", "active", "standby", "warmup"],
             [

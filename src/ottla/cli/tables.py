@@ -21,7 +21,7 @@ from ottla.cli.options import (
     Timeout,
     named_values,
 )
-from ottla.cli.output import note, print_json, print_pairs, print_table, size_text, time_text
+from ottla.cli.output import note, print_json, print_line, print_pairs, print_table, size_text, time_text
 from ottla.cli.session import with_admin
 
 if TYPE_CHECKING:
@@ -390,14 +390,14 @@ def show(
             ("size", size_text(info.bytes)),
         ]
     )
-    print()
+    print_line()
     partitions = sorted({*info.offsets, *(() if known is None else known.ends)})
     ends = {} if known is None else dict(known.ends)
     print_table(
         ["partition", "table", "topic"],
         [(each, info.offsets.get(each), ends.get(each)) for each in partitions],
     )
-    print()
+    print_line()
     print_table(
         ["snapshot", "committed", "operation", "rows added", "files added"],
         [
@@ -432,7 +432,7 @@ def compact(
     if as_json:
         print_json({"topic": topic, "merged": merged, "files": files})
     else:
-        print(f"{merged} files of {topic} were merged; the table has {files}")
+        print_line(f"{merged} files of {topic} were merged; the table has {files}")
 
 
 @command(app, "expire")
@@ -466,7 +466,7 @@ def expire(
         print_json({"topic": topic, "expired": dropped, "removed": removed, "dry_run": dry_run})
     else:
         would = "would be " if dry_run else ""
-        print(f"{dropped} snapshots of {topic} {would}dropped, {removed} files {would}removed")
+        print_line(f"{dropped} snapshots of {topic} {would}dropped, {removed} files {would}removed")
 
 
 @command(app, "repair")
@@ -505,8 +505,8 @@ def repair(
             }
         )
     else:
-        print(f"{topic}: {found.rows} rows, {found.duplicates} of them twice")
+        print_line(f"{topic}: {found.rows} rows, {found.duplicates} of them twice")
         if needed:
-            print("its offsets were not those of its rows" + ("" if dry_run else ": they are now"))
+            print_line("its offsets were not those of its rows" + ("" if dry_run else ": they are now"))
     if found.duplicates:
         raise CliError(f"the table of {topic} has records twice: was it written by another program?")

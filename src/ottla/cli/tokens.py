@@ -16,7 +16,7 @@ from ottla.cli.options import (
     Json,
     Timeout,
 )
-from ottla.cli.output import print_json, print_table, time_text
+from ottla.cli.output import print_json, print_line, print_table, time_text
 from ottla.cli.session import with_admin
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _print_end(verb: str, expires_at_ms: int, as_json: bool) -> None:
     if as_json:
         print_json({"expires_at_ms": expires_at_ms})
     else:
-        print(f"{verb}: the token ends at {time_text(expires_at_ms)}")
+        print_line(f"{verb}: the token ends at {time_text(expires_at_ms)}")
 
 
 def _members(token: DelegationTokenInfo, *, with_hmac: bool) -> dict[str, Any]:

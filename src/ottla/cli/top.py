@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 from ottla.cli.commands import Option, command
 from ottla.cli.node_http import DEFAULT_URL, Http, ask, checked_url
 from ottla.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP_SERVERS, Json
-from ottla.cli.output import drawn_table, print_json, print_json_line, print_table
+from ottla.cli.output import drawn_table, print_json, print_json_line, print_line, print_table, printable
 from ottla.cli.session import run
 from ottla.cli.top_view import TopView
 
@@ -141,9 +141,10 @@ async def _output(once: bool, as_json: bool) -> AsyncIterator[Callable[[TopView]
 
 def _print(view: TopView) -> None:
     for problem in view.problems:
-        print(f"! {problem}")
+        print_line(f"! {problem}")
     for title, columns, rows in view.tables:
-        print(f"\n{title}")
+        print_line()
+        print_line(title)
         print_table(columns, rows)
     sys.stdout.flush()
 
@@ -152,7 +153,9 @@ def _drawn(view: TopView, height: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(f"! {problem}", style="bold red") for problem in view.problems]
+    parts: list[RenderableType] = [
+        Text(printable(f"! {problem}"), style="bold red") for problem in view.problems
+    ]
     room = height - len(parts) - 1
     for title, columns, rows in view.tables:
         shown = rows[: max(room - _LINES_PER_TABLE, 1)]

@@ -18,7 +18,7 @@ from ottla.cli.options import (
     Yes,
     named_values,
 )
-from ottla.cli.output import ids_text, print_json, print_pairs, print_table
+from ottla.cli.output import ids_text, print_json, print_line, print_pairs, print_table
 from ottla.cli.session import cli_error, confirm, no_such_topic, topic_or_fail, with_admin
 
 if TYPE_CHECKING:
@@ -132,9 +132,9 @@ def _report(outcome: Mapping[str, str], *, as_json: bool) -> None:
         print_json([{"topic": name, "result": text} for name, text in outcome.items()])
     else:
         for name, text in done.items():
-            print(f"{name}: {text}")
+            print_line(f"{name}: {text}")
     if failed:
-        raise CliError("\nottla: ".join(failed))
+        raise CliError.of_all(failed)
 
 
 @command(app, "list")
@@ -158,7 +158,7 @@ def list_topics(
         print_json([_summary(topic) for topic in topics])
     elif names:
         for topic in topics:
-            print(topic.name)
+            print_line(topic.name)
     else:
         print_table(
             ["topic", "partitions", "replicas", "state"],
@@ -226,7 +226,7 @@ def describe(
         return
     for n, topic in enumerate(described):
         if n:
-            print()
+            print_line()
         print_pairs(
             [
                 ("topic", topic["name"]),
@@ -237,7 +237,7 @@ def describe(
                 *((name, value) for name, value in topic["configs"].items()),
             ]
         )
-        print()
+        print_line()
         print_table(
             ["partition", "leader", "epoch", "replicas", "in sync", "first", "end"],
             [
@@ -334,7 +334,7 @@ def alter(
     if as_json:
         print_json({"topic": topic, "dry_run": dry_run, "changes": done})
     else:
-        print(f"{topic}: {'would change' if dry_run else 'changed'}: {'; '.join(done)}")
+        print_line(f"{topic}: {'would change' if dry_run else 'changed'}: {'; '.join(done)}")
 
 
 @command(app, "delete")

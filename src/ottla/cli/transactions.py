@@ -16,7 +16,7 @@ from ottla.cli.options import (
     known_values,
     parse_partition,
 )
-from ottla.cli.output import note, print_json, print_pairs, print_table, time_text
+from ottla.cli.output import note, print_json, print_line, print_pairs, print_table, time_text
 from ottla.cli.session import confirm, topic_or_fail, with_admin
 
 if TYPE_CHECKING:
@@ -238,6 +238,6 @@ def abort(
             }
         )
     else:
-        print(
+        print_line(
             f"{topic}-{index}: aborted the transaction of producer {producer.producer_id} at {start_offset}"
         )

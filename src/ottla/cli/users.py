@@ -17,7 +17,7 @@ from ottla.cli.options import (
     Timeout,
     Yes,
 )
-from ottla.cli.output import print_json, print_table
+from ottla.cli.output import print_json, print_line, print_table
 from ottla.cli.session import confirm, with_admin
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def add(
     if as_json:
         print_json({"user": name, "mechanism": mechanism, "iterations": iterations, "replaced": replaced})
     else:
-        print(f"{name} can log in with {mechanism}{'; the password was replaced' * replaced}")
+        print_line(f"{name} can log in with {mechanism}{'; the password was replaced' * replaced}")
 
 
 @command(app, "remove")
@@ -129,7 +129,7 @@ def remove(
     if as_json:
         print_json({"user": name, "removed": removed, "dry_run": dry_run})
     else:
-        print(f"{'would remove' if dry_run else 'removed'} {', '.join(removed)} of {name}")
+        print_line(f"{'would remove' if dry_run else 'removed'} {', '.join(removed)} of {name}")
 
 
 async def _existing(admin: Admin, name: str) -> UserCredentials:

@@ -18,7 +18,7 @@ from ottla.cli.commands import Option, command
 from ottla.cli.errors import UNREACHABLE, CliError, WrongUsage
 from ottla.cli.node_http import Http, ask, checked_url
 from ottla.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP_SERVERS, Json
-from ottla.cli.output import note, print_json
+from ottla.cli.output import note, print_json, print_line
 from ottla.cli.session import open_admin, run
 from ottla.node.http.checks import CHECKS, IN_SYNC, PARTITIONS
 from ottla.protocol.errors import KafkaError
@@ -90,7 +90,7 @@ def app(
     if as_json:
         print_json({"ready": [*asked, *([bootstrap] if bootstrap else [])], "waited_ms": waited_ms})
     elif not quiet:
-        print(f"ready after {waited_ms} ms")
+        print_line(f"ready after {waited_ms} ms")
 
 
 async def _wait_for_all(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import UNREACHABLE, CliError, WrongUsage
 from ottla.cli.options import Json
-from ottla.cli.output import print_json
+from ottla.cli.output import print_json, print_line
 
 if TYPE_CHECKING:
     from ottla.metadata.features import MetadataVersion
@@ -723,11 +723,13 @@ def _print_report(
     *,
     dry_run: bool,
 ) -> None:
-    print(f"cluster {plan.cluster_id}, metadata version {plan.version}")
+    print_line(f"cluster {plan.cluster_id}, metadata version {plan.version}")
     if len(voters) > 1:
-        print(f"metadata {plan.digest}: has to be the same for all controllers, on each machine")
+        print_line(f"metadata {plan.digest}: has to be the same for all controllers, on each machine")
     counts = _counts(imported)
-    print("comes over: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
+    print_line(
+        "comes over: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+    )
     findings = plan.findings
     for heading, lines in (
         ("does not come over", findings.left_behind),
@@ -736,21 +738,21 @@ def _print_report(
         ("to know", findings.notes),
     ):
         if lines:
-            print(f"{heading}:")
+            print_line(f"{heading}:")
             for line in lines:
-                print(f"  {line}")
+                print_line(f"  {line}")
     if findings.problems:
         return
     if not plan.pending:
-        print("everything was imported before; nothing was changed")
+        print_line("everything was imported before; nothing was changed")
     else:
-        print("would be written:" if dry_run else "written:")
+        print_line("would be written:" if dry_run else "written:")
         for path in plan.pending:
-            print(f"  {path}")
-    print(f"settings {'to be written' if dry_run else 'of the nodes'}, to be checked before a start:")
+            print_line(f"  {path}")
+    print_line(f"settings {'to be written' if dry_run else 'of the nodes'}, to be checked before a start:")
     for path in new_settings:
-        print(f"  {path}")
-    print(
+        print_line(f"  {path}")
+    print_line(
         f"controllers: {','.join(map(str, voters))}. Start the nodes with `ottla start FILE`, or with Apache "
         "Kafka's kafka-server-start.sh, and do not start the brokers on ZooKeeper again"
     )

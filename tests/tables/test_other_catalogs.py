@@ -148,7 +148,7 @@ def test_latest_values_and_topics_made_again(given: dict[str, str]) -> None:
     assert latest(warehouse) == {(0, b"a"): b"2", (0, b"c"): b"1"}
     commit_latest(warehouse, [(b"new", b"1")], topic_id="zzzzzzzzzz", metadata_offset=20)
     assert latest(warehouse) == {(0, b"new"): b"1"}
-    assert len(warehouse.rows(f"orders__{TOPIC_ID[:8]}")) == 2
+    assert len(warehouse.rows(f"orders____{TOPIC_ID[:8]}")) == 2
 
 
 def test_brokers_that_begin_at_once_make_one_namespace_and_table(given: dict[str, str]) -> None:

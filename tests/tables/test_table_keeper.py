@@ -227,7 +227,7 @@ def test_a_topic_that_is_made_again_gets_another_table(tmp_path: Path) -> None:
         catalog = open_catalog(CatalogSettings(warehouse=f"{data}-tables"))
         names = sorted(name for _, name in catalog.list_tables("topics"))
         assert names[0] == "orders"
-        assert names[1].startswith("orders__")
+        assert names[1].startswith("orders____")
         assert rows(f"{data}-tables", names[1]).num_rows == 10
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from ottla.tables.maintenance import (
     repair_offsets,
 )
 from ottla.tables.offsets import committed_offsets
+from ottla.tables.settings import table_name
 from tests.tables.conftest import NOW_MS, TOPIC_ID, Warehouse, batches
 
 DAY_MS = 86_400_000
@@ -167,7 +170,7 @@ def test_the_records_of_a_new_topic_do_not_mix_with_those_of_a_deleted_one(wareh
     commit(warehouse, [b"old"], metadata_offset=10)
     commit(warehouse, [b"new"], topic_id="zzzzzzzzzz", metadata_offset=20)
     assert values_of(warehouse.rows()) == [b"new"]
-    assert values_of(warehouse.rows(f"orders__{TOPIC_ID[:8]}")) == [b"old"]
+    assert values_of(warehouse.rows(f"orders____{TOPIC_ID[:8]}")) == [b"old"]
     # A broker whose metadata are behind does not undo that.
     with pytest.raises(TableError, match="behind"):
         warehouse.table(metadata_offset=15).open()
@@ -183,13 +186,35 @@ def test_a_commit_to_the_table_of_a_newer_topic_is_refused(warehouse: Warehouse)
     with pytest.raises((OffsetsMoved, NoSuchTableError)):
         old.commit()
     assert values_of(warehouse.rows()) == [b"new"]
-    assert warehouse.rows(f"orders__{TOPIC_ID[:8]}") == []
+    assert warehouse.rows(f"orders____{TOPIC_ID[:8]}") == []
 
 
-def test_topics_whose_tables_would_have_one_name_are_refused(warehouse: Warehouse) -> None:
-    commit(warehouse, [b"0"], topic="a.b")
-    with pytest.raises(TableError, match=r"is of the topic 'a\.b', whose name differs only"):
-        warehouse.table(topic="a_b", topic_id="other").open()
+def test_no_topic_can_take_the_name_of_the_table_of_another(warehouse: Warehouse) -> None:
+    commit(warehouse, [b"forged"], topic="shop-orders", topic_id="attacker")
+    commit(warehouse, [b"real"], topic="shop.orders", topic_id="victim")
+    assert values_of(warehouse.rows("shop_orders")) == [b"real"]
+    assert values_of(warehouse.rows("shop__orders")) == [b"forged"]
+
+
+def test_all_topics_have_tables_of_their_own() -> None:
+    parts = ("a", "b", "-", "_", "--", "__", "-_", "_-", "___")
+    topics = {"".join(each) for size in range(1, 5) for each in product(parts, repeat=size)}
+    assert len({table_name(topic) for topic in topics}) == len(topics)
+    assert all(re.fullmatch(r"\w+", table_name(topic)) for topic in topics)
+
+
+def test_a_table_that_an_older_release_has_made_keeps_its_name(warehouse: Warehouse) -> None:
+    commit(warehouse, [b"0"], topic="shop-orders", topic_id="first")
+    warehouse.catalog.rename_table(("topics", "shop__orders"), ("topics", "shop_orders"))
+    table = warehouse.table(topic="shop-orders", topic_id="first")
+    assert table.open() == {0: 1}
+    assert table.append(0, 1, batches([b"1"], start=1)) == 2
+    table.commit()
+    assert values_of(warehouse.rows("shop_orders")) == [b"0", b"1"]
+    with pytest.raises(
+        TableError, match=r"topics\.shop_orders is of the topic 'shop-orders': an older release"
+    ):
+        warehouse.table(topic="shop.orders", topic_id="other").open()
 
 
 def test_a_table_of_other_programs_is_left_alone(warehouse: Warehouse) -> None:

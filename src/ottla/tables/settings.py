@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -15,6 +17,7 @@ __all__ = [
     "TableSettings",
     "default_warehouse",
     "meant_property",
+    "older_table_name",
     "table_name",
 ]
 
@@ -29,6 +32,7 @@ BROKER_SETTINGS: Final = (
     "log.dirs",
     "log.dir",
 )
+_SEPARATORS_IN_A_ROW: Final = re.compile("[._-]{2}")
 # Those of the settings of this prefix that are not properties of pyiceberg's own.
 _OWN: Final = frozenset(("type", "uri", "warehouse", "name"))
 
@@ -73,11 +77,21 @@ def default_warehouse(log_dir: str) -> str:
 
 
 def table_name(topic: str) -> str:
-    """The name of a topic's table: engines of SQL take neither dots nor dashes without quotes.
+    """The name of a topic's table, which no other topic has: engines of SQL take neither dots nor dashes
+    without quotes. A dot is `_` and a dash `__`, as no cluster has two topics that differ only in `.` and `_`.
+    Where such characters follow each other, that does not say which they are, and a hash of the topic does.
 
-    >>> table_name("shop.orders-eu")
-    'shop_orders_eu'
+    >>> table_name("shop.orders"), table_name("shop-orders"), table_name("shop--orders")
+    ('shop_orders', 'shop__orders', 'shop____orders___69295d2e1be18ab4')
     """
+    name = topic.replace(".", "_").replace("-", "__")
+    if _SEPARATORS_IN_A_ROW.search(topic) is None:
+        return name
+    return f"{name}___{hashlib.sha256(topic.encode()).hexdigest()[:16]}"
+
+
+def older_table_name(topic: str) -> str:
+    """The name of a table that an older release has made; several topics have one name."""
     return topic.replace(".", "_").replace("-", "_")
 
 

@@ -49,7 +49,7 @@ from ottla.tables.offsets import (
     offsets_text,
 )
 from ottla.tables.partitioning import coarsen, crowded_field, partition_spec
-from ottla.tables.settings import CatalogSettings, TableSettings, table_name
+from ottla.tables.settings import CatalogSettings, TableSettings, older_table_name, table_name
 from ottla.tables.values import ValueColumns
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table, Transaction
 
-__all__ = ["CommitResult", "TopicTable", "commit_once", "table_identifier"]
+__all__ = ["CommitResult", "TopicTable", "commit_once", "table_identifiers"]
 
 _log = logging.getLogger(__name__)
 
@@ -90,8 +90,10 @@ _PROPERTIES: Final = {
 }
 
 
-def table_identifier(catalog: CatalogSettings, topic: str) -> tuple[str, str]:
-    return catalog.namespace, table_name(topic)
+def table_identifiers(catalog: CatalogSettings, topic: str) -> tuple[tuple[str, str], ...]:
+    """The name of a topic's table, and the one that it has if an older release has made it."""
+    names = dict.fromkeys((table_name(topic), older_table_name(topic)))
+    return tuple((catalog.namespace, name) for name in names)
 
 
 @dataclass(slots=True)
@@ -143,7 +145,7 @@ class TopicTable:
         self._catalog_settings: Final = catalog_settings
         self.settings: Final = settings
         self._on_step: Final = on_step
-        self._identifier: Final = table_identifier(catalog_settings, settings.topic)
+        self._identifier, *self._older = table_identifiers(catalog_settings, settings.topic)
         self._table: Table | None = None
         self._values: ValueColumns | None = None
         self._offsets: dict[int, int] = {}
@@ -410,9 +412,22 @@ class TopicTable:
     def _load(self) -> Table:
         return self._catalog.load_table(self._identifier)
 
+    def _use_older_name(self) -> None:
+        """Go on with the table of this very topic that an older release has made."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        for identifier in self._older:
+            try:
+                properties = self._catalog.load_table(identifier).properties
+            except NoSuchTableError:
+                continue
+            if properties.get(TOPIC_ID) == self.settings.topic_id:
+                self._identifier, self._older = identifier, []
+
     def _load_or_create(self) -> Table:
         from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
 
+        self._use_older_name()
         for _ in range(3):
             try:
                 table = self._load()
@@ -437,9 +452,9 @@ class TopicTable:
         topic, cluster_id = properties.get(TOPIC), properties.get(CLUSTER_ID)
         if topic != self.settings.topic and cluster_id == self.settings.cluster_id:
             raise TableError(
-                f"the table {self._shown} is of the topic {topic!r}, whose name differs only in '.', '-' and "
-                "'_': one of the two can have a table. For this one, set table.format=none for the other and "
-                "rename its table"
+                f"the table {self._shown} is of the topic {topic!r}: an older release has made it, and gave "
+                "topics whose names differ only in '.', '-' and '_' one name. Set table.format=none for that "
+                "topic and rename its table; with a table again, it gets a name of its own"
             )
         if cluster_id != self.settings.cluster_id:
             raise TableError(
@@ -474,7 +489,8 @@ class TopicTable:
         from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
 
         namespace, name = self._identifier
-        old = (namespace, f"{name}__{_short(properties[TOPIC_ID])}")
+        # No table of a topic has four in a row, other than before its hash.
+        old = (namespace, f"{name}____{_short(properties[TOPIC_ID])}")
         try:
             self._catalog.rename_table(self._identifier, old)
         except (NoSuchTableError, TableAlreadyExistsError):

@@ -151,18 +151,20 @@ def find_tables(options: SourceOptions, ids: Mapping[str, bytes]) -> dict[str, T
         log.info("tables are not used: the package pyiceberg is missing")
         return {}
     from ottla.tables.catalog import has_catalog, open_catalog
-    from ottla.tables.topic_table import MODE, TOPIC_ID, table_identifier
+    from ottla.tables.topic_table import MODE, TOPIC_ID, table_identifiers
 
     settings = _catalog_settings(options)
     found: dict[str, TopicFiles] = {}
     catalog = open_catalog(settings) if has_catalog(settings) else None
     for topic, topic_id in ids.items():
-        try:
-            if catalog is None:
-                raise NoSuchTableError(topic)
-            table = catalog.load_table(table_identifier(settings, topic))
-        except NoSuchTableError:
-            table = None
+        table = None
+        for identifier in table_identifiers(settings, topic) if catalog is not None else ():
+            try:
+                table = catalog.load_table(identifier)
+            except NoSuchTableError:
+                continue
+            if table.properties.get(TOPIC_ID) == uuid_text(topic_id):
+                break
         if table is not None and table.properties.get(MODE) == "latest":
             # It has not every record that a consumer sees.
             if options.read_from is ReadFrom.TABLE:

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 
+from ottla.cli.main import main
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
 
@@ -54,3 +55,22 @@ def test_the_number_of_partitions_is_for_topics_that_are_created(offline: Comman
     ended = offline("produce", "orders", "--partitions", "3", "a")
     assert ended.status == 2
     assert "--create" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "is_shown"),
+    [
+        ("listener.name.plaintext.ssl.keystore.password", False),
+        ("some.plugin.apikey", False),
+        ("log.cleaner.backoff.ms", True),
+    ],
+)
+def test_a_change_of_settings_repeats_no_secrets(
+    node_for_commands: LocalNode, name: str, is_shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["-b", node_for_commands.bootstrap_servers, "--dry-run"]
+    for more in ([], ["--json"]):
+        assert main(["configs", "alter", "--broker", "1", "--set", f"{name}=12345", *common, *more]) == 0
+        shown = capsys.readouterr()
+        assert ("12345" in shown.out + shown.err) is is_shown
+        assert name in shown.out

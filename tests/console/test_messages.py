@@ -398,12 +398,30 @@ class TestPayload:
             "storedKey": "(hidden)",
             "serverKey": "(hidden)",
         }
-        setting = {"type": "ConfigRecord", "data": {"name": "ssl.keystore.password", "value": "secret"}}
-        assert hide_secrets(setting)["data"]["value"] == "(hidden)"
         broken = internal_payloads(CLUSTER_METADATA_TOPIC, None, b"\xff secret")
         assert broken is not None
         assert broken[1] is not None
         assert "secret" not in broken[1].to_json(1000)["text"]
+
+    @pytest.mark.parametrize(
+        ("kind", "name", "is_shown"),
+        [
+            (4, "ssl.keystore.password", False),
+            (4, "listener.name.plaintext.ssl.keystore.password", False),
+            (4, "listener.name.external.scram-sha-512.sasl.jaas.config", False),
+            (4, "table.catalog.s3.access-key-id", False),
+            (4, "some.plugin.apikey", False),
+            (4, "log.cleaner.threads", True),
+            (2, "retention.ms", True),
+            (2, "of.another.release", False),
+            (32, "consumer.session.timeout.ms", True),
+            (8, "root", True),
+            (99, "retention.ms", False),
+        ],
+    )
+    def test_values_of_settings_are_shown_by_their_type(self, kind: int, name: str, is_shown: bool) -> None:
+        setting = {"type": "ConfigRecord", "data": {"resourceType": kind, "name": name, "value": "SEKRET"}}
+        assert hide_secrets(setting)["data"]["value"] == ("SEKRET" if is_shown else "(hidden)")
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,18 @@ def _document(config: Config) -> dict[str, Any]:
     }
 
 
+class _Shown:
+    """Values as they may be repeated: what a command prints is seen, logged and sent to others."""
+
+    def __init__(self, kind: ResourceType) -> None:
+        self._kind = kind
+
+    def __call__(self, name: str, value: str) -> str:
+        from ottla.node.config.describe import is_sensitive
+
+        return "(hidden)" if is_sensitive(int(self._kind), name) else value
+
+
 @command(app, "alter")
 def alter(
     topic: Topic = None,
@@ -193,11 +205,12 @@ def alter(
     appends = named_values("--append", append or ())
     subtracts = named_values("--subtract", subtract or ())
     deletes = list(delete or ())
+    shown = _Shown(kind)
     changes = [
-        *(f"{key}={value}" for key, value in sets.items()),
+        *(f"{key}={shown(key, value)}" for key, value in sets.items()),
         *(f"{key} to its default" for key in deletes),
-        *(f"{key} with {value}" for key, value in appends.items()),
-        *(f"{key} without {value}" for key, value in subtracts.items()),
+        *(f"{key} with {shown(key, value)}" for key, value in appends.items()),
+        *(f"{key} without {shown(key, value)}" for key, value in subtracts.items()),
     ]
     if not changes:
         raise WrongUsage("nothing to change: give --set, --delete, --append or --subtract")

@@ -78,8 +78,8 @@ def default_warehouse(log_dir: str) -> str:
 
 def table_name(topic: str) -> str:
     """The name of a topic's table, which no other topic has: engines of SQL take neither dots nor dashes
-    without quotes. A dot is `_` and a dash `__`, as no cluster has two topics that differ only in `.` and `_`.
-    Where such characters follow each other, that does not say which they are, and a hash of the topic does.
+    without quotes. A dot is `_` and a dash `__`, as no cluster has topics that differ in `.` and `_` only.
+    Where such characters follow each other, that does not say which they are: a hash of the topic does.
 
     >>> table_name("shop.orders"), table_name("shop-orders"), table_name("shop--orders")
     ('shop_orders', 'shop__orders', 'shop____orders___69295d2e1be18ab4')

@@ -14,6 +14,7 @@ import pytest
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.runtime import Runtime
 from ottla.security.tls import jks
+from ottla.security.tls.authority import IssuedCertificate
 from ottla.security.tls.ciphers import openssl_name
 from ottla.security.tls.context import TlsMaterial, client_context, server_context
 from ottla.security.tls.errors import TlsError
@@ -232,3 +233,15 @@ def test_a_client_reads_changed_files_for_its_next_connection(tmp_path: Path) ->
     path.write_text("half of it")
     os.utime(path, ns=(2_000_000, 2_000_000))
     assert client.tls() is second
+
+
+def test_the_certificate_of_a_user_is_not_one_of_a_server() -> None:
+    from cryptography.x509 import ExtendedKeyUsage
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    def usages(issued: IssuedCertificate) -> set[object]:
+        return set(issued.certificate.extensions.get_extension_for_class(ExtendedKeyUsage).value)
+
+    assert usages(certificates.client_certificate()) == {ExtendedKeyUsageOID.CLIENT_AUTH}
+    both = {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
+    assert usages(certificates.server_certificate()) == both

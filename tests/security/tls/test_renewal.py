@@ -13,7 +13,7 @@ import pytest
 
 from ottla.client.admin.configs import ResourceType
 from ottla.client.blocking import Admin, Producer
-from ottla.protocol.errors import KafkaError
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.runtime.disk import File, RealDisk
 from ottla.security.tls.authority import CertificateAuthority
 from ottla.security.tls.expiry import DAY_MS, ExpiryWarnings, describe
@@ -165,6 +165,29 @@ def test_settings_are_checked_and_then_used(node: LocalNode, directory: Path) ->
                 admin.configs.alter(ResourceType.BROKER, broker, set={name: str(path)})
         admin.configs.alter(ResourceType.BROKER, broker, set={name: str(second)})
         wait_until(lambda: serial(node) == expected, "the new certificate is not shown")
+
+
+@pytest.mark.parametrize("kind", ["PKCS12", "PEM"])
+def test_a_wrong_password_of_a_store_is_refused_before_it_is_stored(kind: str, tmp_path: Path) -> None:
+    """Also where the password of the key would open the store, and where its type is not given."""
+    settings = certificates.server_settings(tmp_path)
+    del settings["ssl.keystore.type"]
+    if kind == "PKCS12":
+        store = tmp_path / "own.p12"
+        store.write_bytes(certificates.server_certificate().pkcs12("right"))
+        settings |= {
+            "ssl.keystore.location": str(store),
+            "ssl.keystore.password": "right",
+            "ssl.key.password": "right",
+        }
+    name = "listener.name.ssl.ssl.keystore.password"
+    with LocalNode(settings) as node, Admin(client(node, tmp_path)) as admin:
+        broker = str(next(iter(admin.cluster.describe().brokers)).node_id)
+        with pytest.raises(KafkaError, match="dynamic config update of SSLFactory failed") as refused:
+            admin.configs.alter(ResourceType.BROKER, broker, set={name: "SEKRET"})
+        assert refused.value.code is ErrorCode.INVALID_REQUEST
+        assert "SEKRET" not in str(refused.value)
+        assert name not in admin.configs.describe(ResourceType.BROKER, broker)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 __all__ = ["hide_secrets"]
@@ -12,7 +11,6 @@ _SECRET_FIELDS: Final = {
     "UserScramCredentialRecord": ("salt", "storedKey", "serverKey"),
     "DelegationTokenRecord": ("hmac",),
 }
-_SECRET_SETTING: Final = re.compile(r"password|secret|jaas\.config|keystore\.key|credential|token", re.I)
 
 
 def hide_secrets(document: dict[str, Any]) -> dict[str, Any]:
@@ -21,6 +19,9 @@ def hide_secrets(document: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(data, dict):
         return document
     hidden = [name for name in _SECRET_FIELDS.get(str(kind), ()) if name in data]
-    if kind == "ConfigRecord" and _SECRET_SETTING.search(str(data.get("name"))):
-        hidden.append("value")
+    if kind == "ConfigRecord" and data.get("value") is not None:
+        from ottla.node.config.describe import is_sensitive
+
+        if is_sensitive(int(data["resourceType"]), str(data["name"])):
+            hidden.append("value")
     return {**document, "data": {**data, **dict.fromkeys(hidden, _HIDDEN)}} if hidden else document

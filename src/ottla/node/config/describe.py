@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum
 from typing import Final
 
+from ottla.metadata.image.entities import ConfigResourceType
 from ottla.node.config.node_config import BROKER, NodeConfig, broker_key, broker_synonyms
 from ottla.node.config.tables.config_def import ConfigKey, UpdateMode, Value
 from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
@@ -28,6 +29,25 @@ DYNAMIC_ONLY: Final = frozenset(
 
 # Settings that Apache Kafka has no default for; that Ottla has one is not shown as if it were Kafka's.
 _WITHOUT_DEFAULT: Final = frozenset(("controller.listener.names", "node.id", "process.roles"))
+
+
+def is_sensitive(resource_type: int, name: str) -> bool:
+    """Whether the value of a setting must not be shown: by the type of the setting. That of an unknown one,
+    as of a plugin, is not known, so its value is not shown either.
+    """
+    if resource_type == ConfigResourceType.BROKER_LOGGER:
+        return False
+    tables: dict[int, Mapping[str, ConfigKey]] = {
+        ConfigResourceType.TOPIC: TOPIC,
+        ConfigResourceType.GROUP: GROUP,
+        ConfigResourceType.CLIENT_METRICS: CLIENT_METRICS,
+    }
+    table = tables.get(resource_type)
+    if resource_type == ConfigResourceType.BROKER:
+        key = broker_key(name)
+    else:
+        key = None if table is None else table.get(name)
+    return key is None or key.sensitive
 
 
 class ConfigValueSource(IntEnum):

@@ -106,8 +106,8 @@ class CertificateAuthority:
         days: float = CERTIFICATE_DAYS,
         starts_in_days: float = 0,
     ) -> IssuedCertificate:
-        """Issue a certificate for servers and clients. `name` is its common name, or a whole name as
-        `CN=orders,O=Example`; `hosts` are the names and addresses by which it is reached.
+        """Issue a certificate. `name` is its common name, or a whole name as `CN=orders,O=Example`; `hosts`
+        are the names and addresses by which a server is reached. Without any it is for a user, and no server.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         begin = (
@@ -118,7 +118,10 @@ class CertificateAuthority:
         names = [_general_name(host) for host in dict.fromkeys(hosts)]
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        # A node is a client of the others.
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if names:
+            usages.insert(0, ExtendedKeyUsageOID.SERVER_AUTH)
         certificate = (
             builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ottla.runtime.disk import Disk, read_file
 from ottla.security.tls import pem
 from ottla.security.tls.errors import TlsError
-from ottla.security.tls.settings import StoreSettings
+from ottla.security.tls.settings import PEM_HAS_NO_PASSWORD, StoreSettings
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
@@ -46,6 +46,8 @@ def load_identity(disk: Disk, store: StoreSettings) -> Identity | None:
     data = _read(disk, store.location, f"ssl.{store.name}.location")
     kind = _type(store, data)
     if kind == "PEM":
+        if store.password is not None:
+            raise TlsError(f"{store.location}: {PEM_HAS_NO_PASSWORD.format(store=store.name)}")
         text = _text(data)
         return _identity(
             pem.private_key(text, store.key_password, store.location),

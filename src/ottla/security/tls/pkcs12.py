@@ -38,7 +38,8 @@ def trusted(data: bytes, store: StoreSettings) -> list[Certificate]:
 def _load(data: bytes, store: StoreSettings) -> PKCS12KeyAndCertificates:
     from cryptography.hazmat.primitives.serialization.pkcs12 import load_pkcs12
 
-    passwords = dict.fromkeys((store.password, store.key_password))
+    # A store has one password; that of the key stands for it where it is the only one that is given.
+    passwords = (store.password,) if store.password is not None else (None, store.key_password)
     for password in passwords:
         try:
             return load_pkcs12(data, None if password is None else password.encode())

@@ -16,6 +16,10 @@ KNOWN_PROTOCOLS: Final = ("TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3")
 DEFAULT_PROTOCOLS: Final = ("TLSv1.2", "TLSv1.3")
 CLIENT_AUTH: Final = ("none", "requested", "required")
 STORE_TYPES: Final = ("JKS", "PKCS12", "PEM")
+PEM_HAS_NO_PASSWORD: Final = (
+    "ssl.{store}.password cannot be specified for a store of type PEM; an encrypted key has its password in "
+    "ssl.key.password"
+)
 
 # Settings of Kafka's Java client that choose parts of Java; they have no meaning here and do no harm.
 JAVA_ONLY: Final = frozenset(
@@ -218,10 +222,7 @@ def _check_store(store: StoreSettings) -> None:
     if store.type not in ("", "PEM") and (store.key is not None or store.certificates is not None):
         raise TlsError(f"ssl.{store.name}.type is {store.type}, and {inline} need PEM")
     if store.type == "PEM" and store.password is not None:
-        raise TlsError(
-            f"ssl.{store.name}.password cannot be specified for a store of type PEM; an encrypted key has "
-            "its password in ssl.key.password"
-        )
+        raise TlsError(PEM_HAS_NO_PASSWORD.format(store=store.name))
 
 
 def _text(value: object) -> str | None:

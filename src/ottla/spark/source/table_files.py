@@ -158,7 +158,9 @@ def find_tables(options: SourceOptions, ids: Mapping[str, bytes]) -> dict[str, T
     catalog = open_catalog(settings) if has_catalog(settings) else None
     for topic, topic_id in ids.items():
         table = None
-        for identifier in table_identifiers(settings, topic) if catalog is not None else ():
+        for identifier in table_identifiers(settings, topic):
+            if catalog is None:
+                break
             try:
                 table = catalog.load_table(identifier)
             except NoSuchTableError:

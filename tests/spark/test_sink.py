@@ -270,6 +270,19 @@ def test_a_broker_that_is_away_is_named(sink: Sink) -> None:
         df.write.format("ottla").mode("append").options(**options).save()
 
 
+def test_a_time_before_1970_is_refused(sink: Sink) -> None:
+    """As a record's time would be absent then, or the time of the write."""
+    topic = sink.new_topic()
+    rows = "SELECT 'a' AS value, timestamp_millis(t) AS timestamp FROM VALUES (0), (-1), (NULL) AS times(t)"
+    with pytest.raises(Exception, match=r"1969-12-31.*a record has no time before 1970"):
+        sink.write(sink.spark.sql(rows), topic=topic)
+    assert sink.records(topic) == []
+    sink.write(
+        sink.spark.sql(rows).where("timestamp is null or timestamp >= timestamp_millis(0)"), topic=topic
+    )
+    assert len(sink.records(topic)) == 2
+
+
 # Refused before anything is written.
 
 

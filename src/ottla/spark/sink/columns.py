@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["check_schema", "columns_to_write", "largest_field", "rows_by_topic"]
+__all__ = ["check_schema", "check_timestamps", "columns_to_write", "largest_field", "rows_by_topic"]
 
 DEAD_LETTER = "_dead_letter"
 """The beginning of the names of columns with dead letters: structs of a topic and the fields of a record,
@@ -68,6 +68,21 @@ def largest_field(records: pa.RecordBatch) -> int:
 
     names = [name for name in ("key", "value") if name in records.schema.names]
     return max((pc.max(pc.binary_length(records.column(name))).as_py() or 0 for name in names), default=0)
+
+
+def check_timestamps(records: pa.RecordBatch) -> None:
+    """Raise ValueError for a time before 1970, which no record of Kafka has."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if "timestamp" in records.schema.names:
+        earliest = pc.min(records.column("timestamp")).cast(pa.int64()).as_py()
+        if earliest is not None and earliest < 0:
+            first = pc.min(records.column("timestamp")).as_py()
+            raise ValueError(
+                f"the column timestamp has {first}: a record has no time before 1970. Leave null there for "
+                "the time of the write"
+            )
 
 
 def rows_by_topic(

@@ -30,7 +30,7 @@ from uuid import uuid4
 from ottla.client.producer import Producer, QueuedRows
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.spark.sink.client import SinkClient, sink_client
-from ottla.spark.sink.columns import largest_field, rows_by_topic
+from ottla.spark.sink.columns import check_timestamps, largest_field, rows_by_topic
 from ottla.spark.sink.commit_messages import PreparedCommitMessage, TaskCommitMessage
 from ottla.spark.sink.decision_state import DecisionRecord, DecisionRecordKind, TaskTransaction
 from ottla.spark.sink.listener import SinkListener
@@ -183,6 +183,7 @@ class _RowSender:
 
     async def send(self, topic: str, data: pa.RecordBatch) -> None:
         self._check_size(topic, data)
+        check_timestamps(data)
         while len(self._in_flight) >= MAX_IN_FLIGHT:
             await self._await_oldest()
         self._in_flight.append(await self._producer.queue_arrow(topic, data))

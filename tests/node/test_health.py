@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ottla.cli.start import _ready
+from ottla.cli.start import announce
 from ottla.client.admin import Admin
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
@@ -309,7 +309,7 @@ async def test_a_port_that_is_taken(
                 await node.start()
             assert node.http.url is None
             assert "there is no HTTP" in caplog.text
-            _ready(node, "here", 0)
+            announce(node, "here", 0)
             assert capsys.readouterr().out.endswith(f", no HTTP: {url.removeprefix('http://')} is taken\n")
             await node.stop()
             off = Node(runtime, NodeConfig({**settings, "http.listener": ""}), default_http=url)

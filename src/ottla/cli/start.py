@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -153,7 +153,11 @@ def start(arguments: Sequence[str]) -> int:
         settings = settings_of(options)
     except UsageError as error:
         return _fail(str(error), status=2)
+    return serve(settings, options.log_level, lambda node, addresses: announce(node, addresses, began_ns))
 
+
+def serve(settings: dict[str, str], log_level: str, ready: Callable[[Node, str], None]) -> int:
+    """Run a node with these settings; its exit status. `ready` is called with its addresses."""
     from ottla.runtime.process import write_stacks_on_request
 
     write_stacks_on_request()  # before anything that may never end
@@ -165,14 +169,14 @@ def start(arguments: Sequence[str]) -> int:
     from ottla.node.config.tables.config_def import ConfigError
     from ottla.node.run import NodeFailed, run_node
 
-    configure_logging(options.log_level)
+    configure_logging(log_level)
     log = logging.getLogger("ottla.node.config.node_config")
     for line in unknown_names(settings):
         log.warning(line)
     try:
         run_node(
             NodeConfig(settings),
-            ready=lambda node, addresses: _ready(node, addresses, began_ns),
+            ready=ready,
             report=lambda status: print_line(f"ottla status: {status.to_json()}", flush=True),
             prepare=_mount_console,
         )
@@ -196,7 +200,7 @@ def _mount_console(node: Node) -> None:
         node.http.mount("/", load, MountAccess.OWN)
 
 
-def _ready(node: Node, addresses: str, began_ns: int) -> None:
+def announce(node: Node, addresses: str, began_ns: int) -> None:
     from ottla import __version__
 
     took_ms = (SystemClock().monotonic_ns() - began_ns) // 1_000_000

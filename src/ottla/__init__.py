@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ottla.testing.local_cluster import LocalCluster as LocalCluster
     from ottla.testing.local_node import LocalNode as LocalNode
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 # Where each name lives: nothing is imported before it is asked for.
 _LAZY = {

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ottla.cli.output import print_line
 from ottla.cli.start import announce, serve
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.properties import parse_properties
@@ -180,14 +181,14 @@ def main(arguments: Sequence[str]) -> int:
             variables[name] = value
         settings = settings_of(variables, Directories())
     except ContainerError as error:
-        print(f"ottla: {error}", file=sys.stderr)
+        print_line(f"ottla: {error}", file=sys.stderr)
         return 2
     level = _LOG_LEVELS.get(variables.get("KAFKA_LOG4J_ROOT_LOGLEVEL", "WARN").upper(), "error")
 
     def ready(node: Node, addresses: str) -> None:
         announce(node, addresses, began_ns)
         for line in kafka_lines(node.config.node_id, is_broker=node.config.is_broker):
-            print(line, flush=True)
+            print_line(line, flush=True)
 
     return serve(settings, level, ready)
 

@@ -16,7 +16,10 @@ from ottla.log.producers.snapshot import (
     decode_snapshot,
     encode_snapshot,
 )
-from ottla.log.producers.state_entry import BatchMetadata, ProducerStateEntry
+from ottla.log.producers.state_entry import BatchMetadata, ProducerAppendInfo, ProducerStateEntry
+from ottla.records.batch import BatchHeader
+from ottla.records.builder import build_batch
+from ottla.records.validation import AppendOrigin
 from ottla.runtime.disk import RealDisk
 
 INT64 = st.integers(0, 2**63 - 1)
@@ -55,6 +58,21 @@ def test_the_bytes_are_kafkas() -> None:
 def test_a_producer_without_batches_is_written_with_kafkas_placeholders() -> None:
     data = encode_snapshot([ProducerStateEntry(7, 2, 5, 1000)])
     assert data[10:] == struct.pack(">qhiqiqiq", 7, 2, -1, -1, 0, 1000, 5, -1)
+
+
+def test_only_producers_that_have_changed_are_packed_again() -> None:
+    entries = [ProducerStateEntry(id, 0, last_timestamp=1000) for id in range(3)]
+    before = encode_snapshot(entries)
+    packed = [entry.packed for entry in entries]
+    batch = build_batch([(1001, None, b"")], base_offset=49, producer_id=1, producer_epoch=0, base_sequence=0)
+    info = ProducerAppendInfo("t-0", entries[1], AppendOrigin.CLIENT, None)
+    info.append_data(BatchHeader.parse(batch))
+    info.apply_to(entries[1])
+    after = decode_snapshot(encode_snapshot(entries))
+    assert after == entries
+    assert after != decode_snapshot(before)
+    assert (entries[0].packed, entries[2].packed) == (packed[0], packed[2])
+    assert entries[1].packed != packed[1]
 
 
 @given(st.lists(entries(), max_size=5))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.support.wire import WireClient
 
+from ottla.node.api.handlers import describe_producers
 from ottla.protocol.api import API_BY_NAME
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import read_response
@@ -24,6 +25,11 @@ from ottla.protocol.messages.create_topics import (
     CreatableTopicConfig,
     CreateTopicsRequest,
     CreateTopicsResponse,
+)
+from ottla.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    TopicRequest,
 )
 from ottla.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -42,6 +48,7 @@ from ottla.records import batch, validation
 from ottla.records.builder import build_batch, join_batch
 from ottla.records.types import Codec
 from ottla.runtime.heavy_work import HeavyWork
+from ottla.runtime.turns import Turns
 from ottla.testing.local_node import LocalNode
 
 PRODUCE = API_BY_NAME["Produce"]
@@ -313,6 +320,29 @@ def test_a_search_over_many_batches_goes_on_in_a_thread(
     found = response.topics[0].partitions[0]
     assert (found.error_code, found.offset, found.timestamp) == (0, count, NOW)
     assert len(steps) == 1
+
+
+def test_many_producers_are_described_in_turns(wire: WireClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(wire, "producers")
+    for producer_id in range(10):
+        data = build_batch([(NOW, None, b"")], producer_id=producer_id, producer_epoch=0, base_sequence=0)
+        wire.send(produce("producers", data), 9)
+        assert produced(wire)[0].error_code == 0
+    monkeypatch.setattr(describe_producers, "_AT_ONCE", 3)
+    pauses: list[int] = []
+    pause = Turns.pause
+
+    async def counted(self: Turns) -> None:
+        pauses.append(1)
+        await pause(self)
+
+    monkeypatch.setattr(Turns, "pause", counted)
+    monkeypatch.setattr(Turns, "is_due", lambda self: True)
+    topics = [TopicRequest(name="producers", partition_indexes=[0])]
+    response = wire.get(DescribeProducersRequest(topics=topics), 0, DescribeProducersResponse)
+    found = response.topics[0].partitions[0].active_producers
+    assert [producer.producer_id for producer in found] == list(range(10))
+    assert len(pauses) >= 3
 
 
 def test_a_request_for_many_partitions_is_looked_up_in_turns(

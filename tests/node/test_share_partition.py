@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,6 +13,7 @@ from ottla.node.share.share_partition import (
     RecordState,
     ShareGroupSettings,
     SharePartition,
+    StateTransition,
 )
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.share import AcknowledgeType, ShareAcquireMode
@@ -460,3 +461,45 @@ def test_contradictory_state_is_refused() -> None:
     ):
         with pytest.raises(KafkaError):
             SharePartition(5, 0, ShareGroupSettings(), state)
+
+
+def test_a_batch_of_many_records_is_released_in_pieces_not_record_by_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces: list[int] = []
+    add = StateTransition.add
+
+    def counted(self: StateTransition, *args: Any) -> None:
+        pieces.append(args[2] - args[1] + 1)
+        add(self, *args)
+
+    records = 300_000
+    shared = Shared(log_of(records))
+    assert shared.fetch("m") == [AcquiredRange(0, records - 1, 1)]
+    shared.acknowledge("m", 1_000, 1_999, AcknowledgeType.ACCEPT)
+    monkeypatch.setattr(StateTransition, "add", counted)
+    transition = shared.share.release_acquired_records("m")
+    shared.share.complete(transition, persisted=True)
+    shared.share.check_invariants()
+    assert pieces == [1_000, records - 2_000]
+    # What expires is released in the same way.
+    pieces.clear()
+    assert [each.first_offset for each in shared.fetch("m", most=records)] == [0, 2_000]
+    shared.now_ms += 30_001
+    shared.expire()
+    assert sorted(pieces) == [1_000, records - 2_000]
+
+
+def test_records_of_two_members_in_one_batch_are_released_one_by_one_where_they_are_mixed() -> None:
+    shared = Shared(log_of(10))
+    shared.fetch("a")
+    for offset in range(0, 10, 2):
+        shared.acknowledge("a", offset, offset, AcknowledgeType.RELEASE)
+    shared.fetch("b", most=10)
+    transition = shared.share.release_acquired_records("a")
+    assert [(each.first_offset, each.last_offset) for each in transition.batches] == [
+        (offset, offset) for offset in range(1, 10, 2)
+    ]
+    shared.share.complete(transition, persisted=True)
+    shared.share.check_invariants()
+    assert [each.first_offset for each in shared.fetch("c", most=10)] == [1, 3, 5, 7, 9]

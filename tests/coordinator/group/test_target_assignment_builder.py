@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from ottla.coordinator.group.consumer.target_assignment_builder import (
     ASSIGNORS,
     MemberAssignments,
+    Previous,
     ServerRangeAssignor,
     UniformAssignor,
 )
@@ -121,3 +125,85 @@ def test_a_large_group_is_assigned_in_reasonable_time() -> None:
     members = {f"m{index}": frozenset({A, B} if index % 2 else {B, C}) for index in range(100)}
     result = UniformAssignor().assign(members, {A: 300, B: 300, C: 300}, {})
     assert {size(topics) for topics in result.values()} == {9}
+
+
+def least_by_looking_at_all(
+    subscriptions: Mapping[str, frozenset[bytes]], counts: Mapping[bytes, int], previous: Previous
+) -> dict[str, dict[bytes, set[int]]]:
+    """What the assignor does where members subscribe to different topics, as it is defined."""
+    sizes = dict.fromkeys(sorted(subscriptions), 0)
+    by_topic: dict[bytes, list[str]] = {}
+    for member in sizes:
+        for topic in sorted(subscriptions[member]):
+            by_topic.setdefault(topic, []).append(member)
+    owner: dict[tuple[bytes, int], str] = {}
+    for member in sizes:
+        for topic, partitions in sorted(previous.get(member, {}).items()):
+            for partition in sorted(partitions):
+                is_valid = topic in subscriptions[member] and partition < counts[topic]
+                if is_valid and owner.setdefault((topic, partition), member) == member:
+                    sizes[member] += 1
+    for topic in sorted(by_topic, key=lambda topic: (len(by_topic[topic]), topic)):
+        for partition in range(counts[topic]):
+            if (topic, partition) not in owner:
+                least = min(by_topic[topic], key=lambda member: (sizes[member], member))
+                owner[topic, partition] = least
+                sizes[least] += 1
+    moved = True
+    while moved:
+        moved = False
+        for (topic, partition), member in sorted(owner.items()):
+            least = min(by_topic[topic], key=lambda other: (sizes[other], other))
+            if sizes[member] - sizes[least] >= 2:
+                owner[topic, partition] = least
+                sizes[member] -= 1
+                sizes[least] += 1
+                moved = True
+    result: dict[str, dict[bytes, set[int]]] = {member: {} for member in sizes}
+    for (topic, partition), member in owner.items():
+        result[member].setdefault(topic, set()).add(partition)
+    return result
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_members_of_different_topics_are_assigned_as_if_each_choice_looked_at_all_members(seed: int) -> None:
+    random = Random(seed)
+    topics = [bytes((index,)) * 16 for index in range(1, 6)]
+    counts = {topic: random.randrange(1, 30) for topic in topics}
+    subscriptions = {
+        f"m{index}": frozenset(random.sample(topics, random.randrange(1, 5)))
+        for index in range(random.randrange(2, 20))
+    }
+    subscriptions["first"], subscriptions["second"] = frozenset(topics[:1]), frozenset(topics)
+    previous: Previous = {}
+    for _ in range(3):
+        assigned = UniformAssignor().assign(subscriptions, counts, previous)
+        assert assigned == least_by_looking_at_all(subscriptions, counts, previous)
+        previous = {
+            member: {topic: frozenset(ids) for topic, ids in mine.items()}
+            for member, mine in assigned.items()
+        }
+        subscriptions[f"n{random.random()}"] = frozenset(random.sample(topics, 2))
+
+
+def test_a_choice_does_not_look_at_all_members() -> None:
+    """As many names are compared as there are partitions, with a factor that does not grow with the
+    members.
+    """
+    compared = 0
+
+    class Name(str):
+        def __lt__(self, other: str) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__lt__(self, other)
+
+    def comparisons(members: int) -> int:
+        nonlocal compared
+        subscriptions = {Name(f"m{index:04}"): frozenset((A,)) for index in range(members)}
+        subscriptions[Name("other")] = frozenset((A, B))
+        compared = 0
+        UniformAssignor().assign(subscriptions, {A: 2_000, B: 1}, {})
+        return compared
+
+    assert comparisons(400) < 3 * comparisons(50)

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from ottla.log.producers.state_entry import BatchMetadata, ProducerStateEntry
 from ottla.log.segment.file_names import DELETED, SNAPSHOT, parse_segment_file, segment_file_name
 from ottla.records.checksum import crc32c
+from ottla.records.types import NO_SEQUENCE, NO_TIMESTAMP
 from ottla.runtime.disk import Buffer, Disk, read_file
 
 __all__ = [
@@ -34,6 +35,8 @@ _PREFIX = struct.Struct(">hIi")  # version, crc, number of entries
 _CRC_START = 6
 _ENTRY = struct.Struct(">qhiqiqiq")
 
+_NO_BATCH = BatchMetadata(NO_SEQUENCE, -1, 0, NO_TIMESTAMP)
+
 _log = logging.getLogger(__name__)
 
 
@@ -42,24 +45,28 @@ class CorruptSnapshotError(Exception):
 
 
 def encode_snapshot(entries: Iterable[ProducerStateEntry]) -> bytes:
+    packed = [entry.packed or _pack(entry) for entry in entries]
     body = bytearray(_PREFIX.size)
-    count = 0
-    for entry in entries:
-        first_offset = entry.current_txn_first_offset
-        body += _ENTRY.pack(
-            entry.producer_id,
-            entry.producer_epoch,
-            entry.last_sequence,
-            entry.last_data_offset,
-            entry.last_offset_delta,
-            entry.last_timestamp,
-            entry.coordinator_epoch,
-            -1 if first_offset is None else first_offset,
-        )
-        count += 1
-    _PREFIX.pack_into(body, 0, _VERSION, 0, count)
-    _PREFIX.pack_into(body, 0, _VERSION, crc32c(bytes(memoryview(body)[_CRC_START:])), count)
+    body += b"".join(packed)
+    _PREFIX.pack_into(body, 0, _VERSION, 0, len(packed))
+    _PREFIX.pack_into(body, 0, _VERSION, crc32c(bytes(memoryview(body)[_CRC_START:])), len(packed))
     return bytes(body)
+
+
+def _pack(entry: ProducerStateEntry) -> bytes:
+    last = entry.batches[-1] if entry.batches else _NO_BATCH
+    first_offset = entry.current_txn_first_offset
+    packed = entry.packed = _ENTRY.pack(
+        entry.producer_id,
+        entry.producer_epoch,
+        last.last_sequence,
+        last.last_offset,
+        last.offset_delta,
+        entry.last_timestamp,
+        entry.coordinator_epoch,
+        -1 if first_offset is None else first_offset,
+    )
+    return packed
 
 
 def decode_snapshot(data: Buffer) -> list[ProducerStateEntry]:

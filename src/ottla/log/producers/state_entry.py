@@ -138,6 +138,7 @@ class ProducerStateEntry:
         "coordinator_epoch",
         "current_txn_first_offset",
         "last_timestamp",
+        "packed",
         "producer_epoch",
         "producer_id",
     )
@@ -159,6 +160,8 @@ class ProducerStateEntry:
         self.last_timestamp = last_timestamp
         self.current_txn_first_offset = current_txn_first_offset
         self.batches: deque[BatchMetadata] = deque(batches, BATCHES_TO_RETAIN)
+        # As a snapshot has it, until it changes: most producers are idle from one snapshot to the next.
+        self.packed: bytes | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -194,7 +197,7 @@ class ProducerStateEntry:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ProducerStateEntry):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__ if name != "packed")
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
@@ -318,6 +321,7 @@ class ProducerAppendInfo:
             entry.batches.clear()
             entry.producer_epoch = self.producer_epoch
         entry.batches.extend(self.batches)
+        entry.packed = None
         entry.coordinator_epoch = self.coordinator_epoch
         entry.last_timestamp = self.last_timestamp
         entry.current_txn_first_offset = self.current_txn_first_offset

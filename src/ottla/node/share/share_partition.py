@@ -34,6 +34,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,6 +71,7 @@ _STATE_OF_TYPE: Final = (_ARCHIVED, _ACKNOWLEDGED, _AVAILABLE, _ARCHIVED)
 _MAX_COUNT: Final = 255
 _NO_OFFSET: Final = 1 << 63
 _BY_FIRST: Final = attrgetter("first")
+_RUN: Final = re.compile(rb"(.)\1*+", re.DOTALL)
 
 NOT_ACQUIRED: Final = "The batch cannot be acknowledged. The batch is not in the acquired state."
 
@@ -994,20 +996,18 @@ class SharePartition:
                     batch.lock = None
                     self._unlock(lock, batch.size)
                 return
-        states, counts, locks = batch.split(), batch.counts, batch.locks
-        for at in range(lock.first - batch.first, lock.last - batch.first + 1):
-            if locks[at] is not lock or states[at] != _ACQUIRED:
-                continue
-            offset, count = batch.first + at, counts[at]
-            state = _ARCHIVED if offset < start else self._outcome(_AVAILABLE, count)
-            states[at] = state | pending
-            transition.add(batch, offset, offset, state, count)
-            if state in _DONE and offset >= start:
-                self.delivery_complete_count += 1
-                transition.delivered_too_often += 1
+        states = batch.split()
+        for begin, end, count in _held(batch, lock, start):
+            first, last = batch.first + begin, batch.first + end - 1
+            state = _ARCHIVED if last < start else self._outcome(_AVAILABLE, count)
+            states[begin:end] = bytes((state | pending,)) * (end - begin)
+            transition.add(batch, first, last, state, count)
+            if state in _DONE and first >= start:
+                self.delivery_complete_count += end - begin
+                transition.delivered_too_often += end - begin
             if not pending:
-                locks[at] = None
-                self._unlock(lock, 1)
+                batch.locks[begin:end] = [None] * (end - begin)
+                self._unlock(lock, end - begin)
 
     def complete(self, *transitions: StateTransition, persisted: bool) -> None:
         """End transitions with the outcome of their write."""
@@ -1034,8 +1034,12 @@ class SharePartition:
             locks = batch.locks
             begin, end = first - batch.first, last - batch.first + 1
             if end - begin > 1 and states.count(state | _PENDING, begin, end) == end - begin:
-                for held, records in Counter(locks[begin:end]).items():
-                    self._unlock(held, records)
+                held = locks[begin:end]
+                if held.count(held[0]) == end - begin:
+                    self._unlock(held[0], end - begin)
+                else:
+                    for each, records in Counter(held).items():
+                        self._unlock(each, records)
                 states[begin:end] = bytes((state,)) * (end - begin)
                 locks[begin:end] = [None] * (end - begin)
             else:
@@ -1229,14 +1233,36 @@ class SharePartition:
 
 
 def _runs(values: bytearray, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Divide positions into runs of equal values: where each begins and ends, and its value."""
-    while begin < end:
-        value = values[begin]
-        size = end - begin
-        if values.count(value, begin, end) < size:
-            size -= len(values[begin:end].lstrip(bytes((value,))))
-        yield begin, begin + size, value
-        begin += size
+    """Divide positions into runs of equal values: where each begins and ends, and its value. Values of a run
+    may be changed once it was given.
+    """
+    for run in _RUN.finditer(values, begin, end):
+        begin = run.start()
+        yield begin, run.end(), values[begin]
+
+
+def _held(batch: InFlightBatch, lock: AcquisitionLock, start: int) -> Iterator[tuple[int, int, int]]:
+    """Divide what a lock holds of a batch, and is in no transition, into runs of equal delivery counts, none
+    of them around the start offset: where each begins and ends, and its count. A run is one piece whatever
+    its size, as a batch may have millions of records.
+    """
+    assert batch.states is not None
+    locks, counts = batch.locks, batch.counts
+    for low, high, state in _runs(batch.states, lock.first - batch.first, lock.last - batch.first + 1):
+        if state != _ACQUIRED:
+            continue
+        is_all = locks[low:high].count(lock) == high - low
+        for begin, end, count in _runs(counts, low, high):
+            if not is_all:
+                for at in range(begin, end):
+                    if locks[at] is lock:
+                        yield at, at + 1, count
+                continue
+            middle = start - batch.first
+            if begin < middle < end:
+                yield begin, middle, count
+                begin = middle
+            yield begin, end, count
 
 
 def _parts(

@@ -12,6 +12,7 @@ Everything is sorted before it is walked, so that the same group gives the same 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import heappop, heappush
 from typing import Final, Protocol, TypeAlias
 
 from ottla.coordinator.group.consumer.consumer_group import ConsumerGroup, Partitions
@@ -137,6 +138,7 @@ def _assign_different(subscriptions: Subscriptions, counts: Counts, previous: Pr
     for member in result:
         for topic in sorted(subscriptions[member]):
             by_topic.setdefault(topic, []).append(member)
+    least_of = _Least(by_topic, sizes)
     owner: dict[tuple[bytes, int], str] = {}
     for member in result:
         for topic, partitions in sorted(previous.get(member, {}).items()):
@@ -144,27 +146,61 @@ def _assign_different(subscriptions: Subscriptions, counts: Counts, previous: Pr
                 for partition in sorted(partitions):
                     if partition < counts[topic] and (topic, partition) not in owner:
                         owner[topic, partition] = member
-                        sizes[member] += 1
+                        least_of.change(member, 1)
     # Topics with fewest subscribers first: they leave least choice.
     for topic in sorted(by_topic, key=lambda topic: (len(by_topic[topic]), topic)):
         for partition in range(counts[topic]):
             if (topic, partition) not in owner:
-                least = min(by_topic[topic], key=lambda member: (sizes[member], member))
+                least = least_of(topic)
                 owner[topic, partition] = least
-                sizes[least] += 1
+                least_of.change(least, 1)
     moved = True
     while moved:
         moved = False
         for (topic, partition), member in sorted(owner.items()):
-            least = min(by_topic[topic], key=lambda other: (sizes[other], other))
+            least = least_of(topic)
             if sizes[member] - sizes[least] >= 2:
                 owner[topic, partition] = least
-                sizes[member] -= 1
-                sizes[least] += 1
+                least_of.change(member, -1)
+                least_of.change(least, 1)
                 moved = True
     for (topic, partition), member in owner.items():
         result[member].setdefault(topic, set()).add(partition)
     return result
+
+
+class _Least:
+    """The member with fewest partitions of those that subscribe to a topic, by name where several have as
+    few.
+
+    Topics with the same subscribers share a heap. It has an entry for each size that a member had since it
+    was last the least; those that are not its size any more are passed.
+    """
+
+    def __init__(self, by_topic: Mapping[bytes, list[str]], sizes: dict[str, int]) -> None:
+        self._sizes: Final = sizes
+        heaps: dict[tuple[str, ...], list[tuple[int, str]]] = {}
+        self._of_topic: Final = {
+            topic: heaps.setdefault(tuple(members), []) for topic, members in by_topic.items()
+        }
+        self._of_member: Final[dict[str, list[list[tuple[int, str]]]]] = {member: [] for member in sizes}
+        for members, heap in heaps.items():
+            # Sorted, so it is a heap.
+            heap += sorted((sizes[member], member) for member in members)
+            for member in members:
+                self._of_member[member].append(heap)
+
+    def __call__(self, topic: bytes) -> str:
+        heap = self._of_topic[topic]
+        while self._sizes[heap[0][1]] != heap[0][0]:
+            heappop(heap)
+        return heap[0][1]
+
+    def change(self, member: str, by: int) -> None:
+        self._sizes[member] += by
+        entry = self._sizes[member], member
+        for heap in self._of_member[member]:
+            heappush(heap, entry)
 
 
 def _size(partitions: Mapping[bytes, frozenset[int]]) -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Iterator
+from typing import Final
+
+from ottla.log.producers.state_entry import ProducerStateEntry
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import MAX_ITEMS_WITH_DUPLICATES
 from ottla.protocol.acl import AclOperation, AclResourceType
@@ -15,15 +19,63 @@ from ottla.protocol.messages.describe_producers import (
     TopicResponse,
 )
 from ottla.protocol.names import TopicPartition, invalid_topic_name
+from ottla.runtime.turns import Turns
+
+# Producers that are described before it is looked whether the turn is over.
+_AT_ONCE: Final = 500
 
 
-def handle(context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
+def handle(
+    context: RequestContext, request: DescribeProducersRequest
+) -> DescribeProducersResponse | Awaitable[DescribeProducersResponse]:
     topics = request.topics
     if sum(len(topic.partition_indexes) for topic in topics) > MAX_ITEMS_WITH_DUPLICATES:
         topics = _distinct(topics)
-    return DescribeProducersResponse(
-        topics=[_topic(context, topic.name, topic.partition_indexes) for topic in topics]
-    )
+    described = DescribeProducersResponse()
+    left = _describe(context, topics, described)
+    if next(left, None) is None:
+        return described
+    context.is_bulky = True
+    return _describe_in_turns(context, left, described)
+
+
+async def _describe_in_turns(
+    context: RequestContext, left: Iterator[int], described: DescribeProducersResponse
+) -> DescribeProducersResponse:
+    turns = Turns(context.broker.runtime.clock)
+    await turns.pause()
+    for _ in left:
+        await turns.pause_if_due()
+    return described
+
+
+def _describe(
+    context: RequestContext, topics: list[TopicRequest], described: DescribeProducersResponse
+) -> Iterator[int]:
+    """Describe the topics. Yields whenever so many producers were described that a turn may be over."""
+    count = 0
+    for topic in topics:
+        error = _check_topic(context, topic.name)
+        partitions: list[PartitionResponse] = []
+        described.topics.append(TopicResponse(name=topic.name, partitions=partitions))
+        for index in topic.partition_indexes:
+            part = PartitionResponse(partition_index=index)
+            partitions.append(part)
+            if error is not None:
+                part.error_code, part.error_message = int(error.code), error.message
+                continue
+            try:
+                partition = context.broker.replicas.partition(TopicPartition(topic.name, index))
+                partition.check_leader()
+            except KafkaError as failure:
+                part.error_code = int(failure.code)
+                continue
+            # A copy, as others run in between.
+            for entry in list(partition.log.producer_state_manager.active_producers.values()):
+                part.active_producers.append(_producer(entry))
+                count += 1
+                if count % _AT_ONCE == 0:
+                    yield count
 
 
 def _distinct(topics: list[TopicRequest]) -> list[TopicRequest]:
@@ -33,21 +85,6 @@ def _distinct(topics: list[TopicRequest]) -> list[TopicRequest]:
     return [
         TopicRequest(name=name, partition_indexes=list(indexes)) for name, indexes in indexes_by_topic.items()
     ]
-
-
-def _topic(context: RequestContext, name: str, indexes: list[int]) -> TopicResponse:
-    error = _check_topic(context, name)
-    partitions = []
-    for index in indexes:
-        if error is not None:
-            partitions.append(
-                PartitionResponse(
-                    partition_index=index, error_code=int(error.code), error_message=error.message
-                )
-            )
-        else:
-            partitions.append(_partition(context, name, index))
-    return TopicResponse(name=name, partitions=partitions)
 
 
 def _check_topic(context: RequestContext, topic: str) -> KafkaError | None:
@@ -61,25 +98,13 @@ def _check_topic(context: RequestContext, topic: str) -> KafkaError | None:
     return None
 
 
-def _partition(context: RequestContext, topic: str, index: int) -> PartitionResponse:
-    try:
-        partition = context.broker.replicas.partition(TopicPartition(topic, index))
-        partition.check_leader()
-    except KafkaError as error:
-        return PartitionResponse(partition_index=index, error_code=int(error.code))
-    return PartitionResponse(
-        partition_index=index,
-        active_producers=[
-            ProducerState(
-                producer_id=entry.producer_id,
-                producer_epoch=entry.producer_epoch,
-                last_sequence=entry.last_sequence,
-                last_timestamp=entry.last_timestamp,
-                coordinator_epoch=entry.coordinator_epoch,
-                current_txn_start_offset=-1
-                if entry.current_txn_first_offset is None
-                else entry.current_txn_first_offset,
-            )
-            for entry in partition.log.producer_state_manager.active_producers.values()
-        ],
+def _producer(entry: ProducerStateEntry) -> ProducerState:
+    first_offset = entry.current_txn_first_offset
+    return ProducerState(
+        producer_id=entry.producer_id,
+        producer_epoch=entry.producer_epoch,
+        last_sequence=entry.last_sequence,
+        last_timestamp=entry.last_timestamp,
+        coordinator_epoch=entry.coordinator_epoch,
+        current_txn_start_offset=-1 if first_offset is None else first_offset,
     )

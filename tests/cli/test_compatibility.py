@@ -61,7 +61,7 @@ def test_settings_of_groups_have_the_effect_that_the_page_says() -> None:
 
 
 def test_every_api_of_kafka_is_served() -> None:
-    assert len(ROUTES) == len(API) == 90
+    assert len(ROUTES) == len(API) == 91
     assert "Not served" not in page()
 
 

@@ -55,8 +55,9 @@ ELSEWHERE = {
     # No ACL is asked for; Apache Kafka serves them with a plugin that takes the metrics only.
     "GetTelemetrySubscriptions": "tests/node/test_telemetry.py",
     "PushTelemetry": "tests/node/test_telemetry.py",
-    # Kafka 4.3 does not have it.
+    # Kafka 4.3 does not have them.
     "UnregisterController": "tests/node/test_kafka_4_4_cluster.py",
+    "StreamsGroupTopologyDescriptionUpdate": "tests/node/test_kafka_4_4_cluster.py",
 }
 # Apache Kafka announces it on the listener of controllers, and fails.
 NOT_AT_CONTROLLERS = {"DescribeUserScramCredentials"}

@@ -9,6 +9,10 @@ from tests.support.wire import CLOSED, WireClient
 
 from ottla.client.admin import Admin
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.protocol.messages.streams_group_topology_description_update import (
+    StreamsGroupTopologyDescriptionUpdateRequest,
+    StreamsGroupTopologyDescriptionUpdateResponse,
+)
 from ottla.protocol.messages.unregister_controller import (
     UnregisterControllerRequest,
     UnregisterControllerResponse,
@@ -76,13 +80,16 @@ def test_a_controller_that_is_gone_is_forgotten_and_one_that_runs_registers_agai
     nodes.run(life())
 
 
-def test_it_takes_the_right_to_alter_the_cluster() -> None:
+def test_who_may_not_alter_the_cluster_or_read_the_group_is_refused() -> None:
     authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
     settings = {"authorizer.class.name": authorizer, "super.users": "User:admin"}
     with LocalNode(settings) as node, WireClient(node.bootstrap_servers) as client:
         request = UnregisterControllerRequest(controller_id=1)
         answer = client.get(request, 0, UnregisterControllerResponse)
         assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        update = StreamsGroupTopologyDescriptionUpdateRequest(group_id="app", member_id="m")
+        refused = client.get(update, 0, StreamsGroupTopologyDescriptionUpdateResponse)
+        assert refused.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED
 
 
 def test_of_a_node_alone_nothing_is_forgotten() -> None:

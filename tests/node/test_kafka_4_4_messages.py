@@ -9,6 +9,8 @@ import pytest
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
+from ottla import blocking
+from ottla.client.admin.groups import StreamsNode
 from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import read_response
@@ -35,6 +37,20 @@ from ottla.protocol.messages.offset_fetch import (
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
     OffsetFetchResponse,
+)
+from ottla.protocol.messages.streams_group_describe import (
+    DescribedGroup,
+    StreamsGroupDescribeRequest,
+    StreamsGroupDescribeResponse,
+)
+from ottla.protocol.messages.streams_group_heartbeat import (
+    StreamsGroupHeartbeatRequest,
+    StreamsGroupHeartbeatResponse,
+    Subtopology,
+    Topology,
+)
+from ottla.protocol.messages.streams_group_topology_description_update import (
+    StreamsGroupTopologyDescriptionUpdateResponse,
 )
 from ottla.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -255,3 +271,112 @@ def test_a_generation_of_no_group_is_an_error_that_the_version_knows(client: Wir
     transaction = Transaction(client, "in-no-group")
     assert commit_codes(transaction.commit(5, name="no-group", epoch=3)) == [ErrorCode.ILLEGAL_GENERATION]
     assert commit_codes(transaction.commit(6, topic_id=topic_id, epoch=3)) == [ErrorCode.GROUP_ID_NOT_FOUND]
+
+
+# Streams groups (KIP-1331, KIP-1357)
+
+
+def text(value: str) -> bytes:
+    return compact(value)
+
+
+def description_update(group: str, member: str, description: bytes, epoch: int = 0) -> bytes:
+    header = struct.pack(">hhih", 93, 0, 7, -1) + b"\0"
+    return header + text(group) + text(member) + struct.pack(">i", epoch) + description + b"\0"
+
+
+# A source without successors: name, type, topics, no sink, no stores, no successors, no tags.
+NODE = text("in") + b"\x01" + b"\x02" + text("streamed") + b"\0" + b"\x01" + b"\x01" + b"\0"
+# One subtopology of one node, and no global store.
+TOPOLOGY = b"\x02" + text("0") + b"\x02" + NODE + b"\0" + b"\x01" + b"\0"
+
+
+def update(client: WireClient, frame: bytes) -> tuple[int, str | None]:
+    client.send_frame(frame)
+    answer = client.receive_frame()
+    assert answer is not None
+    _, response = read_response(API[93], 0, answer)
+    assert isinstance(response, StreamsGroupTopologyDescriptionUpdateResponse)
+    return response.error_code, response.error_message
+
+
+@pytest.mark.usefixtures("coordinators")
+def test_a_member_that_is_asked_describes_its_application(node: LocalNode, client: WireClient) -> None:
+    make_topic(client, "streamed")
+    topology = Topology(subtopologies=[Subtopology(subtopology_id="0", source_topics=["streamed"])])
+    join = StreamsGroupHeartbeatRequest(
+        group_id="app",
+        member_id="m",
+        rebalance_timeout_ms=60_000,
+        topology=topology,
+        active_tasks=[],
+        standby_tasks=[],
+        warmup_tasks=[],
+        process_id="p",
+    )
+    found: list[StreamsGroupHeartbeatResponse] = []
+
+    def is_member() -> bool:
+        found[:] = [client.get(join, 1, StreamsGroupHeartbeatResponse)]
+        return found[0].error_code == 0
+
+    wait_until(is_member)
+    beat = StreamsGroupHeartbeatRequest(group_id="app", member_id="m", member_epoch=found[0].member_epoch)
+    assert client.get(beat, 1, StreamsGroupHeartbeatResponse).topology_description_required
+    describe = StreamsGroupDescribeRequest(group_ids=["app"], include_topology_description=True)
+
+    def described() -> DescribedGroup:
+        (group,) = client.get(describe, 1, StreamsGroupDescribeResponse).groups
+        return group
+
+    assert (described().topology_description_status, described().topology_description) == (1, None)
+    assert update(client, description_update("app", "m", TOPOLOGY)) == (0, None)
+    group = described()
+    assert group.topology_description_status == 3
+    assert group.topology_description is not None
+    (source,) = group.topology_description.subtopologies[0].nodes
+    assert (source.name, source.node_type, source.source_topics) == ("in", 1, ["streamed"])
+    assert group.assignor_name == "sticky"
+    with blocking.Admin(node.bootstrap_servers) as admin:
+        assert admin.groups.describe_streams("app").assignor == "sticky"
+        (shown,) = admin.groups.streams_nodes("app") or ()
+    assert shown == StreamsNode("0", "in", "source", ("streamed",), None, (), ())
+    # Version 0 has none of it.
+    plain = StreamsGroupDescribeRequest(group_ids=["app"])
+    assert client.get(plain, 0, StreamsGroupDescribeResponse).groups[0].assignor_name is None
+
+
+@pytest.mark.usefixtures("coordinators")
+def test_descriptions_without_a_member_are_refused(client: WireClient) -> None:
+    for group, member, code in (
+        ("", "m", ErrorCode.INVALID_REQUEST),
+        ("no-app", "", ErrorCode.INVALID_REQUEST),
+        ("no-app", "m", ErrorCode.GROUP_ID_NOT_FOUND),
+    ):
+        error, message = update(client, description_update(group, member, TOPOLOGY))
+        assert error == code
+        assert message
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        b"\xff\xff\xff\xff\x0f" + TOPOLOGY[1:],
+        b"\x02" + text("0") + b"\xff\xff\xff\xff\x07" + NODE + b"\0\x01\0",
+        b"\x02" + text("0") + b"\0" + b"\0\x01\0",
+        TOPOLOGY[:-4],
+        b"\0" + b"\x01\0",
+    ],
+    ids=[
+        "subtopologies beyond the frame",
+        "nodes beyond the frame",
+        "no nodes",
+        "cut off",
+        "no subtopologies",
+    ],
+)
+def test_descriptions_that_cannot_be_read_close_their_connection(
+    client: WireClient, description: bytes
+) -> None:
+    client.send_frame(description_update("app", "m", description))
+    assert client.receive_frame() is None

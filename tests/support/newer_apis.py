@@ -8,7 +8,7 @@ from ottla.protocol.api import Api
 from ottla.protocol.errors import ErrorCode
 
 # The first version of each API that Kafka 4.3 does not have.
-FIRST_OF_KAFKA_4_4 = {18: 5, 28: 6, 42: 3, 94: 0}
+FIRST_OF_KAFKA_4_4 = {18: 5, 28: 6, 42: 3, 88: 1, 89: 1, 93: 0, 94: 0}
 FIRST_ERROR_OF_KAFKA_4_4 = ErrorCode.GROUP_DELETION_FAILED
 
 

@@ -70,21 +70,29 @@ Of Kafka 4.4 only the Java client can be had, and no broker. So the messages, th
 codes are compared with those of the Java client 4.4.0, while what a broker does is compared with Apache Kafka
 4.3.1 where that does the same. What is new is from here:
 
-| what | KIP | checked with a client of 4.4 | by the KIP's text alone | |---|---|---|---| | ApiVersions 5: the
-cluster and the node that a client means | 1242 | a Java client goes back to its \\ bootstrap servers | a node
-id counts only beside a cluster id | | TxnOffsetCommit 6: topics by id | 1319 | a Java producer commits the
-offsets of a consumer | errors of \\ stale members and unknown groups | | DeleteGroups 3: why a group was not
-deleted | 1331 | the Java admin client deletes groups | the texts; \\ nothing here fails with
-GROUP_DELETION_FAILED | | UnregisterController: forget a controller that is gone, from metadata.version
-4.4-IV2 | 1312 | the Java admin \\ client unregisters one | a controller that still runs registers again | |
-ACLs for ranges of addresses (`10.0.0.0/8`), from metadata.version 4.4-IV1 | 1276 | the Java admin client \
-creates them | which texts are ranges, and which addresses are in one | | metadata.version 4.4-IV0 to 4.4-IV2
-| | names, levels and what they change are those of Kafka's own table | |
+| what | KIP | checked with a client of 4.4 | by the KIP's text alone |
+|---|---|---|---|
+| ApiVersions 5: the cluster and the node that a client means | 1242 | \
+a Java client goes back to its bootstrap servers | a node id counts only beside a cluster id |
+| TxnOffsetCommit 6: topics by id | 1319 | \
+a Java producer commits the offsets of a consumer | errors of stale members and unknown groups |
+| DeleteGroups 3: why a group was not deleted | 1331 | \
+the Java admin client deletes groups | the texts; nothing here fails with GROUP_DELETION_FAILED |
+| StreamsGroupHeartbeat 1: the broker asks for a description of the application; offsets of tasks | 1331 | | \
+Kafka Streams 4.4 cannot be had; 4.3 goes on with version 0 |
+| StreamsGroupTopologyDescriptionUpdate, StreamsGroupDescribe 1 | 1331, 1357 | \
+the Java admin client describes groups | \
+Kafka needs a plugin, here the coordinator keeps them ([decision 24](decisions/0024-streams-groups.md)) |
+| UnregisterController: forget a controller that is gone, from metadata.version 4.4-IV2 | 1312 | \
+the Java admin client unregisters one | a controller that still runs registers again |
+| ACLs for ranges of addresses (`10.0.0.0/8`), from metadata.version 4.4-IV1 | 1276 | \
+the Java admin client creates them | which texts are ranges, and which addresses are in one |
+| metadata.version 4.4-IV0 to 4.4-IV2 | | names, levels and what they change are those of Kafka's table | |
 
-New clusters begin at metadata.version 4.3-IV0, so that Apache Kafka 4.3.1 can use their directories, and what
+New clusters begin at metadata.version 4.3-IV0, so that Apache Kafka 4.3.1 can use their directories. What
 needs a later one is refused until an operator raises it (`ottla cluster features --set metadata.version=33`,
-or \\ `kafka-features upgrade`). \\ After that there is no way back, as in Kafka. share.version stays at 1:
-brokers here do not write dead letters of \\ share groups.
+or `kafka-features upgrade`); after that there is no way back, as in Kafka. share.version stays at 1: brokers
+here do not write dead letters of share groups.
 """
 
 
@@ -421,6 +429,10 @@ KIPS: Final[tuple[Kip, ...]] = (
     Kip(1242, "detection of connections to another node than the one that is meant", {"ApiVersions": 5}),
     Kip(1312, "forgetting controllers that are gone", {"UnregisterController": 0}),
     Kip(1319, "topic ids in offsets of transactions", {"TxnOffsetCommit": 6}),
+    Kip(1331, "descriptions of streams applications", {
+        "StreamsGroupHeartbeat": 1, "StreamsGroupDescribe": 1, "StreamsGroupTopologyDescriptionUpdate": 0
+    }),
+    Kip(1357, "the assignor of a streams group", {"StreamsGroupDescribe": 1}),
 )
 # fmt: on
 

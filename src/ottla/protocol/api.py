@@ -177,11 +177,12 @@ API: Final[dict[int, Api]] = {
         Api(85, "WriteShareGroupState", 0, 1, 0, BROKER_ONLY, cluster_action=True),
         Api(86, "DeleteShareGroupState", 0, 0, 0, BROKER_ONLY, cluster_action=True),
         Api(87, "ReadShareGroupStateSummary", 0, 1, 0, BROKER_ONLY, cluster_action=True),
-        Api(88, "StreamsGroupHeartbeat", 0, 0, 0, BROKER_ONLY),
-        Api(89, "StreamsGroupDescribe", 0, 0, 0, BROKER_ONLY),
+        Api(88, "StreamsGroupHeartbeat", 0, 1, 0, BROKER_ONLY),
+        Api(89, "StreamsGroupDescribe", 0, 1, 0, BROKER_ONLY),
         Api(90, "DescribeShareGroupOffsets", 0, 1, 0, BROKER_ONLY),
         Api(91, "AlterShareGroupOffsets", 0, 0, 0, BROKER_ONLY),
         Api(92, "DeleteShareGroupOffsets", 0, 0, 0, BROKER_ONLY),
+        Api(93, "StreamsGroupTopologyDescriptionUpdate", 0, 0, 0, BROKER_ONLY),
         Api(94, "UnregisterController", 0, 0, 0, BOTH, forwardable=True),
     )
 }

@@ -30,6 +30,7 @@ from ottla.coordinator.group.requests import (
     ShareGroupHeartbeat,
     StreamsGroupHeartbeat,
     SyncGroup,
+    UpdateTopologyDescription,
 )
 from ottla.coordinator.group.share.share_group import ShareGroup
 from ottla.coordinator.group.streams.streams_group import StreamsGroup
@@ -70,7 +71,11 @@ from ottla.protocol.messages.streams_group_heartbeat import (
     KeyValue,
     StreamsGroupHeartbeatRequest,
     TaskIds,
+    TaskOffset,
     Topology,
+)
+from ottla.protocol.messages.streams_group_topology_description_update import (
+    StreamsGroupTopologyDescriptionUpdateRequest,
 )
 from ottla.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from ottla.protocol.messages.txn_offset_commit import (
@@ -97,6 +102,7 @@ KINDS: dict[type, type[GroupRequest[Any, Any]]] = {
     TxnOffsetCommitRequest: CommitTransactionalOffsets,
     OffsetDeleteRequest: DeleteOffsets,
     ShareGroupHeartbeatRequest: ShareGroupHeartbeat,
+    StreamsGroupTopologyDescriptionUpdateRequest: UpdateTopologyDescription,
     DeleteShareGroupOffsetsRequest: DeleteShareGroupOffsets,
 }
 """The operation for the request of each API."""
@@ -434,6 +440,8 @@ class GroupHarness:
         tags: dict[str, str] | None = None,
         rebalance_ms: int | None = None,
         shutdown: bool = False,
+        offsets: list[TaskOffset] | None = None,
+        version: int = 0,
         group: str = GROUP,
     ) -> Answer:
         """A heartbeat; one that joins owns nothing, and each member is a process of its own by default. The
@@ -465,8 +473,10 @@ class GroupHarness:
             if tags is None
             else [KeyValue(key=key, value=value) for key, value in tags.items()],
             shutdown_application=shutdown,
+            task_offsets=offsets,
+            task_end_offsets=offsets,
         )
-        return self.submit(StreamsGroupHeartbeat(body, 0, "client", "/127.0.0.1"))
+        return self.submit(StreamsGroupHeartbeat(body, version, "client", "/127.0.0.1"))
 
     # Offsets
 

@@ -122,6 +122,20 @@ class StreamsSubtopology:
     state_changelog_topics: tuple[str, ...]
 
 
+class StreamsNode(NamedTuple):
+    """A part of a streams application, as it describes itself: `kind` is "source", "processor" or "sink". A
+    node of a global store is in no subtopology.
+    """
+
+    subtopology_id: str | None
+    name: str
+    kind: str
+    source_topics: tuple[str, ...]
+    sink_topic: str | None
+    stores: tuple[str, ...]
+    successors: tuple[str, ...]
+
+
 class DeliveredRange(NamedTuple):
     """Records that were delivered; `state` is "available", "acknowledged" or "archived"."""
 
@@ -298,7 +312,7 @@ class GroupsAdmin:
             STREAMS,
             STREAMS,
             group.group_state,
-            "",
+            group.assignor_name or "",
             group.group_epoch,
             tuple(
                 MemberDescription(
@@ -321,6 +335,32 @@ class GroupsAdmin:
             group.assignment_epoch,
             -1 if group.topology is None else group.topology.epoch,
             () if group.topology is None else tuple(map(_subtopology, group.topology.subtopologies or ())),
+        )
+
+    async def streams_nodes(self, group_id: str) -> tuple[StreamsNode, ...] | None:
+        """What a streams application does, node by node; None as long as no member has told its broker.
+        UNSUPPORTED_VERSION from brokers before Kafka 4.4.
+        """
+        request = streams_groups.StreamsGroupDescribeRequest(
+            group_ids=[group_id], include_topology_description=True
+        )
+        answer = await self._describe(group_id, request, streams_groups.StreamsGroupDescribeResponse)
+        description = answer.groups[0].topology_description
+        if description is None:
+            return None
+        found = [(each.subtopology_id, node) for each in description.subtopologies for node in each.nodes]
+        stores = [node for each in description.global_stores for node in (each.source, each.processor)]
+        return tuple(
+            StreamsNode(
+                subtopology_id,
+                node.name,
+                _NODE_KINDS.get(node.node_type, "unknown"),
+                tuple(node.source_topics),
+                node.sink_topic,
+                tuple(node.stores),
+                tuple(node.successors),
+            )
+            for subtopology_id, node in (*found, *((None, node) for node in stores))
         )
 
     async def _describe_classic(self, group_id: str) -> GroupInfo:
@@ -633,6 +673,9 @@ def _assigned(
         for topic in assignment.topic_partitions
         for index in topic.partitions
     )
+
+
+_NODE_KINDS = {1: "source", 2: "processor", 3: "sink"}
 
 
 def _task_names(tasks: Iterable[streams_groups.TaskIds]) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ from ottla.coordinator.group.requests import (
     ShareStatesInitialized,
     StreamsGroupHeartbeat,
     SyncGroup,
+    UpdateTopologyDescription,
 )
 from ottla.coordinator.group.share.share_group import ShareGroup
 from ottla.coordinator.group.share_group_manager import ShareGroupManager
@@ -110,7 +111,10 @@ class GroupCoordinatorShard:
                 to, request.group_id
             ),
             DescribeStreamsGroup: lambda to, request, _: self._streams_groups.describe_streams_group(
-                to, request.group_id
+                to, request
+            ),
+            UpdateTopologyDescription: lambda to, request, _: (
+                self._streams_groups.update_topology_description(to, request.body)
             ),
             ShareGroupHeartbeat: shares.share_group_heartbeat,
             ShareStatesInitialized: shares.states_initialized,

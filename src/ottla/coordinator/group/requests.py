@@ -42,6 +42,10 @@ from ottla.protocol.messages.streams_group_heartbeat import (
     StreamsGroupHeartbeatRequest,
     StreamsGroupHeartbeatResponse,
 )
+from ottla.protocol.messages.streams_group_topology_description_update import (
+    StreamsGroupTopologyDescriptionUpdateRequest,
+    StreamsGroupTopologyDescriptionUpdateResponse,
+)
 from ottla.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from ottla.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from ottla.protocol.names import TopicIdPartition
@@ -96,6 +100,12 @@ class StreamsGroupHeartbeat(GroupRequest[StreamsGroupHeartbeatRequest, StreamsGr
     __slots__ = ()
 
 
+class UpdateTopologyDescription(
+    GroupRequest[StreamsGroupTopologyDescriptionUpdateRequest, StreamsGroupTopologyDescriptionUpdateResponse]
+):
+    __slots__ = ()
+
+
 class CommitOffsets(GroupRequest[OffsetCommitRequest, OffsetCommitResponse]):
     __slots__ = ()
 
@@ -129,6 +139,7 @@ class DescribeConsumerGroup(CoordinatorOperation[consumer_group_describe.Describ
 @dataclass(frozen=True, slots=True)
 class DescribeStreamsGroup(CoordinatorOperation[streams_group_describe.DescribedGroup]):
     group_id: str
+    include_topology_description: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ottla.coordinator.group import records
 from ottla.coordinator.group.classic.classic_group import ClassicGroup
 from ottla.coordinator.group.consumer.subscriptions import metadata_hash
 from ottla.coordinator.group.group_metadata_manager import GroupMetadataManager
 from ottla.coordinator.group.heartbeat_interval import heartbeat_interval_ms
-from ottla.coordinator.group.requests import StreamsGroupHeartbeat, StreamsGroupHeartbeatResult
+from ottla.coordinator.group.requests import (
+    DescribeStreamsGroup,
+    StreamsGroupHeartbeat,
+    StreamsGroupHeartbeatResult,
+)
 from ottla.coordinator.group.streams import streams_records
 from ottla.coordinator.group.streams.endpoints import endpoint_to_partitions
 from ottla.coordinator.group.streams.internal_topic_manager import (
@@ -32,8 +36,9 @@ from ottla.coordinator.group.streams.internal_topic_manager import (
     StreamsStatus,
     configure_topics,
 )
-from ottla.coordinator.group.streams.sticky_task_assignor import assign_tasks
+from ottla.coordinator.group.streams.sticky_task_assignor import ASSIGNOR_NAME, assign_tasks
 from ottla.coordinator.group.streams.streams_group import (
+    MemberTaskOffsets,
     StreamsGroup,
     StreamsGroupMember,
     StreamsMemberState,
@@ -43,6 +48,7 @@ from ottla.coordinator.group.streams.streams_group import (
 )
 from ottla.coordinator.group.streams.streams_topology import StreamsTopology, topology_value
 from ottla.coordinator.group.streams.task_reconciliation import TaskReconciliation
+from ottla.coordinator.group.streams.topology_description import TopologyDescriptionStatus
 from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, EventTime, ReplyTo
 from ottla.protocol.consumer_offsets_records import (
     StreamsGroupCurrentMemberAssignmentKey,
@@ -65,6 +71,11 @@ from ottla.protocol.messages.streams_group_heartbeat import (
     StreamsGroupHeartbeatRequest,
     StreamsGroupHeartbeatResponse,
     TaskIds,
+    TaskOffset,
+)
+from ottla.protocol.messages.streams_group_topology_description_update import (
+    StreamsGroupTopologyDescriptionUpdateRequest,
+    StreamsGroupTopologyDescriptionUpdateResponse,
 )
 from ottla.runtime import invariants
 
@@ -73,6 +84,9 @@ LEAVE_EPOCH: Final = -1
 STATIC_LEAVE_EPOCH: Final = -2
 _RETRY_MS: Final = 500
 _INITIAL_REBALANCE: Final = "initial rebalance"
+_FIRST_VERSION_WITH_DESCRIPTIONS: Final = 1
+# How often members tell the offsets of their tasks.
+_TASK_OFFSET_INTERVAL_MS: Final = 60_000
 
 
 class StreamsGroupManager:
@@ -100,7 +114,7 @@ class StreamsGroupManager:
         now: EventTime,
     ) -> Effects:
         body = request.body
-        _check_heartbeat(body)
+        _check_heartbeat(body, request.version)
         if body.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             return self._streams_group_leave(to, body, now)
         group = self._metadata.groups.get(body.group_id)
@@ -108,6 +122,8 @@ class StreamsGroupManager:
             self._schedule_session_timeout(body.group_id, body.member_id, now)
             interval_ms = self._heartbeat_interval_ms(group, now)
             response = _response(group, body.member_id, body.member_epoch, interval_ms)
+            _note_task_offsets(group, body)
+            _complete(response, group, request.version, now)
             return Effects().reply(to, StreamsGroupHeartbeatResult(response))
         effects = Effects()
         out = effects.records
@@ -139,6 +155,9 @@ class StreamsGroupManager:
             draft.changed_ms = now.tick_ms
         interval_ms = self._heartbeat_interval_ms(draft, now, delay_ms)
         response = self._heartbeat_response(draft, member, moved, body, created, statuses, interval_ms)
+        if not created:
+            _note_task_offsets(draft, body)
+        _complete(response, draft, request.version, now, has_description=not created)
         if is_delayed:
             effects.extend(Effects(on_applied=partial(self._schedule_initial_rebalance, body.group_id)))
         effects.extend(Effects(on_applied=partial(self._on_heartbeat, draft, moved, created, bool(out))))
@@ -524,9 +543,28 @@ class StreamsGroupManager:
 
     # Describing
 
-    def describe_streams_group(
-        self, to: ReplyTo[describe_messages.DescribedGroup] | None, group_id: str
+    def update_topology_description(
+        self,
+        to: ReplyTo[StreamsGroupTopologyDescriptionUpdateResponse] | None,
+        body: StreamsGroupTopologyDescriptionUpdateRequest,
     ) -> Effects:
+        group = self._metadata.group(body.group_id)
+        if not isinstance(group, StreamsGroup):
+            raise not_a_streams_group(body.group_id)
+        group.member(body.member_id)
+        epoch = -1 if group.topology is None else group.topology.epoch
+        if body.topology_epoch != epoch:
+            raise _invalid(
+                f"Topology epoch {body.topology_epoch} does not match the group's current topology epoch "
+                f"{epoch}."
+            )
+        group.description.put(body)
+        return Effects().reply(to, StreamsGroupTopologyDescriptionUpdateResponse())
+
+    def describe_streams_group(
+        self, to: ReplyTo[describe_messages.DescribedGroup] | None, request: DescribeStreamsGroup
+    ) -> Effects:
+        group_id = request.group_id
         group = self._metadata.group(group_id)
         if not isinstance(group, StreamsGroup):
             raise not_a_streams_group(group_id)
@@ -537,7 +575,17 @@ class StreamsGroupManager:
             assignment_epoch=group.target_epoch,
             topology=self._described_topology(group),
             members=[_described_member(group, member) for member in group.members.values()],
+            assignor_name=ASSIGNOR_NAME,
         )
+        if request.include_topology_description:
+            held = group.description
+            is_current = group.topology is not None and held.epoch == group.topology.epoch
+            described.topology_description = held.description if is_current else None
+            described.topology_description_status = (
+                TopologyDescriptionStatus.NOT_STORED
+                if described.topology_description is None
+                else TopologyDescriptionStatus.AVAILABLE
+            )
         return Effects().reply(to, described)
 
     def _described_topology(self, group: StreamsGroup) -> describe_messages.Topology | None:
@@ -658,15 +706,57 @@ def _response(
     )
 
 
+def _complete(
+    response: StreamsGroupHeartbeatResponse,
+    group: StreamsGroup,
+    version: int,
+    now: EventTime,
+    *,
+    has_description: bool = True,
+) -> None:
+    """Add what only version 1 of a response has. A group that is new is asked with the next heartbeat."""
+    if version < _FIRST_VERSION_WITH_DESCRIPTIONS:
+        return
+    response.task_offset_interval_ms = _TASK_OFFSET_INTERVAL_MS
+    is_stale = any(each.status_code == StreamsStatus.STALE_TOPOLOGY for each in response.status or ())
+    if has_description and group.topology is not None and not is_stale:
+        response.topology_description_required = group.description.ask(group.topology.epoch, now.tick_ms)
+
+
+def _note_task_offsets(group: StreamsGroup, body: StreamsGroupHeartbeatRequest) -> None:
+    """Keep how far the tasks of a member are, as far as the topology has these tasks."""
+    subtopologies = (group.configured.subtopologies if group.configured is not None else None) or {}
+    if body.member_id not in group.members or (body.task_offsets is None and body.task_end_offsets is None):
+        return
+
+    def known(sent: list[TaskOffset] | None, before: Mapping[tuple[str, int], int]) -> Mapping[Any, int]:
+        if sent is None:
+            return before
+        return {
+            (each.subtopology_id, each.partition): each.offset
+            for each in sent
+            if each.subtopology_id in subtopologies
+            and 0 <= each.partition < subtopologies[each.subtopology_id].tasks
+        }
+
+    before = group.task_offsets.get(body.member_id, MemberTaskOffsets({}, {}))
+    group.task_offsets[body.member_id] = MemberTaskOffsets(
+        known(body.task_offsets, before.offsets), known(body.task_end_offsets, before.end_offsets)
+    )
+
+
 def not_a_streams_group(group_id: str) -> KafkaError:
     return KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a streams group.")
 
 
-def _check_heartbeat(body: StreamsGroupHeartbeatRequest) -> None:
-    """Raise unless the heartbeat is well formed and uses only what Kafka 4.3 supports."""
+def _check_heartbeat(body: StreamsGroupHeartbeatRequest, version: int) -> None:
+    """Raise unless the heartbeat is well formed and uses only what Kafka 4.3 supports, and offsets of tasks
+    only in the version of Kafka 4.4.
+    """
+    has_offsets = version >= _FIRST_VERSION_WITH_DESCRIPTIONS
     _check(body.instance_id is None, "Static membership is not yet supported.")
-    _check(body.task_offsets is None, "TaskOffsets are not supported yet.")
-    _check(body.task_end_offsets is None, "TaskEndOffsets are not supported yet.")
+    _check(has_offsets or body.task_offsets is None, "TaskOffsets are not supported yet.")
+    _check(has_offsets or body.task_end_offsets is None, "TaskEndOffsets are not supported yet.")
     _check(not body.warmup_tasks, "WarmupTasks are not supported yet.")
     topology = body.topology
     _check(
@@ -825,6 +915,7 @@ def _status(status: StreamsStatus, detail: str) -> Status:
 
 def _described_member(group: StreamsGroup, member: StreamsGroupMember) -> describe_messages.Member:
     endpoint = member.user_endpoint
+    offsets = group.task_offsets.get(member.member_id, MemberTaskOffsets({}, {}))
     assigned, target = member.assigned, group.target_of(member.member_id)
     active = {id: frozenset(tasks) for id, tasks in assigned.active.items()}
     return describe_messages.Member(
@@ -843,9 +934,18 @@ def _described_member(group: StreamsGroup, member: StreamsGroupMember) -> descri
             describe_messages.KeyValue(key=key, value=value)
             for key, value in sorted(member.client_tags.items())
         ],
+        task_offsets=_described_offsets(offsets.offsets),
+        task_end_offsets=_described_offsets(offsets.end_offsets),
         assignment=_described_tasks(active, assigned.standby, assigned.warmup),
         target_assignment=_described_tasks(target.active, target.standby, target.warmup),
     )
+
+
+def _described_offsets(offsets: Mapping[tuple[str, int], int]) -> list[describe_messages.TaskOffset]:
+    return [
+        describe_messages.TaskOffset(subtopology_id=id, partition=partition, offset=offset)
+        for (id, partition), offset in sorted(offsets.items())
+    ]
 
 
 def _described_tasks(active: Tasks, standby: Tasks, warmup: Tasks) -> describe_messages.Assignment:

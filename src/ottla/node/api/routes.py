@@ -173,6 +173,11 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ApiRoute("ConsumerGroupDescribe", "consumer_group_describe", BROKER_ONLY, on_failure=_HANDLER),
         ApiRoute("StreamsGroupHeartbeat", "streams_group_heartbeat", BROKER_ONLY),
         ApiRoute("StreamsGroupDescribe", "streams_group_describe", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute(
+            "StreamsGroupTopologyDescriptionUpdate",
+            "streams_group_topology_description_update",
+            BROKER_ONLY,
+        ),
         ApiRoute("DeleteGroups", "delete_groups", BROKER_ONLY, on_failure=_HANDLER),
         ApiRoute("ShareGroupHeartbeat", "share_group_heartbeat", BROKER_ONLY),
         ApiRoute("ShareGroupDescribe", "share_group_describe", BROKER_ONLY, on_failure=_HANDLER),

@@ -1,13 +1,18 @@
-"""Describe streams groups, their topology and members."""
+"""Describe streams groups, their topology and members.
+
+- v1: what the application does, node by node, if it is asked for (KIP-1331); the assignor (KIP-1357)
+"""
 
 from __future__ import annotations
 
+from ottla.protocol.messages.streams_group_topology_description_update import TopologyDescription
 from ottla.protocol.schema import (
     Request,
     Response,
     Struct,
     array,
     boolean,
+    int8,
     int16,
     int32,
     int64,
@@ -17,9 +22,10 @@ from ottla.protocol.schema import (
 )
 
 
-class StreamsGroupDescribeRequest(Request, api_key=89, versions="0", flexible="0+"):
+class StreamsGroupDescribeRequest(Request, api_key=89, versions="0-1", flexible="0+"):
     group_ids: list[str] = array("string")
     include_authorized_operations: bool = boolean()
+    include_topology_description: bool = boolean(versions="1+")
 
 
 class KeyValue(Struct):
@@ -97,8 +103,13 @@ class DescribedGroup(Struct):
     topology: Topology | None = nested(Topology, nullable=True, default=None)
     members: list[Member] = array(Member)
     authorized_operations: int = int32(default=-(2**31))
+    topology_description: TopologyDescription | None = nested(
+        TopologyDescription, versions="1+", nullable=True, default=None
+    )
+    topology_description_status: int = int8(versions="1+")
+    assignor_name: str | None = string(versions="1+", nullable=True, default=None, ignorable=True)
 
 
-class StreamsGroupDescribeResponse(Response, api_key=89, versions="0", flexible="0+"):
+class StreamsGroupDescribeResponse(Response, api_key=89, versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     groups: list[DescribedGroup] = array(DescribedGroup)

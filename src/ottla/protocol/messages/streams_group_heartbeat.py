@@ -1,4 +1,8 @@
-"""Take part in a streams group: topology, tasks and liveness in one request."""
+"""Take part in a streams group: topology, tasks and liveness in one request.
+
+- v1: offsets of tasks, an int64 of the lag that a warm-up task may have, MISSING_CLIENT_TAGS; the coordinator
+  may ask for a description of the topology (KIP-1331)
+"""
 
 from __future__ import annotations
 
@@ -67,7 +71,7 @@ class TaskOffset(Struct):
     offset: int = int64()
 
 
-class StreamsGroupHeartbeatRequest(Request, api_key=88, versions="0", flexible="0+"):
+class StreamsGroupHeartbeatRequest(Request, api_key=88, versions="0-1", flexible="0+"):
     group_id: str = string()
     member_id: str = string()
     member_epoch: int = int32()
@@ -103,19 +107,21 @@ class EndpointToPartitions(Struct):
     standby_partitions: list[TopicPartition] = array(TopicPartition)
 
 
-class StreamsGroupHeartbeatResponse(Response, api_key=88, versions="0", flexible="0+"):
+class StreamsGroupHeartbeatResponse(Response, api_key=88, versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable=True, default=None)
     member_id: str = string()
     member_epoch: int = int32()
     heartbeat_interval_ms: int = int32()
-    acceptable_recovery_lag: int = int32()
+    acceptable_recovery_lag_legacy: int = int32(versions="0")
     task_offset_interval_ms: int = int32()
+    acceptable_recovery_lag: int = int64(versions="1+", default=-1, ignorable=True)
     status: list[Status] | None = array(Status, nullable=True)
     active_tasks: list[TaskIds] | None = array(TaskIds, nullable=True, default=None)
     standby_tasks: list[TaskIds] | None = array(TaskIds, nullable=True, default=None)
     warmup_tasks: list[TaskIds] | None = array(TaskIds, nullable=True, default=None)
+    topology_description_required: bool = boolean(versions="1+")
     endpoint_information_epoch: int = int32()
     partitions_by_user_endpoint: list[EndpointToPartitions] | None = array(
         EndpointToPartitions, nullable=True, default=None

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ottla.coordinator.group.streams.internal_topic_manager import ConfiguredSubtopology
 from ottla.coordinator.group.streams.streams_group import Tasks, TasksTuple
 
+ASSIGNOR_NAME: Final = "sticky"
 NUM_STANDBY_REPLICAS: Final = "num.standby.replicas"
 
 

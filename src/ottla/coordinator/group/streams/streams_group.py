@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ottla.coordinator.group.streams.internal_topic_manager import ConfiguredTopology
 from ottla.coordinator.group.streams.streams_topology import StreamsTopology
+from ottla.coordinator.group.streams.topology_description import HeldTopologyDescription
 from ottla.protocol.consumer_offsets_records import (
     StreamsGroupCurrentMemberAssignmentTaskIds,
     StreamsGroupCurrentMemberAssignmentValue,
@@ -218,6 +219,13 @@ class StreamsGroupMember:
         )
 
 
+class MemberTaskOffsets(NamedTuple):
+    """The offsets of the changelogs of a member's tasks, summed up by task, and where the changelogs end."""
+
+    offsets: Mapping[tuple[str, int], int]
+    end_offsets: Mapping[tuple[str, int], int]
+
+
 @dataclass(slots=True, eq=False)
 class StreamsGroup:
     group_id: str
@@ -248,6 +256,10 @@ class StreamsGroup:
     """Grows with each change of the tasks of a member that has an endpoint."""
     endpoints: dict[str, EndpointToPartitions] = field(default_factory=dict)
     """By member: its endpoint with the partitions that it serves, computed when a member asks for it."""
+    description: HeldTopologyDescription = field(default_factory=HeldTopologyDescription)
+    """What a member says about the topology; a draft has that of its group."""
+    task_offsets: dict[str, MemberTaskOffsets] = field(default_factory=dict)
+    """By member: how far its tasks are. A draft has those of its group."""
     changed_ms: int | None = None
     """The tick of the last change of an epoch or assignment that this coordinator wrote."""
     _updates: int = 0
@@ -336,6 +348,7 @@ class StreamsGroup:
         self._updates += 1
         member = self.members.pop(member_id, None)
         self.endpoints.pop(member_id, None)
+        self.task_offsets.pop(member_id, None)
         if member is not None:
             self._release(member)
         if not self.members:

@@ -1,11 +1,16 @@
-"""StreamsGroupDescribe: describe streams groups, with their topology and the tasks of their members."""
+"""StreamsGroupDescribe: describe streams groups, with their topology and the tasks of their members.
+
+Version 1 names the assignor, and has the description of the application by a member if that is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from functools import partial
 from typing import Final
 
 from ottla.coordinator.group.requests import DescribeStreamsGroup
+from ottla.coordinator.group.streams.topology_description import nodes_of
 from ottla.node.api.context import RequestContext
 from ottla.node.api.described_groups import describe_groups
 from ottla.node.api.group_requests import check_streams_protocol
@@ -23,7 +28,10 @@ def handle(
     context: RequestContext, request: StreamsGroupDescribeRequest
 ) -> Awaitable[StreamsGroupDescribeResponse]:
     check_streams_protocol(context)
-    return _describe(describe_groups(context, request, DescribeStreamsGroup, _failed, _topics, _DENIED))
+    operation = partial(
+        DescribeStreamsGroup, include_topology_description=request.include_topology_description
+    )
+    return _describe(describe_groups(context, request, operation, _failed, _topics, _DENIED))
 
 
 def failure_response(
@@ -51,6 +59,11 @@ def _topics(group: DescribedGroup) -> list[str]:
     subtopologies = (group.topology.subtopologies if group.topology is not None else None) or []
     return sorted(
         {
+            topic
+            for node in nodes_of(group.topology_description)
+            for topic in (*node.source_topics, *((node.sink_topic,) if node.sink_topic else ()))
+        }
+        | {
             topic
             for subtopology in subtopologies
             for topic in (

@@ -18,7 +18,8 @@ RUNS ?= 5
 COMPILE := $(BIN)/python -m compileall -q src
 # The package of Kerberos is compiled against the system's library, so only a machine that has it gets it. What
 # does not build is left out: the summary of the tests says so.
-KERBEROS := if command -v krb5-config > /dev/null; then $(BIN)/python -m pip install --quiet 'ottla[kerberos]' || \
+KERBEROS := if command -v krb5-config > /dev/null; then $(BIN)/python -m pip install --quiet \
+	--constraint packaging/constraints.txt 'ottla[kerberos]' || \
 	echo "The extra kerberos could not be installed: Kerberos is not tested."; fi
 
 # More workers than cores: tests wait much of their time. How they share is in tests/support/scheduling.py. Pytest keeps
@@ -34,18 +35,18 @@ PREPARE = @echo "Fetching what the tests run beside Ottla: this takes some minut
 LOCKED := $(PYTHON) -c 'import fcntl, subprocess, sys; lock = open("Makefile"); \
 	fcntl.flock(lock, fcntl.LOCK_EX); sys.exit(subprocess.call(sys.argv[1:]))'
 
-.PHONY: setup demo test witnesses test-all all-tests test-fast steady mutations test-faults test-cluster-faults soak lint bench fuzz dist clean
+.PHONY: setup demo test witnesses test-all all-tests test-fast steady mutations test-faults test-cluster-faults soak lint bench fuzz dist clean sbom lock
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py src/ottla/records/_kernel.pyx $(wildcard src/ottla/records/kernel/*.pxi)
+$(STAMP): pyproject.toml packaging/constraints.txt setup.py src/ottla/records/_kernel.pyx $(wildcard src/ottla/records/kernel/*.pxi)
 ifndef OTTLA_SETUP
 	+@$(LOCKED) $(MAKE) --no-print-directory OTTLA_SETUP=1 $@
 else
 	@echo "Installing what Ottla needs into $(VENV) and compiling its kernel: this takes some minutes, once."
 	$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint packaging/constraints.txt --editable '.[dev]'
 	$(KERBEROS)
 	$(COMPILE)
 	touch $@
@@ -133,10 +134,32 @@ fuzz: $(STAMP)
 # make dist DIST_OPTIONS='--python 3.11 3.12', or '--headers 3.14=DIRECTORY' for a Python that is not installed.
 dist:
 	test -x $(DIST)/bin/twine || ($(PYTHON) -m venv --clear $(DIST) && \
-		$(DIST)/bin/python -m pip install --quiet --upgrade pip && $(DIST)/bin/python -m pip install --quiet --group dist)
+		$(DIST)/bin/python -m pip install --quiet --upgrade pip && $(DIST)/bin/python -m pip install --quiet \
+		--constraint packaging/constraints-dist.txt --group dist)
 	$(DIST)/bin/python packaging/wheels.py $(DIST_OPTIONS)
 	$(DIST)/bin/python packaging/check.py
 	$(DIST)/bin/python packaging/try_wheels.py $(TRY_OPTIONS)
+
+# What is in an installation with these extras, as CycloneDX JSON: make sbom SBOM_EXTRAS='tables tiered' > sbom.json
+SBOM_EXTRAS ?= otel tables tiered zookeeper
+sbom: $(STAMP)
+	@$(BIN)/python packaging/sbom.py $(SBOM_EXTRAS)
+
+# Takes the newest versions that pyproject.toml allows: run the tests before the change is pushed. The last file has
+# hashes, for an image on this platform: pip install --require-hashes.
+lock:
+	rm -rf build/lock && $(PYTHON) -m venv build/lock/dev && $(PYTHON) -m venv build/lock/dist
+	build/lock/dev/bin/python -m pip install --quiet --upgrade pip
+	build/lock/dev/bin/python -m pip install --quiet --editable '.[dev,kerberos]'
+	build/lock/dist/bin/python -m pip install --quiet --upgrade pip
+	build/lock/dist/bin/python -m pip install --quiet --group dist
+	build/lock/dev/bin/python packaging/lock.py constraints > build/lock/constraints.txt
+	build/lock/dist/bin/python packaging/lock.py constraints-dist > build/lock/constraints-dist.txt
+	mv build/lock/constraints*.txt packaging/
+	build/lock/dev/bin/python -m pip install --quiet --dry-run --ignore-installed --report - \
+		--constraint packaging/constraints.txt '.[otel,tables,tiered,zookeeper]' \
+		| build/lock/dev/bin/python packaging/lock.py requirements > build/lock/requirements.txt
+	mv build/lock/requirements.txt packaging/requirements.txt
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/ottla/records/_kernel.c

@@ -33,7 +33,10 @@ def checkout(directory: Path) -> tuple[list[str], Path]:
     log, python = directory / "log", directory / "python"
     python.write_text(PYTHON.format(log=log, python=sys.executable))
     python.chmod(0o755)
-    for name in ("pyproject.toml", "setup.py", "src/ottla/records/_kernel.pyx"):
+    for name in (
+        *("pyproject.toml", "packaging/constraints.txt", "setup.py"),
+        "src/ottla/records/_kernel.pyx",
+    ):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).touch()
     return ["make", "setup", f"PYTHON={python}"], log

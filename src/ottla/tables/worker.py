@@ -94,6 +94,10 @@ class TableWorker:
         if not table.has_rows and not head["always"]:
             return {"rows": 0, "files": 0, "bytes": 0}
         result = table.commit(head["complete"])
+        import pyarrow as pa
+
+        # Some kilobytes that inflate to hundreds of megabytes would be held for good.
+        pa.default_memory_pool().release_unused()
         return {"rows": result.rows, "files": result.files, "bytes": result.bytes}
 
     def _on_maintain(self, head: dict[str, Any], _: bytes) -> dict[str, Any]:

@@ -500,3 +500,32 @@ def test_the_machine_knows_every_request_it_may_get() -> None:
     lab = GroupHarness()
     with pytest.raises(KeyError):
         lab.shard.handle(None, GroupRequest(object(), 0), lab.now)
+
+
+def test_large_metadata_of_members_are_bounded_over_all_groups() -> None:
+    lab = GroupHarness(classic_metadata_bytes=100_000)
+    large = bytes(40_000)
+    joined = [lab.join(group=f"g{index}", version=3, metadata=large) for index in range(3)]
+    assert [answer.done for answer in joined] == [False, False, True]
+    assert joined[2].error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    # Ordinary members are not concerned.
+    small = lab.join(group="g3", version=3)
+    lab.advance(3_000)
+    assert small.ok().generation_id == 1
+    # One that has a place may join again with as much, and no more.
+    member = joined[0].ok().member_id
+    refused = lab.join(member, group="g0", version=3, metadata=bytes(70_000))
+    assert refused.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert lab.join(member, group="g0", version=3, metadata=bytes(50_000)).ok().generation_id == 2
+
+
+def test_the_metadata_of_members_that_are_gone_take_no_memory() -> None:
+    lab = GroupHarness(classic_metadata_bytes=100_000)
+    for _ in range(5):
+        joined = [lab.join(group=f"g{index}", version=3, metadata=bytes(40_000)) for index in range(2)]
+        lab.advance(3_000)
+        assert [answer.ok().generation_id for answer in joined] == [1, 1]
+        assert lab.settings.member_memory.held_bytes > 80_000
+        lab.advance(60_000)  # their sessions end
+        assert lab.settings.member_memory.held_bytes == 0
+        lab.advance(10 * 60_000)

@@ -74,6 +74,13 @@ def rebalance_in_progress(group_id: str) -> KafkaError:
     return KafkaError(ErrorCode.REBALANCE_IN_PROGRESS, f"group {group_id} is rebalancing; join again")
 
 
+def _no_memory(group_id: str) -> KafkaError:
+    return KafkaError(
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        f"group {group_id}: the metadata of the members of all groups take too much memory; join again later",
+    )
+
+
 class ClassicGroupManager:
     __slots__ = ("_metadata",)
 
@@ -165,6 +172,9 @@ class ClassicGroupManager:
         now: EventTime,
     ) -> Effects:
         body = request.body
+        memory = self._metadata.settings.member_memory
+        if not memory.may_hold(member_protocols(body)):
+            raise _no_memory(body.group_id)
         member = ClassicGroupMember(
             member_id,
             body.group_instance_id,
@@ -180,6 +190,7 @@ class ClassicGroupManager:
         if group.state is PREPARING and group.previous_state is EMPTY:
             group.new_member_added = True
         group.add(member)
+        memory.hold(member)
         self._schedule_heartbeat(group, member.member_id, NEW_MEMBER_JOIN_TIMEOUT_MS, now)
         return self._prepare_rebalance_or_complete_join(group, now)
 
@@ -191,6 +202,8 @@ class ClassicGroupManager:
             return self._add_member_then_rebalance(to, request, group, body.member_id, now)
         group.check_member(body.member_id, body.group_instance_id)
         member = group.members[body.member_id]
+        if not self._metadata.settings.member_memory.may_hold(member_protocols(body), member):
+            raise _no_memory(body.group_id)
         unchanged = member.protocols == member_protocols(body)
         is_leader = group.leader_id == member.member_id
         if group.state is COMPLETING and unchanged:
@@ -213,6 +226,7 @@ class ClassicGroupManager:
         effects = Effects()
         effects.reply(member.awaiting_join, join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
         group.change_protocols(member, member_protocols(body))
+        self._metadata.settings.member_memory.hold(member)
         member.rebalance_timeout_ms = rebalance_timeout_ms(body)
         member.session_timeout_ms = body.session_timeout_ms
         group.await_join(member, to)
@@ -231,6 +245,8 @@ class ClassicGroupManager:
     ) -> Effects:
         """Give a static member that is back without its id a new one; the holder of the old id is fenced."""
         old = group.members[old_id]
+        if not self._metadata.settings.member_memory.may_hold(member_protocols(request.body), old):
+            raise _no_memory(group.group_id)
         effects = Effects()
         effects.reply(old.awaiting_join, join_error(ErrorCode.FENCED_INSTANCE_ID, old_id))
         effects.reply(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+from ottla.coordinator.group.classic.member_memory import MemberMemory
 
 MAX_INT = 2**31 - 1
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
@@ -38,6 +41,8 @@ class GroupCoordinatorConfig:
     group_max_session_timeout_ms: int = 1_800_000
     group_initial_rebalance_delay_ms: int = 3_000
     group_max_size: int = MAX_INT
+    classic_metadata_bytes: int = 64 * 1024 * 1024
+    """What the metadata of all classic members may take."""
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
     consumer_max_size: int = MAX_INT
@@ -66,12 +71,13 @@ class GroupCoordinatorConfig:
 class GroupSettings:
     """The settings of the node, and those that an operator has set for single groups."""
 
-    __slots__ = ("node", "overrides")
+    __slots__ = ("member_memory", "node", "overrides")
 
     def __init__(
         self, node: GroupCoordinatorConfig, overrides: Mapping[str, Mapping[str, str]] | None = None
     ) -> None:
         self.node = node
+        self.member_memory: Final = MemberMemory(node.classic_metadata_bytes)
         # By group: dynamic settings such as `consumer.session.timeout.ms`, validated when they were set.
         self.overrides: Mapping[str, Mapping[str, str]] = overrides or {}
 

@@ -18,6 +18,7 @@ def group_config(config: NodeConfig) -> GroupCoordinatorConfig:
         group_max_session_timeout_ms=number("group.max.session.timeout.ms"),
         group_initial_rebalance_delay_ms=number("group.initial.rebalance.delay.ms"),
         group_max_size=number("group.max.size"),
+        classic_metadata_bytes=number("connections.memory.max.bytes") // 8,
         consumer_session_timeout_ms=number("group.consumer.session.timeout.ms"),
         consumer_heartbeat_interval_ms=number("group.consumer.heartbeat.interval.ms"),
         consumer_max_size=number("group.consumer.max.size"),

@@ -45,7 +45,7 @@ Protocols = tuple[tuple[str, bytes], ...]
 """Protocols by name with the member's metadata for each, the preferred first."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class ClassicGroupMember:
     member_id: str
     instance_id: str | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -257,14 +258,18 @@ def test_what_only_nodes_need_says_so() -> None:
     assert not hasattr(slow, "__path__")
 
 
-CLIENTS = """
-import asyncio, importlib.machinery, sys, warnings
-
 # As where no compiled kernel is installed.
+UNCOMPILED = """
+import importlib.machinery, sys, warnings
+
 import ottla.records
 [directory] = ottla.records.__path__
 sources = importlib.machinery.SourceFileLoader, [".py"]
 sys.path_importer_cache[directory] = importlib.machinery.FileFinder(directory, sources)
+"""
+
+CLIENTS = """
+import asyncio
 warnings.simplefilter("ignore", RuntimeWarning)
 import ottla.records._kernel
 assert ottla.records._kernel.__file__.endswith("_kernel.py")
@@ -288,6 +293,17 @@ asyncio.run(main(sys.argv[1]))
 @pytest.mark.slow
 def test_clients_work_without_a_compiled_kernel() -> None:
     with LocalNode() as node:
-        command = [sys.executable, "-c", CLIENTS, node.bootstrap_servers]
+        command = [sys.executable, "-c", UNCOMPILED + CLIENTS, node.bootstrap_servers]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=120)
     assert done.stdout == "[(b'key', b'hello', (('a', b'b'),))]\n"
+
+
+@pytest.mark.slow
+def test_a_node_without_a_compiled_kernel_says_what_it_lacks(tmp_path: Path) -> None:
+    program = (
+        UNCOMPILED + "from ottla.cli.main import main\nsys.exit(main(['start', '--data-dir', sys.argv[1]]))"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)]
+    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 1
+    assert re.fullmatch(r"ottla: \w+ is only in Ottla's compiled kernel, .*\n", done.stderr)

@@ -19,6 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(arguments)
     except KeyboardInterrupt:  # before the application handles it
         return INTERRUPTED
+    except ImportError as error:
+        if error.name != "ottla.records._kernel":
+            raise
+        print(f"ottla: {error}", file=sys.stderr)
+        return 1
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -30,7 +30,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     raise ImportError(
         f"{name} is only in Ottla's compiled kernel, which this installation does not have. Install a wheel"
-        " that is made for this Python and system, or build one with a C compiler."
+        " that is made for this Python and system, or build one with a C compiler.",
+        name="ottla.records._kernel",
     )
 
 

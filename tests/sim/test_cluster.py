@@ -31,10 +31,12 @@ BUDGET_S = 12.0
 # change of the program it is a seed like others.
 PLANTED_RUNS = 120
 FIRST_SEEDS = {
+    "aborted-records-supersede": 12,
     "controller-not-checked-by-writes": 11,
     "coordinator-answers-too-soon": 5,
     "followers-without-auxiliary-state": 3,
     "share-leaders-not-fenced": 12,
+    "streams-tasks-given-too-soon": 35,
     "unclean-stop-taken-for-clean": 3,
     "waiters-left-at-a-close": 21,
 }
@@ -48,6 +50,7 @@ def explain(outcome: ClusterOutcome) -> str:
 # What is drawn, its option of `ottla sim`, and faults of which one at least must have been injected.
 # Bugs that take many seeds to show.
 FOUND_LATE = {
+    "aborted-records-supersede",
     "followers-forget-producers",
     "followers-without-auxiliary-state",
     "leader-from-outside-the-in-sync-set",
@@ -55,6 +58,7 @@ FOUND_LATE = {
     "markers-not-driven-again",
     "never-joins-again",
     "only-manifests-deleted",
+    "streams-tasks-given-too-soon",
     "unclean-stop-taken-for-clean",
     "waiters-left-at-a-close",
 }

@@ -146,7 +146,8 @@ class TransactionManager:
         if self._version_2 or partition in self._joined:
             return True
         self._wanted.add(partition)
-        if self._joining is None:
+        # After an error only an abort may follow: there is nothing to add, and no reason to wake the sender.
+        if self._joining is None and self.state is TransactionManagerState.IN_TRANSACTION:
             self._joining = asyncio.get_running_loop().create_task(self._join())
         return False
 

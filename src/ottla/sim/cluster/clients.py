@@ -56,7 +56,7 @@ def make_clients(
         "topics": [TopicChurn(environment, "topics")],
         "settings": [SettingsChanger(environment, "settings")],
         "levels": [LevelRaiser(environment, "levels", scenario.last_levels())],
-        "streams": [StreamsWorker(environment, f"streams-{n}") for n in range(3)],
+        "streams": [StreamsWorker(environment, f"streams-{n}") for n in range(2)],
         "quotas": [QuotaChanger(environment, "quotas")],
         "moves": [ReplicaMover(environment, "moves")] if len(environment.brokers) > 1 else [],
     }

@@ -16,11 +16,14 @@ from typing import Any
 from unittest import mock
 
 from ottla.coordinator.group.offset_metadata_manager import OffsetMetadataManager
+from ottla.coordinator.group.streams.task_reconciliation import TaskReconciliation
 from ottla.coordinator.runtime.coordinator_runtime import CoordinatorRuntime
 from ottla.coordinator.share.share_coordinator_shard import ShareCoordinatorShard
 from ottla.coordinator.share.share_group_offset import ShareGroupOffset
+from ottla.coordinator.transaction.requests import InitProducerId
 from ottla.coordinator.transaction.transaction_coordinator import TransactionCoordinator
 from ottla.coordinator.transaction.transaction_marker_channel_manager import TransactionMarkerChannelManager
+from ottla.log.cleaner.compaction import CleanedTransactionMetadata
 from ottla.log.local_log import FlushPlan
 from ottla.log.producers.state_entry import ProducerAppendInfo, ProducerStateEntry
 from ottla.log.producers.state_manager import ProducerAppend
@@ -338,6 +341,25 @@ def _brokers_not_watched() -> list[Patch]:
     return [(ControllerWatches, "_watch", watch)]
 
 
+def _prepared_not_kept() -> list[Patch]:
+    """The next producer aborts what the one before has prepared."""
+    original = TransactionCoordinator._init_while_ongoing
+
+    def init(self: TransactionCoordinator, to: Any, request: InitProducerId, *args: Any) -> Any:
+        return original(self, to, replace(request, keep_prepared=False), *args)
+
+    return [(TransactionCoordinator, "_init_while_ongoing", init)]
+
+
+def _aborted_records_supersede() -> list[Patch]:
+    """The cleaner takes the records of aborted transactions for the last ones of their keys."""
+    return [(CleanedTransactionMetadata, "on_batch_read", lambda _self, _header: False)]
+
+
+def _streams_tasks_given_too_soon() -> list[Patch]:
+    return [(TaskReconciliation, "_is_unreleased_active", lambda *_: False)]
+
+
 CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "sync-skipped": _sync_skipped,
     "acknowledged-before-replicas-have-it": _acknowledged_before_replicas_have_it,
@@ -373,6 +395,9 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "snapshot-without-states": _snapshot_without_states,
     "controller-not-checked-by-writes": _controller_not_checked_by_writes,
     "brokers-not-watched": _brokers_not_watched,
+    "prepared-not-kept": _prepared_not_kept,
+    "aborted-records-supersede": _aborted_records_supersede,
+    "streams-tasks-given-too-soon": _streams_tasks_given_too_soon,
     **TIER_BUGS,
 }
 
@@ -480,6 +505,11 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     # The controller learns late, or not at all, that its znode was deleted, and goes on.
     "controller-not-checked-by-writes": _DELETED_CONTROLLERS,
     "brokers-not-watched": _ON_ZOOKEEPER,
+    "prepared-not-kept": _scenario("prepared", features=("two-phase",), kill_a_client=4, kill_a_process=1),
+    "aborted-records-supersede": _scenario("transactional", features=("compaction",), kill_a_process=1),
+    "streams-tasks-given-too-soon": _scenario(
+        "idempotent", features=("streams-groups",), longest_s=1.0, kill_a_process=1, kill_a_client=1
+    ),
     **dict.fromkeys(TIER_BUGS, _TIERED),
     "followers-without-auxiliary-state": _TIERED_FOLLOWERS,
     "deleted-topics-forgotten": replace(

@@ -325,6 +325,7 @@ FEATURES: tuple[ScenarioFeature, ...] = (
             "group.streams.min.session.timeout.ms": "1000",
             "group.streams.heartbeat.interval.ms": "500",
             "group.streams.min.heartbeat.interval.ms": "100",
+            "group.streams.initial.rebalance.delay.ms": "300",
         },
     ),
     ScenarioFeature(

@@ -162,7 +162,7 @@ def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKaf
 
 @pytest.fixture(scope="session")
 def java_driver() -> Iterator[JavaDriver]:
-    """A JVM with Kafka's newest Java client and its command-line tools."""
+    """A JVM with Kafka's Java client 4.3.1 and its command-line tools."""
     with JavaDriver() as driver:
         yield driver
 
@@ -171,6 +171,13 @@ def java_driver() -> Iterator[JavaDriver]:
 def old_java_driver() -> Iterator[JavaDriver]:
     """A JVM with the Java client 3.5.0."""
     with JavaDriver(kafka_libs.OLD_CLIENT) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def new_java_driver() -> Iterator[JavaDriver]:
+    """A JVM with the Java client 4.4.0, which has no tools."""
+    with JavaDriver(kafka_libs.NEW_CLIENT) as driver:
         yield driver
 
 

@@ -1,4 +1,4 @@
-"""Kafka's Java client, of today and of years ago, against a node: what it writes is what it reads."""
+"""Kafka's Java clients, of today and of years ago, against a node: what they write is what they read."""
 
 from __future__ import annotations
 
@@ -30,11 +30,17 @@ def node() -> Iterator[LocalNode]:
         yield node
 
 
-@pytest.fixture(params=["4.3.1", pytest.param("3.5.0", marks=pytest.mark.exhaustive)])
+DRIVERS = {"4.3.1": "java_driver", "3.5.0": "old_java_driver", "4.4.0": "new_java_driver"}
+
+
+@pytest.fixture(
+    params=["4.3.1", *(pytest.param(other, marks=pytest.mark.exhaustive) for other in ("3.5.0", "4.4.0"))]
+)
 def client(request: pytest.FixtureRequest) -> JavaDriver:
-    """One of the clients; the witness of the older one is in `tests/kafka/test_harness.py`."""
-    name = "java_driver" if request.param == "4.3.1" else "old_java_driver"
-    driver: JavaDriver = request.getfixturevalue(name)
+    """One of the clients; the witnesses of the others are in `tests/kafka/test_harness.py` and
+    `test_newest_client.py`.
+    """
+    driver: JavaDriver = request.getfixturevalue(DRIVERS[request.param])
     return driver
 
 

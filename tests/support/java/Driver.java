@@ -11,6 +11,7 @@ import java.io.PrintStream;
 import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Proxy;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -32,7 +33,6 @@ import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
-import org.apache.kafka.common.utils.Exit;
 
 /**
  * One JVM that a test run keeps and sends commands to, a JSON object a line on standard input, answered by one on
@@ -60,8 +60,7 @@ public final class Driver {
     public static void main(String[] arguments) throws Exception {
         PrintStream answers = new PrintStream(new FileOutputStream(FileDescriptor.out), true, StandardCharsets.UTF_8);
         System.setOut(System.err);
-        Exit.setExitProcedure((status, message) -> exit(status));
-        Exit.setHaltProcedure((status, message) -> exit(status));
+        catchExits();
         BufferedReader commands = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = commands.readLine(); line != null; line = commands.readLine()) {
             ObjectNode answer;
@@ -76,6 +75,24 @@ public final class Driver {
             producer.close(Duration.ZERO);
         }
         Runtime.getRuntime().halt(0);
+    }
+
+    /** Tools end the JVM by Kafka's `Exit`, which Kafka 4.4 has moved. */
+    private static void catchExits() throws Exception {
+        Class<?> exit;
+        try {
+            exit = Class.forName("org.apache.kafka.common.utils.Exit");
+        } catch (ClassNotFoundException error) {
+            exit = Class.forName("org.apache.kafka.common.utils.internals.Exit");
+        }
+        Class<?> procedure = Class.forName(exit.getName() + "$Procedure");
+        Object catcher = Proxy.newProxyInstance(Driver.class.getClassLoader(), new Class<?>[] {procedure},
+            (proxy, method, arguments) -> {
+                exit((int) arguments[0]);
+                return null;
+            });
+        exit.getMethod("setExitProcedure", procedure).invoke(null, catcher);
+        exit.getMethod("setHaltProcedure", procedure).invoke(null, catcher);
     }
 
     private static ObjectNode run(JsonNode command) throws Exception {

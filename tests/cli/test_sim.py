@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
@@ -99,3 +100,12 @@ def test_a_broken_guarantee_is_told_as_a_short_story_that_can_be_replayed(offlin
     replayed = offline(*shlex.split(replay), "--shrink", "0")
     assert replayed.status == 1
     assert story.splitlines()[-1] in replayed.out.splitlines()
+
+
+@pytest.mark.slow
+def test_a_bug_is_looked_for_in_drawn_scenarios_that_have_its_features(offline: CommandLine) -> None:
+    options = ("--plant", "prepared-not-kept", "--drawn", "--minutes", "0.01", "--seeds", "2", "--json")
+    ended = offline("sim", *options)
+    lives = json.loads(ended.out)["lives"]
+    assert all("two-phase" in each["features"] for each in lives)
+    assert len({tuple(each["features"]) for each in lives}) > 1 or len(lives) == 1

@@ -82,7 +82,7 @@ Plant = Annotated[
     ),
 ]
 Drawn = Annotated[
-    bool, Option("--drawn", help="With --plant: draw scenarios as without it, instead of that of the bug.")
+    bool, Option("--drawn", help="With --plant: draw scenarios that have the features of the bug.")
 ]
 Shrink = Annotated[
     float,
@@ -133,10 +133,11 @@ def app(
     if plant is not None and plant not in CLUSTER_BUGS:
         hint = did_you_mean(plant, CLUSTER_BUGS) or f": there are {', '.join(sorted(CLUSTER_BUGS))}"
         raise WrongUsage(f"--plant {plant}: no such bug{hint}")
+    of_bug = ClusterScenario() if plant is None else cluster_bug_scenario(plant)
     if plant is None or drawn:
-        base = ClusterScenario(nodes=nodes or _DEFAULT_NODES)
+        base = ClusterScenario(nodes=nodes or _DEFAULT_NODES, forced=of_bug.features or ())
     else:
-        base = _with_nodes(cluster_bug_scenario(plant), nodes)
+        base = _with_nodes(of_bug, nodes)
     seeds = seeds or (1 if plant is None else _PLANTED_SEEDS)
     minutes = minutes or (_DEFAULT_MINUTES if plant is None else _PLANTED_MINUTES)
     scenario = replace(
@@ -145,7 +146,7 @@ def app(
         clients=base.clients if clients is None else _names(clients),
         dropped=() if drop is None else _names(drop),
         faults=None if faults is None else _numbers(faults),
-        forced=tuple(name.replace("_", "-") for name, given in forced.items() if given),
+        forced=(*base.forced, *(name.replace("_", "-") for name, given in forced.items() if given)),
         forbidden=tuple(without or ()),
     )
     _check(scenario)
@@ -207,7 +208,7 @@ def _command(
     text = f"ottla sim --seed {seed}"
     text += f" --nodes {scenario.nodes}" if has_nodes else ""
     text += f" --minutes {seconds / 60:g} --trace"
-    text += "".join(f" --{name}" for name in scenario.forced)
+    text += "".join(f" --{name}" for name in scenario.forced if name not in base.forced)
     text += "".join(f" --without {name}" for name in scenario.forbidden)
     if scenario.features is not None and scenario.features != base.features:
         text += f" --features '{','.join(scenario.features)}'"

@@ -32,7 +32,14 @@ READERS: Final = (
     (r"\.gitignore|\.ci/.*|bench/.*|docs/.*\.svg", ()),
     (r"dashboards/.*", ("tests/node/test_dashboards.py",)),
     (r"examples/.*", ("tests/guarantees/test_examples.py", "tests/spark/")),
-    (r"packaging/.*", ("tests/node/test_service_manager.py",)),
+    (
+        r"packaging/.*",
+        (
+            "tests/cli/test_container.py",
+            "tests/node/test_service_manager.py",
+            "tests/packaging/test_check.py",
+        ),
+    ),
     (r"src/ottla/console/static/.*", ("tests/console/",)),
     (r"src/ottla/records/(_kernel\.(pyx|pyi|pxd)|kernel/.*\.px[id])", ()),  # in the graph as a module
     (r"tests/support/franz_go/.*", ("tests/node/", "tests/security/")),

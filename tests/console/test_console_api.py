@@ -727,8 +727,17 @@ class TestStorage:
         assert api.request("GET", f"/api/topics/{topic}/files/rows", name=name).error == "NOT_FOUND"
 
     def test_log_directories(self, api: ApiClient, console_node: LocalNode) -> None:
-        (found,) = api.get("/api/log-dirs")["items"]
+        answer = api.get("/api/log-dirs")
+        (found,) = answer["items"]
         assert (found["path"], found["error"]) == (console_node.data_dir, None)
+        assert answer["scrub"] == {
+            "passes": 0,
+            "progress": 0.0,
+            "partition": None,
+            "lastPassMs": None,
+            "bytesRead": 0,
+            "findings": [],
+        }
         assert api.get("/api/brokers/1/config")["items"]
 
 

@@ -52,7 +52,7 @@ REMOTE = LogConfig(
 class CountingStorage(ObjectStorageManager):
     """Counts what is fetched, and waits or fails where a test says so."""
 
-    __slots__ = ("failure", "fetches", "gate")
+    __slots__ = ("failure", "fetches", "gate", "rotten_at")
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
@@ -60,13 +60,18 @@ class CountingStorage(ObjectStorageManager):
         self.gate = asyncio.Event()
         self.gate.set()
         self.failure: Exception | None = None
+        # The position at which a bit of each segment has rotted.
+        self.rotten_at: int | None = None
 
     async def fetch_log_segment(self, metadata: RemoteLogSegmentMetadata, start: int, end: int) -> bytes:
         self.fetches.append((start, end))
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
-        return await super().fetch_log_segment(metadata, start, end)
+        data = bytearray(await super().fetch_log_segment(metadata, start, end))
+        if self.rotten_at is not None and start <= self.rotten_at < start + len(data):
+            data[self.rotten_at - start] ^= 1
+        return bytes(data)
 
 
 class Tier:
@@ -152,6 +157,21 @@ async def test_a_read_begins_with_the_batch_of_its_offset_and_stays_in_its_limit
     assert await tier.offsets(5, 1) == [5]
     assert await tier.offsets(5, 1, min_one_batch=False) == []
     assert await tier.offsets(5, 10_000, upper=8) == [5, 6, 7]
+
+
+async def test_what_has_rotted_in_the_store_is_not_served() -> None:
+    tier = await filled()
+    before = await tier.offsets(0, 700)
+    tier = await filled()
+    records = tier.lab.log.local_log_start_offset
+    assert records > 5
+    tier.storage.rotten_at = 400
+    found = await tier.offsets(0, 700)
+    assert found
+    assert found == before[: len(found)] != before
+    with pytest.raises(KafkaError, match="is damaged at position") as refused:
+        await tier.offsets(len(found), 700)
+    assert refused.value.code is ErrorCode.CORRUPT_MESSAGE
 
 
 def first(tier: Tier) -> RemoteLogSegmentMetadata:

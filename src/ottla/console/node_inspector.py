@@ -8,7 +8,7 @@ from heapq import nlargest
 from itertools import accumulate
 from typing import Any, Final, TypeVar
 
-from ottla.console.files.inspector import NodeCounters, PartitionState
+from ottla.console.files.inspector import NodeCounters, PartitionState, ScrubState
 from ottla.console.files.partition_files import MAX_PRODUCERS
 from ottla.log.directory.dir_names import dir_name
 from ottla.log.producers.state_manager import ProducerStateManager
@@ -91,6 +91,33 @@ class RunningNodeInspector:
 
     async def tasks(self) -> list[TaskStatus]:
         return await self._ask(self._node.tasks.statuses)
+
+    async def scrub(self) -> ScrubState | None:
+        return await self._ask(self._scrub)
+
+    def _scrub(self) -> ScrubState | None:
+        scrubber = self._node.scrubber
+        if scrubber is None:
+            return None
+        return ScrubState(
+            scrubber.passes,
+            scrubber.progress,
+            None if scrubber.scrubbing is None else str(scrubber.scrubbing),
+            scrubber.last_pass_ms,
+            scrubber.bytes_read,
+            tuple(
+                {
+                    "foundMs": each.found_ms,
+                    "topic": each.partition.topic,
+                    "partition": each.partition.partition,
+                    "kind": each.finding.kind,
+                    "path": each.finding.path,
+                    "detail": each.finding.detail,
+                    "mended": each.is_mended,
+                }
+                for each in reversed(scrubber.findings)
+            ),
+        )
 
     async def counters(self) -> NodeCounters:
         return await self._ask(self._counters)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
+from ottla.log.segment.soundness import AnyEpoch, sound_end
 from ottla.log.segment.timestamp_search import TimestampAndOffset
 from ottla.log.segment.txn_index import AbortedTxn, CorruptTxnIndexError, decode_entries
 from ottla.log.unified_log import UnifiedLog
@@ -107,6 +108,11 @@ class RemoteLogReader:
         end = await self._end_position(segment, upper, position)
         wanted_bytes = max(max_bytes, size) if min_one_batch else max_bytes
         records = await self._cache.read(segment, position, min(position + wanted_bytes, end))
+        sound, _, reason = sound_end(records, segment.start_offset, AnyEpoch())
+        if reason is not None:
+            if not sound:
+                raise _damaged(segment, position, reason)
+            records = records[:sound]
         if position + len(records) >= segment.segment_size_in_bytes:
             following = self._next_segment(partition, log, segment.end_offset + 1)
             if following is not None:
@@ -363,8 +369,10 @@ def _end_of_lineage(log: UnifiedLog, segment: RemoteLogSegmentMetadata, epoch: i
     return end_of_lineage(log.leader_epoch_cache.entries, segment, epoch)
 
 
-def _damaged(segment: RemoteLogSegmentMetadata, position: int) -> RemoteStorageError:
-    return RemoteStorageError(f"{segment.id} is damaged at position {position}: there is no whole batch")
+def _damaged(
+    segment: RemoteLogSegmentMetadata, position: int, reason: str = "there is no whole batch"
+) -> KafkaError:
+    return KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{segment.id} is damaged at position {position}: {reason}")
 
 
 def _always(_: TopicIdPartition) -> bool:

@@ -44,7 +44,22 @@ async def log_dirs(context: ApiContext, _request: ApiRequest) -> dict[str, Any]:
                 ],
             }
         )
-    return {"items": items, "problems": []}
+    inspector = context.services.inspector
+    scrub = None if inspector is None else await inspector.scrub()
+    return {
+        "items": items,
+        "scrub": None
+        if scrub is None
+        else {
+            "passes": scrub.passes,
+            "progress": scrub.progress,
+            "partition": scrub.partition,
+            "lastPassMs": scrub.last_pass_ms,
+            "bytesRead": scrub.bytes_read,
+            "findings": list(scrub.findings),
+        },
+        "problems": [],
+    }
 
 
 async def _directory(

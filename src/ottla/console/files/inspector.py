@@ -15,7 +15,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.runtime.disk import Disk
 from ottla.runtime.tasks import TaskStatus
 
-__all__ = ["DataDirectories", "NodeCounters", "NodeInspector", "PartitionState"]
+__all__ = ["DataDirectories", "NodeCounters", "NodeInspector", "PartitionState", "ScrubState"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,21 @@ class NodeCounters:
     """How many requests took at most so many milliseconds, the last of them infinitely many."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScrubState:
+    """What the scrubber of a node has done since its start."""
+
+    passes: int
+    progress: float
+    """The part of the logs that the pass under way has been through; 1 between two passes."""
+    partition: str | None
+    """The partition that it is at."""
+    last_pass_ms: int | None
+    bytes_read: int
+    findings: tuple[dict[str, Any], ...]
+    """The newest findings, with the fields of `/api/log-dirs`."""
+
+
 class NodeInspector(Protocol):
     @property
     def node_id(self) -> int | None:
@@ -66,6 +81,10 @@ class NodeInspector(Protocol):
     async def counters(self) -> NodeCounters | None: ...
 
     async def uptime_ms(self) -> int | None: ...
+
+    async def scrub(self) -> ScrubState | None:
+        """None if no scrubber runs."""
+        ...
 
 
 class DataDirectories:
@@ -94,4 +113,7 @@ class DataDirectories:
         return None
 
     async def uptime_ms(self) -> int | None:
+        return None
+
+    async def scrub(self) -> ScrubState | None:
         return None

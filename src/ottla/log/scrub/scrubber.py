@@ -108,6 +108,13 @@ class LogScrubber:
         self.scrubbing: TopicPartition | None = None
         self.last_pass_ms: int | None = None
 
+    @property
+    def progress(self) -> float:
+        """The part of the logs that the pass under way has been through; 1 between two passes."""
+        if self.scrubbing is None:
+            return 1.0 if self.passes else 0.0
+        return min(self.pass_done_bytes / self.pass_bytes, 1.0) if self.pass_bytes else 0.0
+
     def reconfigure(self, config: ScrubConfig) -> None:
         self._config = config
         self._throttle.set_rate(config.max_bytes_per_second)

@@ -104,6 +104,11 @@ class RemoteRead(RemoteAccess):
                 )
             return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, error.message)
         except KafkaError as error:
+            is_first = error.code is ErrorCode.CORRUPT_MESSAGE and self._reader.on_read_failed(
+                partition.topic_id_partition
+            )
+            if is_first:
+                _log.error("%s: %s", partition.topic_partition, error.message)
             return error
 
 

@@ -143,11 +143,10 @@ def _write_scrubber(text: MetricsText, broker: ObservedBroker) -> None:
         return
     text.counter("ottla_log_scrub_passes_total", "Passes of the scrubber over all logs", scrubber.passes)
     text.counter("ottla_log_scrub_bytes_total", "Bytes that the scrubber has read", scrubber.bytes_read)
-    done = scrubber.pass_done_bytes / scrubber.pass_bytes if scrubber.pass_bytes else 0.0
     text.gauge(
         "ottla_log_scrub_progress",
-        "The part of the logs that the pass under way has been through, or the last one",
-        1.0 if scrubber.passes and scrubber.scrubbing is None else min(done, 1.0),
+        "The part of the logs that the pass under way has been through; 1 between two passes",
+        scrubber.progress,
     )
     text.gauge(
         "ottla_log_scrub_last_pass_timestamp_seconds",

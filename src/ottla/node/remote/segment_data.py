@@ -8,9 +8,10 @@ from typing import Final, NamedTuple
 
 from ottla.log.directory.checkpoints import encode_entries
 from ottla.log.leader_epoch_cache import EpochEntry
-from ottla.log.producers.snapshot import encode_snapshot
-from ottla.log.segment.file_names import INDEX, TIME_INDEX
+from ottla.log.producers.snapshot import CorruptSnapshotError, decode_snapshot, encode_snapshot
+from ottla.log.segment.file_names import INDEX, LOG, TIME_INDEX
 from ottla.log.segment.segment import LogSegment
+from ottla.log.segment.walk import CorruptBatch
 from ottla.log.unified_log import UnifiedLog
 from ottla.remote.lineage import epoch_entries_between
 from ottla.remote.segment_metadata import RemoteStorageError
@@ -85,7 +86,9 @@ def segment_leader_epochs(log: UnifiedLog, found: SegmentToCopy) -> tuple[EpochE
 
 
 async def read_segment_data(log: UnifiedLog, found: SegmentToCopy, pool: Pool) -> LogSegmentData:
-    """Return the content of the segment; its records are read as they are asked for."""
+    """Return the content of the segment; its records are read as they are asked for. CorruptBatch if some of
+    them are damaged: the store gets no copy of what this broker would not serve.
+    """
     segment, disk = found.segment, log.directory.disk
     size = segment.size
     # Entries of this log's history, also those before the segment.
@@ -93,13 +96,17 @@ async def read_segment_data(log: UnifiedLog, found: SegmentToCopy, pool: Pool) -
     snapshot_path = log.producer_snapshots.path(found.next_base_offset)
 
     def read() -> LogSegmentData:
+        for stretch in log.damage_of(segment):
+            damage = CorruptBatch(segment.path(LOG), stretch.position, stretch.damage)
+            log.directory.report_damage(log.dir, damage)
+            raise damage
         offsets, times, transactions = _read_indexes(segment, disk)
         return LogSegmentData(
             lambda: FileContent(segment.open_file, size, pool),
             size,
             offset_index=offsets,
             time_index=times,
-            producer_snapshot=_read_snapshot(disk, snapshot_path),
+            producer_snapshot=_read_snapshot(log, snapshot_path),
             leader_epochs=encode_entries(f"{epoch} {offset}" for epoch, offset in epochs),
             transaction_index=transactions or None,
         )
@@ -116,9 +123,18 @@ def _read_indexes(segment: LogSegment, disk: Disk) -> tuple[bytes, bytes, bytes]
     return offsets, times, b"".join(txn.encode() for txn in segment.txn_index.entries)
 
 
-def _read_snapshot(disk: Disk, path: str) -> bytes:
+def _read_snapshot(log: UnifiedLog, path: str) -> bytes:
+    disk = log.directory.disk
     try:
-        return read_file(disk, path)
+        data = read_file(disk, path)
+        try:
+            decode_snapshot(data)
+        except CorruptSnapshotError as error:
+            _log.error("%s: %s", path, error)
+            if not log.repair_producer_snapshot(path):
+                raise FileNotFoundError(path) from None
+            data = read_file(disk, path)
+        return data
     except FileNotFoundError:
         _log.warning("%s is missing: the segment is copied without the state of its producers", path)
         return encode_snapshot(())

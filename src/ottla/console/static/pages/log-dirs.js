@@ -2,7 +2,7 @@
 
 import { get, session } from "../lib/api.js";
 import { a, h, link, show } from "../lib/dom.js";
-import { bytes, count } from "../lib/format.js";
+import { bytes, count, time } from "../lib/format.js";
 import { Table } from "../lib/table.js";
 import { badge, body, head, meter, notice, panel, partitionLink, problems, tile } from "../lib/widgets.js";
 
@@ -14,8 +14,47 @@ export async function page(view) {
   view.show(head("Log directories"), content);
   await view.live(REFRESH_MS, async () => {
     const found = await get(["log-dirs"], {}, view.signal);
-    show(content, problems(found.problems), found.items.map(directory));
+    show(content, problems(found.problems), found.items.map(directory), found.scrub && scrub(found.scrub));
   });
+}
+
+// What the scrubber of this node has read at rest, and what has rotted there.
+function scrub(state) {
+  const table = new Table({
+    label: "What has rotted",
+    key: (f) => `${f.foundMs} ${f.path} ${f.detail}`,
+    empty: "Nothing has rotted.",
+    columns: [
+      { title: "Found", value: (f) => f.foundMs, cell: (f) => time(f.foundMs) },
+      { title: "Partition", value: (f) => `${f.topic}-${f.partition}`, cell: (f) => partitionLink(f.topic, f.partition) },
+      { title: "File", cell: (f) => [f.kind, " ", h("code", {}, f.path)] },
+      { title: "Damage", cell: (f) => f.detail },
+      {
+        title: "",
+        tight: true,
+        cell: (f) =>
+          f.mended ? badge("mended", "good") : f.kind === "segment" ? badge("reported", "warn") : badge("damaged", "bad"),
+      },
+    ],
+  });
+  table.update(state.findings);
+  return panel(
+    "Scrubber of this node",
+    state.partition === null ? null : badge(`at ${state.partition}`, "accent"),
+    h(
+      "div.body.stack",
+      {},
+      h(
+        "div.tiles",
+        {},
+        tile("Passes", count(state.passes)),
+        tile("Read", bytes(state.bytesRead)),
+        tile("Last pass", state.lastPassMs === null ? "none yet" : time(state.lastPassMs)),
+      ),
+      h("div.small.muted", {}, "This pass", meter(state.progress)),
+    ),
+    table.element,
+  );
 }
 
 function directory(dir) {

@@ -54,6 +54,7 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.node.remote.remote_log_manager._Pool.submit_later": "one call, which starts a task",
     "ottla.log.cleaner.cleaner.LogCleaner.run": "its workers end with it, and it is supervised",
     "ottla.log.cleaner.cleaner._to_the_end": "its caller waits for it",
+    "ottla.node.api.handlers.produce._to_the_end": "one request, which its connection may not end",
     "ottla.log.log_manager.LogManager.complete_creation": "its caller waits for it",
     "ottla.log.log_manager.LogManager.complete_log_creations": "the first record of a log completes it",
     "ottla.node.cluster.alter_replica_log_dirs.AlterReplicaLogDirsManager._copy_in_background": (

@@ -10,6 +10,7 @@ load; the error names its offset.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Final
 
@@ -30,8 +31,14 @@ _RECORDS_AT_A_TIME: Final = 150
 async def load_partition(
     partition: Partition, shard: CoordinatorShard, records: CoordinatorRecords, pool: Pool, read_bytes: int
 ) -> int:
-    """Replay the partition into the shard; returns the offset up to which the state now reaches."""
+    """Replay the partition into the shard, and make a new log durable; returns the offset up to which the
+    state now reaches.
+    """
     log = partition.log
+    if log.is_new:
+        # The first write of the coordinator would do it on the event loop, where it waits for the disk.
+        with contextlib.suppress(KafkaError):  # that write tries it again, and says why it cannot
+            await log.complete_creation_in(pool)
     end = log.log_end_offset
     offset = log.log_start_offset
     since_yield = 0

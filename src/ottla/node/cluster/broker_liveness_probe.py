@@ -3,8 +3,9 @@
 A process that dies leaves a closed connection and a port behind that refuses new ones. When the connection of
 a broker's heartbeats closes, and when this node has just become the active controller, it connects to every
 listener of the broker: if all of them refuse, the broker is fenced at once. A broker that misses heartbeats
-gets a request; if it does not answer that either, it may be fenced before its session ends. A broker that
-answers has its full session.
+gets a request; if nothing answers, not even its machine when a connection is opened, it may be fenced before
+its session ends. A broker that answers has its full session, and so has one that is only slow: the system
+takes connections for a process that is busy, or that waits for its disk.
 
 A mistake costs more than leaderships: a broker that is fenced leaves the in-sync sets, and what it has is not
 counted on any more. If the others then lose data, records are lost that it still had. A refused connection is
@@ -53,6 +54,7 @@ _LOOK_AGAIN_SECONDS: Final = 0.05
 class ProbeResult(Enum):
     ALIVE = "it answers"
     GONE = "its ports refuse connections"
+    BUSY = "its machine takes connections, and the process does not answer"
     SILENT = "no answer"
     NONE = "it cannot be probed"
 
@@ -135,7 +137,7 @@ class BrokerLivenessProbe:
         clock, wait_ms = self._runtime.clock, int(session_ms * _ANSWER_PART)
         began_ns = clock.monotonic_ns()
         sign = await self._probe(broker, epoch, wait_ms)
-        if sign is ProbeResult.ALIVE:
+        if sign in (ProbeResult.ALIVE, ProbeResult.BUSY):
             await asyncio.sleep(_REPEAT_SECONDS)
             return
         if sign is not ProbeResult.GONE:
@@ -179,7 +181,7 @@ class BrokerLivenessProbe:
                 for name, endpoint in registration.listeners.items()
             )
         )
-        for sign in (ProbeResult.ALIVE, ProbeResult.SILENT, ProbeResult.NONE):
+        for sign in (ProbeResult.ALIVE, ProbeResult.BUSY, ProbeResult.SILENT, ProbeResult.NONE):
             if sign in signs:
                 return sign
         return ProbeResult.GONE if signs else ProbeResult.NONE
@@ -192,19 +194,23 @@ class BrokerLivenessProbe:
             and config.security_protocols.get(name) == endpoint.security_protocol
         )
         channel = self._inter_broker if is_inter_broker else self._channel
+        began_ns = self._runtime.clock.monotonic_ns()
+        is_connected = False
         try:
-            if is_inter_broker or endpoint.security_protocol == SecurityProtocol.PLAINTEXT:
-                await channel.api_versions(address, timeout_ms=timeout_ms)
-                return ProbeResult.ALIVE
             transport, _ = await self._runtime.network.connect(
                 asyncio.Protocol, endpoint.host, endpoint.port, timeout_ms=timeout_ms
             )
             transport.abort()
-            return ProbeResult.NONE
+            is_connected = True
+            if not is_inter_broker and endpoint.security_protocol != SecurityProtocol.PLAINTEXT:
+                return ProbeResult.NONE
+            waited_ms = (self._runtime.clock.monotonic_ns() - began_ns) // 1_000_000
+            await channel.api_versions(address, timeout_ms=max(timeout_ms - waited_ms, 1))
+            return ProbeResult.ALIVE
         except ConnectionRefusedError:
             return ProbeResult.GONE
         except TimeoutError:
-            return ProbeResult.SILENT
+            return ProbeResult.BUSY if is_connected else ProbeResult.SILENT
         except (OSError, KafkaError):
             return ProbeResult.NONE
         finally:

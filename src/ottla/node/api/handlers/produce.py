@@ -21,8 +21,9 @@ topics by id.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Final, TypeAlias
+import logging
+from collections.abc import Awaitable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ottla.log.producers.state_entry import SENTINEL_GUARD
 from ottla.node.api.context import RequestContext
@@ -52,6 +53,8 @@ from ottla.runtime.heavy_work import INLINE_US
 if TYPE_CHECKING:
     from ottla.node.coordinators.add_partitions_to_txn import ProduceVerification
 
+_log = logging.getLogger(__name__)
+
 ProduceReply: TypeAlias = ProduceResponse | Awaitable[ProduceResponse | None] | None
 
 _LENGTH_AT: Final = 8
@@ -70,6 +73,8 @@ _MAX_PARTITIONS_AT_ONCE: Final = 32
 _MAX_BYTES_AT_ONCE: Final = 2 * 1024 * 1024
 _TURN_SECONDS: Final = 0.01
 # Kafka finds these errors before it looks at the log, so its responses have no log start offset then.
+# Requests with acks=0 that have to wait: their connections may be lost before they are done.
+_without_acknowledgement: Final[set[asyncio.Future[ProduceResponse | None]]] = set()
 _ERRORS_BEFORE_THE_LOG: Final = frozenset((ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE))
 
 
@@ -91,7 +96,27 @@ def handle(context: RequestContext, request: ProduceRequest) -> ProduceReply:
                 return produce.reply()
     appended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     connection.last_produce = appended
-    return _append_in_order(produce, predecessor, verified, appended)
+    work = _append_in_order(produce, predecessor, verified, appended)
+    # Without acknowledgement its client may be gone before it is done; what was received is appended all the
+    # same.
+    return _to_the_end(work) if request.acks == 0 else work
+
+
+async def _to_the_end(work: Coroutine[Any, Any, ProduceResponse | None]) -> ProduceResponse | None:
+    """Do the work to its end, also if the connection is lost meanwhile."""
+    task = asyncio.ensure_future(work)
+    _without_acknowledgement.add(task)
+    task.add_done_callback(_without_acknowledgement.discard)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_log_failure)
+        raise
+
+
+def _log_failure(task: asyncio.Future[ProduceResponse | None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.warning("a Produce with acks=0 failed, and its client is gone: %s", error)
 
 
 async def _append_in_order(
@@ -229,10 +254,8 @@ class _Produce:
     # The append
 
     def has_to_wait_for_logs(self) -> bool:
-        """Whether there are new logs, perhaps of this request. Records without acknowledgement (acks=0) are
-        appended at once: their client may be gone before the disk is done.
-        """
-        return bool(self._broker.logs.new_logs) and self.request.acks != 0
+        """Whether there are new logs, perhaps of this request."""
+        return bool(self._broker.logs.new_logs)
 
     async def complete_new_logs(self) -> None:
         """Have the pool make the creation of logs durable, which their first records wait for otherwise."""

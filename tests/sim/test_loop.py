@@ -93,6 +93,38 @@ class TestProcesses:
 
         live(world, body)
 
+    def test_a_task_that_failed_right_before_the_kill_is_no_error_of_the_run(self) -> None:
+        """What waited for it was killed before it could look at the error."""
+        world = World(1)
+        failing: list[asyncio.Task[None]] = []
+
+        async def fails() -> None:
+            raise OSError("on purpose")
+
+        async def main(_: Runtime) -> None:
+            failing.append(asyncio.get_running_loop().create_task(fails()))
+            await asyncio.wait(failing)
+
+        machine = world.machine("one", main)
+
+        async def body() -> None:
+            machine.boot()
+            process = machine.process
+            assert process is not None
+
+            def kill_it() -> None:
+                if failing and failing[0].done():
+                    process.after_step = None
+                    machine.kill(power_loss=False)
+                    failing.clear()
+
+            process.after_step = kill_it
+            await asyncio.sleep(1)
+            gc.collect()
+
+        live(world, body)
+        assert not machine.is_up
+
     def test_what_a_killed_process_had_not_begun_leaves_no_coroutine_behind(
         self, recwarn: pytest.WarningsRecorder
     ) -> None:

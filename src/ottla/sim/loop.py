@@ -104,6 +104,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._processes.remove(process)
         tasks, process.tasks = list(process.tasks), {}
         for task in tasks:
+            if task.done() and not task.cancelled():
+                task.exception()  # it has just failed, and what waited for it is gone with the process
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             _close(task.get_coro())
 

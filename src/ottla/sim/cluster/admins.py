@@ -13,6 +13,7 @@ from ottla.client.producer import Producer
 from ottla.metadata.features import METADATA_VERSION
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
+from ottla.runtime.address import Address
 from ottla.runtime.random import Random
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.environment import EVENTS, ClusterEnvironment, attempt
@@ -25,10 +26,12 @@ __all__ = [
     "ReplicaMover",
     "SettingsChanger",
     "TopicChurn",
+    "VoterChanger",
     "admin_settings",
 ]
 
 T = TypeVar("T")
+VoterAddresses = Mapping[int, Mapping[str, Address]]
 
 # Settings of topics that may change at any time, with their values.
 _CHOICES = {
@@ -174,6 +177,31 @@ class ReplicaMover(Administrator):
     async def _elect(self, admin: Admin, partition: TopicPartition) -> None:
         await admin.partitions.elect_leaders(ElectionType.PREFERRED, [partition])
         self.count("elect the preferred leader")
+
+
+class VoterChanger(Administrator):
+    """Removes voters of the quorum, and adds them again, with the addresses of all controllers."""
+
+    def __init__(self, environment: ClusterEnvironment, name: str, addresses: VoterAddresses) -> None:
+        super().__init__(environment, name)
+        self._addresses = addresses
+
+    async def act(self, admin: Admin, runtime: Runtime) -> None:
+        quorum = await admin.cluster.quorum()
+        present = {voter.replica_id: bytes(voter.replica_directory_id) for voter in quorum.voters}
+        absent = {
+            observer.replica_id: bytes(observer.replica_directory_id)
+            for observer in quorum.observers
+            if observer.replica_id in self._addresses
+        }
+        if len(present) > 1 and (not absent or runtime.random.random() < 0.5):
+            id = _choose(runtime.random, tuple(present))
+            await admin.cluster.remove_voter(id, present[id])
+            self.count("remove a voter")
+        elif absent:
+            id = _choose(runtime.random, tuple(absent))
+            await admin.cluster.add_voter(id, absent[id], self._addresses[id])
+            self.count("add a voter")
 
 
 class LevelRaiser(Administrator):

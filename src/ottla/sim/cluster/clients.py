@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from ottla.sim.cluster.admins import LevelRaiser, QuotaChanger, ReplicaMover, SettingsChanger, TopicChurn
+from ottla.sim.cluster.admins import (
+    LevelRaiser,
+    QuotaChanger,
+    ReplicaMover,
+    SettingsChanger,
+    TopicChurn,
+    VoterChanger,
+)
 from ottla.sim.cluster.environment import (
     COPIES,
     EVENTS,
@@ -14,6 +21,7 @@ from ottla.sim.cluster.environment import (
     SimClient,
 )
 from ottla.sim.cluster.journal import GroupHistory
+from ottla.sim.cluster.members import controller_addresses
 from ottla.sim.cluster.readers import Copier, GroupReader, StandaloneReader
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.security import AccessView, GuardedWriter, SecurityChanger
@@ -55,6 +63,7 @@ def make_clients(
         "committed-follower": [StandaloneReader(environment, "committed", read_committed=True)],
         "topics": [TopicChurn(environment, "topics")],
         "settings": [SettingsChanger(environment, "settings")],
+        "voters": [VoterChanger(environment, "voters", controller_addresses(scenario, environment.brokers))],
         "levels": [LevelRaiser(environment, "levels", scenario.last_levels())],
         "streams": [StreamsWorker(environment, f"streams-{n}") for n in range(2)],
         "quotas": [QuotaChanger(environment, "quotas")],

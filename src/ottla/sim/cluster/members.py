@@ -27,7 +27,15 @@ from ottla.sim.world import World
 from ottla.sim.zookeeper import HOST as ZOOKEEPER_HOST
 from ottla.sim.zookeeper import PORT as ZOOKEEPER_PORT
 
-__all__ = ["BROKER_PORT", "CLUSTER_ID", "CONTROLLER_PORT", "DIRECTORIES", "ClusterMember", "make_members"]
+__all__ = [
+    "BROKER_PORT",
+    "CLUSTER_ID",
+    "CONTROLLER_PORT",
+    "DIRECTORIES",
+    "ClusterMember",
+    "controller_addresses",
+    "make_members",
+]
 
 CLUSTER_ID = "simulated-cluster-id00"
 BROKER_PORT, CONTROLLER_PORT = 9092, 9093
@@ -243,10 +251,7 @@ def make_members(
     world: World, checker: ClusterChecker, scenario: ClusterScenario, brokers: tuple[int, ...]
 ) -> list[ClusterMember]:
     """Create the nodes of a scenario, with formatted directories; none is booted yet."""
-    if scenario.separate:
-        controllers = tuple(range(_FIRST_CONTROLLER, _FIRST_CONTROLLER + scenario.controllers))
-    else:
-        controllers = brokers[: scenario.controllers]
+    controllers = _controllers(scenario, brokers)
     voters = VoterSet.of(*(_voter(id, dynamic=bool(scenario.dynamic)) for id in controllers))
     members = []
     terms = checker.share.terms
@@ -265,6 +270,19 @@ def make_members(
         member.format(directories, voters if in_set else None, _levels(scenario, world.seed))
         members.append(member)
     return members
+
+
+def controller_addresses(
+    scenario: ClusterScenario, brokers: tuple[int, ...]
+) -> dict[int, dict[str, Address]]:
+    """Where each controller listens for the others, by listener."""
+    return {id: {LISTENER: Address(f"node{id}", CONTROLLER_PORT)} for id in _controllers(scenario, brokers)}
+
+
+def _controllers(scenario: ClusterScenario, brokers: tuple[int, ...]) -> tuple[int, ...]:
+    if scenario.separate:
+        return tuple(range(_FIRST_CONTROLLER, _FIRST_CONTROLLER + scenario.controllers))
+    return brokers[: scenario.controllers]
 
 
 def _levels(scenario: ClusterScenario, seed: int | str) -> dict[str, int]:

@@ -282,6 +282,14 @@ FEATURES: tuple[ScenarioFeature, ...] = (
         without={"dynamic": False},
     ),
     ScenarioFeature(
+        "voter-changes",
+        "Remove voters of the quorum, and add them again.",
+        chance=0.2,
+        needs=("dynamic-voters",),
+        clients=("voters",),
+        nodes=2,
+    ),
+    ScenarioFeature(
         "synced",
         "Have replicas sync what they acknowledge.",
         chance=None,

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -19,6 +20,18 @@ ROOT = Path(__file__).resolve().parents[1]
 MAX_BYTES = 6_000_000
 OLDEST_GLIBC = (2, 17)
 OLDEST_MACOS = 11
+OF_EACH_MUSL = {
+    "bcmp",
+    "calloc",
+    "free",
+    "malloc",
+    "memcmp",
+    "memcpy",
+    "memmove",
+    "memset",
+    "realloc",
+    "strrchr",
+}
 MACH_O_64 = 0xFEEDFACF
 LOAD_DYLIB, BUILD_VERSION, VERSION_MIN, CODE_SIGNATURE = 0x0C, 0x32, 0x24, 0x1D
 # What a wheel may hold beside Python: data of the console, types, the kernel.
@@ -72,6 +85,8 @@ def faults_of(path: Path) -> Iterator[str]:
         kernel = wheel.read(kernels[0]) if kernels else b""
     if "linux" in path.name:
         yield from faults_on_linux(path)
+        if "musl" in path.name:
+            yield from faults_on_musl(kernel)
     elif "macos" in path.name:
         yield from faults_on_macos(kernel, arm="arm64" in path.name)
 
@@ -99,6 +114,17 @@ def faults_on_linux(path: Path) -> Iterator[str]:
     oldest = OLDEST_GLIBC if kind == "manylinux" else (1, 2)
     if version > oldest or not re.search(rf"{kind}_{oldest[0]}_{oldest[1]}_{machine}", path.name):
         yield f"is for {kind} {version} on {machine} by auditwheel"
+
+
+def faults_on_musl(kernel: bytes) -> Iterator[str]:
+    """The kernel takes from libc only what each musl has, as their symbols have no versions."""
+    from elftools.elf.elffile import ELFFile  # comes with auditwheel
+
+    symbols = ELFFile(BytesIO(kernel)).get_section_by_name(".dynsym").iter_symbols()
+    needed = {symbol.name for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF" and symbol.name}
+    for name in sorted(needed - OF_EACH_MUSL):
+        if not name.startswith(("Py", "_Py")):
+            yield f"its kernel needs {name}, which an old musl may lack"
 
 
 def faults_on_macos(kernel: bytes, *, arm: bool) -> Iterator[str]:

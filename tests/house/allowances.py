@@ -37,6 +37,45 @@ PATTERNS_OF_OPERATORS: dict[str, str] = {
     "ottla.security.zookeeper_login.search": "the name of a section, escaped",
 }
 
+# Functions of a node that call what a client can make costly -> how its cost is bounded: by an estimate
+# (`ottla.runtime.heavy_work`), in the pool, or as only nodes and operators have written what it reads.
+COSTLY_CALLS: dict[str, str] = {
+    "ottla.coordinator.group.consumer_group_manager.ConsumerGroupManager._update_target_assignment": (
+        "at most once in group.consumer.assignment.interval.ms, and linear"
+    ),
+    "ottla.coordinator.runtime.loader._replay_batch": "records of coordinators",
+    "ottla.log.cleaner.compaction.Compaction._filter_batch": "the cleaner's thread",
+    "ottla.log.cleaner.compaction.Compaction._map_batch": "the cleaner's thread",
+    "ottla.log.dump.dump._dump_producers": "a tool",
+    "ottla.log.dump.dump._records": "a tool",
+    "ottla.log.producers.snapshot.ProducerSnapshots.load": "at the load of a log, in the pool",
+    "ottla.log.producers.state_manager.ProducerStateManager.snapshot": "producers that have changed",
+    "ottla.log.scrub.examination.examine_snapshots": "the scrubber's thread",
+    "ottla.log.segment.timestamp_search.TimestampSearch._open": "an estimate",
+    "ottla.log.unified_log.UnifiedLog.append_as_leader": "an estimate, for what clients send",
+    "ottla.metadata.log.bootstrap_metadata.encode_bootstrap": "records of the quorum",
+    "ottla.metadata.log.bootstrap_metadata.format_directory": "records of the quorum",
+    "ottla.metadata.log.bootstrap_metadata.read_bootstrap": "records of the quorum",
+    "ottla.metadata.log.loader.MetadataLoader._replay_batches": "records of the quorum",
+    "ottla.metadata.log.snapshot_generator.SnapshotGenerator.write": "records of the quorum",
+    "ottla.node.remote.deleted_partitions._events": "records of brokers",
+    "ottla.node.remote.metadata_manager.TopicBasedRemoteLogMetadataManager._apply": "records of brokers",
+    "ottla.node.remote.segment_data._read_snapshot": "the pool",
+    "ottla.node.telemetry.client_telemetry._decode": "the pool, up to telemetry.max.bytes",
+    "ottla.node.telemetry.otlp_forwarder.OtlpForwarder._post": "the pool",
+    "ottla.raft.driver.snapshots.RawSnapshotWriter.check": "records of the quorum",
+    "ottla.raft.driver.snapshots.SnapshotStore.read": "records of the quorum",
+    "ottla.raft.snapshot.decode_snapshot": "records of the quorum",
+    "ottla.raft.snapshot.snapshot_timestamp": "records of the quorum",
+    "ottla.raft.voters.VoterSetHistory.replay_batches": "records of the quorum",
+    "ottla.remote.log_reader._search": "the pool, of a bounded piece",
+    "ottla.zookeeper.driver.metadata_stream.StreamSnapshots.read": "records of the quorum",
+    "ottla.zookeeper.driver.zookeeper_log_driver.ZooKeeperLogDriver._begin_to_lead": "records of the quorum",
+    "ottla.zookeeper.driver.zookeeper_log_driver.ZooKeeperLogDriver._write_some": "records of the quorum",
+    "ottla.zookeeper.driver.zookeeper_log_driver.ZooKeeperLogDriver.append": "records of the quorum",
+    "ottla.zookeeper.migration.importer._snapshot": "a tool",
+}
+
 # Functions of a node that start tasks or timers without a supervisor -> where their errors go. Short tasks
 # only, which end with a request or a piece of work.
 UNSUPERVISED_TASKS: dict[str, str] = {

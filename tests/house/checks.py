@@ -473,6 +473,55 @@ def _find_task_starts(node: ast.AST, where: str, found: dict[str, int]) -> None:
         _find_task_starts(child, inner, found)
 
 
+# Functions whose cost grows with what clients have sent, stored or named: codecs, walks over records,
+# assignments, and encodings of lists without an end.
+COSTLY_CALLS = frozenset(
+    (
+        "build_target_assignment",
+        "compress",
+        "decode_records",
+        "decode_snapshot",
+        "decompress",
+        "encode_snapshot",
+        "filter_batch",
+        "find_greatest_timestamp",
+        "find_timestamp",
+        "map_batch",
+        "open_reader",
+        "payload_of",
+        "read_records",
+        "read_visible",
+        "validate_and_assign_offsets",
+    )
+)
+
+
+def costly_calls(modules: Iterable[Module]) -> dict[str, int]:
+    """The functions of a node that call one of these, and the line of the first call."""
+    found: dict[str, int] = {}
+    for module in modules:
+        if module.room in SUPERVISED_ROOMS | {"remote"}:
+            _find_calls(parse(module.source), module.name, COSTLY_CALLS, found)
+    return found
+
+
+def _find_calls(node: ast.AST, where: str, names: frozenset[str], found: dict[str, int]) -> None:
+    for child in ast.iter_child_nodes(node):
+        inner = where
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = f"{where}.{child.name}"
+        elif isinstance(child, ast.Call):
+            # A function that is given away is called as well: `pool.run(read_records, data)`.
+            called = (child.func, *child.args, *(each.value for each in child.keywords))
+            if any(_name_of(each) in names for each in called):
+                found.setdefault(where, child.lineno)
+        _find_calls(child, inner, names, found)
+
+
+def _name_of(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
 _COMPILED_IMPORT = re.compile(r"^\s*(?:from|import|cimport)\s+([\w.]+)", re.MULTILINE)
 
 

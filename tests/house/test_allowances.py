@@ -55,6 +55,11 @@ def test_every_task_that_may_lack_a_supervisor_exists(modules: list[Module]) -> 
     assert all(allowances.UNSUPERVISED_TASKS.values())
 
 
+def test_every_costly_call_that_is_listed_exists(modules: list[Module]) -> None:
+    assert set(allowances.COSTLY_CALLS) - set(checks.costly_calls(modules)) == set()
+    assert all(allowances.COSTLY_CALLS.values())
+
+
 def test_every_pattern_of_operators_exists(modules: list[Module]) -> None:
     found = {where for where, _ in checks.pattern_breaches(modules)}
     assert set(allowances.PATTERNS_OF_OPERATORS) - found == set()

@@ -102,6 +102,14 @@ class TestTheHouse:
             if where not in allowances.UNSUPERVISED_TASKS
         )
 
+    def test_what_a_client_can_make_costly_has_an_estimate(self, modules: list[Module]) -> None:
+        hold(
+            f"{where}, line {line}: calls what a client can make costly: give it an estimate and let it pass "
+            "`ottla.runtime.heavy_work`, or list it with what bounds it"
+            for where, line in checks.costly_calls(modules).items()
+            if where not in allowances.COSTLY_CALLS
+        )
+
     def test_patterns_that_others_may_give_are_for_re2(self, modules: list[Module]) -> None:
         hold(
             f"{where}, line {line}: a pattern that is not written here: use re2, or list it with the reason"
@@ -155,6 +163,14 @@ class TestTaskCheck:
         found = checks.unsupervised_tasks([module("ottla.node.x", source)])
         assert found == {"ottla.node.x.A.f": 3}
         assert not checks.unsupervised_tasks([module("ottla.client.x", source)])
+
+    @pytest.mark.parametrize(
+        "call", ["decompress(codec, data)", "records.read_records(data, 0)", "pool.run(payload_of, data, 0)"]
+    )
+    def test_a_costly_call_is_found_in_a_room_of_the_node(self, call: str) -> None:
+        source = f"class A:\n    def f(self):\n        return {call}"
+        assert checks.costly_calls([module("ottla.node.x", source)]) == {"ottla.node.x.A.f": 3}
+        assert not checks.costly_calls([module("ottla.client.x", source)])
 
     def test_the_start_of_a_supervised_task_is_none(self) -> None:
         source = "class A:\n    def f(self):\n        self.tasks.start('x', self.run)"

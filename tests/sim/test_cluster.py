@@ -37,6 +37,7 @@ FIRST_SEEDS = {
     "aborted-records-supersede": 12,
     "controller-not-checked-by-writes": 11,
     "coordinator-answers-too-soon": 5,
+    "damaged-leader-begins-again": 2,
     "followers-without-auxiliary-state": 3,
     "share-leaders-not-fenced": 12,
     "streams-tasks-given-too-soon": 35,

@@ -165,6 +165,20 @@ class SimDisk:
         self._volumes.limit(capacity_bytes, prefix)
         self._volumes.recount(self._tree)
 
+    def is_at_rest(self, path: str) -> bool:
+        """Whether all of a file is durable, and something is in it."""
+        inode = self._tree.find(path)
+        return isinstance(inode, SimInode) and not inode.pending and inode.durable.size > 0
+
+    def rot(self, path: str, position: int, data: bytes) -> None:
+        """Put other bytes into a file at rest, as a bad disk does."""
+        inode = self._tree.find(path)
+        assert isinstance(inode, SimInode)
+        assert not inode.pending, f"{path} is not at rest"
+        assert position + len(data) <= inode.durable.size
+        for content in (inode.durable, inode.live):
+            content.write(data, position)
+
     def sync_all(self) -> None:
         """Make everything durable as it stands, as `sync(1)` does."""
         self._tree.sync_all()

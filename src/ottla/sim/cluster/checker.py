@@ -57,6 +57,8 @@ class ClusterChecker:
         # Brokers that ended without a clean shutdown, and those of them whose disks lost data, with the
         # broker epoch that they had then.
         self._ended: dict[int, int] = {}
+        # The broker whose disk rots; None if none does.
+        self.rotting: int | None = None
         self._lost_data: dict[int, int] = {}
         # Reassignments that were requested and are not answered yet.
         self.moves_in_flight = 0
@@ -241,6 +243,23 @@ class ClusterChecker:
             for image in self._possible_images()
             for topic, _, registration in image.topics.partitions()
             if topic.name not in self.unclean
+        )
+
+    def keeps_sound_replicas(self, broker: int | None = None) -> bool:
+        """Whether each partition that the rotting disk may have damaged keeps an in-sync replica on another
+        one, also if this broker ends or falls silent. The broker that finds damage gives its replica up where
+        the controller has another one in sync; it cannot know that this one has just ended.
+        """
+        rotting = self.rotting
+        assert rotting is not None
+        return all(
+            any(
+                id not in (broker, rotting) and not self._is_out(self._ended, id) and self.is_steady(id)
+                for id in registration.isr
+            )
+            for image in self._possible_images()
+            for _, _, registration in image.topics.partitions()
+            if rotting in {*registration.isr, *registration.elr, *registration.last_known_elr}
         )
 
     def _survives(self, image: MetadataImage, broker: int, power_loss: bool) -> bool:

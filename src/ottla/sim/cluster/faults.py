@@ -12,8 +12,11 @@ import asyncio
 import errno
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+from ottla.records.batch import iter_offsets
+from ottla.runtime.disk import read_file
 from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.members import ClusterMember
 from ottla.sim.disk import READ_ONLY, Op
@@ -31,6 +34,10 @@ _FAILING_ONCE = (Op.READ, Op.WRITE, Op.SYNC, Op.CREATE, Op.RENAME, Op.SYNC_DIR)
 _FILE_ERRORS = (errno.EIO, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EMFILE)
 _CHANGES = tuple(op for op in Op if op not in READ_ONLY)
 _OPERATOR_INTERVAL_S = 0.5
+_SECTOR_BYTES = 512
+_METADATA = "__cluster_metadata-"
+# The files of a partition whose bits rot, by what their names end with.
+_ROTTING = frozenset((".log", ".index", ".timeindex", ".txnindex", ".snapshot", "leader-epoch-checkpoint"))
 # How long the operator goes on after the last fault: a node notices a failed disk only some time later.
 _OPERATOR_STAYS_S = 5.0
 
@@ -56,7 +63,7 @@ class ClusterFaultInjector:
         self._members = {member.machine.name: member for member in members}
         self._checker = checker
         self._synced = synced
-        self._disks = DiskFaultInjector(world, self._members, directories, self._stop)
+        self._disks = DiskFaultInjector(world, self._members, directories, self._stop, checker)
         self._rolling = False
         self.clients: list[SimMachine] = []
         faults: Mapping[str, Callable[[SimMachine], None]] = {
@@ -114,7 +121,7 @@ class ClusterFaultInjector:
     def _may_end(self, machine: SimMachine, power_loss: bool) -> bool:
         member = self._members[machine.name]
         if self._synced:
-            return True
+            return self._keeps_sound_replicas(member)
         for each in self._members.values():
             each.check_metadata()
         if not self._checker.may_end(member.id, power_loss=power_loss):
@@ -122,9 +129,21 @@ class ClusterFaultInjector:
         self._checker.on_ended(member.id, power_loss=power_loss)
         return True
 
+    def _keeps_sound_replicas(self, member: ClusterMember, *, ends: bool = True) -> bool:
+        """Whether a member may end, or fall silent, as far as the disk is concerned that rots."""
+        if self._checker.rotting is None:
+            return True
+        for each in self._members.values():
+            each.check_metadata()
+        if not self._checker.keeps_sound_replicas(member.id):
+            return False
+        if ends:
+            self._checker.on_ended(member.id, power_loss=False)
+        return True
+
     def _may_fall_silent(self, machine: SimMachine) -> bool:
         if self._synced:
-            return True
+            return self._keeps_sound_replicas(self._members[machine.name], ends=False)
         for each in self._members.values():
             each.check_metadata()
         return self._checker.may_fall_silent(self._members[machine.name].id)
@@ -250,12 +269,16 @@ class DiskFaultInjector:
         members: Mapping[str, ClusterMember],
         directories: Sequence[str],
         restart: Callable[[ClusterMember], bool],
+        checker: ClusterChecker,
     ) -> None:
         self._world = world
         self._members = members
         self._directories = directories
         self._restart = restart
+        self._checker = checker
         self._healed_at: float | None = None
+        # The machine whose disk rots; None until it does.
+        self._rotting: SimMachine | None = None
         # Whether nodes with an offline directory stay as they are for now.
         self.is_operator_waiting = False
         self.nemesis: Nemesis  # set by `ClusterFaultInjector`, which creates both
@@ -269,6 +292,7 @@ class DiskFaultInjector:
             "failing file": self._break_file,
             "read-only directory": self._make_read_only,
             "no handles": self._use_up_handles,
+            "bits rot": self._rot,
         }
 
     def heal(self) -> None:
@@ -334,6 +358,54 @@ class DiskFaultInjector:
         fault = machine.disk.fail(errno.EMFILE, prefix="/data", ops=(Op.OPEN, Op.CREATE), times=None)
         self._inject(machine, "no handles", "", lambda: machine.disk.heal(fault))
 
+    def _rot(self, _: SimMachine) -> None:
+        """Change bytes at rest, in files of partitions. Always of the same broker: what all have lost is
+        lost.
+        """
+        random = self._world.random
+        if self._rotting is None:
+            brokers = [each for each in self._members.values() if "broker" in each.settings["process.roles"]]
+            rotting = random.choice(brokers)
+            self._rotting, self._checker.rotting = rotting.machine, rotting.id
+            # What was done before may still take replicas out of the in-sync sets.
+            return
+        for each in self._members.values():
+            each.check_metadata()
+        if not self._checker.keeps_sound_replicas():
+            return
+        for _file in range(random.randrange(1, 6)):
+            self._rot_file(self._rotting)
+
+    def _rot_file(self, machine: SimMachine) -> None:
+        """Change some bytes of one file. Each kind of file is as likely as any other."""
+        disk, random = machine.disk, self._world.random
+        kinds: dict[str, list[str]] = {}
+        for path in disk.paths():
+            name = path.rpartition("/")[2].lstrip("0123456789")
+            is_at_rest = disk.is_at_rest(path) and path.startswith(tuple(self._directories))
+            if name in _ROTTING and is_at_rest and _METADATA not in path:
+                kinds.setdefault(name, []).append(path)
+        if not kinds:
+            return
+        path = random.choice(kinds[random.choice(list(kinds))])
+        with disk.undisturbed():
+            content = read_file(disk, path)
+        position = random.randrange(len(content))
+        how = random.choice(("flip", "flip", "zeros", "swap"))
+        if how == "flip":
+            data = bytes([content[position] ^ 1 << random.randrange(8)])
+        else:
+            position -= position % _SECTOR_BYTES
+            other = random.randrange(len(content)) // _SECTOR_BYTES * _SECTOR_BYTES if how == "swap" else None
+            size = min(_SECTOR_BYTES, len(content) - position)
+            data = bytes(size) if other is None else content[other : other + size].ljust(size, b"\0")
+        if data == content[position : position + len(data)] or _is_hidden_by_a_gap(
+            path, content, position, data
+        ):
+            return
+        disk.rot(path, position, data)
+        self.nemesis.count("bits rot", f"{machine.name} {how} {len(data)} at {position} of {path}")
+
     def _inject(self, machine: SimMachine, what: str, detail: str, undo: Callable[[], None]) -> None:
         end = self._members[machine.name].begin_disk_fault()
         self.nemesis.count(what, f"{machine.name} {detail}")
@@ -344,6 +416,15 @@ class DiskFaultInjector:
             end()
 
         self.nemesis.undo_later(undone)
+
+
+def _is_hidden_by_a_gap(path: str, content: bytes, position: int, data: bytes) -> bool:
+    """Whether only a base offset would change, in a segment with gaps: that cannot always be seen."""
+    if not path.endswith(".log"):
+        return False
+    batches = list(iter_offsets(content))
+    contiguous = all(one[3] + 1 == other[2] for one, other in pairwise(batches))
+    return not contiguous and any(at <= position < position + len(data) <= at + 8 for at, *_ in batches)
 
 
 class StoreFaultInjector:

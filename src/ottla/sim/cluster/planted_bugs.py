@@ -23,6 +23,7 @@ from ottla.coordinator.share.share_group_offset import ShareGroupOffset
 from ottla.coordinator.transaction.requests import InitProducerId
 from ottla.coordinator.transaction.transaction_coordinator import TransactionCoordinator
 from ottla.coordinator.transaction.transaction_marker_channel_manager import TransactionMarkerChannelManager
+from ottla.log import unified_log
 from ottla.log.cleaner.compaction import CleanedTransactionMetadata
 from ottla.log.local_log import FlushPlan
 from ottla.log.producers.state_entry import ProducerAppendInfo, ProducerStateEntry
@@ -31,6 +32,8 @@ from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.controller import brokers as control_brokers
 from ottla.metadata.controller.partition_change_builder import PartitionChangeBuilder
 from ottla.metadata.image.delta import MetadataDelta
+from ottla.node.cluster import damaged_replicas
+from ottla.node.cluster.damaged_replicas import DamagedReplicas
 from ottla.node.share import share_partition
 from ottla.node.share.share_partition import (
     AcquiredRange,
@@ -360,8 +363,28 @@ def _streams_tasks_given_too_soon() -> list[Patch]:
     return [(TaskReconciliation, "_is_unreleased_active", lambda *_: False)]
 
 
+def _rot_served() -> list[Patch]:
+    return [(UnifiedLog, "_sound_part", lambda self, segment, found, data, bound: data)]
+
+
+def _mended_from_a_bad_copy() -> list[Patch]:
+    """Neither the leader nor the follower looks at what is copied."""
+    return [*_rot_served(), (unified_log, "verify_crc", lambda data, at, header: None)]
+
+
+def _damaged_leader_begins_again() -> list[Patch]:
+    """Without waiting for another leader."""
+    return [
+        (damaged_replicas, "is_led_without", lambda registration, id: True),
+        (DamagedReplicas, "_has_another", lambda self, tp: True),
+    ]
+
+
 CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "sync-skipped": _sync_skipped,
+    "rot-served": _rot_served,
+    "mended-from-a-bad-copy": _mended_from_a_bad_copy,
+    "damaged-leader-begins-again": _damaged_leader_begins_again,
     "acknowledged-before-replicas-have-it": _acknowledged_before_replicas_have_it,
     "committed-by-the-leader-alone": _committed_by_the_leader_alone,
     "min-insync-ignored": _min_insync_ignored,
@@ -465,7 +488,13 @@ _TIERED = replace(
 _TIERED_FOLLOWERS = replace(
     _scenario("idempotent", "moves", longest_s=1.0, kill_a_process=3), nodes=4, features=("tiered",)
 )
+_ROTTEN = replace(
+    _scenario("idempotent", "acks-all", "follower", bits_rot=8, kill_a_process=2, stop_and_start=2),
+    synced=True,
+    features=("rotten",),
+)
 SCENARIOS: Mapping[str, ClusterScenario] = {
+    **dict.fromkeys(("rot-served", "mended-from-a-bad-copy", "damaged-leader-begins-again"), _ROTTEN),
     "sync-skipped": _scenario("idempotent", synced=True, power_loss=3, kill_all=2),
     "divergence-not-noticed": _scenario("acks-1", "idempotent", longest_s=4.0, split_the_network=1),
     "duplicates-written-again": _scenario("idempotent", sever_connections=3, slow_link=2),

@@ -10,7 +10,7 @@ from ottla.runtime.tasks import TaskState
 from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.members import ClusterMember
 
-__all__ = ["reason_healthy_replicas_lag", "reason_not_quiescent"]
+__all__ = ["reason_healthy_replicas_lag", "reason_not_quiescent", "reason_rotten"]
 
 
 def reason_healthy_replicas_lag(members: Sequence[ClusterMember], checker: ClusterChecker) -> str | None:
@@ -70,6 +70,27 @@ def reason_not_quiescent(members: Sequence[ClusterMember], checker: ClusterCheck
             text = _replica(by_id[id], tp, end, clean=topic.name not in checker.unclean)
             if text is not None:
                 return text
+    return None
+
+
+def reason_rotten(members: Sequence[ClusterMember]) -> str | None:
+    """The first batch at rest that is not what was written; None if all are."""
+    for member in members:
+        if member.node is None or not member.is_ready:
+            return f"node {member.id} is not ready"
+        if not member.node.config.is_broker:
+            continue
+        with member.machine.disk.undisturbed():
+            for partition in member.node.replicas:
+                try:
+                    log = partition.log
+                    for segment in log.segments:
+                        for damaged in log.damage_of(segment):
+                            return (
+                                f"{partition.topic_partition} is rotten on node {member.id}: {damaged.damage}"
+                            )
+                except KafkaError:
+                    continue  # it is being fetched again
     return None
 
 

@@ -23,7 +23,7 @@ from ottla.sim.cluster.environment import COPIES, EVENTS, EXPIRING, LATEST, MANY
 from ottla.sim.cluster.faults import ClusterFaultInjector
 from ottla.sim.cluster.journal import PartitionKey
 from ottla.sim.cluster.members import BROKER_PORT, DIRECTORIES, make_members
-from ottla.sim.cluster.quiescence import reason_healthy_replicas_lag, reason_not_quiescent
+from ottla.sim.cluster.quiescence import reason_healthy_replicas_lag, reason_not_quiescent, reason_rotten
 from ottla.sim.cluster.readers import GroupReader, StandaloneReader
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.security import AccessView, login_settings
@@ -242,6 +242,8 @@ class ClusterRun:
         partitions = share_partitions(environment)
         if not await self._until(lambda: reason_not_quiescent(self.members, self.checker), _RECOVERY_S):
             return
+        if self.scenario.has("rotten") and not await self._until(self._reason_rotten, _RECOVERY_S):
+            return
         self._recovery_s = world.loop.time() - began
         world.machine("auditor", self._read_committed_offsets).boot()
         if not await self._until(
@@ -259,6 +261,9 @@ class ClusterRun:
         if broken is not None:
             world.report_violation(broken)
         self._check_logged_errors()
+
+    def _reason_rotten(self) -> str | None:
+        return reason_rotten(self.members) or reason_not_quiescent(self.members, self.checker)
 
     async def _audit_tier(self, tier: TierChecker) -> bool:
         """Wait until everything is copied, read it from its beginning, and wait until the store is clean."""

@@ -402,6 +402,25 @@ FEATURES: tuple[ScenarioFeature, ...] = (
     ScenarioFeature(
         "reassignments", "Move replicas from broker to broker.", chance=None, clients=("moves",), nodes=2
     ),
+    ScenarioFeature(
+        "rotten",
+        "Have a disk whose bits rot at rest, and scrubbers.",
+        chance=0.2,
+        excludes=("zookeeper", "bad-disks"),
+        needs=("synced",),
+        # Where one replica alone has a record, rot on its disk may lose it.
+        fields={"min_insync": 2},
+        faults={"bits rot": 40},
+        # Segments that are closed soon have indexes and snapshots at rest.
+        settings={
+            "log.scrub.initial.delay.ms": "500",
+            "log.scrub.interval.ms": "1000",
+            "log.segment.bytes": "1048576",
+            "log.roll.ms": "1500",
+            "log.index.interval.bytes": "200",
+        },
+        nodes=3,
+    ),
 )
 
 

@@ -112,7 +112,7 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.node.network.memory_budget.MemoryPool.watch": "the next look is set before this one acts",
     "ottla.node.network.server.SocketServer._sweep": "the next sweep is set before this one begins",
     "ottla.node.node.Node.start": "its caller waits for it",
-    "ottla.node.stop_sequence._run_step": "its caller waits for it",
+    "ottla.node.stop_sequence.StopSequence._run_step": "its caller waits for it",
     "ottla.node.node.Node._on_damage_in_thread": "one call, on the event loop",
     "ottla.node.node.Node._on_directory_failure_in_thread": "ends the node",
     "ottla.node.share.share_fetch.ShareFetch._wait": "a request",

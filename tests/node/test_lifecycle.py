@@ -74,6 +74,35 @@ def test_it_says_when_it_is_ready_and_ends_cleanly(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "data" / CLEAN).exists()
 
 
+HANGING = """
+import sys, threading
+from ottla.node.config.node_config import NodeConfig
+from ottla.node.run import run_node
+
+def prepare(node):
+    async def flush():
+        await node.runtime.pool.run(threading.Event().wait)
+    node.stop_sequence.add(flush, limit_seconds=0.1)
+
+config = NodeConfig({"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": sys.argv[1], "http.listener": ""})
+ready = lambda node, addresses: print("ready", flush=True)
+run_node(config, ready=ready, report=print, prepare=prepare)
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_never_answers_does_not_keep_the_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HANGING, str(tmp_path / "data")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        assert node.stdout.readline() == "ready\n"
+        node.terminate()
+        _, errors = node.communicate(timeout=DEADLINE_SECONDS)
+    assert node.returncode == 1
+    assert "flush has not ended within 0 s" in errors
+    assert (tmp_path / "data" / CLEAN).exists(), "the others stopped cleanly"
+
+
 @pytest.mark.slow
 def test_readers_that_wait_for_records_do_not_hold_up_its_end(tmp_path: Path) -> None:
     wanted = FetchPartition(partition=0, partition_max_bytes=1000)

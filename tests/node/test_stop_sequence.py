@@ -85,6 +85,7 @@ def test_a_part_that_waits_without_end_is_named_and_left_behind(caplog: pytest.L
         began = asyncio.get_running_loop().time()
         await sequence.run()
         assert done == ["log"]
+        assert [name.rpartition(".")[2] for name in sequence.left_behind] == ["hang"]
         assert asyncio.get_running_loop().time() - began < STEP_SECONDS + 10
 
     run(test())

@@ -206,7 +206,7 @@ class Node:
         self._loop: asyncio.AbstractEventLoop
         self._failure: asyncio.Future[str]
         self._failure_reason: str | None = None
-        self._stop_sequence: Final = StopSequence()
+        self.stop_sequence: Final = StopSequence()
         NodeMetrics(self, self.metrics)
 
     # What handlers ask
@@ -325,7 +325,7 @@ class Node:
         if endpoint := config.text("telemetry.otlp.endpoint"):
             headers = parse_headers(str(config["telemetry.otlp.headers"] or ""))
             forwarder = OtlpForwarder(runtime, signal_url(endpoint, METRICS), headers)
-            self._stop_sequence.add(self.tasks.start("forwarding of client metrics", forwarder.run).stop)
+            self.stop_sequence.add(self.tasks.start("forwarding of client metrics", forwarder.run).stop)
         telemetry = ClientTelemetry(
             ClientMetricsManager(
                 lambda: self.image.configs, runtime.random.uuid, config.number("telemetry.max.bytes")
@@ -410,9 +410,9 @@ class Node:
         await self.security.load()
         self._enter("checking its listeners")
         await self.http.open(self.security.listener_tls)
-        self._stop_sequence.add(self.http.close)
+        self.stop_sequence.add(self.http.close)
         if self.security.has_certificates:
-            self._stop_sequence.add(self.tasks.start("renewal of certificates", self.security.watch).stop)
+            self.stop_sequence.add(self.tasks.start("renewal of certificates", self.security.watch).stop)
         self.logins = self._make_logins()
         await self.endpoints.check(self.server)
         self._enter("opening its directories")
@@ -436,7 +436,7 @@ class Node:
         async def release() -> None:
             storage.release()
 
-        self._stop_sequence.add(release)
+        self.stop_sequence.add(release)
         self.cluster_id = storage.cluster_id
         if storage.node_id != self.config.node_id:
             self.dynamic_config.current = NodeConfig({**self.config.given, "node.id": str(storage.node_id)})
@@ -448,16 +448,16 @@ class Node:
         endpoints: list[Endpoint] = []
         if config.is_controller:
             await self.endpoints.open(quorum.server, config.listeners_of_controller)
-            self._stop_sequence.add(quorum.server.stop)
+            self.stop_sequence.add(quorum.server.stop)
             self.endpoints.warn_of_open_controllers(is_authorized=self.authorizer is not None)
             endpoints = self.endpoints.reachable(config.advertised_of_controller)
         directory_id = storage.directories[config.metadata_log_dir]
         await quorum.open(storage.cluster_id, directory_id, endpoints, self._on_metadata_update)
         self._enter(_WAITING_FOR_LEADER)
-        self._stop_sequence.add(quorum.close)
+        self.stop_sequence.add(quorum.close)
         tasks = ControllerTasks(self.tasks, self.dynamic_config, quorum, self.fail)
         tasks.start()
-        self._stop_sequence.add(tasks.stop)
+        self.stop_sequence.add(tasks.stop)
         await quorum.wait_for_leader()
         self.dynamic_config.reload(self.image)
         if self.authorizer is not None:
@@ -470,7 +470,7 @@ class Node:
         config = self.config
         # Addresses must be known before they are registered.
         await self.endpoints.open_unknown(self.server)
-        self._stop_sequence.add(self.server.stop)
+        self.stop_sequence.add(self.server.stop)
         usable = [path for path in config.log_dirs if path not in storage.failed]
         endpoints = self.endpoints.reachable(config.advertised_listeners)
         self.lifecycle = BrokerLifecycleManager(
@@ -486,7 +486,7 @@ class Node:
             on_fatal=self.fail,
             announce=self.quorum.announcer(self._incarnation_id, endpoints),
         )
-        self._stop_sequence.add(self.lifecycle.close)
+        self.stop_sequence.add(self.lifecycle.close)
         self._waits_for = self.lifecycle.waits_for
         await self.lifecycle.register()
         await self.lifecycle.wait_until_caught_up()
@@ -512,7 +512,7 @@ class Node:
         )
         await self.logs.start(self.topic_config, self._is_assigned)
         self.log_flushes = LogFlushScheduler(self.logs, runtime.clock)
-        self._stop_sequence.add(self._close_logs, limit_seconds=_CLOSE_LOGS_SECONDS)
+        self.stop_sequence.add(self._close_logs, limit_seconds=_CLOSE_LOGS_SECONDS)
         self.producer_ids = ProducerIdManager(config.node_id, self._broker_epoch, self.quorum.controllers)
         self.replication = BrokerReplication(
             self.tasks,
@@ -532,7 +532,7 @@ class Node:
             submit_change=self.replication.alter_partition_manager.submit,
         )
         self.replicas.begin_flush = self.log_flushes.flush_in_background
-        self._stop_sequence.add(self.replication.close)
+        self.stop_sequence.add(self.replication.close)
         self.coordinators = Coordinators(
             runtime,
             self.dynamic_config,
@@ -544,7 +544,7 @@ class Node:
             self._create_internal_topic,
             lambda: self.lifecycle.is_cut_off,
         )
-        self._stop_sequence.add(self.coordinators.close)
+        self.stop_sequence.add(self.coordinators.close)
         self.alter_log_dirs = AlterReplicaLogDirsManager(
             self.logs,
             self.replicas,
@@ -553,16 +553,16 @@ class Node:
             runtime.clock,
             runtime.pool,
         )
-        self._stop_sequence.add(self.alter_log_dirs.stop)
+        self.stop_sequence.add(self.alter_log_dirs.stop)
         if config.flag("remote.log.storage.system.enable"):
             self.remote_storage = self._open_remote_storage()
-            self._stop_sequence.add(self.remote_storage.close)
+            self.stop_sequence.add(self.remote_storage.close)
             self.replication.remote_log_reader = self.remote_storage.reader
         else:
             self._check_no_remote_topics()
         # Both read remote storage, and begin with the first image that is published.
-        self._stop_sequence.add(self.replication.stop_fetchers)
-        self._stop_sequence.add(self._close_share_partitions)
+        self.stop_sequence.add(self.replication.stop_fetchers)
+        self.stop_sequence.add(self._close_share_partitions)
         self._publisher = BrokerMetadataPublisher(
             runtime.clock,
             metadata,
@@ -575,7 +575,7 @@ class Node:
             self._apply_to_share_partitions,
             self.remote_storage,
         )
-        self._stop_sequence.add(self._publisher.stop)
+        self.stop_sequence.add(self._publisher.stop)
         self.damaged_replicas = DamagedReplicas(
             self.tasks,
             config.node_id,
@@ -586,7 +586,7 @@ class Node:
             self._publisher.host_offline,
             self._publisher.on_log_damage,
         )
-        self._stop_sequence.add(self.damaged_replicas.stop)
+        self.stop_sequence.add(self.damaged_replicas.stop)
         await self._publisher.start()
         for directory in self.logs.directories:
             if not directory.is_online:
@@ -642,7 +642,7 @@ class Node:
     async def _serve(self) -> None:
         """Open the listeners of clients, ask to be unfenced, and begin with the background tasks."""
         await self.endpoints.open_known(self.server)
-        self._stop_sequence.add(self._leave)
+        self.stop_sequence.add(self._leave)
         self.endpoints.warn_of_open_listeners(is_authorized=self.authorizer is not None)
         for text in start_warnings(
             self.config, self.image, self.endpoints.for_clients(), sole_voter=self.quorum.is_sole_voter
@@ -666,7 +666,7 @@ class Node:
         )
         self._broker_tasks = tasks
         tasks.start()
-        self._stop_sequence.add(tasks.stop)
+        self.stop_sequence.add(tasks.stop)
         self._update_tables(self.image.configs, self.image)
 
     def _update_tables(self, changed: Iterable[ConfigResource], image: MetadataImage) -> None:
@@ -679,10 +679,10 @@ class Node:
 
             self.table_keeper = TableKeeper(self)
             self.replicas.add_progress_listener(self.table_keeper.on_partition_progress)
-            self._stop_sequence.add(self.table_keeper.close)
+            self.stop_sequence.add(self.table_keeper.close)
             fast, slow = self.table_keeper.run, self.table_keeper.run_slow
             for name, work in (("upkeep of tables", fast), ("upkeep of slow tables", slow)):
-                self._stop_sequence.add(self.tasks.start(name, work).stop)
+                self.stop_sequence.add(self.tasks.start(name, work).stop)
         self.table_keeper.update(topics, image)
 
     async def _retry_offline(self) -> None:
@@ -717,7 +717,7 @@ class Node:
         async def flush() -> None:
             await self.runtime.pool.run(tracing.flush)
 
-        self._stop_sequence.add(flush)
+        self.stop_sequence.add(flush)
         return tracing
 
     def _make_logins(self) -> dict[str, SaslListener]:
@@ -834,7 +834,7 @@ class Node:
         """Hand over, close everything and leave the marks of a clean shutdown. Stopping twice is harmless."""
         self._stopping = True
         self.phase = "stopping"
-        await self._stop_sequence.run()
+        await self.stop_sequence.run()
         if self._heavy_work_threads is not None:
             self._heavy_work_threads.abandon()
 

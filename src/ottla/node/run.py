@@ -102,6 +102,10 @@ async def _main(
             manager.send_stopping()
             await node.stop()
             undo()
+            if left := node.stop_sequence.left_behind:
+                # A thread may wait without end, as for a disk that does not answer, and keep the process.
+                log.critical("the process ends without waiting for %s", ", ".join(left))
+                process.halt(1)
             runtime.close()
 
 

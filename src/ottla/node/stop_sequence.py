@@ -29,6 +29,8 @@ class StopSequence:
     def __init__(self) -> None:
         # The last one is the first to run.
         self._steps: Final[list[tuple[Action, float]]] = []
+        # The steps that have not ended in time.
+        self.left_behind: Final[list[str]] = []
 
     def add(self, action: Action, *, limit_seconds: float = STEP_SECONDS) -> None:
         self._steps.append((action, limit_seconds))
@@ -36,27 +38,27 @@ class StopSequence:
     async def run(self) -> None:
         """Run the steps, also those that are added meanwhile. Running twice is harmless."""
         while self._steps:
-            await _run_step(*self._steps.pop())
+            await self._run_step(*self._steps.pop())
 
-
-async def _run_step(action: Action, limit_seconds: float) -> None:
-    name = getattr(action, "__qualname__", repr(action))
-    step = asyncio.ensure_future(action())
-    try:
-        await asyncio.wait((step,), timeout=limit_seconds)
-        if not step.done():
-            _log.error(
-                "%s has not ended within %.0f s; the stop of the node goes on",
-                name,
-                limit_seconds,
-                exc_info=TimeoutError(f"it waits at {_place(step)}"),
-            )
+    async def _run_step(self, action: Action, limit_seconds: float) -> None:
+        name = getattr(action, "__qualname__", repr(action))
+        step = asyncio.ensure_future(action())
+        try:
+            await asyncio.wait((step,), timeout=limit_seconds)
+            if not step.done():
+                self.left_behind.append(name)
+                _log.error(
+                    "%s has not ended within %.0f s; the stop of the node goes on",
+                    name,
+                    limit_seconds,
+                    exc_info=TimeoutError(f"it waits at {_place(step)}"),
+                )
+                step.cancel()
+                await asyncio.wait((step,), timeout=_CANCELLATION_SECONDS)
+        finally:
             step.cancel()
-            await asyncio.wait((step,), timeout=_CANCELLATION_SECONDS)
-    finally:
-        step.cancel()
-    if step.done() and not step.cancelled() and (error := step.exception()) is not None:
-        _log.error("a part of the node did not stop cleanly: %s", name, exc_info=error)
+        if step.done() and not step.cancelled() and (error := step.exception()) is not None:
+            _log.error("a part of the node did not stop cleanly: %s", name, exc_info=error)
 
 
 def _place(step: asyncio.Future[None]) -> str:

@@ -20,7 +20,8 @@ RUNS = {
     "logins and ACLs": "ClusterRun(seed, seconds=3, scenario=having('secured')).run()",
     "share groups": "ClusterRun(seed, seconds=4, scenario=having('share-groups')).run()",
     "tiered storage": "ClusterRun(seed, seconds=2, scenario=having('tiered')).run()",
-    "combined features": "ClusterRun(seed, seconds=2).run()",
+    "drawn features": "ClusterRun(seed, seconds=2).run()",
+    "most features": "ClusterRun(seed, seconds=2, scenario=having(*MOST)).run()",
     "quorum": "QuorumRun(seed, seconds=4).run()",
     "node": "NodeRun(seed, seconds=3).run()",
 }
@@ -30,7 +31,8 @@ SEEDS = {
     "logins and ACLs": (3,),
     "share groups": (2, 6),
     "tiered storage": (1,),
-    "combined features": (4, 9),
+    "drawn features": (4,),
+    "most features": (9,),
     "quorum": (5,),
     "node": (5,),
 }
@@ -56,8 +58,14 @@ from ottla.sim.quorum.run import QuorumRun
 
 SCENARIO = ClusterScenario(nodes=3, timeout_scale=0.1, clients=tuple(CLIENTS), features=())
 
-def having(feature):
-    return replace(SCENARIO, features=(feature,))
+# As many as there can be beside each other.
+MOST = (
+    "voter-changes secured tiered share-groups streams-groups transactions two-phase quotas compaction "
+    "deleted-topics reassignments"
+).split()
+
+def having(*features):
+    return replace(SCENARIO, features=features)
 
 for seed in {seeds}:
     outcome = {run}

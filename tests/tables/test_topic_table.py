@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from decimal import Decimal
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
@@ -194,6 +195,36 @@ def test_no_topic_can_take_the_name_of_the_table_of_another(warehouse: Warehouse
     commit(warehouse, [b"real"], topic="shop.orders", topic_id="victim")
     assert values_of(warehouse.rows("shop_orders")) == [b"real"]
     assert values_of(warehouse.rows("shop__orders")) == [b"forged"]
+
+
+@pytest.mark.parametrize("mode", ["append", "latest"])
+def test_what_inflates_to_more_than_a_table_takes_is_left_out(warehouse: Warehouse, mode: str) -> None:
+    def batch(offset: int, key: bytes, value: bytes, headers=()) -> bytes:
+        return bytes(build_batch([(NOW_MS, key, value, headers)], base_offset=offset, codec=Codec.ZSTD))
+
+    large = bytes(3_000)
+    table = warehouse.table(mode=mode, max_part_bytes=2_000)
+    table.open()
+    records = (
+        batch(0, b"a", b"small", [("h", b"1")])
+        + batch(1, b"b", large, [("h", b"2")])
+        + batch(2, large, b"small")
+        + batch(3, b"d", b"small", [("h", large)])
+        + batch(4, b"e", b"last")
+    )
+    assert table.append(0, 0, records) == 5
+    table.commit()
+    rows = [(row["key"], row["value"], row["headers"]) for row in warehouse.rows()]
+
+    def said(name: str, size: int) -> dict:
+        return {"key": "ottla.left-out", "value": b"the %s of %d bytes" % (name.encode(), size)}
+
+    assert rows[0] == (b"a", b"small", [{"key": "h", "value": b"1"}])
+    assert rows[1] == (b"b", b"", [{"key": "h", "value": b"2"}, said("value", 3_000)])
+    assert rows[2] == (sha256(large).digest(), b"small", [said("key", 3_000)])
+    assert rows[3][:2] == (b"d", b"small")
+    assert [each["key"] for each in rows[3][2]] == ["ottla.left-out"]
+    assert rows[4] == (b"e", b"last", [])
 
 
 def test_all_topics_have_tables_of_their_own() -> None:

@@ -7,6 +7,7 @@ says why in `_error`; the record itself is there either way.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,9 +30,12 @@ __all__ = [
     "error_field",
     "record_table",
     "record_schema",
+    "without_large",
 ]
 
 ERROR: Final = "_error"
+# The header that says what of a record the table has not.
+LEFT_OUT: Final = "ottla.left-out"
 RECORD_COLUMNS: Final = ("partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers")
 _RESERVED: Final = frozenset((*RECORD_COLUMNS, ERROR))
 # What a column of timestamps, in microseconds, and the engines that read it can have: the years 1 to 9999.
@@ -81,6 +85,53 @@ def record_table(partition: int, batch: pa.RecordBatch) -> pa.Table:
         batch.column("headers"),
     ]
     return pa.Table.from_arrays(columns, schema=record_schema())
+
+
+def without_large(rows: pa.Table, most: int) -> pa.Table:
+    """The rows with an empty key, value or list of headers in place of what has more than `most` bytes, and a
+    header that says so. A few kilobytes inflate to hundreds of megabytes, and writing a file takes several
+    times as much memory. The record is in the topic as it was; a key that is left out is known by its hash.
+    """
+    if rows.nbytes <= most:
+        return rows
+    import pyarrow.compute as pc
+
+    lengths = {name: pc.fill_null(pc.binary_length(rows.column(name)), 0) for name in ("key", "value")}
+    headers = rows.column("headers")
+    has_large = headers.nbytes > most
+    if not has_large and all((pc.max(each).as_py() or 0) <= most for each in lengths.values()):
+        return rows
+    sizes = {name: each.to_pylist() for name, each in lengths.items()}
+    sizes["headers"] = [headers.slice(n, 1).nbytes if has_large else 0 for n in range(rows.num_rows)]
+    pieces, at = [], 0
+    for n in range(rows.num_rows):
+        large = [name for name in sizes if sizes[name][n] > most]
+        if large:
+            pieces += [rows.slice(at, n - at), _cut(rows.slice(n, 1), large, sizes, n)]
+            at = n + 1
+    pieces.append(rows.slice(at))
+    import pyarrow as pa
+
+    # A slice holds the memory of the whole: copy the rows that stay.
+    return pa.concat_tables([each for each in pieces if each.num_rows]).combine_chunks()
+
+
+def _cut(row: pa.Table, large: list[str], sizes: dict[str, list[int]], n: int) -> pa.Table:
+    """One row without its large columns."""
+    import pyarrow as pa
+
+    said = [{"key": LEFT_OUT, "value": f"the {name} of {sizes[name][n]} bytes".encode()} for name in large]
+    for name in large:
+        replacement: Any = b""
+        if name == "key":
+            replacement = hashlib.sha256(row.column("key")[0].as_buffer()).digest()
+        if name != "headers":
+            row = row.set_column(row.schema.get_field_index(name), row.schema.field(name), [[replacement]])
+    kept = [] if "headers" in large else row.column("headers").to_pylist()[0] or []
+    headers = row.schema.field("headers")
+    return row.set_column(
+        row.schema.get_field_index("headers"), headers, pa.chunked_array([[[*kept, *said]]], headers.type)
+    )
 
 
 def arrow_type(column: ColumnType) -> pa.DataType:

@@ -11,6 +11,7 @@ from typing import Any, Final
 __all__ = [
     "BROKER_SETTINGS",
     "CATALOG_PREFIX",
+    "MAX_PART_BYTES",
     "TABLE_STATUS",
     "CatalogSettings",
     "MaintenanceSettings",
@@ -32,6 +33,8 @@ BROKER_SETTINGS: Final = (
     "log.dirs",
     "log.dir",
 )
+# Of a key, a value or the headers in a table, unless the topic allows larger messages.
+MAX_PART_BYTES: Final = 32 * 1024 * 1024
 _SEPARATORS_IN_A_ROW: Final = re.compile("[._-]{2}")
 # Those of the settings of this prefix that are not properties of pyiceberg's own.
 _OWN: Final = frozenset(("type", "uri", "warehouse", "name"))
@@ -192,6 +195,8 @@ class TableSettings:
     """append: a row for each record; latest: one for each key, with its latest value."""
     delete_retention_ms: int = 86_400_000
     """How long the log keeps a tombstone, at least."""
+    max_part_bytes: int = MAX_PART_BYTES
+    """Of a key, a value or the headers of a record."""
     partition_by: str = "none"
     schema_type: str = "none"
     schema: str = ""

@@ -29,7 +29,7 @@ from ottla.records.arrow import ArrowDecoder
 from ottla.records.batch import iter_batches
 from ottla.runtime.clock import pause_thread
 from ottla.runtime.random import SystemRandom
-from ottla.tables.columns import TypedColumns, error_field, record_schema, record_table
+from ottla.tables.columns import TypedColumns, error_field, record_schema, record_table, without_large
 from ottla.tables.errors import MissedDeletes, OffsetsMoved, TableError
 from ottla.tables.latest import (
     files_of,
@@ -222,7 +222,7 @@ class TopicTable:
         round.ranges[partition] = _Range(self._offsets.get(partition), decoder.next_offset)
         if not decoder.rows:
             return
-        rows = record_table(partition, decoder.finish())
+        rows = without_large(record_table(partition, decoder.finish()), self.settings.max_part_bytes)
         round.tables.append((partition, rows))
         round.rows += rows.num_rows
         round.buffered += rows.nbytes

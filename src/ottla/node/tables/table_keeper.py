@@ -37,7 +37,7 @@ from ottla.runtime.child_process import ChildFailed, ChildProcess, ChildTimedOut
 from ottla.runtime.disk import NotInMemory
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.turns import Turns
-from ottla.tables.settings import CatalogSettings, MaintenanceSettings, TableSettings
+from ottla.tables.settings import MAX_PART_BYTES, CatalogSettings, MaintenanceSettings, TableSettings
 
 if TYPE_CHECKING:
     from ottla.remote.log_reader import RemoteRecords
@@ -581,6 +581,9 @@ class TableKeeper:
             metadata_offset=image.provenance.last_contained_offset,
             mode=self._mode(state.topic),
             delete_retention_ms=self._setting(state.topic, "delete.retention.ms"),
+            max_part_bytes=max(
+                MAX_PART_BYTES, int(overrides.get("max.message.bytes", config.number("message.max.bytes")))
+            ),
             partition_by=overrides.get("table.partition.by", "none"),
             schema_type=overrides.get("table.schema.type", "none"),
             schema=overrides.get("table.schema", ""),

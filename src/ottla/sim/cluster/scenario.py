@@ -10,7 +10,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from ottla.metadata.features import TRANSACTION_VERSION, bootstrap_levels
+from ottla.metadata.features import (
+    DEFAULT_METADATA_VERSION,
+    LATEST_METADATA_VERSION,
+    TRANSACTION_VERSION,
+    bootstrap_levels,
+)
 from ottla.sim.nemesis import FAULTS, NemesisConfig
 
 __all__ = [
@@ -163,8 +168,11 @@ class ClusterScenario:
     faults: tuple[int, ...] | None = None
 
     def last_levels(self) -> dict[str, int]:
-        """The feature levels that the cluster has at the end."""
-        levels = bootstrap_levels()
+        """The feature levels that the cluster has at the end: those that new clusters begin with, or the last
+        ones where an administrator raises them.
+        """
+        raised = self.has("feature-levels")
+        levels = bootstrap_levels(LATEST_METADATA_VERSION if raised else DEFAULT_METADATA_VERSION)
         if self.has("transactions-v1"):
             levels[TRANSACTION_VERSION] = 1
         return levels

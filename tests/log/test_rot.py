@@ -87,3 +87,29 @@ def test_no_flipped_bit_reaches_a_reader_and_nothing_else_is_lost(
 @pytest.mark.parametrize("max_bytes", [1, 150, 10_000])
 def test_no_flipped_bit_of_a_segment_reaches_a_reader(index_interval_bytes: int, max_bytes: int) -> None:
     check_flips(list(range(first_segment_bytes())), index_interval_bytes, max_bytes)
+
+
+def timed_log() -> LogHarness:
+    """A record every ten milliseconds, closed cleanly."""
+    lab = LogHarness(LogConfig(segment_bytes=900, index_interval_bytes=0))
+    for number in range(24):
+        lab.put(b"x" * 15, timestamp=1_000 + 10 * number)
+    lab.close()
+    return lab
+
+
+def test_no_flipped_bit_of_a_time_index_hides_a_record() -> None:
+    path = FIRST + ".timeindex"
+    size = len(timed_log().sim_disk.contents()[path])
+    assert size >= 60
+    for position in range(size):
+        lab = timed_log()
+        bit = Random(position).randrange(8)
+        flip(lab, path, position, bit)
+        lab.reload(clean=True)
+        for number in range(24):
+            at = 1_000 + 10 * number
+            for timestamp in (at - 5, at):
+                found = lab.log.fetch_offset_by_timestamp(timestamp)
+                assert found is not None
+                assert found[:2] == (at, number), f"bit {bit} of byte {position}, {timestamp}"

@@ -419,12 +419,35 @@ class LogSegment:
         """The first record from `start_offset` on that is not older than `timestamp`."""
 
         def begin() -> TimestampSearch:
-            offset = max(self.time_index.lookup(timestamp).offset, start_offset)
+            offset = max(self._time_entry(timestamp).offset, start_offset)
             position = self.offset_index.lookup(offset).position
             file = self._log.get()
             return TimestampSearch(file, self.size, position, timestamp=timestamp, start_offset=start_offset)
 
         return begin().run() if searches is None else searches.run((self.dir, self.base_offset, 1), begin)
+
+    def _time_entry(self, timestamp: int) -> TimestampOffset:
+        """The last entry of the time index that is not younger than `timestamp`."""
+        entry = self.time_index.lookup(timestamp)
+        try:
+            self._check_time_entry(entry)
+        except CorruptIndex as error:
+            self._rebuild(error)
+            entry = self.time_index.lookup(timestamp)
+        return entry
+
+    def _check_time_entry(self, entry: TimestampOffset) -> None:
+        """CorruptIndex if the batch of the entry's offset does not have its timestamp: a search from there on
+        would miss records.
+        """
+        if entry.timestamp == NO_TIMESTAMP:
+            return
+        found = self.translate_offset(entry.offset)
+        if found is not None and found.base_offset <= entry.offset:
+            header = next(walk_headers(self._log.get(), found.position + found.size, found.position))[1]
+            if header.max_timestamp == entry.timestamp:
+                return
+        raise CorruptIndex(f"{self.path(TIME_INDEX)}: {entry} is not of a batch")
 
     def find_max_timestamp(
         self, start_offset: int, searches: TimestampSearches | None = None
@@ -469,6 +492,7 @@ class LogSegment:
             )
             indexes.check_end(self.headers(indexes.offsets.last_entry.position))
             self._indexes = indexes
+            self._check_time_entry(indexes.times.last_entry)
         except (CorruptIndex, CorruptBatch, FileNotFoundError) as error:
             self._rebuild(error)
         assert self._indexes is not None

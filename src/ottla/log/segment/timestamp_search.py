@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from ottla.log.segment.walk import walk_headers
+from ottla.log.segment.walk import CorruptBatch, walk_headers
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.records.batch import BatchHeader, find_greatest_timestamp, find_timestamp
+from ottla.records.batch import BatchHeader, find_greatest_timestamp, find_timestamp, verify_crc
 from ottla.records.cost import affordable_bytes, likely_bytes, walk_cost
 from ottla.records.types import MAX_DECOMPRESSED_BYTES, NO_TIMESTAMP
 from ottla.runtime.disk import File
@@ -158,6 +158,10 @@ class TimestampSearch:
             self.cost_us, self.memory_bytes = cost_us, bound
             return None
         data = self._file.pread(header.size, position)
+        try:
+            verify_crc(data, 0, header)
+        except KafkaError as error:
+            raise CorruptBatch(self._file.path, position, error.message) from None
         try:
             if self._greatest:
                 found = find_greatest_timestamp(

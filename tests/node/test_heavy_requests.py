@@ -16,6 +16,7 @@ import pytest
 from tests.support.wire import WireClient
 
 from ottla.node.api.handlers import describe_producers
+from ottla.node.api.handlers import list_offsets as list_offsets_handler
 from ottla.protocol.api import API_BY_NAME
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import read_response
@@ -309,6 +310,7 @@ def test_a_search_over_many_batches_goes_on_in_a_thread(
         return await run(self, client, cost_us, *args, **options)
 
     monkeypatch.setattr(HeavyWork, "run", noted)
+    monkeypatch.setattr(list_offsets_handler, "INLINE_US", 1_000)
     old, new = build_batch([(NOW - 10, None, b"")]), build_batch([(NOW, None, b"")])
     count = 3_000
     for _ in range(count):
@@ -348,10 +350,8 @@ def test_many_producers_are_described_in_turns(wire: WireClient, monkeypatch: py
 def test_a_request_for_many_partitions_is_looked_up_in_turns(
     wire: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ottla.node.api.handlers import list_offsets as handler
-
     create(wire, "wide-lookup")
-    monkeypatch.setattr(handler, "_PARTITIONS_AT_ONCE", 7)
+    monkeypatch.setattr(list_offsets_handler, "_PARTITIONS_AT_ONCE", 7)
     topics = [
         ListOffsetsTopic(
             name="wide-lookup",

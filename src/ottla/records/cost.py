@@ -7,7 +7,6 @@ ratio that is ordinary (`EXPECTED_RATIO`), and the caller bounds the output by `
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
 from ottla.records.batch import BatchHeader
@@ -17,8 +16,15 @@ from ottla.records.types import MAX_DECOMPRESSED_BYTES, Codec
 # Bytes in a microsecond: of records that are checked or searched, of output of the decoders, of input of the
 # encoders at their ordinary levels.
 _WALK: Final = 500
-_DECOMPRESS: Final = {Codec.NONE: 10_000, Codec.GZIP: 250, Codec.SNAPPY: 800, Codec.LZ4: 800, Codec.ZSTD: 500}
+_DECOMPRESS: Final = {Codec.GZIP: 250, Codec.SNAPPY: 800, Codec.LZ4: 800, Codec.ZSTD: 500}
 _COMPRESS: Final = {Codec.NONE: 10_000, Codec.GZIP: 20, Codec.SNAPPY: 250, Codec.LZ4: 250, Codec.ZSTD: 100}
+# By the codec's bits in the attributes of a batch, what a byte without compression takes; codecs that do not
+# exist are refused before anything is done.
+_CODEC_BITS: Final = 0x07
+_WALK_US: Final = tuple(
+    1 / _WALK + (1 / _DECOMPRESS[Codec(bits)] if Codec.NONE < bits <= Codec.ZSTD else 0) for bits in range(8)
+)
+_ORDINARY_RATIO: Final = 3
 # By level, where a codec has thorough ones: that of the last entry that is not above the level.
 _THOROUGH: Final = {
     Codec.GZIP: ((7, 8.0),),
@@ -34,22 +40,19 @@ def likely_bytes(header: BatchHeader) -> int:
     return min(EXPECTED_RATIO * header.size + SLACK_BYTES, MAX_DECOMPRESSED_BYTES)
 
 
+def ordinary_bytes(header: BatchHeader) -> int:
+    """What the records of a batch take without compression, if they are ordinary ones."""
+    return _ORDINARY_RATIO * header.size if header.attributes & _CODEC_BITS else header.size
+
+
 def affordable_bytes(header: BatchHeader, cost_us: int) -> int:
     """How many bytes of a batch can be decompressed and walked at this cost."""
-    return _affordable_bytes(_codec(header), cost_us)
-
-
-@lru_cache
-def _affordable_bytes(codec: Codec, cost_us: int) -> int:
-    return min(int(cost_us / (1 / _WALK + 1 / _DECOMPRESS[codec])), MAX_DECOMPRESSED_BYTES)
+    return min(int(cost_us / _WALK_US[header.attributes & _CODEC_BITS]), MAX_DECOMPRESSED_BYTES)
 
 
 def walk_cost(header: BatchHeader, plain_bytes: int) -> int:
     """The cost to decompress the records of a batch and to walk them."""
-    cost = plain_bytes / _WALK
-    if header.is_compressed:
-        cost += plain_bytes / _DECOMPRESS[_codec(header)]
-    return int(cost)
+    return int(plain_bytes * _WALK_US[header.attributes & _CODEC_BITS])
 
 
 def check_cost(header: BatchHeader, plain_bytes: int, target: Codec | None, level: int | None) -> int:
@@ -57,7 +60,7 @@ def check_cost(header: BatchHeader, plain_bytes: int, target: Codec | None, leve
     producer has used (`target`; None for that of the producer).
     """
     cost = walk_cost(header, plain_bytes)
-    if target is not None and target is not _codec(header):
+    if target is not None and target != header.attributes & _CODEC_BITS:
         cost += compression_cost(plain_bytes, target, level)
     return cost
 
@@ -65,12 +68,6 @@ def check_cost(header: BatchHeader, plain_bytes: int, target: Codec | None, leve
 def compression_cost(plain_bytes: int, codec: Codec, level: int | None) -> int:
     """The cost to compress so many bytes."""
     return int(plain_bytes / _compress_speed(codec, level))
-
-
-def _codec(header: BatchHeader) -> Codec:
-    """The codec of the header; NONE for one that does not exist, which is refused before anything is done."""
-    number = header.attributes & 7
-    return Codec(number) if number <= Codec.ZSTD else Codec.NONE
 
 
 def _compress_speed(codec: Codec, level: int | None) -> float:

@@ -31,7 +31,7 @@ __all__ = ["INLINE_US", "SHORT_US", "TURN_US", "HeavyWork"]
 T = TypeVar("T")
 
 # The most that one piece of work may take without a thread, and all of them in one round of the loop.
-INLINE_US: Final = 2_500
+INLINE_US: Final = 4_000
 TURN_US: Final = 10_000
 # Work up to this is short: what ordinary clients cause, as the check of a compressed batch of a megabyte.
 SHORT_US: Final = 50_000

@@ -44,7 +44,7 @@ from ottla.protocol.messages.produce import (
 )
 from ottla.protocol.names import INTERNAL_TOPICS, TopicPartition
 from ottla.records.batch import MAGIC, BatchHeader
-from ottla.records.cost import check_cost, likely_bytes
+from ottla.records.cost import check_cost, ordinary_bytes
 from ottla.records.validation import BatchCheck, BatchTooCostly, RecordErrors, check_produce_records
 from ottla.replication.partition import Partition
 from ottla.runtime.disk import Buffer
@@ -329,8 +329,8 @@ class _Produce:
             assert data.records is not None
             config = partition.log.local_log.config
             if (header.attributes & _CODEC or config.target_codec is not None) and check is None:
-                plain_bytes = likely_bytes(header)
-                cost_us = check_cost(header, plain_bytes, config.target_codec, config.target_level)
+                # What takes more all the same ends where it has cost what a turn allows (`max_cost_us`).
+                cost_us = check_cost(header, ordinary_bytes(header), config.target_codec, config.target_level)
                 if not self._broker.heavy_work.fits_turn(cost_us):
                     self.heavy.append((topic, data, response))
                     return response

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import decision_index
+
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
@@ -148,3 +150,11 @@ class TestTheChecksThemselves:
     def test_names_are_read_from_the_first_column(self) -> None:
         text = "| package | why |\n|---|---|\n| `one`, Two_2 | because of three |\n"
         assert named(text) == {"one", "two-2"}
+
+
+def test_decisions_have_an_index_and_numbers_of_their_own() -> None:
+    assert decision_index.INDEX.read_text() == decision_index.render(), (
+        "run `python -m tests.support.decision_index`"
+    )
+    numbers = [page.name[:4] for page in decision_index.DIRECTORY.glob("[0-9]*.md")]
+    assert sorted(set(numbers)) == sorted(numbers)

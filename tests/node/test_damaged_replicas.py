@@ -44,7 +44,7 @@ class World:
     def __init__(self, replicas: int = 3, roles: dict[int, str] | None = None) -> None:
         self.replicas = replicas
         # The clocks of simulated clients are an hour apart from those of nodes.
-        self.nodes = SimNodes(roles, settings={"log.message.timestamp.after.max.ms": str(1 << 62)})
+        self.nodes = SimNodes(roles)
 
     def run(self, life: Callable[[World], Awaitable[None]]) -> None:
         async def whole() -> None:

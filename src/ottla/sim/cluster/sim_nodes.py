@@ -58,6 +58,8 @@ class SimNodes:
             "log.dirs": "/data",
             "cluster.id": CLUSTER_ID,
             "offsets.topic.num.partitions": "1",
+            # The clocks of machines are up to two hours apart.
+            "log.message.timestamp.after.max.ms": str(1 << 62),
             **(voters if self._static else servers),
             **self._settings,
         }

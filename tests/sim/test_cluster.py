@@ -38,6 +38,7 @@ FIRST_SEEDS = {
     "controller-not-checked-by-writes": 11,
     "coordinator-answers-too-soon": 5,
     "damaged-leader-begins-again": 2,
+    "deleted-topics-forgotten": 5,
     "followers-without-auxiliary-state": 3,
     "share-leaders-not-fenced": 12,
     "streams-tasks-given-too-soon": 35,
@@ -54,6 +55,7 @@ def explain(outcome: ClusterOutcome) -> str:
 # What is drawn, its option of `ottla sim`, and faults of which one at least must have been injected.
 # Bugs that take many seeds to show.
 FOUND_LATE = {
+    "deleted-topics-forgotten",
     "aborted-records-supersede",
     "followers-forget-producers",
     "followers-without-auxiliary-state",

@@ -43,7 +43,7 @@ FIRST_SEEDS = {
     "share-leaders-not-fenced": 12,
     "streams-tasks-given-too-soon": 35,
     "unclean-stop-taken-for-clean": 3,
-    "waiters-left-at-a-close": 21,
+    "waiters-left-at-a-close": 4,
 }
 
 

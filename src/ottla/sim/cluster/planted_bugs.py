@@ -544,8 +544,11 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "deleted-topics-forgotten": replace(
         _scenario("idempotent", "topics", kill_a_process=2, kill_all=1), features=("tiered",)
     ),
+    # A follower that has to look what is in the store cannot reach the leader of the events that say it.
     "waiters-left-at-a-close": replace(
-        _scenario("idempotent", "moves", longest_s=2.0, stop_at_any_moment=4, kill_a_process=2),
+        _scenario(
+            "idempotent", "moves", longest_s=4.0, stop_at_any_moment=5, kill_a_process=3, cut_one_link=4
+        ),
         nodes=4,
         features=("tiered",),
     ),

@@ -13,13 +13,16 @@ The same commit gives the same bytes: times are those of the commit.
 from __future__ import annotations
 
 import argparse
+import gzip
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from zipfile import ZipInfo
 
@@ -83,7 +86,9 @@ def main() -> None:
     os.environ.setdefault("SOURCE_DATE_EPOCH", output("git", "log", "-1", "--format=%ct"))
     shutil.rmtree(arguments.out, ignore_errors=True)
     arguments.out.mkdir(parents=True)
-    print(built("sdist", arguments.out).name)
+    sources = built("sdist", arguments.out)
+    set_times(sources)
+    print(sources.name)
     shutil.rmtree(WORK / "plain", ignore_errors=True)
     plain = built("wheel", WORK / "plain", OTTLA_KERNEL="python")
     print(write_wheel(plain, arguments.out, ANY, has_re2=False).name)
@@ -153,6 +158,18 @@ def built(kind: str, out: Path, **environment: str) -> Path:
         sys.exit(log.stdout + log.stderr)
     (made,) = set(out.iterdir()) - before
     return made
+
+
+def set_times(sources: Path) -> None:
+    """Give all files of a source distribution the time of the commit, also those that were made meanwhile."""
+    time = int(os.environ["SOURCE_DATE_EPOCH"])
+    content = BytesIO()
+    with tarfile.open(sources) as given, tarfile.open(fileobj=content, mode="w") as made:
+        for entry in sorted(given.getmembers(), key=lambda entry: entry.name):
+            entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = time, 0, 0, "", ""
+            entry.pax_headers = {}  # which have the time too
+            made.addfile(entry, given.extractfile(entry) if entry.isfile() else None)
+    sources.write_bytes(gzip.compress(content.getvalue(), mtime=time))
 
 
 def compiled(code: Path, platform: Platform, version: str, headers: Path) -> bytes:

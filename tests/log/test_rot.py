@@ -89,6 +89,21 @@ def test_no_flipped_bit_of_a_segment_reaches_a_reader(index_interval_bytes: int,
     check_flips(list(range(first_segment_bytes())), index_interval_bytes, max_bytes)
 
 
+@pytest.mark.parametrize("bit", [0, 5])
+def test_a_flipped_base_offset_of_the_last_batch_is_not_served(bit: int) -> None:
+    lab = LogHarness()
+    lab.fill(10)
+    path = FIRST + ".log"
+    last = [position for position, _ in lab.log.segments[0].headers()][-1]
+    flip(lab, path, last + 3, bit)
+    lab.log.update_high_watermark(10)
+    for upper in (None, 10):
+        assert len(list(iter_offsets(lab.log.read(0, 10_000, upper_offset=upper).records))) == 9
+        with pytest.raises(CorruptBatch):
+            lab.log.read(9, 10_000, upper_offset=upper)
+    assert lab.log.confirm_damage(CorruptBatch(path, last, "a reader met it")) is not None
+
+
 def timed_log() -> LogHarness:
     """A record every ten milliseconds, closed cleanly."""
     lab = LogHarness(LogConfig(segment_bytes=900, index_interval_bytes=0))

@@ -1088,23 +1088,23 @@ class UnifiedLog:
             for number, segment in enumerate(segments):
                 if segment.base_offset >= upper:
                     break
-                # Where its batches end at the latest; the active one may grow meanwhile.
                 last = number + 1 == len(segments)
-                bound = upper if upper < end else MAX_OFFSET
-                bound = bound if last else min(bound, segments[number + 1].base_offset)
                 try:
                     found = segment.translate_offset(offset)
                     if found is not None:
                         limit = self._upper_position(segment, upper, end) - found.position
                         size = max(max_bytes, found.size) if min_one_batch else max_bytes
                         data = segment.read(found.position, min(size, limit)) if size > 0 < limit else b""
+                        # Where its batches end at the latest. In another thread the log may have grown.
+                        bound = upper if upper < end else max(end, local.log_end_offset)
+                        bound = bound if last else min(bound, segments[number + 1].base_offset)
                         data = self._sound_part(segment, found, data, bound)
                         return FetchDataInfo(data, offset, segment.base_offset, found.position)
                 except OSError as error:
                     raise self._guard("reading").failure(error) from error
                 except CorruptBatch as error:
                     self.directory.report_damage(self.dir, error)
-                    segment_end = MAX_OFFSET if last else segments[number + 1].base_offset
+                    segment_end = local.log_end_offset if last else segments[number + 1].base_offset
                     return self._read_beside_damage(
                         segment, offset, max_bytes, upper, segment_end, error, min_one_batch=min_one_batch
                     )
@@ -1820,7 +1820,9 @@ class UnifiedLog:
         for segment in self.segments:
             if segment.path(LOG) == error.path:
                 try:
-                    found = "; ".join(each.damage for each in self.damage_of(segment))
+                    # Twice: an append in progress may look like damage.
+                    is_damaged = any(self.damage_of(segment))
+                    found = "; ".join(each.damage for each in self.damage_of(segment)) if is_damaged else ""
                 except OSError:
                     return None
                 is_known = found and not self.is_closed and segment in self.segments
@@ -1833,10 +1835,10 @@ class UnifiedLog:
 
     def check_segment(self, segment: LogSegment) -> Iterator[Stretch]:
         """Check every batch of a segment, some of them at a time, in any thread."""
-        segments = self.segments
-        following = next((each for each in segments if each.base_offset > segment.base_offset), None)
-        end = MAX_OFFSET if following is None else following.base_offset
-        return segment.stretches(end, self.leader_epoch_cache)
+        size = segment.size
+        following = next((each for each in self.segments if each.base_offset > segment.base_offset), None)
+        end = self.log_end_offset if following is None else following.base_offset
+        return segment.stretches(end, self.leader_epoch_cache, size)
 
     # Whether the log can be used
 

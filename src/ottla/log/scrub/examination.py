@@ -87,12 +87,12 @@ class _Passing:
 
 
 def examine_segment(
-    disk: Disk, segment: LogSegment, end_offset: int, epochs: EpochSpans, *, is_closed: bool
+    disk: Disk, segment: LogSegment, size: int, end_offset: int, epochs: EpochSpans, *, is_closed: bool
 ) -> Iterator[Examined]:
-    """Check every batch of a segment, and its indexes if it takes no more appends. Its batches end at or
-    below `end_offset`.
+    """Check every batch of a segment up to `size`, and its indexes if it takes no more appends. These batches
+    end at or below `end_offset`.
     """
-    path, size = segment.path(LOG), segment.size
+    path = segment.path(LOG)
     file = disk.open(path, writable=False)
     try:
         indexes = _Indexes(disk, segment) if is_closed else None

@@ -69,7 +69,8 @@ def _examine_log(disk: Disk, dir: str) -> Iterator[Examined]:
         is_closed = number + 1 < len(bases)
         end = bases[number + 1] if is_closed else _END_OFFSET
         try:
-            yield from examine_segment(disk, segment, end, _epochs(disk, dir), is_closed=is_closed)
+            epochs = _epochs(disk, dir)
+            yield from examine_segment(disk, segment, segment.size, end, epochs, is_closed=is_closed)
             yield from examine_transaction_index(disk, segment)
         finally:
             segment.close_handlers()

@@ -37,7 +37,7 @@ from ottla.log.scrub.examination import (
 )
 from ottla.log.segment.segment import LogSegment
 from ottla.log.segment.walk import CorruptBatch
-from ottla.log.unified_log import MAX_OFFSET, UnifiedLog
+from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.clock import Clock
@@ -161,9 +161,11 @@ class LogScrubber:
             is_closed = number + 1 < len(segments)
             if log.is_closed or segment not in log.segments:
                 continue
-            end = segments[number + 1].base_offset if is_closed else MAX_OFFSET
+            # Both of this turn: the active segment grows.
+            size = segment.size
+            end = segments[number + 1].base_offset if is_closed else log.log_end_offset
             epochs = log.leader_epoch_cache
-            examined = examine_segment(disk, segment, end, epochs, is_closed=is_closed)
+            examined = examine_segment(disk, segment, size, end, epochs, is_closed=is_closed)
             await self._examine(log, segment, examined)
             if is_closed:
                 await self._examine(log, segment, examine_transaction_index(disk, segment))

@@ -328,9 +328,12 @@ class LogSegment:
         size = self._size if self._size >= 0 else self.size
         return find_batch(self._log.get(), size, indexes.offsets.lookup(offset), offset, self.base_offset)
 
-    def stretches(self, end_offset: int, epochs: EpochSpans) -> Iterator[Stretch]:
-        """Tell what is sound from what is damaged; its batches end at or below `end_offset`."""
-        return stretches(self._log.get(), self.size, 0, self.base_offset, end_offset, epochs)
+    def stretches(self, end_offset: int, epochs: EpochSpans, size: int | None = None) -> Iterator[Stretch]:
+        """Tell what is sound from what is damaged, up to `size` if it may grow; its batches end at or below
+        `end_offset`.
+        """
+        size = self.size if size is None else size
+        return stretches(self._log.get(), size, 0, self.base_offset, end_offset, epochs)
 
     def find_beside_damage(
         self, offset: int, end_offset: int, epochs: EpochSpans

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ottla.log.leader_epoch_cache import LEADER_EPOCH_CHECKPOINT
 from ottla.records.batch import iter_offsets
 from ottla.runtime.disk import read_file
 from ottla.sim.cluster.checker import ClusterChecker
@@ -37,7 +38,7 @@ _OPERATOR_INTERVAL_S = 0.5
 _SECTOR_BYTES = 512
 _METADATA = "__cluster_metadata-"
 # The files of a partition whose bits rot, by what their names end with.
-_ROTTING = frozenset((".log", ".index", ".timeindex", ".txnindex", ".snapshot", "leader-epoch-checkpoint"))
+_ROTTING = frozenset((".log", ".index", ".timeindex", ".txnindex", ".snapshot", LEADER_EPOCH_CHECKPOINT))
 # How long the operator goes on after the last fault: a node notices a failed disk only some time later.
 _OPERATOR_STAYS_S = 5.0
 
@@ -383,6 +384,8 @@ class DiskFaultInjector:
         for path in disk.paths():
             name = path.rpartition("/")[2].lstrip("0123456789")
             is_at_rest = disk.is_at_rest(path) and path.startswith(tuple(self._directories))
+            if self._checker.tier is not None and name == LEADER_EPOCH_CHECKPOINT:
+                continue  # those of records that are in the store only are nowhere else
             if name in _ROTTING and is_at_rest and _METADATA not in path:
                 kinds.setdefault(name, []).append(path)
         if not kinds:

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from ottla.log.segment.walk import CorruptBatch
 from ottla.metadata.image.delta import apply_records
 from ottla.metadata.image.image import MetadataImage, Provenance
 from ottla.protocol.metadata_records import PartitionRecord, RegisterBrokerRecord, TopicRecord
@@ -28,6 +29,7 @@ class FaultHarness:
         self.members = {member.id: member for member in run.members}
         self._faults = run._faults
         self._checker = run.checker
+        self._log_handler = run.world.log_handler
         self._epochs = {1: 1, 2: 1, 3: 1}
         self.in_sync(1, 2, 3)
 
@@ -69,6 +71,13 @@ class FaultHarness:
         """Lose the power of a broker, if that is allowed; whether it was."""
         return self._faults._may_end(self._machine(id), power_loss=True)
 
+    def rots(self, id: int) -> None:
+        self._checker.rotting = id
+
+    def is_explained(self, id: int, error: Exception) -> bool:
+        """Whether a fault explains that a node logs an error."""
+        return self._log_handler.is_explained(f"node{id}", error)
+
     def is_killed(self, id: int) -> bool:
         return self._faults._may_end(self._machine(id), power_loss=False)
 
@@ -102,6 +111,15 @@ def test_not_if_the_third_is_about_to_hand_over_to_them(harness: FaultHarness) -
     assert harness.loses_power(3)
     assert harness.is_asked_to_stop(2)
     assert not harness.loses_power(1)
+
+
+def test_rot_explains_that_its_node_finds_damage_and_nothing_else(harness: FaultHarness) -> None:
+    damage = CorruptBatch("/data/a/orders-0/0.log", 0, "the batch does not have its checksum")
+    assert not harness.is_explained(2, damage)
+    harness.rots(2)
+    assert harness.is_explained(2, damage)
+    assert not harness.is_explained(1, damage)
+    assert not harness.is_explained(2, OSError("input or output failed"))
 
 
 def test_the_only_broker_with_everything_is_not_asked_to_stop(harness: FaultHarness) -> None:

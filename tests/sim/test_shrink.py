@@ -125,6 +125,16 @@ def test_a_timeline_has_the_faults_the_lives_of_nodes_and_the_records_concerned(
     assert timeline(FakeOutcome(ClusterScenario(), [LOST], lines=lines)) == lines[3:]
 
 
+def test_a_timeline_has_the_records_of_the_transaction_concerned() -> None:
+    lines = [
+        "    1.5000  txn.1.6    sends b'txn.1.6.0' to orders-1",
+        "    2.0000  txn.1.7    sends b'txn.1.7.0' to orders-1",
+        "    4.0000  checker    VIOLATION: torn",
+    ]
+    torn = "txn.1.7 is torn: 1 of its records are visible, 2 are not"
+    assert timeline(FakeOutcome(ClusterScenario(), [torn], lines=lines)) == lines[1:]
+
+
 def test_a_fault_does_the_same_whether_those_before_were_injected_or_not() -> None:
     def lived(only: tuple[int, ...] | None) -> list[str]:
         world = World(3)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
+from ottla.log.segment.walk import CorruptBatch
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from ottla.runtime.runtime import Runtime
@@ -344,8 +345,10 @@ class ClusterRun:
             self.world.report_violation(f"{who} logged an error that no fault explains: {text}")
 
     def _is_explained(self, who: str, error: Exception) -> bool:
-        """Whether a disk fault of the node explains an error that it logged."""
+        """Whether a disk fault of the node, or rot on its disk, explains an error that it logged."""
         found = next((member for member in self.members if member.machine.name == who), None)
+        if found is not None and found.id == self.checker.rotting and isinstance(error, CorruptBatch):
+            return True
         if found is None or not found.has_disk_fault:
             return False
         cause: BaseException | None = error

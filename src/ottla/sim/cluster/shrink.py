@@ -179,6 +179,7 @@ def timeline(outcome: StoryOutcome) -> list[str]:
     """
     violation = outcome.violations[0]
     concerned = re.findall(r"b'([^']+)'", violation)[:4]
+    concerned += re.findall(r"\b[\w-]+(?:\.\d+){2,}", violation)[:2]  # a transaction
     concerned += re.findall(r"\b[\w.]+-\d+(?= \d| )", violation)[:2]
     told, more = [], []
     for number, line in enumerate(outcome.lines):

@@ -37,7 +37,7 @@ from tests.support.wire import WireClient
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 PROGRAM = Path(__file__).parents[1] / "support" / "java" / "NewestClient.java"
-AUTHORIZED = {
+AUTHORIZED: dict[str, str | int | bool] = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
     # The member of the streams group sends no further heartbeat.
@@ -108,9 +108,23 @@ def check_round(servers: str, replicas: int) -> None:
     assert lines[10:] == ["streams sticky AVAILABLE 1"]
 
 
+def metrics(node: LocalNode) -> str:
+    with urllib.request.urlopen(f"{node.http_url}/metrics", timeout=60) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
 def test_one_node_serves_all_that_the_client_does() -> None:
-    with LocalNode(AUTHORIZED) as node:
+    with LocalNode({**AUTHORIZED, "http.listener": "http://127.0.0.1:0"}) as node:
         check_round(node.bootstrap_servers, 1)
+        asked = set(re.findall(r'requests_total{request="(\w+)",version="(\d+)"}', metrics(node)))
+    assert asked > {
+        ("ApiVersions", "5"),
+        ("TxnOffsetCommit", "6"),
+        ("DeleteGroups", "3"),
+        ("StreamsGroupDescribe", "1"),
+        ("UnregisterController", "0"),
+    }
 
 
 @pytest.mark.exhaustive
@@ -121,10 +135,10 @@ def test_three_nodes_serve_all_that_the_client_does() -> None:
 
 def misrouted(node: LocalNode) -> int:
     """How many connections the node has sent back."""
-    with urllib.request.urlopen(f"{node.http_url}/metrics", timeout=60) as answer:
-        text = answer.read().decode()
     name = ErrorCode.REBOOTSTRAP_REQUIRED.name
-    found = re.search(rf'errors_total{{request="ApiVersions",version="5",error="{name}"}} (\d+)', text)
+    found = re.search(
+        rf'errors_total{{request="ApiVersions",version="5",error="{name}"}} (\d+)', metrics(node)
+    )
     return 0 if found is None else int(found[1])
 
 

@@ -8,12 +8,14 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
+from ottla.client.admin import Admin
 from ottla.client.consumer import Consumer, TopicPartition
 from ottla.client.errors import TransactionAborted
 from ottla.client.group_offsets import CommittedOffset
 from ottla.client.producer import PreparedTransaction, Producer
 from ottla.client.producer.transaction_manager import TransactionManager
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.testing.local_node import LocalNode
 
 
 class Failure(Exception):
@@ -260,3 +262,27 @@ async def test_arrow_tables_go_with_the_transaction(servers: str, topic: str, fr
 
 def test_a_prepared_transaction_survives_as_text() -> None:
     assert PreparedTransaction.parse(str(PreparedTransaction(7, 3))) == PreparedTransaction(7, 3)
+
+
+async def test_a_topic_that_was_created_again_takes_no_offsets_of_the_former() -> None:
+    # Kafka 4.3 takes them: its transactions know topics by name.
+    offsets = {TopicPartition("read", 0): CommittedOffset(1)}
+    with LocalNode() as node:
+        servers = node.bootstrap_servers
+        async with Producer(servers, transactional_id="t") as producer, Admin(servers) as admin:
+            transactions = producer.transactions
+            await admin.topics.create("read")
+            await producer.ready("read")
+            transactions.begin()
+            await transactions.send_offsets(offsets, "group")
+            await transactions.commit()
+            await admin.topics.delete("read")
+            await admin.topics.create("read")
+            transactions.begin()
+            with pytest.raises(KafkaError) as caught:
+                await transactions.send_offsets(offsets, "group")
+            assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_ID
+            await transactions.abort()
+            transactions.begin()
+            await transactions.send_offsets(offsets, "group")
+            await transactions.commit()

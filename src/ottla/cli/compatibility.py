@@ -84,7 +84,7 @@ Kafka Streams 4.4 cannot be had; 4.3 goes on with version 0 |
 the Java admin client describes groups | \
 Kafka needs a plugin, here the coordinator keeps them ([decision 24](decisions/0024-streams-groups.md)) |
 | UnregisterController: forget a controller that is gone, from metadata.version 4.4-IV2 | 1312 | \
-the Java admin client unregisters one | a controller that still runs registers again |
+the Java admin client is refused one that is unknown | a controller that still runs registers again |
 | ACLs for ranges of addresses (`10.0.0.0/8`), from metadata.version 4.4-IV1 | 1276 | \
 the Java admin client creates them | which texts are ranges, and which addresses are in one |
 | metadata.version 4.4-IV0 to 4.4-IV2 | | names, levels and what they change are those of Kafka's table | |

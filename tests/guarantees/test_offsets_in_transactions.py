@@ -136,7 +136,9 @@ def test_a_producer_that_was_replaced_can_neither_add_offsets_nor_commit_them(wo
 
 def test_offsets_of_a_member_that_is_not_in_the_group_are_refused(world: World) -> None:
     producer = world.producer()
-    stranger = producer.send_offset(world.group, world.input, 5, generation_id_or_member_epoch=1, member_id="stranger")
+    stranger = producer.send_offset(
+        world.group, world.input, 5, generation_id_or_member_epoch=1, member_id="stranger"
+    )
     assert stranger is ErrorCode.ILLEGAL_GENERATION
     assert producer.end(commit=False) is NONE
     assert world.settled_offset() == -1

@@ -18,9 +18,11 @@ from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.remote.remote_log_manager import RemoteLogManager
 from ottla.protocol.names import TopicIdPartition
+from ottla.remote.log_reader import RemoteLogReader
 from ottla.remote.metadata_manager import InMemoryRemoteLogMetadataManager
 from ottla.remote.object_layout import LOG_SUFFIX, SUFFIXES, object_key
 from ottla.remote.object_storage import ObjectStorageManager
+from ottla.remote.segment_cache import RemoteSegmentCache, SegmentCacheLimits
 from ottla.remote.segment_metadata import (
     RemoteLogMetadataEvent,
     RemoteLogSegmentMetadata,
@@ -176,12 +178,15 @@ class RemoteWorld:
             NodeConfig({"remote.log.storage.system.enable": "true", "node.id": "0", **self.settings})
         )
         self.metadata = SteppedMetadata(self)
+        storage = ObjectStorageManager(self.store)
+        limits = SegmentCacheLimits(loads_at_once=2)
         self.manager = RemoteLogManager(
             runtime,
             TaskSupervisor(clock, lambda reason: None),
             config,
             self.metadata,
-            ObjectStorageManager(self.store),
+            storage,
+            RemoteLogReader(self.metadata, RemoteSegmentCache(storage, limits), runtime.pool),
         )
         self.manager.apply(MetadataImage.EMPTY, ReplicaChanges(leaders=[self.partition]))
 

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from ottla.log.config.log_config import LogConfig
+from ottla.log.producers.snapshot import decode_snapshot
 from ottla.log.segment.file_names import INDEX, LOG, TIME_INDEX
 from ottla.log.segment.txn_index import AbortedTxn
+from ottla.log.unified_log import RemoteLogAuxState
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicIdPartition
 from ottla.records.batch import iter_batches
+from ottla.records.builder import build_batch
 from ottla.remote.log_reader import RemoteLogReader
 from ottla.remote.metadata_cache import RemoteLogMetadataCache
 from ottla.remote.metadata_manager import InMemoryRemoteLogMetadataManager
@@ -123,7 +126,7 @@ class Tier:
                 segment.size,
                 read_file(self.lab.disk, segment.path(INDEX)),
                 read_file(self.lab.disk, segment.path(TIME_INDEX)),
-                b"",
+                log.producer_snapshot_at(end + 1),
                 b"",
             )
             await self.storage.copy_log_segment_data(metadata, data)
@@ -327,6 +330,40 @@ async def test_without_leader_epochs_no_read_walks_all_segments(monkeypatch: pyt
 
     monkeypatch.setattr(RemoteLogMetadataCache, "list_remote_log_segments", walk)
     assert (await tier.offsets(5, 300))[0] == 5
+
+
+async def test_the_producers_where_the_disk_begins_come_from_the_snapshots_and_the_records() -> None:
+    """A follower's segments may begin at other offsets than those that its leader has copied."""
+    tier = Tier()
+    for number in range(60):
+        batch = build_batch(
+            [(0, None, b"x" * 100)],
+            producer_id=number % 3,
+            producer_epoch=0,
+            base_sequence=number // 3,
+            transactional=number % 3 == 0,
+        )
+        tier.lab.log.append_as_leader(bytearray(batch), 0, now_ms=tier.lab.now_ms)
+    states = {at: tier.lab.log.producer_snapshot_at(at) for at in range(1, 61)}
+    await tier.copy()
+    log = tier.lab.log
+    remote = {each.end_offset + 1 for each in tier.metadata.list_remote_log_segments(ID)}
+    first = log.segments[0].base_offset
+    assert first in remote
+    assert _producers(await tier.reader.fetch_producers(ID, log)) == _producers(states[first])
+    # As if the disk began in the middle of what the leader has copied as one segment.
+    for at in range(first - 1, first - 12, -1):
+        log.truncate_fully_and_start_at(at, 0, RemoteLogAuxState(((0, 0),), None))
+        assert log.lacks_producers
+        assert _producers(await tier.reader.fetch_producers(ID, log)) == _producers(states[at])
+    await tier.reader.close()
+
+
+def _producers(snapshot: bytes) -> list[tuple[int, int, int | None]]:
+    return [
+        (each.producer_id, each.last_sequence, each.current_txn_first_offset)
+        for each in sorted(decode_snapshot(snapshot), key=lambda each: each.producer_id)
+    ]
 
 
 async def test_times_are_found_record_by_record() -> None:

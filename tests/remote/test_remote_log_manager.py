@@ -16,6 +16,7 @@ from ottla.metadata.image.image import MetadataImage
 from ottla.node.remote.remote_log_manager import _Pool, _Work
 from ottla.node.remote.segment_data import uncopied_segments
 from ottla.protocol.names import TopicIdPartition
+from ottla.records.builder import build_batch
 from ottla.remote.object_layout import LOG_SUFFIX, SUFFIXES, object_key
 from ottla.remote.object_storage import ObjectStorageManager
 from ottla.remote.segment_metadata import (
@@ -384,6 +385,35 @@ def test_the_size_of_the_whole_log_is_kept_below_its_limit() -> None:
     remote = sum(each.segment_size_in_bytes for each in world.segments())
     assert whole // 2 - 400 < remote + log.active_segment.size <= whole // 2 + 400
     assert log.log_start_offset == world.segments()[0].start_offset
+
+
+def test_a_leader_that_has_lost_its_producers_takes_them_from_remote_storage() -> None:
+    world = RemoteWorld()
+    log = world.partition.log
+    for sequence in range(14):
+        data = build_batch(
+            [(world.harness.now_ms, None, b"v" * 100)],
+            producer_id=3,
+            producer_epoch=0,
+            base_sequence=sequence,
+        )
+        world.partition.append_records_to_leader(data, now_ms=world.harness.now_ms)
+    world.run_lives()
+    log.update_config(replace(SMALL, local_retention_bytes=0))
+    assert log.delete_old_segments(world.harness.now_ms) > 0
+    first = log.segments[0].base_offset
+    # The files are lost; a truncation has the log read them again.
+    log.producer_snapshots.delete_all()
+    log.truncate_to(log.log_end_offset - 1)
+    assert log.lacks_producers
+    world.start()
+    world.run()
+    assert not log.lacks_producers
+    assert log.producer_snapshots.is_durable(first)
+    entry = log.producer_state_manager.last_entry(3)
+    assert entry is not None
+    assert entry.last_sequence == 12
+    assert [each.producer_id for each in log.producer_snapshots.load(first)] == [3]
 
 
 def test_a_leader_that_lost_its_first_epochs_deletes_nothing() -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from ottla.log.config.log_config import LogConfig
+from ottla.log.producers.snapshot import encode_snapshot
+from ottla.log.producers.state_entry import ProducerStateEntry
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.messages.list_offsets import (
     ListOffsetsPartitionResponse,
@@ -52,7 +54,7 @@ class Store:
         self.deletions = 0
         self.asked: list[tuple[int, int]] = []
         self.epochs = b""
-        self.snapshot = b""
+        self.snapshot = encode_snapshot(())
 
     async def fetch_segment(
         self, partition: TopicIdPartition, epoch: int, offset: int
@@ -66,6 +68,9 @@ class Store:
             return None
         id = RemoteLogSegmentId(TOPIC_ID, TP, bytes(16))
         return RemoteLogSegmentMetadata(id, 0, offset, 0, 0, 0, 1, {0: 0})
+
+    async def fetch_producers(self, partition: TopicIdPartition, log: UnifiedLog) -> bytes:
+        return self.snapshot
 
     async def fetch_index(self, segment: RemoteLogSegmentMetadata, index_type: IndexType) -> bytes:
         if index_type is IndexType.PRODUCER_SNAPSHOT:
@@ -189,6 +194,34 @@ def test_a_follower_that_was_interrupted_begins_again() -> None:
     assert lab.partition.log.lacks_auxiliary_state
     follow_to_the_end(lab)
     lab.check_follower()
+
+
+def test_a_follower_that_has_lost_its_producers_takes_them_from_remote_storage() -> None:
+    lab = TieredLab()
+    lab.fill()
+    log = lab.partition.log
+
+    async def part() -> None:
+        lab.follow()
+        await lab.until(lambda: lab.end == lab.leader.log.log_end_offset)
+        lab.fetcher.remove(TOPIC_ID, TP.partition)
+        # The file is lost; a truncation has the log read it again.
+        log.producer_snapshots.delete_all()
+        log.truncate_to(log.log_end_offset - 1)
+        assert log.lacks_producers
+        lab.store.snapshot = encode_snapshot([ProducerStateEntry(5)])
+        lab.leader.produce(2, acks=1)
+        lab.follow()
+        await lab.until(lambda: lab.end == lab.leader.log.log_end_offset)
+
+    lab.live(part)
+    first = lab.leader.log.local_log_start_offset
+    lab.check_follower()
+    assert not log.lacks_producers
+    # What it has on its disk it keeps.
+    assert log.segments[0].base_offset == first
+    assert log.producer_snapshots.is_durable(first)
+    assert [each.producer_id for each in log.producer_snapshots.load(first)] == [5]
 
 
 def test_a_follower_from_before_the_log_start_begins_behind_remote_storage() -> None:

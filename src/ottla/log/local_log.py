@@ -8,7 +8,9 @@ bytes lost, leaves something that recovery understands:
   recovery point means that the end of the first was lost, and recovery removes what follows it.
 - A truncation removes whole segments from the end, one durable step at a time, then cuts the last one, and is
   durable when it returns: nothing written later can mix with what was cut.
-- Removal from the front needs no order, as the log start offset above it is durable before.
+- Removal from the front needs no order, as the log start offset above it is durable before. Where the log
+  keeps its start, as remote storage has the records, the batches of a segment go for good before its other
+  files do, and before the next segment.
 - A swap (compaction) makes the new segments durable under `.swap`, then the removal of the old ones, then the
   final names. Recovery undoes a swap that has not reached the first of these steps and completes one that
   has.
@@ -428,6 +430,17 @@ class LocalLog:
         self._set_segments([segment for segment in self._segments if segment not in gone])
         for segment in sorted(gone, key=lambda segment: segment.base_offset):
             self._discard(segment)
+
+    def first_removal(self) -> Iterator[Callable[[], object]]:
+        """Remove the first segment, whose records remote storage has; its batches for good before its other
+        files. Yields calls that wait for the disk, for any thread.
+        """
+        segment = self._segments[0]
+        self._set_segments(self._segments[1:])
+        for _ in segment.renaming(DELETED):
+            self._names_version += 1
+            yield from self.names_sync()
+        self._close_discarded(segment)
 
     def _discard(self, segment: LogSegment) -> None:
         """Rename the files to `.deleted`; they are removed after `file.delete.delay.ms`, when no reader uses

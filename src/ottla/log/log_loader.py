@@ -265,6 +265,7 @@ class LogLoader:
         epochs: LeaderEpochCache | None = None,
         producers: ProducerStateManager | None = None,
         snapshots: ProducerSnapshots | None = None,
+        lacks_producers: bool = False,
     ) -> UnifiedLog:
         local = LocalLog(
             self.directory,
@@ -282,6 +283,7 @@ class LogLoader:
             self.options.producer_config,
             producer_state=producers,
             snapshots=snapshots,
+            lacks_producers=lacks_producers,
             leader_epochs=epochs,
             end_verified=end_verified,
         )
@@ -329,9 +331,13 @@ class LogLoader:
         epochs = read_leader_epochs(self.disk, self.dir, segments[:first])
         snapshots = ProducerSnapshots(self.disk, self.dir)
         snapshots.remove_stray(segment.base_offset for segment in segments)
+        snapshots.doubt_from(self.recovery_point)
         producers = ProducerStateManager(str(self.partition), self.options.producer_config)
+        lacks_producers = False
         if segments:
             self._reload(producers, snapshots, segments, segments[first].base_offset)
+            starts_below = self._start_above(segments[0]) < segments[0].base_offset
+            lacks_producers = starts_below and snapshots.latest is None
         end_offset = segments[first].base_offset if segments else 0
         for number in range(first, len(segments)):
             segment = segments[number]
@@ -345,7 +351,7 @@ class LogLoader:
                 )
                 self._discard(segments, number, end_offset)
                 break
-            if number > first:
+            if number > first and not lacks_producers:
                 producers.map_end_offset = segment.base_offset
                 self._take_snapshot(producers, snapshots)
             end_offset, complete = self._recover_segment(segment, epochs, producers)
@@ -362,6 +368,7 @@ class LogLoader:
         if not segments or end_offset < self.log_start:
             end_offset = self._start_empty(segments, snapshots, producers)
             epochs.clear()
+            lacks_producers = False
         epochs.fit(self._start_above(segments[0]), end_offset)
         snapshots.delete_outside(self.log_start, end_offset)
         producers.map_end_offset = end_offset
@@ -375,6 +382,7 @@ class LogLoader:
             epochs=epochs,
             producers=producers,
             snapshots=snapshots,
+            lacks_producers=lacks_producers,
         )
         _log.info("%r was recovered from offset %d on", log, self.recovery_point)
         if log.committable_offset < end_offset:
@@ -383,8 +391,9 @@ class LogLoader:
         return log
 
     def _take_snapshot(self, producers: ProducerStateManager, snapshots: ProducerSnapshots) -> None:
+        """Write a snapshot, which the next flush syncs; below the recovery point none would."""
         try:
-            producers.take_snapshot(snapshots)
+            producers.take_snapshot(snapshots, sync=producers.map_end_offset <= self.recovery_point)
         except OSError as error:
             if not is_out_of_space(error):
                 raise

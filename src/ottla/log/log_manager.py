@@ -982,19 +982,15 @@ class LogManager:
     async def _remove_copied_segments(self, log: UnifiedLog, segments: Iterable[LogSegment]) -> int:
         """Remove segments that are in remote storage, each for good before the next; how many it were."""
         removed = 0
-        local = log.local_log
         try:
             await self.flush(log, log.active_segment.base_offset)
             for segment in segments:
-                if not log.remove_copied_segment(segment):
+                removal = log.begin_removal(segment)
+                if removal is None or not await removal.run(self._pool):
                     break
                 removed += 1
-                for step in local.names_sync():
-                    await self._pool.run(step)
         except KafkaError as error:
             _log.error("retention of %s: %s", log.topic_partition, error.message)
-        except OSError as error:
-            _log.error("%s", log.directory.io_error("deleting segments", error).message)
         return removed
 
     def _keep_log_starts(self, logs: Sequence[UnifiedLog]) -> None:

@@ -7,7 +7,8 @@ loop and yields each call that may block; `LogChange` makes these calls, one aft
 (`run`), or here and now (`finish`). The order is that of the generator in both cases, so a crash at any point
 leaves the same files. Until the last step the log belongs to its truncation: what would change the log
 finishes the truncation first, and periodic work passes it over. During a swap the log takes appends and
-flushes, which touch other segments; what would change the same ones finishes the swap first.
+flushes, which touch other segments; what would change the same ones finishes the swap first. A segment that
+remote storage has is removed in the same way.
 """
 
 from __future__ import annotations

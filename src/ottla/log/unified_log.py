@@ -30,6 +30,14 @@ between is in remote storage only, and reading it is OFFSET_MOVED_TO_TIERED_STOR
 storage has leave the disk one by one, oldest first, each for good before the next, so that a crash leaves no
 hole.
 
+**What something relies on is durable before what it stands for may go.** The producers at the local start are
+known by the snapshot there alone, once the records before it are in remote storage only: `_remove_first` has
+it on the disk, made of the records if need be, before the first file changes. The leader epochs and the log
+start are durable before that too, a recovery point only rises over what is synced, snapshots included, and a
+snapshot is only deleted where no durable log start needs it. A log that lacks the snapshot all the same, as
+after damage of its disk, knows that (`lacks_producers`): its producers are restored from remote storage, and
+until then no producer may append with its id, and `read_committed` shows nothing.
+
 **Invariants**: log start offset <= last stable offset <= high watermark <= log end offset, and recovery point
 <= log end offset. After an I/O error that is not a lack of room or of file handles the whole directory is
 offline and every call raises KAFKA_STORAGE_ERROR.
@@ -59,7 +67,7 @@ from ottla.log.leader_epoch_cache import (
     read_leader_epochs,
 )
 from ottla.log.local_log import FlushPlan, LocalLog, SyncFailed
-from ottla.log.producers.snapshot import CorruptSnapshotError, ProducerSnapshots
+from ottla.log.producers.snapshot import CorruptSnapshotError, ProducerSnapshots, decode_snapshot
 from ottla.log.producers.state_entry import SENTINEL_GUARD, BatchMetadata, VerificationGuard
 from ottla.log.producers.state_manager import (
     ProducerAppend,
@@ -98,7 +106,7 @@ from ottla.records.control import EndTransactionMarker
 from ottla.records.types import NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
 from ottla.records.validation import AppendOrigin, BatchCheck, validate_and_assign_offsets
 from ottla.runtime import invariants
-from ottla.runtime.disk import Buffer, remove_tree
+from ottla.runtime.disk import Buffer, remove_tree, write_file
 from ottla.runtime.pool import Pool
 
 __all__ = ["FetchDataInfo", "LogAppendInfo", "RemoteLogAuxState", "UnexpectedAppendOffset", "UnifiedLog"]
@@ -170,6 +178,7 @@ class UnifiedLog:
         "_creation",
         "_creation_durable",
         "_end_verified",
+        "_lacks_producers",
         "_leader_epochs",
         "_producer_config",
         "_producer_state",
@@ -177,7 +186,6 @@ class UnifiedLog:
         "_snapshots",
         "_topic_id",
         "_truncation",
-        "_unsynced_snapshots",
         "_upper_bound",
         "directory",
         "high_watermark",
@@ -199,6 +207,7 @@ class UnifiedLog:
         *,
         producer_state: ProducerStateManager | None = None,
         snapshots: ProducerSnapshots | None = None,
+        lacks_producers: bool = False,
         leader_epochs: LeaderEpochCache | None = None,
         end_verified: bool = True,
         creation_durable: bool = True,
@@ -221,8 +230,8 @@ class UnifiedLog:
         self._producer_config = producer_config
         self._producer_state = producer_state
         self._snapshots = snapshots
-        # Offsets of the producer snapshots that were written and not yet synced.
-        self._unsynced_snapshots: list[int] = []
+        # True if the producer state is that of the records on this disk alone, and the log starts below.
+        self._lacks_producers = lacks_producers
         self._leader_epochs = leader_epochs
         # From `partition.metadata`; None until it is read.
         self._topic_id = topic_id
@@ -237,7 +246,7 @@ class UnifiedLog:
         self._upper_bound: tuple[int, LogSegment, int] | None = None
         # The truncation under way, to which the log belongs until it is done.
         self._truncation: LogTruncation | None = None
-        # The swap of compacted segments under way.
+        # The swap of compacted segments, or the removal of a copied one, that is under way.
         self._replacement: LogChange | None = None
         # True once the log was closed, deleted or taken offline.
         self.is_closed = False
@@ -442,7 +451,9 @@ class UnifiedLog:
     def last_stable_offset(self) -> int:
         """Below it every transaction is decided: the bound of `read_committed`."""
         unstable = self.producer_state_manager.first_unstable_offset()
-        if self._truncation is not None and self._truncation.reopens_transactions:
+        if (self._truncation is not None and self._truncation.reopens_transactions) or (
+            self._lacks_producers and self.lacks_producers
+        ):
             return self.log_start_offset
         if unstable is None:
             return self.high_watermark
@@ -564,6 +575,14 @@ class UnifiedLog:
     def _new_producer_state(self) -> ProducerStateManager:
         return ProducerStateManager(str(self.topic_partition), self._producer_config)
 
+    @property
+    def lacks_producers(self) -> bool:
+        """Whether producers and open transactions of the records that are in remote storage only are not
+        known here.
+        """
+        self.producer_state_manager  # noqa: B018 - finds it out
+        return self._lacks_producers and self.log_start_offset < self.local_log.segments[0].base_offset
+
     def _rebuild_producer_state(
         self, state: ProducerStateManager, snapshot_bound: int
     ) -> Generator[Step, Any, None]:
@@ -573,8 +592,16 @@ class UnifiedLog:
         local = self.local_log
         now_ms = self.directory.clock.wall_ms()
         snapshots = self._producer_snapshots()
+        first = local.segments[0].base_offset
         start = self.log_start_offset
+        durable_start = self.directory.log_start(self.topic_partition) or 0
+        if start < first or (self.config.is_remote and durable_start < first):
+            # The snapshot at the first segment is all there is of the producers before it. A crash may bring
+            # the durable start back.
+            start = min(start, first - 1)
+            snapshot_bound = max(snapshot_bound, first)
         yield lambda: state.truncate_and_reload(snapshots, start, snapshot_bound, now_ms)
+        self._note_lack_of_producers(snapshots.latest is None and self.log_start_offset < first)
         start_offset = max(state.map_end_offset, start)
         if start_offset < local.log_end_offset:
             segments = local.segments_from(start_offset)
@@ -596,8 +623,16 @@ class UnifiedLog:
         state = self._new_producer_state()
         yield from self._rebuild_producer_state(state, snapshot_bound)
         self._producer_state = state
-        known = self._producer_snapshots().offsets
-        self._unsynced_snapshots = [offset for offset in self._unsynced_snapshots if offset in known]
+
+    def _note_lack_of_producers(self, lacks: bool) -> None:
+        if lacks and not self._lacks_producers:
+            _log.error(
+                "%s lacks the producer snapshot at offset %d, where it begins on this disk; it is restored "
+                "from remote storage",
+                self.topic_partition,
+                self.local_log.segments[0].base_offset,
+            )
+        self._lacks_producers = lacks
 
     @property
     def producer_snapshots(self) -> ProducerSnapshots:
@@ -613,10 +648,9 @@ class UnifiedLog:
         """Write the loaded producer state to a file, if the newest file is older. The next flush syncs it: a
         torn snapshot is recognised by its checksum, and an older one serves in its place.
         """
-        if self._producer_state is not None:
+        if self._producer_state is not None and not self.lacks_producers:
             written = self._producer_state.take_snapshot(self._producer_snapshots())
             if written is not None:
-                self._unsynced_snapshots.append(written)
                 self.local_log.on_names_changed()
 
     def _sync_producer_snapshots(self, offsets: Sequence[int]) -> None:
@@ -697,7 +731,10 @@ class UnifiedLog:
         if offset is None:
             return True  # it has gone
         state = self._new_producer_state()
-        start = self._load_newest_snapshot(state, offset)
+        try:
+            start = self._load_newest_snapshot(state, offset)
+        except KafkaError:
+            return False
         if start not in snapshots.offsets and start > 0:
             return False
         for batch in batches_between(self.local_log.segments, start, offset):
@@ -736,7 +773,53 @@ class UnifiedLog:
                 continue
             state.load(entries, self.directory.clock.wall_ms())
             return at
-        return self.local_log.segments[0].base_offset
+        first = self.local_log.segments[0].base_offset
+        if self.log_start_offset < first:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{self.dir} has no producer snapshot up to offset {offset}, and its records before {first} "
+                "are in remote storage only",
+            )
+        return first
+
+    def producer_snapshot_at(self, offset: int) -> bytes:
+        """The producers at `offset`, up to the log end, in any thread: the snapshot there or, if there is
+        none that is whole, one of the records. KAFKA_STORAGE_ERROR where these are not on this disk.
+        """
+        with self._guard("reading a producer snapshot"):
+            state = self._new_producer_state()
+            start = self._load_newest_snapshot(state, offset)
+            for batch in batches_between(self.local_log.segments_from(start), start, offset):
+                state.replay([batch])
+            return state.snapshot()
+
+    def begin_restoring_producers(self, snapshot: bytes) -> LogTruncation:
+        """Begin to take over the producers at the first offset on this disk, which remote storage knows."""
+        return self._begin_truncation(self._restore_producers(snapshot))
+
+    def _restore_producers(self, snapshot: bytes) -> Steps:
+        self._check_usable()
+        local = self.local_log
+        first, end = local.segments[0].base_offset, local.log_end_offset
+        with self._guard("restoring producers", fatal=True):
+            yield from self._write_base_snapshot(first, snapshot)
+            state = self._new_producer_state()
+            state.load((yield partial(decode_snapshot, snapshot)), self.directory.clock.wall_ms())
+            for segment in local.segments:
+                # Recovery has rebuilt it without the transactions that were open where the log begins here.
+                yield partial(_replay_segment, state, segment, end)
+            state.map_end_offset = end
+            state.on_high_watermark_updated(self.high_watermark)
+            self._producer_state = state
+            self._lacks_producers = False
+        _log.info("%s has its producers at offset %d from remote storage", self.topic_partition, first)
+        return True
+
+    def _write_base_snapshot(self, offset: int, data: bytes) -> Generator[Step, Any, None]:
+        """Make a snapshot durable, its name too."""
+        snapshots = self._producer_snapshots()
+        yield partial(write_file, self.directory.disk, snapshots.path(offset), data)
+        snapshots.on_written(offset, synced=True)
 
     # Appending
 
@@ -928,6 +1011,8 @@ class UnifiedLog:
                 "(segment.bytes).",
             )
         change = self._analyze_and_validate_producer_state(data, batches, origin, guard, transaction_version)
+        if change is not None and origin is not AppendOrigin.REPLICATION and self._lacks_producers:
+            self._check_producers_known()
         if change is not None and change.duplicate is not None:
             return self._duplicate_info(change.duplicate, max_timestamp, inline_flush)
         rolled = False
@@ -977,6 +1062,13 @@ class UnifiedLog:
                     with_markers(data, batches), origin, guard=guard, transaction_version=transaction_version
                 )
         return None
+
+    def _check_producers_known(self) -> None:
+        if self.lacks_producers:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{self.topic_partition}: the producers are being restored from remote storage",
+            )
 
     def _update_producer_state(self, change: ProducerAppend, first_offset: int) -> None:
         """Update the producer state and the transaction index by batches that are in the log now. If the
@@ -1225,7 +1317,8 @@ class UnifiedLog:
         write_epochs = epochs is not None and not epochs.is_written(
             self.log_start_offset, self.log_end_offset
         )
-        plan = self.local_log.prepare_flush(upto, closing=closing, force=write_epochs)
+        unsynced = self._snapshots.unsynced if self._snapshots is not None else ()
+        plan = self.local_log.prepare_flush(upto, closing=closing, force=write_epochs or bool(unsynced))
         if plan is None:
             return None
         if epochs is not None and write_epochs:
@@ -1234,7 +1327,7 @@ class UnifiedLog:
             plan.writes.append(partial(epochs.write, self.directory.disk, plan.dir, plan.epochs))
             if plan.dir not in plan.dirs:
                 plan.dirs.insert(0, plan.dir)
-        plan.snapshots = tuple(self._unsynced_snapshots)
+        plan.snapshots = unsynced
         if plan.snapshots:
             plan.writes.append(partial(self._sync_producer_snapshots, plan.snapshots))
         return plan
@@ -1280,8 +1373,8 @@ class UnifiedLog:
             return False
         counts = self.local_log.complete_flush(plan)
         if counts:
-            synced = plan.snapshots
-            self._unsynced_snapshots = [at for at in self._unsynced_snapshots if at not in synced]
+            if plan.snapshots:
+                self._producer_snapshots().on_synced(plan.snapshots)
             self.last_flush_ms = self.directory.clock.wall_ms()
         self._check_offsets()
         return counts and self.local_log.recovery_point < plan.upto
@@ -1445,10 +1538,10 @@ class UnifiedLog:
             self._upper_bound = None
             self._end_verified = True
             self._producer_snapshots().delete_all()
-            self._unsynced_snapshots.clear()
             state = self._new_producer_state()
             state.truncate_fully_and_start_at(offset)
             self._producer_state = state
+            self._lacks_producers = keeps_start
             if keeps_start and auxiliary_state is None:
                 epochs.truncate_from_end(offset)
             else:
@@ -1481,6 +1574,7 @@ class UnifiedLog:
             yield partial(producers.truncate_and_reload, snapshots, start, offset, now_ms)
             producers.map_end_offset = offset
             self._producer_state = producers
+            self._lacks_producers = False
             self.local_log.on_names_changed()
             yield from self.local_log.names_sync()
         epochs = self.leader_epoch_cache
@@ -1634,33 +1728,78 @@ class UnifiedLog:
             if not self.remove_copied_segment(segment):
                 break
             removed += 1
-            with self._guard("deleting segments"):
-                self.local_log.sync_names()
         return removed
 
     def remove_copied_segment(self, segment: LogSegment) -> bool:
-        """Remove the first segment, which remote storage has too; False if it has to stay, as until it is
-        flushed. Before the next one is removed, the caller makes this durable (`LocalLog.names_sync`).
+        """Remove the first segment, which remote storage has too, for good; False if it has to stay, as until
+        it is flushed.
         """
-        self._check_usable()
-        segments = self.segments
-        if self._truncation is not None or self._replacement is not None or segment is not segments[0]:
+        removal = self.begin_removal(segment)
+        return removal is not None and removal.finish()
+
+    def begin_removal(self, segment: LogSegment) -> LogChange | None:
+        """Begin what `remove_copied_segment` does, for a caller that runs the slow steps off the event loop;
+        None while another change is under way.
+        """
+        if self._truncation is not None or self._replacement is not None:
+            return None
+        removal = self._replacement = LogChange(self._remove_first(segment))
+        removal.begin()
+        return removal
+
+    def _remove_first(self, segment: LogSegment) -> Steps:
+        try:
+            self._check_usable()
+            segments = self.segments
+            if segment is not segments[0] or len(segments) == 1:
+                return False
+            end = segments[1].base_offset
+            if end > min(self.highest_offset_in_remote_storage + 1, self.high_watermark):
+                return False
+            if end > self.recovery_point:
+                # The leader epochs of these records are not durable yet.
+                return False
+            if not self._end_verified:
+                yield self._verify_end
+            if not (yield partial(self._has_durable_snapshot, end)):
+                if self.lacks_producers:
+                    return False
+                snapshot = yield partial(self.producer_snapshot_at, end)
+                with self._guard("writing a producer snapshot"):
+                    yield from self._write_base_snapshot(end, snapshot)
+            self._mark_tiered()
+            if self.directory.log_start(self.topic_partition) != self.log_start_offset:
+                with self._guard("checkpointing the log start"):
+                    self._set_durable_log_start(self.log_start_offset)
+            with self._guard("deleting segments", fatal=True):
+                self._check_producers_are_durable(end)
+                yield from self.local_log.first_removal()
+                self._delete_producer_snapshots([segment])
+            return True
+        finally:
+            self._replacement = None
+
+    def _has_durable_snapshot(self, offset: int) -> bool:
+        """Whether there is a whole and durable snapshot at `offset`, in any thread."""
+        snapshots = self.producer_snapshots
+        try:
+            if not snapshots.is_durable(offset):
+                return False
+            with self._guard("reading a producer snapshot"):
+                snapshots.load(offset)
+        except CorruptSnapshotError as error:
+            _log.warning("a producer snapshot is damaged and will be replaced: %s", error)
             return False
-        end = segments[1].base_offset if len(segments) > 1 else None
-        if end is None or end > min(self.highest_offset_in_remote_storage + 1, self.high_watermark):
-            return False
-        if end > self.recovery_point:
-            # The leader epochs of these records, and the producers behind them, are not durable yet.
-            return False
-        self._verify_end()
-        self._mark_tiered()
-        if self.directory.log_start(self.topic_partition) != self.log_start_offset:
-            with self._guard("checkpointing the log start"):
-                self._set_durable_log_start(self.log_start_offset)
-        with self._guard("deleting segments", fatal=True):
-            self.local_log.remove_front([segment])
-            self._delete_producer_snapshots([segment])
         return True
+
+    def _check_producers_are_durable(self, first: int) -> None:
+        """Assert that the log may begin at `first` on this disk, and above its start."""
+        snapshots = self._producer_snapshots()
+        assert snapshots.is_durable(first), (
+            f"{self.dir}: no durable producer snapshot at {first}, only at {snapshots.offsets}, and of these "
+            f"{snapshots.unsynced} are not synced"
+        )
+        assert first <= self.recovery_point, f"{self.dir}: durable up to {self.recovery_point}, not {first}"
 
     def advance_start_past(self, deletion: Deletion[LogSegment], now_ms: int) -> list[LogSegment]:
         """The first half of a deletion that is not local: move the log start behind the segments; those that
@@ -1875,6 +2014,15 @@ class UnifiedLog:
             self.directory.report_damage(self.dir, damage)
             raise damage
         self._end_verified = True
+
+
+def _replay_segment(state: ProducerStateManager, segment: LogSegment, end_offset: int) -> None:
+    """Replay a segment, and have its transaction index agree with that."""
+    aborted: list[AbortedTxn] = []
+    for batch in batches_between([segment], segment.base_offset, end_offset):
+        aborted += state.replay([batch])
+    segment.txn_index.reset(aborted)
+    segment.txn_index.flush()
 
 
 def _replay_some(

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
+from ottla.log.producers.snapshot import decode_snapshot
+from ottla.log.producers.state_manager import ProducerStateManager, end_txn_marker
 from ottla.log.segment.soundness import AnyEpoch, sound_end
 from ottla.log.segment.timestamp_search import TimestampAndOffset
 from ottla.log.segment.txn_index import AbortedTxn, CorruptTxnIndexError, decode_entries
@@ -339,11 +341,49 @@ class RemoteLogReader:
         await self._metadata.wait_until_ready(partition)
         return self._metadata.remote_log_segment_metadata(partition, epoch, offset)
 
+    async def fetch_producers(self, partition: TopicIdPartition, log: UnifiedLog) -> bytes:
+        """The producers at the offset where the log begins on this disk, as a snapshot: those behind a remote
+        segment, and what the records from there on have changed.
+        """
+        await self._metadata.wait_until_ready(partition)
+        first, start = log.segments[0].base_offset, log.log_start_offset
+        producers = ProducerStateManager(str(log.topic_partition))
+        before = first - 1
+        while True:
+            if before < start:
+                at = start
+                break
+            epoch, segment = self._find(partition, log, before)
+            at = segment.end_offset + 1
+            if at <= min(first, _end_of_lineage(log, segment, epoch)):
+                snapshot = await self.fetch_index(segment, IndexType.PRODUCER_SNAPSHOT)
+                producers.load(await self._pool.run(decode_snapshot, snapshot), now_ms=0)
+                break
+            before = segment.start_offset - 1
+        while at < first:
+            found = await self.read(partition, log, at, _SCAN_BYTES, first)
+            if found.next_local_offset is not None:
+                break
+            end = await self._pool.run(_replay, producers, found.records, at, first)
+            if end == at:
+                raise RemoteStorageError(f"{log.topic_partition} has no record at offset {at} there")
+            at = end
+        return producers.snapshot()
+
     async def fetch_index(self, segment: RemoteLogSegmentMetadata, index_type: IndexType) -> bytes:
         return await self._cache.index(segment, index_type)
 
     async def close(self) -> None:
         await self._cache.close()
+
+
+def _replay(producers: ProducerStateManager, records: bytes, start: int, end: int) -> int:
+    """Replay the whole batches from `start` to `end`; return the offset after them."""
+    for at, header in iter_batches(records):
+        if header.base_offset < end and start <= header.last_offset:
+            producers.replay([(header, end_txn_marker(records, at, header))])
+            start = header.next_offset
+    return start
 
 
 def _search(chunk: bytes, timestamp: int, start: int, upper: int) -> tuple[TimestampAndOffset | None, int]:

@@ -149,10 +149,11 @@ class PartitionFetchState:
     @property
     def lacks_auxiliary_state(self) -> bool:
         """Whether the log begins behind what is in remote storage, empty, and does not know of it: a crash
-        has interrupted that. Then it is to begin again at the log start, from where the leader sends it on.
+        has interrupted that, or a truncation has left nothing here. Then it is to begin again at the log
+        start, from where the leader sends it on.
         """
         log = self.partition.log
-        if not (log.has_no_records and log.lacks_auxiliary_state):
+        if not (log.has_no_records and (log.lacks_auxiliary_state or log.lacks_producers)):
             return False
         start = log.log_start_offset
         self._due_truncation = lambda: log.begin_full_truncation(start)
@@ -226,6 +227,10 @@ class PartitionFetchState:
     def on_tiered_start(self, start: TieredStart) -> None:
         """Note where to begin: the records before are in remote storage only."""
         self._due_truncation = lambda: self._begin_at_tiered_start(start)
+
+    def on_producers(self, snapshot: bytes) -> None:
+        """Note the producers where the log begins on this disk, which it lacks."""
+        self._due_truncation = lambda: self.partition.log.begin_restoring_producers(snapshot)
 
     def _begin_at_tiered_start(self, start: TieredStart) -> LogTruncation:
         _log.info(

@@ -435,6 +435,9 @@ class ReplicaFetcher:
             self._truncating[key] = state
             context.truncations.start(partial(self._truncate, key, state))
             return None
+        if partition.log.config.is_remote and partition.log.lacks_producers:
+            self._begin_to_restore_producers(key, state)
+            return None
         asked = state.fetch_request(context.config.max_bytes)
         return None if asked == self._session.known.get(key) else asked
 
@@ -665,6 +668,32 @@ class ReplicaFetcher:
             return
         if self._is_assigned(key, state):
             state.on_tiered_start(start)
+        self._context.truncations.start(partial(self._truncate, key, state))
+
+    def _begin_to_restore_producers(self, key: Key, state: PartitionFetchState) -> None:
+        """Get the producers of what is in remote storage only, which the log has lost, before it goes on."""
+        reader = self._context.remote_log_reader()
+        if reader is None:
+            self._pause_after_failure(key, state)
+            return
+        self._set_aside(key)
+        self._truncating[key] = state
+        self._context.tier_lookups.start(partial(self._restore_producers, key, state, reader))
+
+    async def _restore_producers(self, key: Key, state: PartitionFetchState, reader: RemoteLogReader) -> None:
+        if not self._is_assigned(key, state):
+            return
+        partition = state.partition
+        try:
+            snapshot = await reader.fetch_producers(partition.topic_id_partition, partition.log)
+        except Exception as error:
+            if self._truncating.get(key) is state:
+                del self._truncating[key]
+            self._on_partition_error(key, state, "remote storage does not tell its producers", error)
+            self._work.set()
+            return
+        if self._is_assigned(key, state):
+            state.on_producers(snapshot)
         self._context.truncations.start(partial(self._truncate, key, state))
 
     async def _fetch_leader_tier(self, state: PartitionFetchState) -> LeaderTier | None:

@@ -12,10 +12,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ottla.log.directory.checkpoints import CorruptCheckpoint, decode_entries
+from ottla.log.producers.snapshot import CorruptSnapshotError, decode_snapshot
 from ottla.log.unified_log import RemoteLogAuxState
 from ottla.protocol.names import TopicIdPartition
 from ottla.remote.log_reader import RemoteLogReader
-from ottla.remote.segment_metadata import RemoteLogSegmentMetadata, RemoteResourceNotFound
+from ottla.remote.segment_metadata import (
+    RemoteLogSegmentMetadata,
+    RemoteResourceNotFound,
+    RemoteStorageError,
+)
 from ottla.remote.storage_manager import IndexType
 
 
@@ -52,7 +57,11 @@ async def fetch_tiered_start(
     # One that is not there was deleted with its segment since: without what producers have sent, what they
     # send again would be appended twice.
     snapshot = await reader.fetch_index(segment, IndexType.PRODUCER_SNAPSHOT)
-    return TieredStart(offset, leader.log_start_offset, RemoteLogAuxState(epochs, snapshot or None))
+    try:
+        decode_snapshot(snapshot)
+    except CorruptSnapshotError as error:
+        raise RemoteStorageError(f"The producer snapshot of {segment.id} is damaged: {error}") from None
+    return TieredStart(offset, leader.log_start_offset, RemoteLogAuxState(epochs, snapshot))
 
 
 async def _leader_epochs(reader: RemoteLogReader, segment: RemoteLogSegmentMetadata) -> list[tuple[int, int]]:

@@ -191,6 +191,11 @@ class SimDisk:
         """The path of every file, sorted."""
         return sorted(path for path, _ in self._tree.files())
 
+    def durable_content(self, path: str) -> bytes | None:
+        """The durable bytes of a file; None if it has no durable name."""
+        inode = self._tree.find_durable(path)
+        return None if inode is None else inode.durable.read(inode.durable.size, 0)
+
     def durable_contents(self) -> dict[str, bytes]:
         """Every file with a durable name, with the bytes of it that are durable."""
         return {path: inode.durable.read(inode.durable.size, 0) for path, inode in self._tree.durable_files()}

@@ -173,6 +173,13 @@ class Tree:
             node = node.live[name]
         return node
 
+    def find_durable(self, path: str) -> SimInode | None:
+        """The file that has this name for good."""
+        node: Node | None = self.root
+        for name in split(path):
+            node = node.durable.get(name) if isinstance(node, Directory) else None
+        return node if isinstance(node, SimInode) else None
+
     def get(self, path: str) -> Node:
         node = self.locate(path)[2]
         if node is None:

@@ -5,8 +5,10 @@ wanted offset is loaded and only the batches from there on are replayed. The byt
 the CRC32C of all that follows it, and one fixed-size entry for each producer, which holds its last batch
 only. A damaged snapshot is never trusted; the next older one, or the log itself, serves in its place.
 
-`ProducerSnapshots` knows which snapshot files a partition has and which of them may be deleted: Kafka keeps
-one for each segment, at its base offset, and one at the end of the log after a clean shutdown.
+`ProducerSnapshots` knows which snapshot files a partition has, which of them a power loss may take, and which
+may be deleted: Kafka keeps one for each segment, at its base offset, and one at the end of the log after a
+clean shutdown. What relies on a snapshot asks `is_durable` first: the records before it may leave the disk
+only then. Invariant: a durable snapshot is never replaced by one that is not.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from ottla.log.producers.state_entry import BatchMetadata, ProducerStateEntry
 from ottla.log.segment.file_names import DELETED, SNAPSHOT, parse_segment_file, segment_file_name
 from ottla.records.checksum import crc32c
 from ottla.records.types import NO_SEQUENCE, NO_TIMESTAMP
-from ottla.runtime.disk import Buffer, Disk, read_file
+from ottla.runtime.disk import Buffer, Disk, read_file, write_file
 
 __all__ = [
     "CorruptSnapshotError",
@@ -104,13 +106,15 @@ def _entry(
 class ProducerSnapshots:
     """The snapshot files of one partition, by offset."""
 
-    __slots__ = ("_disk", "_offsets", "dir")
+    __slots__ = ("_disk", "_offsets", "_unsynced", "dir")
 
     def __init__(self, disk: Disk, dir: str) -> None:
         self._disk = disk
         self.dir = dir
         # Ascending. Mirrors the directory, of which this object is the only writer.
         self._offsets: list[int] = []
+        # Those that a power loss may tear.
+        self._unsynced: set[int] = set()
         self.reload()
 
     def reload(self) -> None:
@@ -135,24 +139,45 @@ class ProducerSnapshots:
     def path(self, offset: int) -> str:
         return posixpath.join(self.dir, segment_file_name(offset, SNAPSHOT))
 
+    @property
+    def unsynced(self) -> tuple[int, ...]:
+        """Those that have yet to be synced, by their offsets."""
+        return tuple(sorted(self._unsynced))
+
+    def is_durable(self, offset: int) -> bool:
+        """Whether the snapshot at `offset` is there and survives a power loss, once its name is synced."""
+        return offset in self._offsets and offset not in self._unsynced
+
     def write(self, offset: int, data: Buffer, *, sync: bool = False) -> str:
-        """Write the snapshot at `offset`. Without `sync` a crash may tear it, which its checksum shows."""
-        path = self.path(offset)
-        file = self._disk.open(path, create=True)
-        try:
-            file.truncate(0)
-            file.pwrite(data, 0)
-            if sync:
-                file.sync()
-        finally:
-            file.close()
+        """Write the snapshot at `offset`, or replace it as a whole. Without `sync` a power loss may tear a
+        new one, which its checksum shows.
+        """
+        sync = sync or self.is_durable(offset)
+        write_file(self._disk, self.path(offset), data, sync=sync)
+        self.on_written(offset, synced=sync)
+        return self.path(offset)
+
+    def on_written(self, offset: int, *, synced: bool) -> None:
+        """Note that the snapshot at `offset` was written, perhaps by another thread."""
+        if synced:
+            self._unsynced.discard(offset)
+        else:
+            self._unsynced.add(offset)
         at = bisect_left(self._offsets, offset)
         if at == len(self._offsets) or self._offsets[at] != offset:
             self._offsets.insert(at, offset)
-        return path
+
+    def doubt_from(self, recovery_point: int) -> None:
+        """Note that the snapshots from the recovery point on, where a segment may have begun after the flush,
+        may be those of a process that was killed before it had synced them.
+        """
+        self._unsynced.update(offset for offset in self._offsets if offset >= recovery_point)
+
+    def on_synced(self, offsets: Iterable[int]) -> None:
+        self._unsynced.difference_update(offsets)
 
     def sync(self, offset: int) -> None:
-        """Make a snapshot written without sync durable; fine where it has gone meanwhile."""
+        """Sync a snapshot, in any thread; `on_synced` is to follow. Fine where it has gone meanwhile."""
         try:
             file = self._disk.open(self.path(offset))
         except FileNotFoundError:
@@ -217,4 +242,5 @@ class ProducerSnapshots:
         if at == len(self._offsets) or self._offsets[at] != offset:
             return False
         del self._offsets[at]
+        self._unsynced.discard(offset)
         return True

@@ -575,7 +575,15 @@ class LogSegment:
 
     def rename(self, suffix: str) -> None:
         """Give all files another suffix, the batches first; an index that is missing stays missing."""
+        for _ in self.renaming(suffix):
+            pass
+
+    def renaming(self, suffix: str) -> Iterator[None]:
+        """Do what `rename` does, and pause once the batches are renamed: without its other files a segment
+        that a crash brings back would lack what it knew of aborted transactions.
+        """
         old = [self.path(kind) for kind in SEGMENT_KINDS]
+        assert SEGMENT_KINDS[0] == LOG
         self.suffix = suffix
         self._log.next_path = self.path(LOG)
         if self._indexes is not None:
@@ -586,6 +594,8 @@ class LogSegment:
             except FileNotFoundError:
                 if kind == LOG:
                     raise
+            if kind == LOG:
+                yield
         self._update_paths()
 
     def on_dir_renamed(self, dir: str) -> None:

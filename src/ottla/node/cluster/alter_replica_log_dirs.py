@@ -30,7 +30,7 @@ from ottla.replication.partition_fetch_state import common_end_offset
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.replication.replication_quota_manager import ReplicationQuotaManager
 from ottla.runtime.clock import Clock
-from ottla.runtime.disk import NotInMemory, read_file, waiting
+from ottla.runtime.disk import NotInMemory, waiting
 from ottla.runtime.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -237,14 +237,7 @@ def _is_usable(log: UnifiedLog) -> bool:
 def _auxiliary_state(current: UnifiedLog, offset: int) -> RemoteLogAuxState:
     """What a log knows of its records below `offset`."""
     epochs = tuple((entry.epoch, entry.start_offset) for entry in current.leader_epoch_cache.entries)
-    snapshots = current.producer_snapshots
-    snapshot = None
-    if offset in snapshots.offsets:
-        try:
-            snapshot = read_file(current.directory.disk, snapshots.path(offset))
-        except OSError as error:
-            raise current.directory.io_error("reading a producer snapshot", error) from error
-    return RemoteLogAuxState(epochs, snapshot)
+    return RemoteLogAuxState(epochs, current.producer_snapshot_at(offset))
 
 
 def _begin_due_truncation(future: UnifiedLog, current: UnifiedLog) -> LogTruncation | None:

@@ -50,6 +50,7 @@ from ottla.remote.lineage import (
     find_remote_log_start_offset,
     is_covered_by_others,
 )
+from ottla.remote.log_reader import RemoteLogReader
 from ottla.remote.metadata_manager import RemoteLogMetadataManager
 from ottla.remote.segment_metadata import (
     RemoteLogSegmentId,
@@ -279,6 +280,7 @@ class RemoteLogManager:
         config: DynamicBrokerConfig,
         metadata: RemoteLogMetadataManager,
         storage: RemoteStorageManager,
+        reader: RemoteLogReader,
     ) -> None:
         self._runtime: Final = runtime
         self._tasks: Final = tasks
@@ -286,6 +288,7 @@ class RemoteLogManager:
         self._broker_id: Final = config.current.node_id
         self._metadata: Final = metadata
         self._storage: Final = storage
+        self._reader: Final = reader
         self.statistics: Final = RemoteLogStatistics()
         self._led: dict[TopicPartition, _LedPartition] = {}
         self._led_by_id: dict[TopicIdPartition, _LedPartition] = {}
@@ -572,6 +575,11 @@ class RemoteLogManager:
         await self._recover_metadata(led)
         if not led.is_led:
             return
+        if log.lacks_producers:
+            snapshot = await self._reader.fetch_producers(led.id, log)
+            if not led.is_led:
+                return
+            await log.begin_restoring_producers(snapshot).run(self._runtime.pool)
         self._move_log_start(led)
         led.copied_offset = self._update_highest_offset(log, led.id)
         led.unfinished = {each.id: each for each in self._metadata.unfinished_copies(led.id)}

@@ -85,7 +85,6 @@ class RemoteStorage:
         self.metadata: Final = TopicBasedRemoteLogMetadataManager(
             runtime, tasks, topic, consume_wait_ms=topic_settings.consume_wait_ms
         )
-        self.manager: Final = RemoteLogManager(runtime, tasks, config, self.metadata, self.storage)
         self.reader: Final = make_log_reader(
             runtime,
             config,
@@ -93,6 +92,9 @@ class RemoteStorage:
             self.storage,
             caches_on_disk=not is_directory,
             load_timeout_ms=stall_ms,
+        )
+        self.manager: Final = RemoteLogManager(
+            runtime, tasks, config, self.metadata, self.storage, self.reader
         )
         self.reader.is_settled = self.manager.is_settled
         self._deleted: Final = DeletedPartitions(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ottla.log.directory.checkpoints import encode_entries
 from ottla.log.leader_epoch_cache import EpochEntry
-from ottla.log.producers.snapshot import CorruptSnapshotError, decode_snapshot, encode_snapshot
 from ottla.log.segment.file_names import INDEX, LOG, TIME_INDEX
 from ottla.log.segment.segment import LogSegment
 from ottla.log.segment.walk import CorruptBatch
@@ -19,8 +17,6 @@ from ottla.remote.storage_manager import LogSegmentData
 from ottla.runtime.disk import Disk, read_file
 from ottla.runtime.object_store import FileContent
 from ottla.runtime.pool import Pool
-
-_log = logging.getLogger(__name__)
 
 _OFFSET_ENTRY_BYTES: Final = 8
 _TIME_ENTRY_BYTES: Final = 12
@@ -93,7 +89,6 @@ async def read_segment_data(log: UnifiedLog, found: SegmentToCopy, pool: Pool) -
     size = segment.size
     # Entries of this log's history, also those before the segment.
     epochs = [each for each in log.leader_epoch_cache.entries if each.start_offset < found.next_base_offset]
-    snapshot_path = log.producer_snapshots.path(found.next_base_offset)
 
     def read() -> LogSegmentData:
         for stretch in log.damage_of(segment):
@@ -106,7 +101,7 @@ async def read_segment_data(log: UnifiedLog, found: SegmentToCopy, pool: Pool) -
             size,
             offset_index=offsets,
             time_index=times,
-            producer_snapshot=_read_snapshot(log, snapshot_path),
+            producer_snapshot=log.producer_snapshot_at(found.next_base_offset),
             leader_epochs=encode_entries(f"{epoch} {offset}" for epoch, offset in epochs),
             transaction_index=transactions or None,
         )
@@ -121,20 +116,3 @@ def _read_indexes(segment: LogSegment, disk: Disk) -> tuple[bytes, bytes, bytes]
     offsets = read_file(disk, segment.path(INDEX))[: indexes.offsets.entries * _OFFSET_ENTRY_BYTES]
     times = read_file(disk, segment.path(TIME_INDEX))[: indexes.times.entries * _TIME_ENTRY_BYTES]
     return offsets, times, b"".join(txn.encode() for txn in segment.txn_index.entries)
-
-
-def _read_snapshot(log: UnifiedLog, path: str) -> bytes:
-    disk = log.directory.disk
-    try:
-        data = read_file(disk, path)
-        try:
-            decode_snapshot(data)
-        except CorruptSnapshotError as error:
-            _log.error("%s: %s", path, error)
-            if not log.repair_producer_snapshot(path):
-                raise FileNotFoundError(path) from None
-            data = read_file(disk, path)
-        return data
-    except FileNotFoundError:
-        _log.warning("%s is missing: the segment is copied without the state of its producers", path)
-        return encode_snapshot(())

@@ -552,6 +552,8 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
         nodes=4,
         features=("tiered",),
     ),
+    # Of a follower that truncates its log right after its start.
+    "local-start-without-a-snapshot": ClusterScenario(nodes=3, features=("tiered",)),
 }
 
 

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ottla.log.log_loader import LogLoader
+from ottla.log.segment.segment import LogSegment
 from ottla.log.unified_log import RemoteLogAuxState, UnifiedLog
 from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.remote import segment_data
@@ -43,7 +45,7 @@ def _local_retention_before_the_copy() -> list[Patch]:
 
         return run
 
-    names = ("deletable_segments", "remove_copied_segment")
+    names = ("deletable_segments", "begin_removal")
     return [(UnifiedLog, name, patched(getattr(UnifiedLog, name))) for name in names]
 
 
@@ -68,6 +70,7 @@ def _followers_without_auxiliary_state() -> list[Patch]:
     return [
         (tier_state_machine, "fetch_tiered_start", fetch),
         (UnifiedLog, "lacks_auxiliary_state", property(lambda _: False)),
+        (UnifiedLog, "lacks_producers", property(lambda _: False)),
     ]
 
 
@@ -130,6 +133,27 @@ def _deleted_topics_forgotten() -> list[Patch]:
     return [(DeletedPartitions, "start", lambda _: None)]
 
 
+def _snapshots_of_recovery_not_synced() -> list[Patch]:
+    """Recovery takes what it has written for durable."""
+
+    original = LogLoader._recover_log
+
+    def recover(self: LogLoader, segments: list[LogSegment]) -> UnifiedLog:
+        log = original(self, segments)
+        log.producer_snapshots.on_synced(log.producer_snapshots.unsynced)
+        return log
+
+    return [(LogLoader, "_recover_log", recover)]
+
+
+def _local_start_without_a_snapshot() -> list[Patch]:
+    """A segment leaves the disk whether or not the producers behind it are known by a file."""
+    return [
+        (UnifiedLog, "_has_durable_snapshot", lambda *_: True),
+        (UnifiedLog, "_check_producers_are_durable", lambda *_: None),
+    ]
+
+
 TIER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "local-retention-before-the-copy": _local_retention_before_the_copy,
     "copy-finished-before-the-upload": _copy_finished_before_the_upload,
@@ -139,4 +163,6 @@ TIER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "only-manifests-deleted": _only_manifests_deleted,
     "deleted-topics-forgotten": _deleted_topics_forgotten,
     "waiters-left-at-a-close": _waiters_left_at_a_close,
+    "snapshots-of-recovery-not-synced": _snapshots_of_recovery_not_synced,
+    "local-start-without-a-snapshot": _local_start_without_a_snapshot,
 }

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
+from ottla.log.producers.snapshot import CorruptSnapshotError, decode_snapshot
+from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.node import Node
 from ottla.node.remote.segment_data import next_segment_to_copy
@@ -36,7 +38,7 @@ from ottla.replication.partition import Partition
 from ottla.sim.cluster.history import PartitionHistory
 from ottla.sim.loop import Process
 from ottla.sim.object_store import SimObjectStore
-from ottla.sim.world import World
+from ottla.sim.world import SimMachine, World
 
 __all__ = ["TierChecker", "TierTerms", "TieredNode"]
 
@@ -107,6 +109,7 @@ class TieredNode(Protocol):
     """A node as far as the checker looks at it: None while it is down."""
 
     id: int
+    machine: SimMachine
 
     @property
     def node(self) -> Node | None: ...
@@ -244,7 +247,9 @@ class TierChecker:
     # Replicas
 
     def check_replicas(self, member: TieredNode) -> None:
-        """Check that what has left the disk of a node is in finished copies."""
+        """Check that what has left the disk of a node is in finished copies, and that a power loss cannot
+        take what it has to know of it.
+        """
         for partition in _remote(member.node):
             log = partition.log
             if partition.topic_id is None or log.is_closed or log.is_truncating:
@@ -254,6 +259,8 @@ class TierChecker:
             if log.log_start_offset >= local or self._checked.get((member.id, id)) == local:
                 continue
             self._checked[member.id, id] = local
+            if not log.has_no_records:  # otherwise it may be about to begin again
+                self._check_base_snapshot(member, log)
             end = self._copied_end(id, log.log_start_offset)
             if end < local - 1:
                 self._refresh()
@@ -263,6 +270,18 @@ class TierChecker:
                     f"{partition.topic_partition} on node {member.id} starts at {log.log_start_offset} and "
                     f"is on its disk from {local} on; what is copied ends at {end}"
                 )
+
+    def _check_base_snapshot(self, member: TieredNode, log: UnifiedLog) -> None:
+        """Check that the producers where the log begins on the disk survive a power loss."""
+        local = log.segments[0].base_offset
+        data = member.machine.disk.durable_content(log.producer_snapshots.path(local))
+        try:
+            decode_snapshot(b"" if data is None else data)
+        except CorruptSnapshotError as error:
+            self._world.report_violation(
+                f"{log.topic_partition} on node {member.id} is on its disk from {local} on; the producer "
+                f"snapshot there is not durable: {'it has no name' if data is None else error}"
+            )
 
     def _copied_end(self, id: TopicIdPartition, start: int) -> int:
         return _covered_end(self._copied.get(id, {}), start)

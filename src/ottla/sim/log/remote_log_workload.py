@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ottla.log.leader_epoch_cache import LeaderEpochCache
 from ottla.log.unified_log import RemoteLogAuxState
-from ottla.sim.log.log_harness import Batch, all_batches, check_indexes, check_producers
+from ottla.sim.log.log_harness import Batch, all_batches, check_indexes, check_producers, replayed
 from ottla.sim.log.log_workload import LogWorkload, run_workload
 
 
@@ -69,6 +69,7 @@ class RemoteLogWorkload(LogWorkload):
     def truncate(self) -> None:
         super().truncate()
         self._forget_copies_from(self.log.log_end_offset)
+        self._restore_producers(self.doing)
 
     def truncate_fully(self) -> None:
         log = self.log
@@ -77,6 +78,23 @@ class RemoteLogWorkload(LogWorkload):
         )
         self._truncate_fully(offset)
         self._forget_copies_from(0)
+
+    def _producers_at(self, offset: int) -> bytes:
+        """What remote storage has of the producers at an offset."""
+        start = self.log.log_start_offset
+        whole = [each for each in self._whole() if start <= each[0].last_offset < offset]
+        return replayed(whole)[0].snapshot()
+
+    def _restore_producers(self, doing: str) -> None:
+        """Restore the producers of what is in remote storage only, where the log lacks them: only a
+        truncation below the disk may leave it so.
+        """
+        log = self.log
+        if log.lacks_producers:
+            assert "truncate" in doing or "begin_behind" in doing, doing
+            log.begin_restoring_producers(self._producers_at(log.segments[0].base_offset)).finish()
+            self._forget_lost_producers()
+            self.check()
 
     def _forget_copies_from(self, end: int) -> None:
         """What was truncated is of another lineage."""
@@ -95,7 +113,7 @@ class RemoteLogWorkload(LogWorkload):
         self.model.synced_end = 0
         self.model.lowest_start = min(self.model.lowest_start, start)
         self.starts_at = offset
-        log.truncate_fully_and_start_at(offset, start, RemoteLogAuxState(epochs, None))
+        log.truncate_fully_and_start_at(offset, start, RemoteLogAuxState(epochs, self._producers_at(offset)))
         self.starts_at = None
         self.model.synced_end = offset
         self._update_model()
@@ -106,9 +124,11 @@ class RemoteLogWorkload(LogWorkload):
         self._after_reload()
 
     def crash(self) -> None:
+        doing = self.doing
         super().crash()
         self.starts_at = None
         self._after_reload()
+        self._restore_producers(doing)
 
     def _after_reload(self) -> None:
         end = self.log.log_end_offset
@@ -141,7 +161,25 @@ class RemoteLogWorkload(LogWorkload):
         start = max(self.greatest_start, log.log_start_offset)
         if bases[0] <= start:
             check_producers(log, start=max(start, bases[0]), compacted=True)
+        elif start == 0 and not log.lacks_producers:
+            self._check_all_producers()
         self._check_epochs()
+
+    def _check_all_producers(self) -> None:
+        """Check that the producers are those of all records, wherever these are."""
+        expected, aborted = replayed(self._whole())
+        known = self.log.producer_state_manager
+        for producer_id, want in expected.active_producers.items():
+            have = known.active_producers[producer_id]
+            assert (have.producer_epoch, have.last_sequence, have.current_txn_first_offset) == (
+                want.producer_epoch,
+                want.last_sequence,
+                want.current_txn_first_offset,
+            ), f"{have}, not {want}"
+        assert known.first_undecided_offset() == expected.first_undecided_offset()
+        local = self.log.segments[0].base_offset
+        indexed = [txn for segment in self.log.segments for txn in segment.txn_index.entries]
+        assert indexed == [txn for txn in aborted if txn.last_offset >= local]
 
     def _check_epochs(self) -> None:
         log = self.log

@@ -203,7 +203,8 @@ def test_the_copy_of_a_partition_goes_with_its_topic(monkeypatch: pytest.MonkeyP
         await nodes.until(lambda: "moved" not in nodes.topics(2))
         await nodes.until(lambda: world.broker.logs.get_log(MOVED, future=True) is None)
         await nodes.create("moved", 2, replicas=1)
-        await nodes.until(lambda: "moved" in nodes.topics(2))
+        # The broker knows of a topic before it has its logs.
+        await nodes.until(lambda: world.broker.replicas.find(MOVED) is not None)
         assert world.partition.log.log_end_offset == 0
 
     nodes.run(life())
@@ -248,6 +249,8 @@ def test_the_controller_is_told_of_a_directory_that_fails_while_the_broker_start
         await nodes.until(lambda: all("wide" in nodes.topics(id) for id in nodes.nodes))
         leader = nodes.partition("wide", by=1).leader
         other = next(id for id in nodes.nodes if id != leader)
+        # The broker knows of a topic before it has its logs.
+        await nodes.until(lambda: nodes.nodes[leader].replicas.find(wide) is not None)
         path = nodes.nodes[leader].replicas.partition(wide).log.directory.path
         await nodes.stop(leader)
         nodes.machines[leader].disk.fail(errno.EIO, prefix=f"{path}/wide-0", times=None)

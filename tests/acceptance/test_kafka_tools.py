@@ -169,7 +169,8 @@ def test_settings_of_brokers(both: Both) -> None:
 def test_settings_of_a_broker_have_kafkas_names(both: Both) -> None:
     outcomes = both.outcomes(CONFIGS, "--describe", "--all", "--entity-type", "brokers", "--entity-name", "1")
     names = [set(re.findall(r"^  ([a-z0-9.]+)=", outcome.out, re.MULTILINE)) for outcome in outcomes]
-    assert names[0] == names[1]
+    assert names[0] - names[1] == set()
+    assert {name for name in names[1] - names[0] if not name.startswith("log.scrub.")} == set()
     assert len(names[1]) > 200
 
 
@@ -220,7 +221,14 @@ def test_the_quorum_is_described(both: Both) -> None:
 
 
 def test_features_are_described_and_their_change_is_checked(both: Both) -> None:
-    assert "metadata.version" in both.same(FEATURES, "describe")
+    # Ottla knows the levels of Kafka 4.4, too.
+    newest_metadata_version = re.compile(r"(?<=Feature: metadata.version).*(?=FinalizedVersionLevel)")
+    theirs, ours = (
+        newest_metadata_version.sub("", masked(outcome.out))
+        for outcome in both.outcomes(FEATURES, "describe")
+    )
+    assert ours == theirs
+    assert "metadata.version" in ours
     both.refused(FEATURES, "downgrade", "--feature", "group.version=7")
     both.refused(FEATURES, "upgrade", "--feature", "frobnicate.version=1")
     both.refused(FEATURES, "upgrade", "--feature", "transaction.version=1")

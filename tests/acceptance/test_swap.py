@@ -34,6 +34,13 @@ class Seen:
     features: list[list[str]]
 
 
+def finalized(features: str) -> list[list[str]]:
+    """Each feature with its level: which levels a broker supports is its own affair, as is the epoch."""
+    lines = re.findall(r"Feature: (\S+).*FinalizedVersionLevel: (\S+)", features)
+    assert lines, features
+    return sorted(map(list, lines))
+
+
 def see(broker: Broker, driver: JavaDriver) -> Seen:
     def tool(main: str, *args: str) -> str:
         return driver.tool(main, "--bootstrap-server", broker.bootstrap, *args).out
@@ -56,7 +63,7 @@ def see(broker: Broker, driver: JavaDriver) -> Seen:
             tool("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", "--describe", "--group", GROUP)
         ),
         words(tool("org.apache.kafka.tools.TransactionsCommand", "list")),
-        words(re.sub(r"Epoch: \d+", "", tool("org.apache.kafka.tools.FeatureCommand", "describe"))),
+        finalized(tool("org.apache.kafka.tools.FeatureCommand", "describe")),
     )
 
 

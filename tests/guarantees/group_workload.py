@@ -19,7 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
 
 from tests.guarantees.member import HEARTBEAT_INTERVAL_MS, session_timeout_ms
@@ -153,7 +159,16 @@ class GroupWorkload:
     # What the coordinator says
 
     def describe(self) -> ConsumerGroupDescription:
-        return self._admin.describe_consumer_groups([self._group])[self._group].result(60)
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                return self._admin.describe_consumer_groups([self._group])[self._group].result(60)
+            except KafkaException as error:
+                # librdkafka tries again only what failed as a whole, not one group of an answer.
+                if error.args[0].code() != KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
+                    raise
+                assert time.monotonic() < deadline, "the coordinator of the group is never loaded"
+            time.sleep(0.1)
 
     def owned(self) -> Owned:
         """Partitions by member id, as the coordinator has them."""

@@ -194,13 +194,39 @@ def test_a_broker_that_falls_silent_is_fenced_before_its_session_ends() -> None:
         active = nodes.active
         assert active is not None
         other = next(id for id in nodes.roles if id != active)
-        nodes.machines[other].pause()
+        isolate(nodes, other)
         took = await nodes.until(lambda: nodes.is_fenced(other, active))
         assert 2 < took < 6.5
+        nodes.world.fabric.heal()
+        await nodes.until(lambda: not nodes.is_fenced(other, active))
+
+    nodes.run(life())
+
+
+def test_a_broker_whose_machine_takes_connections_has_its_whole_session() -> None:
+    nodes = SimNodes()
+
+    async def life() -> None:
+        nodes.boot()
+        await nodes.ready()
+        active = nodes.active
+        assert active is not None
+        other = next(id for id in nodes.roles if id != active)
+        nodes.machines[other].pause()
+        took = await nodes.until(lambda: nodes.is_fenced(other, active))
+        assert 8.5 < took < 12
         nodes.machines[other].resume()
         await nodes.until(lambda: not nodes.is_fenced(other, active))
 
     nodes.run(life())
+
+
+def isolate(nodes: SimNodes, lonely: int) -> None:
+    """Cut a node off from all others, as when its machine has lost its power."""
+    for other in nodes.roles:
+        if other != lonely:
+            nodes.world.fabric.cut(f"node{lonely}", f"node{other}")
+            nodes.world.fabric.cut(f"node{other}", f"node{lonely}")
 
 
 def test_an_active_controller_that_falls_silent_is_replaced_and_nobody_waits_for_it() -> None:
@@ -212,14 +238,14 @@ def test_an_active_controller_that_falls_silent_is_replaced_and_nobody_waits_for
         silent = nodes.active
         assert silent is not None
         others = [id for id in nodes.roles if id != silent]
-        nodes.machines[silent].pause()
+        isolate(nodes, silent)
         # This request goes to the silent node, as no node knows yet that it is.
         began = nodes.world.loop.time()
         await nodes.create("meanwhile", others[0], replicas=2)
         assert nodes.world.loop.time() - began < 5
         await nodes.until(lambda: all(nodes.is_fenced(silent, id) for id in others))
         assert nodes.world.loop.time() - began < 7
-        nodes.machines[silent].resume()
+        nodes.world.fabric.heal()
         await nodes.until(
             lambda: nodes.topics(silent) == {"meanwhile"} and not nodes.is_fenced(silent, others[0])
         )

@@ -201,6 +201,9 @@ def test_offsets_are_altered_described_and_deleted() -> None:
             ("none", 0): unknown,
         }
         assert starts(await nodes.group(offsets_of(), 1)) == {"jobs": {0: (3, -3), 1: (0, 0)}}
+        await nodes.group(alteration(jobs={1: -(2**63)}), 0)
+        assert starts(await nodes.group(offsets_of(), 1))["jobs"][1] == (-(2**63), 2**63 - 1)
+        await nodes.group(alteration(jobs={1: 0}), 0)
         asked = offsets_of(("jobs", [0]), ("mails", [0]), ("none", [5]))
         assert starts(await nodes.group(asked, 1)) == {
             "jobs": {0: (3, -3)},

@@ -417,7 +417,8 @@ class KafkaRaftMachine:
         if leader_id is None or not isinstance(quorum.state, UnattachedState | CandidateState):
             return
         if quorum.leader_id not in (None, leader_id):
-            _log.error(
+            # One of the two messages lies; the first is believed until the epoch ends.
+            _log.warning(
                 "node %d heard of leader %d in epoch %d, but knows %s as its leader",
                 quorum.local.key.id,
                 leader_id,

@@ -59,6 +59,7 @@ from ottla.runtime.turns import Turns
 _log = logging.getLogger(__name__)
 
 _UNKNOWN_LAG: Final = -1
+_MAX_LAG: Final = 2**63 - 1
 _ANY_LEADER_EPOCH: Final = -1
 _NOT_ALTERED: Final = PersisterResult(
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.text
@@ -341,7 +342,8 @@ def _described_partition(
         )
     lag = _UNKNOWN_LAG
     if end is not None:
-        lag = end.offset - summary.start_offset - summary.delivery_complete_count
+        # A start offset is whatever an operator has said, a negative one too.
+        lag = min(end.offset - summary.start_offset - summary.delivery_complete_count, _MAX_LAG)
     return DescribeShareGroupOffsetsResponsePartition(
         partition_index=index, start_offset=summary.start_offset, leader_epoch=summary.leader_epoch, lag=lag
     )

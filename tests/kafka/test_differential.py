@@ -42,6 +42,9 @@ ALLOWED = [
     "*.ApiVersionsResponse.api_keys[[]22[]].max_version",
     # What Kafka 4.4 has added.
     *(f"*.ApiVersionsResponse.api_keys[[]{key}[]]*" for key in FIRST_OF_KAFKA_4_4),
+    "*.ApiVersionsResponse.supported_features[[]metadata.version[]].max_version",
+    # The scrubber is Ottla's own.
+    "*.DescribeConfigsResponse.results*.configs[[]log.scrub.*[]]*",
     # A topic that a request brings into being is there when the request is answered.
     "first v*.MetadataResponse.topics*",
     # A topic that is gone is an error of its partitions, not of the whole share fetch: decision 0085.

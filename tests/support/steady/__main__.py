@@ -33,10 +33,11 @@ from tests.support import limits
 from tests.support.steady import plugin
 from tests.support.steady.processes import RUN_VARIABLE, guarded
 from tests.support.steady.torments import INTENSITIES, Tormentor
+from tests.support.tiers import WITNESSES
 
 ROOT = Path(__file__).resolve().parents[3]
 # As `make test`, whose limits are for runs without pauses.
-PYTEST_OPTIONS = ("--dist", "loadscope", "--witnesses")
+PYTEST_OPTIONS = ("--dist", "loadscope", "-m", WITNESSES)
 TIMEOUT_SECONDS = 900
 ROUND_MINUTES = 120
 # How long the tool takes at most to see that it was asked to end.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ottla.node.coordinators.marker_sender import TransactionMarkerSender
+from ottla.node.coordinators.transaction_marker_channel_manager import TransactionMarkerChannelManager
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.describe_transactions import (
@@ -151,7 +151,7 @@ def test_markers_are_written_after_a_restart_if_they_were_not_before(
     """The decision is in the log when EndTxn is answered; the node dies before a marker is anywhere."""
     with monkeypatch.context() as patch:
         patch.setattr(
-            TransactionMarkerSender,
+            TransactionMarkerChannelManager,
             "write",
             lambda _, marker, partitions: dict.fromkeys(partitions, ErrorCode.NOT_LEADER_OR_FOLLOWER),
         )

@@ -88,8 +88,8 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.coordinator.share.service.ShareCoordinatorService._gather_write": "one call, next turn",
     "ottla.coordinator.transaction.service.TransactionCoordinatorService._on_sends": "one call, next turn",
     "ottla.coordinator.transaction.service.TransactionCoordinatorService._start": "logged, found again",
-    "ottla.coordinator.transaction.transaction_marker_channel_manager"
-    ".TransactionMarkerChannelManager.add_markers": "tries again until it is done",
+    "ottla.coordinator.transaction.pending_markers"
+    ".PendingTransactionMarkers.add_markers": "tries again until it is done",
     "ottla.node.remote.metadata_manager.TopicBasedRemoteLogMetadataManager._read_or_change": "waits for both",
     "ottla.node.remote.remote_log_manager._Pool.retry_later": "one call, which starts a task",
     "ottla.node.remote.remote_log_manager._Pool.submit_later": "one call, which starts a task",

@@ -535,7 +535,7 @@ PURE_ROOMS: Mapping[str, tuple[str, ...]] = {
     "ottla.coordinator.share": ("ottla.coordinator.share.service", "ottla.coordinator.share.persister"),
     "ottla.coordinator.transaction": (
         "ottla.coordinator.transaction.service",
-        "ottla.coordinator.transaction.transaction_marker_channel_manager",
+        "ottla.coordinator.transaction.pending_markers",
     ),
     "ottla.replication.partition": (),
 }

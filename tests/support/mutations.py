@@ -192,7 +192,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "marker-taken-for-written",
-        "src/ottla/node/coordinators/marker_sender.py",
+        "src/ottla/node/coordinators/transaction_marker_channel_manager.py",
         "confirmed.get(tp, ErrorCode.NETWORK_EXCEPTION)",
         "confirmed.get(tp, ErrorCode.NONE)",
         "A transaction is complete once each of its partitions has its marker.",

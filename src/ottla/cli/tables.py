@@ -165,7 +165,7 @@ def _catalog_values(catalog: list[str] | None) -> dict[str, str]:
 
 
 async def _ask_leaders(admin: Admin, listed: Mapping[str, TopicInfo], topics: Mapping[str, _Topic]) -> None:
-    """Ask the leaders of partitions for their ends, and how they get on with the tables."""
+    """Ask the leaders of partitions for the ends of their logs, and how far behind their tables are."""
     from ottla.client.admin.offsets import OffsetSpec
     from ottla.protocol.errors import KafkaError
     from ottla.protocol.names import TopicPartition

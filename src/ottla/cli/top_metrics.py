@@ -79,7 +79,7 @@ class _NodeLook:
 
 
 class MetricsTop:
-    """Keeps the look before, as a rate is the difference of two."""
+    """Show rates: each is the difference between a scrape and the one before, which is kept."""
 
     def __init__(self, urls: Sequence[str], rows: int) -> None:
         self._urls: Final = urls

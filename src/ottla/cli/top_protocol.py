@@ -24,7 +24,7 @@ _LATEST: Final = -1
 
 
 class ProtocolTop:
-    """Keeps the look before, as a rate is the difference of two."""
+    """Show rates: each is the difference between two looks, of which the earlier one is kept."""
 
     def __init__(self, admin: Admin, rows: int) -> None:
         self._admin: Final = admin

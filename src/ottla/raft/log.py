@@ -27,7 +27,7 @@ class NoRoom(KafkaError):
 
 
 class RaftLog(Protocol):
-    """What writes raises `NoRoom`, and then has changed nothing, if the disk is full."""
+    """The log of the quorum. A write to a full disk raises `NoRoom` and leaves the log as it was."""
 
     @property
     def start_offset(self) -> int: ...

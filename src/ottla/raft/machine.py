@@ -58,7 +58,7 @@ from ottla.raft.snapshot import SnapshotId
 from ottla.raft.states import (
     NEVER_MS,
     CandidateState,
-    DelayedFetch,
+    DelayedQuorumFetch,
     FollowerState,
     LeaderState,
     ProspectiveState,
@@ -618,7 +618,7 @@ class KafkaRaftMachine:
             quorum.emit(Answer(token, reply))
             return
         wait_ms = min(fetch.max_wait_ms, _MAX_FETCH_WAIT_MS)
-        state.delayed_fetches.append(DelayedFetch(token, fetch, now_ms + wait_ms))
+        state.delayed_fetches.append(DelayedQuorumFetch(token, fetch, now_ms + wait_ms))
 
     def _try_complete_fetch(self, fetch: Fetch, now_ms: int) -> FetchReply:
         quorum = self.quorum

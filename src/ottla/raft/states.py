@@ -138,7 +138,7 @@ class FollowerState:
 
 
 @dataclass(slots=True)
-class DelayedFetch:
+class DelayedQuorumFetch:
     """A fetch that waits at the leader for new records or a new high watermark."""
 
     token: object
@@ -165,7 +165,7 @@ class LeaderState:
     voted: ReplicaKey
     leader_id: int
     progress: ProgressTracker
-    delayed_fetches: list[DelayedFetch] = field(default_factory=list)
+    delayed_fetches: list[DelayedQuorumFetch] = field(default_factory=list)
     voter_change: PendingVoterChange | None = None
     # What static voters have sent by UpdateRaftVoter, by id; the upgrade of kraft.version writes it.
     updated_voters: dict[int, Voter] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.config import TransactionConfig
 from ottla.node.config.coordinator_settings import transaction_config
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.coordinators.marker_sender import TransactionMarkerSender
+from ottla.node.coordinators.transaction_marker_channel_manager import TransactionMarkerChannelManager
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -98,14 +98,16 @@ class Gate:
 
     def __init__(self, patch: pytest.MonkeyPatch, name: str) -> None:
         self.open = threading.Event()
-        write = TransactionMarkerSender.write
+        write = TransactionMarkerChannelManager.write
 
-        def held(self_: TransactionMarkerSender, marker: Any, partitions: frozenset[TopicPartition]) -> Any:
+        def held(
+            self_: TransactionMarkerChannelManager, marker: Any, partitions: frozenset[TopicPartition]
+        ) -> Any:
             if marker.transactional_id == name and not self.open.is_set():
                 return dict.fromkeys(partitions, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return write(self_, marker, partitions)
 
-        patch.setattr(TransactionMarkerSender, "write", held)
+        patch.setattr(TransactionMarkerChannelManager, "write", held)
 
 
 def test_nothing_begins_while_the_last_transaction_is_being_ended(

@@ -20,7 +20,7 @@ from ottla.coordinator.transaction.requests import (
     Initialized,
     InitProducerId,
     MarkersWritten,
-    Missing,
+    MissingInput,
     NewTransactionSettings,
     ProducerIdWanted,
     VerifyPartitions,
@@ -69,7 +69,7 @@ class TransactionHarness:
     def submit(self, request: Any) -> Any:
         """The answer; an error is raised. A fresh producer id is there as soon as one is asked for."""
         answer = self._event(request)
-        if answer is Missing.PRODUCER_ID:
+        if answer is MissingInput.PRODUCER_ID:
             answer = self._event(replace(request, fresh_id=next(self.fresh_ids)))
         if isinstance(answer, KafkaError):
             raise answer

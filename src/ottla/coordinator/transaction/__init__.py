@@ -4,7 +4,7 @@
 * `end_txn_rules`: what EndTxn means in which state, as tables,
 * `transaction_log`: the records on disk, Kafka's to the byte,
 * `transaction_coordinator`: one partition of the topic: operations in, records and markers out,
-* `transaction_marker_channel_manager`: has markers written until every partition has confirmed its own,
+* `pending_markers`: has markers written until every partition has confirmed its own,
 * `service`: the coordinator of a broker, which handlers use.
 
 Invariant: a transaction that was prepared to commit, or to abort, ends that way in every partition, even if

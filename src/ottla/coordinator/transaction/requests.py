@@ -17,7 +17,7 @@ from ottla.protocol.names import TopicPartition
 R = TypeVar("R")
 
 
-class Missing(Enum):
+class MissingInput(Enum):
     """A reply that names what the operation lacks; the service repeats the operation with it."""
 
     PRODUCER_ID = "the operation is to be repeated with a fresh producer id"
@@ -31,7 +31,7 @@ class TransactionOperation(CoordinatorOperation[R], Generic[R]):
     transactional_id: str
 
 
-class ProducerIdOperation(TransactionOperation[R | Missing], ABC, Generic[R]):
+class ProducerIdOperation(TransactionOperation[R | MissingInput], ABC, Generic[R]):
     """An operation that may need a fresh producer id."""
 
     __slots__ = ()

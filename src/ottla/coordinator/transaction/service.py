@@ -16,11 +16,15 @@ from typing import Any, Final, TypeVar
 from ottla.coordinator.runtime.coordinator_runtime import CoordinatorRuntime, Ticket
 from ottla.coordinator.runtime.partitioning import partition_for
 from ottla.coordinator.transaction.config import TransactionConfig, TransactionSettings
+from ottla.coordinator.transaction.pending_markers import (
+    MarkerWriter,
+    PendingTransactionMarkers,
+)
 from ottla.coordinator.transaction.requests import (
     AbortTimedOut,
     ListTransactions,
     MarkersWritten,
-    Missing,
+    MissingInput,
     NewTransactionSettings,
     ProducerIdOperation,
     ProducerIdWanted,
@@ -28,10 +32,6 @@ from ottla.coordinator.transaction.requests import (
     WriteMarkers,
 )
 from ottla.coordinator.transaction.transaction_coordinator import TransactionCoordinator
-from ottla.coordinator.transaction.transaction_marker_channel_manager import (
-    MarkerWriter,
-    TransactionMarkerChannelManager,
-)
 from ottla.coordinator.transaction.transaction_metadata import TransactionMetadata
 from ottla.metadata.features import TRANSACTION_VERSION
 from ottla.metadata.image.image import MetadataImage
@@ -65,7 +65,7 @@ class TransactionCoordinatorService:
         self._new_producer_id: Final = new_producer_id
         self._settings = TransactionSettings(config, 0)
         self._image = MetadataImage.EMPTY
-        self._markers: Final = TransactionMarkerChannelManager(
+        self._markers: Final = PendingTransactionMarkers(
             markers, lambda: self._settings.config, self._on_written
         )
         self._sends: deque[tuple[int, Any]] = deque()
@@ -210,9 +210,9 @@ class TransactionCoordinatorService:
     async def submit_with_id(self, request: ProducerIdOperation[R]) -> R:
         """Submit an operation that may need a fresh producer id; it is repeated with one if it does."""
         reply = await self.submit(request)
-        if isinstance(reply, Missing):
+        if isinstance(reply, MissingInput):
             reply = await self.submit(request.with_fresh_id(await self._new_producer_id()))
-            assert not isinstance(reply, Missing), f"{request} needs another producer id"
+            assert not isinstance(reply, MissingInput), f"{request} needs another producer id"
         return reply
 
     async def list(self, request: ListTransactions) -> list[TransactionMetadata]:

@@ -22,7 +22,7 @@ clock of the next coordinator may be behind: a transaction that began in its fut
 first seen there, by ticks, so that a transaction does not stay open for as long as two clocks differ.
 
 New producer ids come from the controller, which takes a while. So an operation that needs one and has none
-gets the reply `Missing.PRODUCER_ID`, changes nothing, and is repeated with one.
+gets the reply `MissingInput.PRODUCER_ID`, changes nothing, and is repeated with one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from ottla.coordinator.transaction.requests import (
     InitProducerId,
     ListTransactions,
     MarkersWritten,
-    Missing,
+    MissingInput,
     NewTransactionSettings,
     ProducerIdWanted,
     VerifyPartitions,
@@ -201,13 +201,13 @@ class TransactionCoordinator:
     # InitProducerId
 
     def _init_producer_id(
-        self, to: ReplyTo[Initialized | Missing] | None, request: InitProducerId, now: EventTime
+        self, to: ReplyTo[Initialized | MissingInput] | None, request: InitProducerId, now: EventTime
     ) -> Effects:
         timeout_ms = self._check_init(request)
         transaction = self.transactions.get(request.transactional_id)
         if transaction is None:
             if request.fresh_id is None:
-                return Effects().reply(to, Missing.PRODUCER_ID)
+                return Effects().reply(to, MissingInput.PRODUCER_ID)
             created = TransactionMetadata(request.transactional_id, request.fresh_id, NO_EPOCH, timeout_ms)
             return self._begin(to, created.with_epoch(0, timeout_ms, now.wall_ms))
         check_not_prepared(transaction)
@@ -240,7 +240,7 @@ class TransactionCoordinator:
 
     def _init_while_ongoing(
         self,
-        to: ReplyTo[Initialized | Missing] | None,
+        to: ReplyTo[Initialized | MissingInput] | None,
         request: InitProducerId,
         transaction: TransactionMetadata,
         now: EventTime,
@@ -254,12 +254,12 @@ class TransactionCoordinator:
             elif request.fresh_id is not None:
                 client = ProducerIdAndEpoch(request.fresh_id, 0)
             else:
-                return Effects().reply(to, Missing.PRODUCER_ID)
+                return Effects().reply(to, MissingInput.PRODUCER_ID)
             kept = transaction.with_new_client(client, now.wall_ms)
             return self._write(kept).reply(to, Initialized(client, transaction.writer))
         effects = self._abort(transaction, request.fresh_id, now)
         if effects is None:
-            return Effects().reply(to, Missing.PRODUCER_ID)
+            return Effects().reply(to, MissingInput.PRODUCER_ID)
         # Once the abort is complete, the repeated request finds an idle id and gets its epoch.
         return effects.reply(
             to,
@@ -272,7 +272,7 @@ class TransactionCoordinator:
 
     def _init_while_idle(
         self,
-        to: ReplyTo[Initialized | Missing] | None,
+        to: ReplyTo[Initialized | MissingInput] | None,
         request: InitProducerId,
         transaction: TransactionMetadata,
         timeout_ms: int,
@@ -288,7 +288,7 @@ class TransactionCoordinator:
         replaced = None if expected is None else expected.epoch
         if self._is_exhausted(epoch):
             if request.fresh_id is None:
-                return Effects().reply(to, Missing.PRODUCER_ID)
+                return Effects().reply(to, MissingInput.PRODUCER_ID)
             rotated = transaction.with_producer_id(request.fresh_id, timeout_ms, now.wall_ms)
             return self._begin(to, rotated, replaced=replaced)
         bumped = transaction.with_epoch(epoch + 1, timeout_ms, now.wall_ms)
@@ -312,7 +312,7 @@ class TransactionCoordinator:
 
     def _begin(
         self,
-        to: ReplyTo[Initialized | Missing] | None,
+        to: ReplyTo[Initialized | MissingInput] | None,
         transaction: TransactionMetadata,
         *,
         replaced: int | None = None,
@@ -363,7 +363,7 @@ class TransactionCoordinator:
     # EndTxn
 
     def _end_transaction(
-        self, to: ReplyTo[ProducerIdAndEpoch | Missing] | None, request: EndTransaction, now: EventTime
+        self, to: ReplyTo[ProducerIdAndEpoch | MissingInput] | None, request: EndTransaction, now: EventTime
     ) -> Effects:
         transaction = self._require_transaction(request.transactional_id)
         outcome = outcome_of_end(
@@ -379,7 +379,7 @@ class TransactionCoordinator:
         if request.client_version >= FIRST_VERSION_OF_EPOCH_BUMPS:
             decided = self._decide(transaction, commit=request.commit, fresh_id=request.fresh_id, now=now)
             if decided is None:
-                return Effects().reply(to, Missing.PRODUCER_ID)
+                return Effects().reply(to, MissingInput.PRODUCER_ID)
         else:
             decided = transaction.prepare(
                 commit=request.commit,

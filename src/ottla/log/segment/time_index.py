@@ -1,4 +1,4 @@
-"""The time index: from a timestamp to an offset before which no record is as young.
+"""The time index: finds the offset from which to search for a timestamp: all records before it are older.
 
 An entry is a timestamp and an offset relative to the segment's base offset; twelve bytes. It says: no record
 up to this offset has a greater timestamp. Both ascend. The last entry of a closed segment holds its greatest

@@ -23,7 +23,7 @@ from ottla.metadata.image.cache import MetadataCache
 from ottla.metadata.image.entities import NO_LEADER
 from ottla.node.cluster.peers import PeerBrokers
 from ottla.node.config.dynamic import DynamicBrokerConfig
-from ottla.node.coordinators.marker_sender import Codes, by_topic
+from ottla.node.coordinators.transaction_marker_channel_manager import Codes, by_topic
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,

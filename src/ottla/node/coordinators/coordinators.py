@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from ottla.coordinator.share.service import ShareCoordinatorService
     from ottla.coordinator.transaction.service import TransactionCoordinatorService
     from ottla.node.coordinators.add_partitions_to_txn import AddPartitionsToTxnManager
-    from ottla.node.coordinators.marker_sender import TransactionMarkerSender
     from ottla.node.coordinators.partition_metadata_client import PartitionMetadataClient
     from ottla.node.coordinators.share_groups import ShareGroupOperations
     from ottla.node.coordinators.streams_internal_topics import StreamsInternalTopics
+    from ottla.node.coordinators.transaction_marker_channel_manager import TransactionMarkerChannelManager
     from ottla.node.share.persister import DefaultStatePersister
 
 # What the coordinators of these topics need.
@@ -47,7 +47,7 @@ _MODULES: Final = {
         "ottla.coordinator.transaction.service",
         "ottla.node.config.coordinator_settings",
         "ottla.node.coordinators.add_partitions_to_txn",
-        "ottla.node.coordinators.marker_sender",
+        "ottla.node.coordinators.transaction_marker_channel_manager",
     ),
     SHARE_GROUP_STATE_TOPIC: (
         "ottla.coordinator.share.service",
@@ -67,18 +67,18 @@ class TransactionParts:
     """The parts of a broker for transactions: those that it coordinates, and those that write to its logs."""
 
     service: TransactionCoordinatorService
-    marker_sender: TransactionMarkerSender
+    marker_channel_manager: TransactionMarkerChannelManager
     add_partitions: AddPartitionsToTxnManager
 
     def on_broker_gone(self, broker: int) -> None:
         """Give up the requests to a broker that was fenced or has left."""
         self.add_partitions.on_broker_gone(broker)
-        self.marker_sender.on_broker_gone(broker)
+        self.marker_channel_manager.on_broker_gone(broker)
 
     async def close(self) -> None:
         await self.service.close()
         await self.add_partitions.close()
-        await self.marker_sender.close()
+        await self.marker_channel_manager.close()
 
 
 class Coordinators:
@@ -214,10 +214,10 @@ class Coordinators:
         from ottla.coordinator.transaction.service import TransactionCoordinatorService
         from ottla.node.config.coordinator_settings import transaction_config
         from ottla.node.coordinators.add_partitions_to_txn import AddPartitionsToTxnManager
-        from ottla.node.coordinators.marker_sender import TransactionMarkerSender
+        from ottla.node.coordinators.transaction_marker_channel_manager import TransactionMarkerChannelManager
 
         config, clock = self._config, self._runtime.clock
-        marker_sender = TransactionMarkerSender(
+        marker_channel_manager = TransactionMarkerChannelManager(
             config,
             self._metadata,
             self._peers,
@@ -229,7 +229,7 @@ class Coordinators:
         service = TransactionCoordinatorService(
             self._runtime,
             transaction_config(config.current),
-            marker_sender,
+            marker_channel_manager,
             self._producer_ids.generate_producer_id,
             commit_timeout_ms=config.current.number("request.timeout.ms"),
             load_bytes=config.current.number("transaction.state.log.load.buffer.size"),
@@ -241,7 +241,7 @@ class Coordinators:
         service.on_metadata_update(
             self._metadata.image, leaders=_led_partitions(self._replicas, TRANSACTION_STATE_TOPIC)
         )
-        return TransactionParts(service, marker_sender, add_partitions)
+        return TransactionParts(service, marker_channel_manager, add_partitions)
 
     @property
     def share(self) -> ShareCoordinatorService:

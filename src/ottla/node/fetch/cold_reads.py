@@ -25,7 +25,7 @@ from ottla.runtime.pool import Pool
 
 T = TypeVar("T")
 
-Missing: TypeAlias = list[NotInMemory | RemoteAccess | SearchTooLong]
+MissingReads: TypeAlias = list[NotInMemory | RemoteAccess | SearchTooLong]
 
 
 class RunHeavy(Protocol):
@@ -38,7 +38,10 @@ _ROUNDS: Final = 8
 
 
 async def load_and_retry(
-    pool: Pool, missing: Missing, attempt: Callable[[Missing | None], T], run_heavy: RunHeavy | None = None
+    pool: Pool,
+    missing: MissingReads,
+    attempt: Callable[[MissingReads | None], T],
+    run_heavy: RunHeavy | None = None,
 ) -> T:
     """Load what an attempt found missing, and attempt again. An attempt adds what it misses to the list;
     given None it waits for the disk instead. `run_heavy` is needed where it searches.
@@ -59,7 +62,7 @@ def rounds() -> Iterator[bool]:
     return chain(repeat(True, _ROUNDS), (False,))
 
 
-async def load(pool: Pool, missing: Missing, run_heavy: RunHeavy | None = None) -> None:
+async def load(pool: Pool, missing: MissingReads, run_heavy: RunHeavy | None = None) -> None:
     """Load what an attempt found missing."""
     cold = [each for each in missing if isinstance(each, NotInMemory)]
     if len(cold) < len(missing):

@@ -21,7 +21,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
-from ottla.node.fetch.cold_reads import Missing
+from ottla.node.fetch.cold_reads import MissingReads
 from ottla.node.fetch.remote_reads import RemoteRead, prepare_remote_read
 from ottla.node.fetch.session import (
     CachedPartition,
@@ -347,7 +347,7 @@ class FetchReader:
         self._left = max(0, self._limit - self._read_bytes)
         self._turns = Turns(self._clock, check_every=8) if len(partitions) > _READ_AT_ONCE else None
 
-    def read(self, missing: Missing | None) -> bool:
+    def read(self, missing: MissingReads | None) -> bool:
         """Read the dirty partitions, or as many as one turn of the event loop has time for; True when all
         have been read. `satisfied` says afterwards whether the response should not wait for more.
 

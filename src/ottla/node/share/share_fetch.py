@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ottla.node.fetch.cold_reads import Missing, load, rounds
+from ottla.node.fetch.cold_reads import MissingReads, load, rounds
 from ottla.node.fetch.remote_reads import RemoteRead
 from ottla.node.share.share_partition import AcquiredRange, LogBatch, SharePartition
 from ottla.node.share.share_partition_manager import SharePartitionLeader, SharePartitionManager
@@ -314,7 +314,7 @@ class ShareFetch:
         """Read the first partitions, with all that is not in memory loaded."""
         self._remote.clear()
         for may_miss in rounds():
-            missing: Missing | None = [] if may_miss else None
+            missing: MissingReads | None = [] if may_miss else None
             count, reads = self._read_now(to_read, most, needed, missing)
             if not missing:
                 break
@@ -325,7 +325,7 @@ class ShareFetch:
         return reads
 
     def _read_now(
-        self, to_read: Iterable[CachedSharePartition], most: int, needed: int, missing: Missing | None
+        self, to_read: Iterable[CachedSharePartition], most: int, needed: int, missing: MissingReads | None
     ) -> tuple[int, list[_Read]]:
         """Read partitions until they are likely to give enough; return how many were looked at."""
         reads: list[_Read] = []

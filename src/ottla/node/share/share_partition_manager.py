@@ -38,7 +38,7 @@ from ottla.coordinator.share.persister import (
 )
 from ottla.log.segment.timestamp_search import SearchTooLong, TimestampSearches
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
-from ottla.node.fetch.cold_reads import Missing, load_and_retry
+from ottla.node.fetch.cold_reads import MissingReads, load_and_retry
 from ottla.node.fetch.remote_reads import RemoteRead, prepare_remote_read
 from ottla.node.share.share_group_settings import reset_duration_ms, share_group_settings
 from ottla.node.share.share_partition import (
@@ -739,7 +739,7 @@ class SharePartitionManager:
 
         searches = TimestampSearches(INLINE_US)
 
-        def look_up(missing: Missing | None) -> int | None:
+        def look_up(missing: MissingReads | None) -> int | None:
             searches.left_us = INLINE_US
             try:
                 found = fetch_offset_for_timestamp(
@@ -759,7 +759,7 @@ class SharePartitionManager:
                 return leader.partition.log.high_watermark
             return found.offset
 
-        missing: Missing = []
+        missing: MissingReads = []
         offset = look_up(missing)
         if missing:
             offset = await load_and_retry(

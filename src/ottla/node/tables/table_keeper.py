@@ -27,7 +27,7 @@ from ottla.metadata.image.image import MetadataImage
 from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.tables.topic import TOPIC
-from ottla.node.fetch.cold_reads import Missing, load_and_retry
+from ottla.node.fetch.cold_reads import MissingReads, load_and_retry
 from ottla.node.fetch.remote_reads import prepare_remote_read
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition, uuid_text
@@ -484,7 +484,7 @@ class TableKeeper:
     async def _read_here(self, partition: Partition, offset: int) -> LogReadInfo:
         now_ms = self._clock.wall_ms()
 
-        def attempt(missing: Missing | None) -> LogReadInfo | None:
+        def attempt(missing: MissingReads | None) -> LogReadInfo | None:
             try:
                 return partition.fetch_records(
                     offset,
@@ -498,7 +498,7 @@ class TableKeeper:
                 missing.append(error)
                 return None
 
-        missing: Missing = []
+        missing: MissingReads = []
         found = attempt(missing)
         if missing:
             found = await load_and_retry(self._broker.runtime.pool, missing, attempt)

@@ -20,9 +20,9 @@ from ottla.coordinator.group.streams.task_reconciliation import TaskReconciliati
 from ottla.coordinator.runtime.coordinator_runtime import CoordinatorRuntime
 from ottla.coordinator.share.share_coordinator_shard import ShareCoordinatorShard
 from ottla.coordinator.share.share_group_offset import ShareGroupOffset
+from ottla.coordinator.transaction.pending_markers import PendingTransactionMarkers
 from ottla.coordinator.transaction.requests import InitProducerId
 from ottla.coordinator.transaction.transaction_coordinator import TransactionCoordinator
-from ottla.coordinator.transaction.transaction_marker_channel_manager import TransactionMarkerChannelManager
 from ottla.log import unified_log
 from ottla.log.cleaner.compaction import CleanedTransactionMetadata
 from ottla.log.local_log import FlushPlan
@@ -161,7 +161,7 @@ def _aborted_records_shown() -> list[Patch]:
 def _marker_dropped() -> list[Patch]:
     return [
         (
-            TransactionMarkerChannelManager,
+            PendingTransactionMarkers,
             "_unconfirmed_partitions",
             lambda self, marker, results: frozenset(),
         )

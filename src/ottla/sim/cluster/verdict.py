@@ -5,8 +5,7 @@
 - A transaction is visible as a whole or not at all, and in accordance with the response to its producer.
 - A group has read every record, and its committed offsets are not below the confirmed ones.
 - In consume-transform-produce, each record is copied exactly once, and the offsets of the group agree with
-the
-  copies.
+  the copies.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from typing import Final
 
 from ottla.node.api.context import RequestContext
 from ottla.node.api.metadata_view import LEADER_CHANGED, CurrentLeaders
-from ottla.node.fetch.cold_reads import Missing, load, rounds
+from ottla.node.fetch.cold_reads import MissingReads, load, rounds
 from ottla.node.fetch.reader import FetchReader, replica_epoch, replica_id
 from ottla.node.fetch.session import (
     FetchContext,
@@ -85,7 +85,7 @@ def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Aw
     )
     if not context.pending.is_turn:
         return _respond_later(context, fetch, reader, request.max_wait_ms)
-    missing: Missing = []
+    missing: MissingReads = []
     if reader.read(missing) and not missing and (request.max_wait_ms <= 0 or reader.satisfied):
         return _build_response(context, fetch, reader)
     return _respond_later(context, fetch, reader, request.max_wait_ms, missing)
@@ -125,7 +125,7 @@ async def _respond_later(
     fetch: ReadContext,
     reader: FetchReader,
     max_wait_ms: int,
-    missing: Missing | None = None,
+    missing: MissingReads | None = None,
 ) -> FetchResponse:
     """Finish a read, which has begun if it has something missing, and read again until the response may go
     out.
@@ -151,7 +151,7 @@ async def _respond_later(
         reader.close()
 
 
-async def _finish_read(context: RequestContext, reader: FetchReader, missing: Missing) -> None:
+async def _finish_read(context: RequestContext, reader: FetchReader, missing: MissingReads) -> None:
     """Read what is left to read, in turns; the pool loads what is not in memory, round by round."""
     for may_miss in rounds():
         while not reader.read(missing if may_miss else None):

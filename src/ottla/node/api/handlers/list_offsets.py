@@ -17,7 +17,7 @@ from typing import Final
 
 from ottla.log.segment.timestamp_search import SearchTooLong, TimestampSearches
 from ottla.node.api.context import RequestContext
-from ottla.node.fetch.cold_reads import Missing, load, rounds
+from ottla.node.fetch.cold_reads import MissingReads, load, rounds
 from ottla.node.fetch.remote_reads import RemoteOffsetSearch
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -45,7 +45,7 @@ def handle(
     context: RequestContext, request: ListOffsetsRequest
 ) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
     lookup = _Lookup(context, request)
-    missing: Missing = []
+    missing: MissingReads = []
     lookup.attempt(_PARTITIONS_AT_ONCE, missing)
     return lookup.complete(missing) if lookup.is_incomplete else lookup.response()
 
@@ -90,7 +90,7 @@ class _Lookup:
     def is_incomplete(self) -> bool:
         return bool(self._left)
 
-    def attempt(self, count: int, missing: Missing | None) -> int:
+    def attempt(self, count: int, missing: MissingReads | None) -> int:
         """Look up the next partitions, up to `count`, and return how many. What misses something goes behind
         the others, and adds it to the list; with None the disk is waited for.
         """
@@ -126,7 +126,7 @@ class _Lookup:
             )
         return allowed
 
-    async def complete(self, missing: Missing) -> ListOffsetsResponse:
+    async def complete(self, missing: MissingReads) -> ListOffsetsResponse:
         """Look up what is left, in turns, and load what that misses; see `cold_reads`."""
         context = self.context
         for may_miss in rounds():

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Mapping
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import WriteMarkers
 from ottla.node.api.context import RequestContext
-from ottla.node.coordinators.marker_sender import Codes
+from ottla.node.coordinators.transaction_marker_channel_manager import Codes
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.write_txn_markers import (
@@ -55,7 +55,7 @@ async def _write(context: RequestContext, request: WriteTxnMarkersRequest) -> Wr
         if marker.producer_id < 0 or marker.producer_epoch < 0:
             written.append((marker, dict.fromkeys(sorted(partitions), ErrorCode.INVALID_REQUEST)))
             continue
-        codes = context.broker.coordinators.transactions.marker_sender.write_here(
+        codes = context.broker.coordinators.transactions.marker_channel_manager.write_here(
             WriteMarkers(
                 transactional_id="",
                 writer=ProducerIdAndEpoch(marker.producer_id, marker.producer_epoch),

@@ -61,7 +61,7 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     return topics
 
 
-class TransactionMarkerSender:
+class TransactionMarkerChannelManager:
     def __init__(
         self,
         config: DynamicBrokerConfig,

@@ -9,11 +9,11 @@ import pytest
 
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.config import TransactionConfig
-from ottla.coordinator.transaction.requests import WriteMarkers
-from ottla.coordinator.transaction.transaction_marker_channel_manager import (
+from ottla.coordinator.transaction.pending_markers import (
     MarkerResults,
-    TransactionMarkerChannelManager,
+    PendingTransactionMarkers,
 )
+from ottla.coordinator.transaction.requests import WriteMarkers
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.names import TopicPartition
 
@@ -58,7 +58,7 @@ class Writer:
 class Desk:
     def __init__(self, writer: Writer) -> None:
         self.written: list[tuple[int, WriteMarkers]] = []
-        self.manager = TransactionMarkerChannelManager(
+        self.manager = PendingTransactionMarkers(
             writer, lambda: CONFIG, lambda *done: self.written.append(done)
         )
 

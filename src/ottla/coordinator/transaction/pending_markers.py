@@ -1,6 +1,6 @@
 """Write the markers of a decided transaction to all of its partitions.
 
-The `TransactionMarkerChannelManager` is given the markers that the coordinator sends once a decision is
+The `PendingTransactionMarkers` is given the markers that the coordinator sends once a decision is
 committed. A `MarkerWriter`, which knows the leaders of partitions, writes them; the manager tries again, with
 a growing backoff, until each partition has confirmed its marker or has nothing left to end: it was deleted,
 or the producer has a higher epoch in it, as after an operator has aborted the transaction there. Then it
@@ -42,7 +42,7 @@ class _CoordinatorFencedError(Exception):
     pass
 
 
-class TransactionMarkerChannelManager:
+class PendingTransactionMarkers:
     """`on_written` is called with the index of the coordinator's partition and the marker."""
 
     def __init__(

@@ -27,7 +27,9 @@ CLUSTER = "org.apache.kafka.tools.ClusterTool"
 FEATURES = "org.apache.kafka.tools.FeatureCommand"
 CONFIGS = "kafka.admin.ConfigCommand"
 DEADLINE_S = 120
-NEVER_MS = 3_600_000
+# Eleven days: a node that starts without a leader waits for a random part of a sixteenth of it, at most. Kafka
+# adds up to as much again, in an int.
+NEVER_MS = 1_000_000_000
 # A leader that pauses for less keeps its followers.
 PAUSE_MS = "10000"
 

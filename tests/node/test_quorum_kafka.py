@@ -27,8 +27,8 @@ CLUSTER = "org.apache.kafka.tools.ClusterTool"
 FEATURES = "org.apache.kafka.tools.FeatureCommand"
 CONFIGS = "kafka.admin.ConfigCommand"
 DEADLINE_S = 120
-# Eleven days: a node that starts without a leader waits for a random part of a sixteenth of it, at most. Kafka
-# adds up to as much again, in an int.
+# Eleven days: a node that starts without a leader waits for a random part of a sixteenth of it, at most.
+# Kafka adds up to as much again, in an int.
 NEVER_MS = 1_000_000_000
 # A leader that pauses for less keeps its followers.
 PAUSE_MS = "10000"

@@ -114,7 +114,7 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.node.network.memory_budget.MemoryPool.watch": "the next look is set before this one acts",
     "ottla.node.network.server.SocketServer._sweep": "the next sweep is set before this one begins",
     "ottla.node.node.Node.start": "its caller waits for it",
-    "ottla.node.stop_sequence.StopSequence._run_step": "its caller waits for it",
+    "ottla.node.server.stop_sequence.StopSequence._run_step": "its caller waits for it",
     "ottla.node.node.Node._on_damage_in_thread": "one call, on the event loop",
     "ottla.node.node.Node._on_directory_failure_in_thread": "ends the node",
     "ottla.node.share.share_fetch.ShareFetch._wait": "a request",
@@ -153,5 +153,8 @@ SET_WALKS: dict[tuple[str, str], str] = {
         "ottla.log.cleaner.cleaner",
         "`TaskGroup`: it cancels its tasks in the order of a set",
     ): "workers end without writing, each at its await, when the cleaner is stopped",
-    ("ottla.node.process_status", "`all_tasks`: it returns a set"): "tasks are counted by name, and sorted",
+    (
+        "ottla.node.server.process_status",
+        "`all_tasks`: it returns a set",
+    ): "tasks are counted by name, and sorted",
 }

@@ -21,8 +21,8 @@ from ottla.client.admin import Admin
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.http.checks import CHECKS
-from ottla.node.http.health import NodeHealth
 from ottla.node.node import Node
+from ottla.node.server.health import NodeHealth
 from ottla.records.builder import build_batch
 from ottla.replication.replica_fetcher import ReplicaFetcher
 from ottla.runtime.runtime import Runtime

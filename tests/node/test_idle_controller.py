@@ -10,8 +10,8 @@ import pytest
 
 from ottla.client.admin import Admin
 from ottla.node.api.response_cache import ResponseCache
-from ottla.node.http.health import NodeHealth
 from ottla.node.node import Node
+from ottla.node.server.health import NodeHealth
 from ottla.replication.partition import Partition
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.sim_nodes import SimNodes

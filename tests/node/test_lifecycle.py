@@ -18,7 +18,7 @@ from tests.support.wire import CLOSED, WireClient
 
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.storage import open_storage
+from ottla.node.server.storage import open_storage
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from ottla.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic

@@ -13,7 +13,7 @@ import pytest
 from ottla.cli.main import main
 from ottla.client.blocking import Producer
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.storage import open_storage
+from ottla.node.server.storage import open_storage
 from ottla.runtime.runtime import Runtime
 from ottla.testing.local_node import LocalNode
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ottla.node.stop_sequence import STEP_SECONDS, StopSequence
+from ottla.node.server.stop_sequence import STEP_SECONDS, StopSequence
 from ottla.sim.loop import SimLoop
 
 

@@ -8,7 +8,7 @@ import pytest
 from ottla.log.directory.meta_properties import read_meta_properties
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.storage import open_storage
+from ottla.node.server.storage import open_storage
 from ottla.runtime.runtime import Runtime
 
 

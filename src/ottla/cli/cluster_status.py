@@ -2,8 +2,8 @@
 
 Leaders, in-sync replicas, lag and quorum come from the brokers, by the admin client; background tasks,
 storage that is offline, turns of the event loop and the memory of connections from the processes, which write
-them to their logs when they are asked (`ottla.node.process_status`). A node that is down or paused is never
-asked, and every wait is short: the status matters most when the cluster is in trouble.
+them to their logs when they are asked (`ottla.node.server.process_status`). A node that is down or paused is
+never asked, and every wait is short: the status matters most when the cluster is in trouble.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import cached_property, partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.log.config.log_config import LogConfig
@@ -43,17 +44,17 @@ from ottla.node.coordinators.producer_id_manager import ProducerIdManager
 from ottla.node.fetch.session import FetchSessionCache
 from ottla.node.http.listener import NodeHttp
 from ottla.node.http.mounts import MountAccess
-from ottla.node.metadata_publisher import BrokerMetadataPublisher
 from ottla.node.metrics.node_metrics import NodeMetrics
 from ottla.node.network.endpoints import NodeEndpoints
 from ottla.node.network.node_security import NodeSecurity
 from ottla.node.network.request_statistics import NetworkStatistics
 from ottla.node.network.server import SocketServer
-from ottla.node.process_status import StorageStatus
-from ottla.node.start_warnings import start_warnings
-from ottla.node.stop_sequence import StopSequence
-from ottla.node.storage import NodeStorage, clean_shutdown_epoch, open_storage
-from ottla.node.supervisor import BrokerTasks, ControllerTasks, is_lack_of_room
+from ottla.node.server.metadata_publisher import BrokerMetadataPublisher
+from ottla.node.server.process_status import StorageStatus
+from ottla.node.server.start_warnings import start_warnings
+from ottla.node.server.stop_sequence import StopSequence
+from ottla.node.server.storage import NodeStorage, clean_shutdown_epoch, open_storage
+from ottla.node.server.supervisor import BrokerTasks, ControllerTasks, is_lack_of_room
 from ottla.protocol.api import ListenerType
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.schema import Request, Response
@@ -293,7 +294,8 @@ class Node:
         return -1 if self._publisher is None else self.replicas.partitions_version
 
     async def _load_health(self) -> HttpMount:
-        from ottla.node.http.health import NodeHealth
+        await self.runtime.pool.run(import_module, "ottla.node.server.health")
+        from ottla.node.server.health import NodeHealth
 
         return await NodeHealth(self, self.runtime.clock).routes()
 

@@ -12,7 +12,7 @@ from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.http.listener import DEFAULT_HTTP_LISTENER
 from ottla.node.node import Node
-from ottla.node.process_status import ProcessStatus, process_status
+from ottla.node.server.process_status import ProcessStatus, process_status
 from ottla.runtime import process
 from ottla.runtime.address import Address
 from ottla.runtime.garbage_collection import GarbageCollection

@@ -197,7 +197,7 @@ class NodeHttp:
 
 def _import_server() -> None:
     import ottla.node.http.access
-    import ottla.node.http.health  # noqa: F401 - all clients ask for it first
+    import ottla.runtime.http_server  # noqa: F401
 
 
 class _HttpTls:

@@ -78,6 +78,14 @@ def test_without_anything_a_node_serves_this_machine(directories: Directories) -
     }
 
 
+def test_a_formatted_directory_says_which_cluster_it_is(directories: Directories, tmp_path: Path) -> None:
+    (tmp_path / "meta.properties").write_text("version=1\ncluster.id=NjX7PqHSRUmpKQSZEDlZuw\nnode.id=1\n")
+    variables = {"KAFKA_LOG_DIRS": f"{tmp_path}/new,{tmp_path}"}
+    assert "cluster.id" not in settings_of(variables, directories)
+    named = settings_of({**variables, "CLUSTER_ID": "4L6g3nShT-eMCtK--X86sw"}, directories)
+    assert named["cluster.id"] == "4L6g3nShT-eMCtK--X86sw"
+
+
 def test_variables_win_over_the_shared_file(directories: Directories) -> None:
     (directories.shared / "server.properties").write_text("num.partitions=3\nlog.retention.ms=5\n")
     settings = settings_of({"KAFKA_NUM_PARTITIONS": "7", "KAFKA_LOG_DIRS": "/data"}, directories)

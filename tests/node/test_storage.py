@@ -162,6 +162,18 @@ def test_the_directories_of_a_migrated_broker_are_its_own(runtime: Runtime, tmp_
     assert (storage.node_id, storage.cluster_id) == (3, "NjX7PqHSRUmpKQSZEDlZuw")
 
 
+def test_a_directory_of_another_cluster_than_the_configured_one_is_refused(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    storage = open_storage(runtime, config(tmp_path))
+    storage.release()
+    own = NodeConfig({"log.dirs": str(tmp_path), "cluster.id": storage.cluster_id})
+    open_storage(runtime, own).release()
+    other = NodeConfig({"log.dirs": str(tmp_path), "cluster.id": "NjX7PqHSRUmpKQSZEDlZuw"})
+    with pytest.raises(NodeFailed, match=f"has cluster.id {storage.cluster_id}, not NjX7.*another cluster"):
+        open_storage(runtime, other)
+
+
 LEGACY = {
     "metadata.store": "zookeeper",
     "zookeeper.connect": "127.0.0.1:1/none",

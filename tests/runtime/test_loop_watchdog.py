@@ -149,6 +149,14 @@ def test_a_loop_that_was_late_without_doing_anything_is_no_warning(
     assert {record.levelno for record in found} == {logging.INFO}
 
 
+def test_what_clients_do_not_notice_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    watchdog = LoopWatchdog(10, warn_ms=200)
+    with caplog.at_level(logging.INFO):
+        watchdog._log("task 'short': work (log/segment.py:7)", 11_000_000, 11_000_000, _Blocked())
+        watchdog._log("task 'long': work (log/segment.py:8)", 200_000_000, 200_000_000, _Blocked())
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
+
+
 def test_a_machine_that_was_busy_does_not_hide_a_wait_for_the_disk(caplog: pytest.LogCaptureFixture) -> None:
     watchdog = LoopWatchdog(10)
     watchdog._cpu_clock = 0

@@ -27,39 +27,54 @@ class CommandEntry(NamedTuple):
     help: str
 
 
-COMMANDS: Final[dict[str, CommandEntry]] = {
-    "start": CommandEntry("app", "Start a node."),
-    "topics": CommandEntry("topics", "Create, list, describe, change and delete topics."),
-    "produce": CommandEntry("produce", "Write records to a topic."),
-    "consume": CommandEntry("consume", "Read records of a topic."),
-    "groups": CommandEntry("groups", "Show groups and their lag, reset or delete their offsets."),
-    "share-groups": CommandEntry("share_groups", "Show share groups, their records and lag; move them."),
-    "streams-groups": CommandEntry("streams_groups", "Show streams groups, their tasks and lag."),
-    "transactions": CommandEntry("transactions", "List transactions, find and abort hanging ones."),
-    "configs": CommandEntry("configs", "Describe and change settings of topics, brokers and groups."),
-    "users": CommandEntry("users", "List, add and remove users that log in with SCRAM."),
-    "quotas": CommandEntry("quotas", "Limit users, client ids and addresses."),
-    "acls": CommandEntry("acls", "Let users do things with resources, or deny it."),
-    "tokens": CommandEntry("tokens", "Create, renew, expire and list delegation tokens."),
-    "offsets": CommandEntry("offsets", "Show offsets of partitions: first, end, or at a time."),
-    "delete-records": CommandEntry("delete_records", "Delete the records of partitions up to an offset."),
-    "log-dirs": CommandEntry("log_dirs", "Show the data directories of brokers and their replicas."),
-    "tables": CommandEntry("tables", "Show the Iceberg tables of topics, merge and repair."),
-    "wait": CommandEntry("wait", "Wait until a node or a cluster is ready."),
-    "top": CommandEntry("top", "Show what a cluster does, live."),
-    "console": CommandEntry("console", "See and manage a cluster in the browser."),
-    "cluster": CommandEntry("cluster", "Run a cluster on this machine; describe any cluster."),
-    "secure": CommandEntry("secure", "Make certificates and the settings that use them."),
-    "quorum": CommandEntry("quorum", "Describe the quorum of controllers, and change its voters."),
-    "log": CommandEntry("log_files", "Read the files of partitions; needs no node."),
-    "storage": CommandEntry("storage", "Show and format data directories; needs no node."),
-    "zookeeper": CommandEntry("zookeeper", "Bring a cluster from ZooKeeper to a quorum; needs no node."),
-    "pipeline": CommandEntry("pipeline", "Create, run and watch Spark pipelines over topics."),
-    "trace": CommandEntry("trace", "Show the batch of Spark that wrote a record, and its inputs."),
-    "sim": CommandEntry("sim", "Run a simulated cluster under faults."),
-    "perf": CommandEntry("perf", "Measure throughput and latency."),
-    "completion": CommandEntry("app", "Print the completion script of a shell."),
+TASKS: Final[dict[str, dict[str, CommandEntry]]] = {
+    "Run": {
+        "start": CommandEntry("app", "Start a node."),
+        "cluster": CommandEntry("cluster", "Run a cluster on this machine; describe any cluster."),
+        "wait": CommandEntry("wait", "Wait until a node or a cluster is ready."),
+        "top": CommandEntry("top", "Show what a cluster does, live."),
+        "console": CommandEntry("console", "See and manage a cluster in the browser."),
+    },
+    "Topics and records": {
+        "topics": CommandEntry("topics", "Create, list, describe, change and delete topics."),
+        "produce": CommandEntry("produce", "Write records to a topic."),
+        "consume": CommandEntry("consume", "Read records of a topic."),
+        "offsets": CommandEntry("offsets", "Show offsets of partitions: first, end, or at a time."),
+        "delete-records": CommandEntry("delete_records", "Delete the records of partitions up to an offset."),
+        "configs": CommandEntry("configs", "Describe and change settings of topics, brokers and groups."),
+    },
+    "Groups and transactions": {
+        "groups": CommandEntry("groups", "Show groups and their lag, reset or delete their offsets."),
+        "share-groups": CommandEntry("share_groups", "Show share groups, their records and lag; move them."),
+        "streams-groups": CommandEntry("streams_groups", "Show streams groups, their tasks and lag."),
+        "transactions": CommandEntry("transactions", "List transactions, find and abort hanging ones."),
+    },
+    "Security": {
+        "secure": CommandEntry("secure", "Make certificates and the settings that use them."),
+        "users": CommandEntry("users", "List, add and remove users that log in with SCRAM."),
+        "acls": CommandEntry("acls", "Let users do things with resources, or deny it."),
+        "quotas": CommandEntry("quotas", "Limit users, client ids and addresses."),
+        "tokens": CommandEntry("tokens", "Create, renew, expire and list delegation tokens."),
+    },
+    "Files and quorum": {
+        "storage": CommandEntry("storage", "Show and format data directories; needs no node."),
+        "log": CommandEntry("log_files", "Read the files of partitions; needs no node."),
+        "log-dirs": CommandEntry("log_dirs", "Show the data directories of brokers and their replicas."),
+        "quorum": CommandEntry("quorum", "Describe the quorum of controllers, and change its voters."),
+        "zookeeper": CommandEntry("zookeeper", "Bring a cluster from ZooKeeper to a quorum; needs no node."),
+    },
+    "Spark and tables": {
+        "pipeline": CommandEntry("pipeline", "Create, run and watch Spark pipelines over topics."),
+        "trace": CommandEntry("trace", "Show the batch of Spark that wrote a record, and its inputs."),
+        "tables": CommandEntry("tables", "Show the Iceberg tables of topics, merge and repair."),
+    },
+    "Try and measure": {
+        "perf": CommandEntry("perf", "Measure throughput and latency."),
+        "sim": CommandEntry("sim", "Run a simulated cluster under faults."),
+        "completion": CommandEntry("app", "Print the completion script of a shell."),
+    },
 }
+COMMANDS: Final = {name: entry for entries in TASKS.values() for name, entry in entries.items()}
 
 
 class Root(Group):
@@ -78,8 +93,10 @@ class Root(Group):
         return found
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for task, entries in TASKS.items():
+            with formatter.section(task):
+                formatter.write_dl([(name.ljust(width), entry.help) for name, entry in entries.items()])
 
 
 def root() -> Root:

@@ -29,6 +29,7 @@ from ottla.cli.options import (
 )
 from ottla.cli.output import note, print_json, print_line, print_pairs, print_table
 from ottla.cli.session import run, with_admin
+from ottla.cli.start import unknown_problem
 from ottla.protocol.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -248,6 +249,8 @@ def up(
     from ottla.testing.cluster_process import ProcessState
 
     given = named_values("--set", settings or ())
+    if (problem := unknown_problem(given, with_zookeeper=zookeeper is not None)) is not None:
+        raise WrongUsage(f"--set: {problem}")
     plan = _load_or_create(data_dir, nodes, controllers, port, given, secure=secure, zookeeper=zookeeper)
     processes = _processes(plan)
     running = [process for process in processes if process.state() is not ProcessState.DOWN]

@@ -80,10 +80,19 @@ def settings_of(variables: Mapping[str, str], directories: Directories) -> dict[
     for name, value in _logins(variables):
         settings.setdefault(name, value)
     _complete_listeners(settings)
-    settings.setdefault("cluster.id", variables.get("CLUSTER_ID") or CLUSTER_ID)
     if "log.dirs" not in settings and "log.dir" not in settings:
         settings["log.dirs"] = DATA
+    if variables.get("CLUSTER_ID"):
+        settings.setdefault("cluster.id", variables["CLUSTER_ID"])
+    elif not _is_formatted(settings):
+        settings.setdefault("cluster.id", CLUSTER_ID)
     return settings
+
+
+def _is_formatted(settings: Mapping[str, str]) -> bool:
+    """Whether a data directory already says to which cluster it belongs."""
+    paths = (settings.get("log.dirs") or settings.get("log.dir") or "").split(",")
+    return any((Path(path.strip()) / "meta.properties").exists() for path in paths if path.strip())
 
 
 def setting_name(variable: str) -> str:

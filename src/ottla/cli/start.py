@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +15,7 @@ from ottla.cli.output import print_line
 from ottla.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
+    from ottla.node.config.node_config import NodeConfig
     from ottla.node.node import Node
     from ottla.runtime.http_server import HttpMount
 
@@ -22,8 +23,9 @@ HELP: Final = """\
 Usage: ottla start [server.properties] [options]
 
 Start a node. Without a file it is a cluster by itself: broker and controller, on 127.0.0.1:9092,
-with its data in ./ottla-data. An empty data directory is formatted at the first start. SIGTERM or
-Ctrl-C stops it. The console, health and metrics are at http://127.0.0.1:9644, if that is free
+with its data in ./ottla-data, and the first members of a group wait for no others
+(group.initial.rebalance.delay.ms=0). An empty data directory is formatted at the first start. SIGTERM
+or Ctrl-C stops it. The console, health and metrics are at http://127.0.0.1:9644, if that is free
 (http.listener).
 
 Options:
@@ -34,6 +36,10 @@ Options:
   --help               this text
 """
 DEFAULT_DATA_DIR: Final = "ottla-data"
+_JOINS_A_QUORUM: Final = (
+    *("controller.quorum.voters", "controller.quorum.bootstrap.servers", "metadata.store", "process.roles"),
+)
+_LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 _LOG_LEVELS: Final = ("debug", "info", "warning", "warn", "error")
 
 
@@ -113,6 +119,8 @@ def settings_of(options: Options) -> dict[str, str]:
         settings["listeners"] = _with_listener(settings, options.listen)
         settings.pop("advertised.listeners", None)
     settings.update(options.settings)
+    if options.file is None and not any(name in settings for name in _JOINS_A_QUORUM):
+        settings.setdefault("group.initial.rebalance.delay.ms", "0")
     if "log.dirs" not in settings and "log.dir" not in settings:
         settings["log.dirs"] = DEFAULT_DATA_DIR
     # Absolute paths do not depend on the working directory.
@@ -151,9 +159,23 @@ def start(arguments: Sequence[str]) -> int:
             sys.stdout.write(HELP)
             return 0
         settings = settings_of(options)
+        problem = unknown_problem(options.settings, with_zookeeper="metadata.store" in settings)
+        if problem is not None:
+            raise UsageError(f"--set: {problem}")
     except UsageError as error:
         return _fail(str(error), status=2)
     return serve(settings, options.log_level, lambda node, addresses: announce(node, addresses, began_ns))
+
+
+def unknown_problem(settings: Mapping[str, str], *, with_zookeeper: bool = False) -> str | None:
+    """What is wrong with the name of a setting that was typed; None if all of them exist. A file may have
+    unknown ones: those of other versions, of Java, of other programs.
+    """
+    from ottla.node.config.node_config import unknown_names
+    from ottla.node.config.tables.zookeeper import METADATA_STORE
+
+    lines = unknown_names([*settings, *([METADATA_STORE] if with_zookeeper else [])])
+    return lines[0].replace("it is ignored", "docs/compatibility.md lists the settings") if lines else None
 
 
 def serve(settings: dict[str, str], log_level: str, ready: Callable[[Node, str], None]) -> int:
@@ -174,8 +196,11 @@ def serve(settings: dict[str, str], log_level: str, ready: Callable[[Node, str],
     for line in unknown_names(settings):
         log.warning(line)
     try:
+        config = NodeConfig(settings)
+        for remark in _remarks(config):
+            log.warning(remark)
         run_node(
-            NodeConfig(settings),
+            config,
             ready=ready,
             report=lambda status: print_line(f"ottla status: {status.to_json()}", flush=True),
             prepare=_mount_console,
@@ -185,6 +210,21 @@ def serve(settings: dict[str, str], log_level: str, ready: Callable[[Node, str],
     except NodeFailed as failure:
         return _fail(str(failure))
     return 0
+
+
+def _remarks(config: NodeConfig) -> Iterator[str]:
+    """What a first start stumbles over and is no error."""
+    from ottla.cli.surroundings import container, directory_remarks
+
+    for problem, advice in directory_remarks(config.log_dirs):
+        yield f"{problem}: {advice}"
+    around = container()
+    if around and config.is_broker and all(at.host in _LOOPBACK for at in config.listeners):
+        yield (
+            f"this is a container ({around}), and the node listens at {config.listeners[0].host}, where only "
+            "what runs inside of it can connect: add --listen 0.0.0.0:9092 --set "
+            "advertised.listeners=PLAINTEXT://HOST:9092, with the name by which clients reach it"
+        )
 
 
 def _mount_console(node: Node) -> None:

@@ -27,6 +27,8 @@ __all__ = ["NodeFailed", "run_node"]
 
 # How long a turn of the event loop may take, in milliseconds, before the watchdog logs it; 0 for no watchdog.
 MAX_TURN_MS: Final = "OTTLA_MAX_TURN_MS"
+# Without that setting, what clients do not notice is no warning.
+_WARN_MS: Final = 200.0
 # How often the service manager hears of the node at least, and how long a start or a stop may then go on.
 _MAX_NOTIFY_MS: Final = 5_000
 _MORE_TIME_MS: Final = 30_000
@@ -171,4 +173,5 @@ def _watchdog(collections: GarbageCollection) -> LoopWatchdog | None:
         bound_ms = float(given) if given else DEFAULT_BOUND_MS
     except ValueError:
         raise NodeFailed(f"{MAX_TURN_MS}={given}: expected a number of milliseconds, or 0") from None
-    return LoopWatchdog(bound_ms, collections) if bound_ms > 0 else None
+    warn_ms = 0.0 if given else _WARN_MS
+    return LoopWatchdog(bound_ms, collections, warn_ms=warn_ms) if bound_ms > 0 else None

@@ -122,11 +122,17 @@ class LoopWatchdog:
     """
 
     def __init__(
-        self, bound_ms: float = DEFAULT_BOUND_MS, collections: GarbageCollection | None = None
+        self,
+        bound_ms: float = DEFAULT_BOUND_MS,
+        collections: GarbageCollection | None = None,
+        *,
+        warn_ms: float = 0.0,
     ) -> None:
+        """Watch with this bound. What held the loop for less than `warn_ms` is logged as information."""
         if bound_ms <= 0:
             raise ValueError(f"a bound above zero is needed, got {bound_ms}")
         self.bound_ms: Final = bound_ms
+        self._warn_ns: Final = int(warn_ms * 1e6)
         self._bound_ns: Final = int(bound_ms * 1e6)
         self._collections: Final = collections
         self._thread: threading.Thread | None = None
@@ -403,7 +409,7 @@ class LoopWatchdog:
             if _LOADING in culprit
             else bool(culprit) and (is_at_work or held_ns >= _LOG_AT_ONCE_S * 1e9)
         )
-        level = logging.WARNING if is_worth_a_look else logging.INFO
+        level = logging.WARNING if is_worth_a_look and held_ns >= self._warn_ns else logging.INFO
         place = culprit.rpartition(" < ")[2], level
         last, unlogged = self._logged.get(place, (-_LOG_EVERY_S, 0))
         if now - last < _LOG_EVERY_S:

@@ -79,7 +79,8 @@ def open_storage(runtime: Runtime, config: NodeConfig) -> NodeStorage:
                 _skip_failed(path, error, metadata_dir, failed)
         usable = [path for path in dirs if path not in failed]
         wanted = config.node_id if config.is_set("node.id") else None
-        found = load_directories(runtime.disk, usable, node_id=wanted)
+        cluster = config.text("cluster.id") if config.is_set("cluster.id") else None
+        found = load_directories(runtime.disk, usable, node_id=wanted, cluster_id=cluster)
         known = [properties for properties in found.values() if properties is not None]
         if known:
             _check_metadata(runtime, found, metadata_dir)

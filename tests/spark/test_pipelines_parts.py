@@ -660,10 +660,10 @@ class TestTables:
 
     def test_a_moved_project_that_names_its_former_storage_is_refused(self, project: Project) -> None:
         project.spec.write_text(f"name: p\nstorage: {(project.directory / 'gone').as_uri()}\n")
-        check_storage(find_project(project.directory))
+        check_storage(find_project(project.directory), project.directory, from_scratch=False)
         (project.directory / "pipeline-storage" / "_checkpoints").mkdir(parents=True)
         with pytest.raises(ProjectError, match=r"was the project moved\? Write `storage: pipeline-storage`"):
-            check_storage(find_project(project.directory))
+            check_storage(find_project(project.directory), project.directory, from_scratch=False)
 
 
 class TestRunLock:

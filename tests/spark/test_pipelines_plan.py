@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,17 +10,21 @@ import pytest
 
 from ottla.client.blocking import Producer
 from ottla.spark.pipelines.checkpoints import FlowCheckpoint, flow_checkpoints
+from ottla.spark.pipelines.moved_project import check_storage, keep_storage
 from ottla.spark.pipelines.plan import (
     Definitions,
     FlowAction,
     FlowDefinition,
     FlowRecord,
+    KnownFlow,
     RunPlan,
     StreamRead,
     plan_run,
     rename_flows,
+    rename_sinks,
+    renamed,
 )
-from ottla.spark.pipelines.project import ProjectError
+from ottla.spark.pipelines.project import Project, ProjectError
 from ottla.spark.pipelines.selection import Selection
 from tests.support.spark_pipelines import Pipeline, WarmPipeline, order, values
 
@@ -49,7 +54,7 @@ def plan(
     definitions: Definitions,
     *known: tuple[str, str],
     selection: Selection | None = None,
-    read: dict[tuple[str, str], frozenset[StreamRead]] | None = None,
+    read: dict[tuple[str, str], KnownFlow] | None = None,
 ) -> RunPlan:
     checkpoints = {flow: FlowCheckpoint(Path("/s"), has_batches=True) for flow in known}
     return plan_run(definitions, selection or Selection(), checkpoints, read or {})
@@ -129,6 +134,105 @@ def test_a_flow_that_reads_something_else_is_refused(tmp_path: Path) -> None:
     definitions = shop()
     definitions.flows[0] = FlowDefinition("orders", "orders", (wider,))
     plan(definitions, *ALL, read=before).check()
+
+
+RETURNS_TOPIC = StreamRead("ottla", "subscribe=shop.returns")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "problem"),
+    [
+        ([ORDERS_TOPIC, RETURNS_TOPIC], [RETURNS_TOPIC, ORDERS_TOPIC], "by this order"),
+        ([ORDERS_TOPIC], [RETURNS_TOPIC, ORDERS_TOPIC], "counts what it has read of the former"),
+        ([ORDERS_TOPIC, RETURNS_TOPIC], [RETURNS_TOPIC], "counts what it has read of the former"),
+        ([ORDERS, StreamRead("table", "teas")], [StreamRead("table", "teas"), ORDERS], "by this order"),
+        ([ORDERS_TOPIC, RETURNS_TOPIC], [ORDERS_TOPIC, StreamRead("ottla", "subscribe=shop.gifts")], None),
+        ([ORDERS_TOPIC, ORDERS], [ORDERS_TOPIC, ORDERS], None),
+    ],
+)
+def test_the_sources_of_a_union_keep_their_places(
+    tmp_path: Path, before: list[StreamRead], now: list[StreamRead], problem: str | None
+) -> None:
+    """Spark counts what was read by the place of a source: in another one, all of it would be read again."""
+
+    def into_sink(streams: list[StreamRead]) -> Definitions:
+        return shop(FlowDefinition("find", "large", tuple(streams)))
+
+    record = FlowRecord(tmp_path)
+    record.write(into_sink(before))
+    found = plan(into_sink(now), *ALL, read=record.read()).problems
+    assert [problem in each for each in found] == [True] if problem else not found
+
+
+def test_a_sink_under_another_name_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    definitions = shop(FlowDefinition("find", "large", (ORDERS,)))
+    definitions.topics["large"] = "shop.large"
+    record = FlowRecord(tmp_path)
+    record.write(definitions)
+    edited = shop(FlowDefinition("find", "bigOnes", (ORDERS,)))
+    edited.sinks, edited.topics = {"bigones"}, {"bigones": "shop.large"}
+    with pytest.raises(ProjectError, match=r"--renamed-sink large=bigOnes.*--new-flow find"):
+        plan(edited, *ALL, read=record.read()).check()
+    plan(edited, *ALL, read=record.read(), selection=Selection(new_flows=["find"])).check()
+    edited.topics["bigones"] = "shop.big"  # another topic is another output
+    plan(edited, *ALL, read=record.read()).check()
+
+    old = checkpoint(tmp_path, "large/find", 0).parent
+    for _ in range(2):  # the second is a run after a kill
+        rename_sinks(tmp_path, {"large": "bigOnes"}, edited)
+        assert [each.name for each in (old.parent / "bigOnes").iterdir()] == ["find"]
+        assert not old.exists()
+    with pytest.raises(ProjectError, match="no sink other"):
+        rename_sinks(tmp_path, {"large": "other"}, edited)
+    # What the flow has read is known under its new name, too.
+    known = renamed(record.read(), Selection(renamed_sinks={"large": "bigOnes"}))
+    changed = shop(FlowDefinition("find", "bigOnes", (ORDERS_TOPIC,)))
+    changed.sinks = {"bigones"}
+    with pytest.raises(ProjectError, match="has read table orders until now"):
+        plan(changed, ("bigones", "find"), read=known).check()
+
+
+def test_harmless_changes_are_told(tmp_path: Path) -> None:
+    definitions = shop(FlowDefinition("find", "large", (ORDERS,), "a"))
+    definitions.topics["large"] = "shop.large"
+    record = FlowRecord(tmp_path)
+    record.write(definitions)
+    edited = shop(FlowDefinition("find", "large", (ORDERS,), "b"))
+    edited.topics["large"] = "shop.big"
+    found = plan(edited, *ALL, read=record.read())
+    found.check()
+    assert [each.why for each in found.flows if each.flow == "find"] == [
+        "it writes to topic shop.big now; what it has written to shop.large stays there; its query was "
+        "changed: what it has written before stays as it is"
+    ]
+
+
+def test_a_record_of_an_earlier_release_knows_no_order(tmp_path: Path) -> None:
+    flow = {"target": "large", "name": "find", "streams": [["ottla", "subscribe=a"], ["table", "orders"]]}
+    (tmp_path / "flows.json").write_text(json.dumps({"version": 1, "flows": [flow]}))
+    known = FlowRecord(tmp_path).read()
+    edited = shop(FlowDefinition("find", "large", (ORDERS, ORDERS_TOPIC)))
+    plan(edited, *ALL, read=known).check()
+    with pytest.raises(ProjectError, match="has read"):
+        plan(shop(FlowDefinition("find", "large", (ORDERS,))), *ALL, read=known).check()
+
+
+def test_a_project_does_not_begin_in_another_storage_by_accident(tmp_path: Path) -> None:
+    def project(storage: str) -> Project:
+        return Project(tmp_path / "spark-pipeline.yml", "shop", storage, {})
+
+    state = tmp_path / ".ottla"
+    state.mkdir()
+    check_storage(project("here"), state, from_scratch=False)
+    keep_storage(project("here"), state)
+    check_storage(project("there"), state, from_scratch=False)  # it has no checkpoint to lose
+    checkpoint(tmp_path / "here", "large/find", 0)
+    for other in ("there", "s3a://bucket/there"):
+        with pytest.raises(ProjectError, match=r"has run with `storage: here`.*--full-refresh-all"):
+            check_storage(project(other), state, from_scratch=False)
+        check_storage(project(other), state, from_scratch=True)
+    (tmp_path / "here").rename(tmp_path / "there")
+    check_storage(project("there"), state, from_scratch=False)
 
 
 def test_what_flows_have_read_outlives_their_absence_and_damage_is_named(tmp_path: Path) -> None:
@@ -218,6 +322,32 @@ def test_a_person_renames_refreshes_and_edits_and_no_row_is_written_twice(
     checked = pipeline("dry-run", "-b", pipeline.bootstrap)
     assert "find_big_orders into sink large_orders: Required attribute 'value' not found" in checked.stderr
     pipeline.change("large_orders.py", '.alias("val")', '.alias("value")')
+
+    checked = pipeline("dry-run", "-b", pipeline.bootstrap)
+    assert checked.returncode == 0, checked.stderr
+
+    pipeline.change("large_orders.py", '"edits.large-orders"', '"edits.large-ordres"')
+    for command in ("dry-run", "run"):  # the brokers would create it
+        said = pipeline(command, "-b", pipeline.bootstrap).stderr
+        assert "topic edits.large-ordres, which does not exist; did you mean edits.large-orders?" in said
+    pipeline.change("large_orders.py", '"edits.large-ordres"', '"edits.large-orders"')
+
+    for old in ('create_sink("large_orders"', 'target="large_orders"'):
+        pipeline.change("large_orders.py", old, old.replace("large_orders", "big"))
+    assert "--renamed-sink large_orders=big" in refused()
+    send(4)
+    told = pipeline.run("--renamed-sink", "large_orders=big")
+    assert "plan: 2 flows continue" in told
+    assert written(7) == [1, 1, 2, 2, 3, 3, 4]
+    shown = pipeline("plan", "-b", pipeline.bootstrap, "--json")
+    assert [each["does"] for each in json.loads(shown.stdout)["flows"]] == ["continues", "continues"]
+
+    pipeline.change("orders.py", "cents long", "cents double")
+    assert (
+        "table orders: column cents is bigint in its files, and double in the definitions now. Cast it to "
+        "bigint, give it another name, or compute the table again" in refused()
+    )
+    pipeline.change("orders.py", "cents double", "cents long")
 
     pipeline.change("orders.py", '"startingOffsets", "earliest"', '"startingOffsets", "erliest"')
     assert "flow orders: startingOffsets='erliest'" in refused()

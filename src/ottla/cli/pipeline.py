@@ -29,11 +29,13 @@ from ottla.cli.pipeline_options import (
     ProjectPath,
     Refresh,
     RenamedFlow,
+    RenamedSink,
     Settings,
     Verbose,
     log_file,
     naming_full_disks,
     project_of,
+    state_directory,
 )
 from ottla.cli.pipeline_replay import replay
 from ottla.cli.pipeline_test import play_tests
@@ -107,6 +109,7 @@ def run(
     full_refresh: FullRefresh = None,
     full_refresh_all: FullRefreshAll = False,
     renamed_flow: RenamedFlow = None,
+    renamed_sink: RenamedSink = None,
     new_flow: NewFlow = None,
     settings: Settings = None,
     verbose: Verbose = False,
@@ -118,7 +121,7 @@ def run(
     """
     if runs is not None and not continuous:
         raise WrongUsage("--runs goes with --continuous")
-    selection = _selection(refresh, full_refresh, full_refresh_all, renamed_flow, new_flow)
+    selection = _selection(refresh, full_refresh, full_refresh_all, renamed_flow, renamed_sink, new_flow)
     started = _Start(project, bootstrap, embedded, master, settings, verbose)
     lasting = continuous and runs is None
     _start(started, selection, runs=runs if continuous else 1, interval_s=interval, continuous=lasting)
@@ -129,6 +132,7 @@ def _selection(
     full_refresh: list[str] | None,
     full_refresh_all: bool,
     renamed_flow: list[str] | None,
+    renamed_sink: list[str] | None,
     new_flow: list[str] | None,
 ) -> Selection:
     from ottla.spark.pipelines.selection import Selection
@@ -140,6 +144,7 @@ def _selection(
         full_refresh or (),
         full_refresh_all,
         renamed_flows=named_values("--renamed-flow", renamed_flow or ()),
+        renamed_sinks=named_values("--renamed-sink", renamed_sink or ()),
         new_flows=new_flow or (),
     )
 
@@ -153,17 +158,19 @@ def plan(
     full_refresh: FullRefresh = None,
     full_refresh_all: FullRefreshAll = False,
     renamed_flow: RenamedFlow = None,
+    renamed_sink: RenamedSink = None,
     new_flow: NewFlow = None,
     settings: Settings = None,
     verbose: Verbose = False,
+    as_json: Json = False,
 ) -> None:
     """Show what a run with these options would do with each stream, and why. Nothing is run or changed.
 
     Exits with 1 if the run would be refused, and says what to do instead.
     """
-    selection = _selection(refresh, full_refresh, full_refresh_all, renamed_flow, new_flow)
+    selection = _selection(refresh, full_refresh, full_refresh_all, renamed_flow, renamed_sink, new_flow)
     started = _Start(project, bootstrap, False, master, settings, verbose)
-    _start(started, selection, runs=1, plan_only=True)
+    _start(started, selection, runs=1, plan_only=True, as_json=as_json)
 
 
 @command(app, "dry-run")
@@ -202,6 +209,7 @@ def _start(
     dry: bool = False,
     plan_only: bool = False,
     continuous: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Start what a run needs, run, and stop it again."""
     from ottla.cli.pipeline_run import PipelineRequest, embedded_node, run_all
@@ -220,10 +228,9 @@ def _start(
         raise WrongUsage("--embedded starts its own node, which is not secured; omit --command-config")
     project = project_of(given.path)
     conf = named_values("--conf", given.settings or ())
-    state = project.directory / STATE_DIR
-    state.mkdir(exist_ok=True)
     configuration = dict(project.configuration)
     with ExitStack() as stack:
+        state = stack.enter_context(state_directory(project, only_reads=dry or plan_only))
         stack.enter_context(naming_full_disks(project.directory))
         stack.enter_context(terminable())
         lock: RunLock | None = None
@@ -261,6 +268,7 @@ def _start(
             interval_s,
             continuous,
             plan_only,
+            as_json,
             lock,
         )
         try:
@@ -332,10 +340,12 @@ def sql(
     check_query(query)
     found = project_of(project)
     conf = named_values("--conf", settings or ())
-    state = found.directory / STATE_DIR
-    state.mkdir(exist_ok=True)
     try:
-        with naming_full_disks(found.directory), log_file(state / "sql.log") as log:
+        with (
+            naming_full_disks(found.directory),
+            state_directory(found, only_reads=True) as state,
+            log_file(state / "sql.log") as log,
+        ):
             run_query(found, query, limit, master=master, conf=conf, as_json=as_json, log=log)
     except (NoJava, NoSpark) as error:
         raise CliError(str(error)) from None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ottla.cli.commands import Option
@@ -73,6 +75,14 @@ RenamedFlow = Annotated[
         help="A flow has another name now, and goes on where it was; may be repeated.",
     ),
 ]
+RenamedSink = Annotated[
+    list[str] | None,
+    Option(
+        "--renamed-sink",
+        metavar="OLD=NEW",
+        help="A sink has another name now, and its flows go on where they were; may be repeated.",
+    ),
+]
 NewFlow = Annotated[
     list[str] | None,
     Option(
@@ -94,6 +104,28 @@ def project_of(path: str) -> Project:
         raise CliError(str(error)) from None
     except ModuleNotFoundError as error:
         raise CliError(f"{error.name} is not installed; `pip install 'ottla[spark]'` brings it") from None
+
+
+@contextmanager
+def state_directory(project: Project, *, only_reads: bool) -> Iterator[Path]:
+    """Where a command keeps its logs, and a run what it knows. A command that only reads may be used by a
+    person who cannot write there; its logs then go to a directory of its own.
+    """
+    state = project.directory / STATE_DIR
+    try:
+        state.mkdir(exist_ok=True)
+        is_writable = os.access(state, os.W_OK | os.X_OK)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EROFS):
+            raise
+        is_writable = False
+    if is_writable:
+        yield state
+    elif only_reads:
+        with TemporaryDirectory(prefix="ottla-pipeline-") as own:
+            yield Path(own)
+    else:
+        raise CliError(f"{state} cannot be written: a run keeps there what it has to know of the next one")
 
 
 def log_file(path: Path) -> Any:

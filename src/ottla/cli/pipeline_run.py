@@ -17,21 +17,39 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic, sleep
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from ottla.cli.errors import CliError
-from ottla.cli.output import note, print_line, print_table, printable
+from ottla.cli.options import DEFAULT_TIMEOUT_S
+from ottla.cli.output import note, print_json, print_line, print_table, printable
+from ottla.cli.session import with_admin
 from ottla.spark.pipelines.checkpoints import begin_checkpoints, flow_checkpoints
 from ottla.spark.pipelines.code_version import code_version
 from ottla.spark.pipelines.continuous import ContinuousFlows, Triggers
 from ottla.spark.pipelines.flow_graph import save_graph
-from ottla.spark.pipelines.moved_project import check_storage
-from ottla.spark.pipelines.plan import Definitions, FlowAction, FlowRecord, plan_run, rename_flows
+from ottla.spark.pipelines.moved_project import check_storage, keep_storage
+from ottla.spark.pipelines.plan import (
+    Definitions,
+    FlowRecord,
+    RunPlan,
+    plan_run,
+    rename_flows,
+    rename_sinks,
+    renamed,
+)
 from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress, readable_error
-from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError
+from ottla.spark.pipelines.project import (
+    BOOTSTRAP,
+    CHECKPOINTS,
+    CREATE_TOPICS,
+    Project,
+    ProjectError,
+    topics_to_create,
+)
 from ottla.spark.pipelines.query_listener import listen_to_queries
 from ottla.spark.pipelines.run_lock import RunLock
 from ottla.spark.pipelines.run_record import record_run
@@ -77,6 +95,8 @@ class PipelineRequest:
     """Whether the queries stay open after the first run."""
     plan_only: bool = False
     """Whether it ends before anything is run."""
+    as_json: bool = False
+    """Whether a plan is printed for programs."""
     lock: RunLock | None = None
     """The lock of the project; the JVM holds it as long as it lives. None for a dry run."""
 
@@ -96,7 +116,7 @@ def _run_all(request: PipelineRequest, log: IO[str] | None) -> None:
     project = request.project
     request = replace(request, selection=name_sinks(request.selection, project))
     triggers = Triggers(request.configuration, request.interval_s)
-    check_storage(project)
+    check_storage(project, request.state, from_scratch=request.selection.full_refresh_all)
     warehouse: Path | None = None
     settings = {WAREHOUSE: str(project.warehouse), **request.conf}
     if not has_own_catalog(project, {**request.conf, **request.configuration}):
@@ -137,6 +157,9 @@ def _run_all(request: PipelineRequest, log: IO[str] | None) -> None:
             number += 1
 
 
+_OTHER_TYPE: Final = "CANNOT_MERGE_INCOMPATIBLE_DATA_TYPE"
+
+
 class _Session:
     """A session of Spark that runs one project. `tables` is None where another catalog keeps them."""
 
@@ -151,6 +174,8 @@ class _Session:
         self.tables: PipelineTables | None = None
         self._flows: SparkFlows | None = None
         self._definitions = Definitions()
+        self._is_planned = False
+        self._changed_types: list[str] = []
         self._progress = PipelineProgress()
 
     def run(self, selection: Selection, *, number: int) -> None:
@@ -180,6 +205,10 @@ class _Session:
                     output=self._log,
                     listener=_SessionListener(self, selection),
                 )
+        except RunFailed as failure:
+            if _OTHER_TYPE in str(failure) and self._changed_types:
+                raise RunFailed("; ".join(self._changed_types), failure.flow) from None
+            raise
         finally:
             if tables is not None:
                 tables.end_run(self._context, progress)
@@ -206,24 +235,29 @@ class _Session:
         """
         self._definitions = definitions
         request = self._request
+        check_topics(definitions, request.configuration, is_dry=request.dry)
         storage = request.project.storage_path
-        if request.dry or storage is None:
+        if request.dry:
+            return
+        if storage is None:
+            if not request.plan_only:
+                keep_storage(request.project, request.state)
             return
         if not request.plan_only:
+            rename_sinks(storage, selection.renamed_sinks, definitions)
             rename_flows(storage, selection.renamed_flows, definitions)
         record = FlowRecord(storage)
-        plan = plan_run(definitions, selection, flow_checkpoints(storage / CHECKPOINTS), record.read())
+        known = renamed(record.read(), selection)
+        plan = plan_run(definitions, selection, flow_checkpoints(storage / CHECKPOINTS), known)
         if request.plan_only:
-            print_table(
-                ("FLOW", "INTO", "DOES", "WHY"),
-                [(flow.flow, flow.target, flow.action, flow.why) for flow in plan.flows],
-            )
+            print_plan(plan, as_json=request.as_json)
         plan.check()
-        for flow in plan.flows:
-            if flow.action is FlowAction.RESTARTS and not request.plan_only:
-                note(f"{flow.flow} {flow.action}: {flow.why}")
         if not request.plan_only:
+            if not self._is_planned:
+                note_plan(plan)
+            self._is_planned = True
             record.write(definitions)
+            keep_storage(request.project, request.state)
 
     def keep_flows(self, graph: str) -> None:
         """Keep what Spark knows of the flows, and a copy for `ottla pipeline graph`."""
@@ -234,6 +268,21 @@ class _Session:
                 check_sink_columns(self._flows, self._definitions)
         except FlowNotSupported as error:
             log.debug("the graph of the flows cannot be read: %s", error)
+            self._find_changed_types(graph)
+
+    def _find_changed_types(self, graph: str) -> None:
+        """Of a run that has started no flow: find the columns that do not fit the tables any more."""
+        if self.tables is None:
+            return
+        with contextlib.suppress(Exception):  # what Spark says will do
+            flows = SparkFlows(self._spark, self._context, graph, dry=True)
+            columns = {
+                table_key(node.target): {
+                    column.name: column.dataType.simpleString() for column in flows.schema(node.name).fields
+                }
+                for node in flows.nodes()
+            }
+            self._changed_types = self.tables.changed_types(self._spark, columns)
 
     def run_first(self) -> None:
         """Run once before the queries stay open. A flow that fails then is one that starts again later."""
@@ -372,6 +421,76 @@ def check_sink_columns(flows: SparkFlows, definitions: Definitions) -> None:
                 check_schema(flows.schema(node.name), definitions.topics[target])
             except ValueError as error:
                 raise RunFailed(f"flow {node.name} into sink {node.target}: {error}") from None
+
+
+def print_plan(plan: RunPlan, *, as_json: bool) -> None:
+    """Print what a run would do with each stream."""
+    if as_json:
+        print_json(
+            {
+                "flows": [
+                    {"flow": each.flow, "into": each.target, "does": each.action.value, "why": each.why}
+                    for each in plan.flows
+                ],
+                "problems": list(plan.problems),
+            }
+        )
+        return
+    print_table(
+        ("FLOW", "INTO", "DOES", "WHY"),
+        [(flow.flow, flow.target, flow.action, flow.why) for flow in plan.flows],
+    )
+
+
+def note_plan(plan: RunPlan) -> None:
+    """Say what the run is about to do: a line for each stream of which there is more to say than that it
+    continues.
+    """
+    for flow in plan.flows:
+        if flow.why:
+            note(f"plan: {flow.flow} {flow.action}: {flow.why}")
+    plain = sum(not flow.why for flow in plan.flows)
+    if plain:
+        note(f"plan: {plain} flow{'s' * (plain > 1)} continue{'s' * (plain == 1)}")
+
+
+def check_topics(definitions: Definitions, configuration: Mapping[str, str], *, is_dry: bool) -> None:
+    """Refuse sinks into topics that do not exist: brokers may create them by themselves, also those with a
+    mistake in the name. Of sources a dry-run says the same; in a run they say it themselves. Only topics on
+    the brokers of the run are looked for.
+    """
+    from ottla.client.admin import Admin
+
+    servers = configuration.get(BOOTSTRAP, "")
+    wanted = [
+        (f"sink {sink} writes to", topic)
+        for sink, topic in definitions.topics.items()
+        if topic is not None and definitions.servers.get(sink) == servers
+    ]
+    if is_dry:
+        wanted += [(f"flow {flow} reads", topic) for flow, at, topic in definitions.sources if at == servers]
+    to_create = topics_to_create(configuration.get(CREATE_TOPICS, ""))
+    if not wanted:
+        return
+
+    async def list_topics(admin: Admin) -> set[str]:
+        return {topic.name for topic in await admin.topics.list()}
+
+    try:
+        known = with_admin(servers, DEFAULT_TIMEOUT_S, list_topics)
+    except CliError as error:
+        if is_dry:
+            note(f"topics were not looked for: {error}")
+        return  # a run has its own errors about brokers
+    for who, topic in wanted:
+        if topic in known or topic in to_create:
+            continue
+        near = get_close_matches(topic, [*known, *to_create], n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ProjectError(
+            f"{who} topic {topic}, which does not exist; {hint}`ottla topics create {topic}` creates it, or "
+            f"name it in `{CREATE_TOPICS}` of the configuration"
+        )
 
 
 class _SessionListener(RunListener):

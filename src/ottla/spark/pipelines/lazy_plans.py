@@ -10,6 +10,7 @@ resolves late. For others the form that works is known.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ __all__ = [
     "eager_reads",
     "make_lazy",
     "outside_reads",
+    "shape_of",
+    "shape_of_sql",
     "stream_reads",
     "streams_in_sql",
 ]
@@ -137,6 +140,34 @@ def streams_in_sql(query: str) -> list[StreamRead]:
     ['a', 'db.b']
     """
     return [StreamRead("table", match["name"].replace("`", "")) for match in _STREAM.finditer(query)]
+
+
+def shape_of(relation: Any) -> str:
+    """What tells a query from another: all but its places in the code and the options of what it reads."""
+    copy = type(relation)()
+    copy.CopyFrom(relation)
+    _clear(copy)
+    return hashlib.sha256(copy.SerializeToString(deterministic=True)).hexdigest()[:16]
+
+
+def shape_of_sql(query: str) -> str:
+    """The same of a query in SQL."""
+    return hashlib.sha256(" ".join(query.split()).encode()).hexdigest()[:16]
+
+
+def _clear(message: Any) -> None:
+    for field, _ in message.ListFields():
+        # Of a function in Python only its use counts: pickled, the same code may be other bytes.
+        if field.name in ("common", "plan_id", "command", "python_ver") or (
+            field.name == "options" and message.DESCRIPTOR.name == "DataSource"
+        ):
+            message.ClearField(field.name)
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        repeated = hasattr(value, "__len__") and not hasattr(value, "ListFields")
+        for each in value if repeated else (value,):
+            _clear(each)
 
 
 def _relations(message: Any) -> Iterator[Any]:

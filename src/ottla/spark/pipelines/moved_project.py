@@ -6,28 +6,62 @@ the files that a stream has read into its checkpoint. In another directory it wo
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError, spark_location
 
-__all__ = ["check_storage", "move_paths"]
+__all__ = ["check_storage", "keep_storage", "move_paths"]
 
 FILE_SINK_LOG: Final = "_spark_metadata"
 _DEFAULT_STORAGE: Final = "pipeline-storage"
+_FILE: Final = "storage.json"
 
 
-def check_storage(project: Project) -> None:
-    """Refuse to begin in a new storage where the project has brought its own along."""
+def check_storage(project: Project, state: Path, *, from_scratch: bool) -> None:
+    """Refuse to begin in a new storage where the project has brought its own along, or has run with another:
+    its sinks would write everything again. `from_scratch` says that this is what the user wants.
+    """
     storage, here = project.storage_path, project.directory / _DEFAULT_STORAGE
-    if storage is None or storage.is_dir() or storage == here or not (here / CHECKPOINTS).is_dir():
+    if from_scratch or (storage is not None and (storage / CHECKPOINTS).is_dir()):
+        return
+    if storage is not None and storage != here and not storage.is_dir() and (here / CHECKPOINTS).is_dir():
+        raise ProjectError(
+            f"{storage}, the storage in {project.spec}, does not exist, and {here} has checkpoints: was the "
+            f"project moved? Write `storage: {_DEFAULT_STORAGE}` there, and it goes on"
+        )
+    former = _known_storage(state)
+    if former is None or former == project.storage:
+        return
+    before = replace(project, storage=former).storage_path
+    if before is not None and not (before / CHECKPOINTS).is_dir():
         return
     raise ProjectError(
-        f"{storage}, the storage in {project.spec}, does not exist, and {here} has checkpoints: was the "
-        f"project moved? Write `storage: {_DEFAULT_STORAGE}` there, and it goes on"
+        f"this project has run with `storage: {former}`, and {project.storage}, the storage that "
+        f"{project.spec} has now, is without its checkpoints: everything would be read, and written to "
+        f"topics, once more. Move {CHECKPOINTS} from there to the new storage, or write `storage: "
+        f"{former}` again; to begin from scratch: `ottla pipeline run --full-refresh-all`"
     )
+
+
+def _known_storage(state: Path) -> str | None:
+    try:
+        return str(json.loads((state / _FILE).read_text())["storage"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep_storage(project: Project, state: Path) -> None:
+    """Note where the checkpoints of the project are."""
+    if _known_storage(state) == project.storage:
+        return
+    draft = state / f"{_FILE}.tmp"
+    draft.write_text(json.dumps({"version": 1, "storage": project.storage}))
+    draft.replace(state / _FILE)
 
 
 def move_paths(former: Path, now: Path, storage: Path | None) -> None:

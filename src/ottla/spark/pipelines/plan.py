@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from ottla.spark.pipelines.checkpoints import FlowCheckpoint, flow_checkpoints
+from ottla.spark.pipelines.checkpoints import FlowCheckpoint, flow_checkpoints, sink_checkpoints
 from ottla.spark.pipelines.project import CHECKPOINTS, ProjectError
 from ottla.spark.pipelines.selection import Selection, table_key
 
@@ -25,14 +25,18 @@ __all__ = [
     "FlowAction",
     "FlowDefinition",
     "FlowRecord",
+    "KnownFlow",
     "PlannedFlow",
     "RunPlan",
     "StreamRead",
     "plan_run",
     "rename_flows",
+    "rename_sinks",
+    "renamed",
 ]
 
 FILE: Final = "flows.json"
+VERSION: Final = 2
 _RUN: Final = "ottla pipeline run"
 
 
@@ -55,6 +59,9 @@ class FlowDefinition:
     name: str
     target: str
     streams: tuple[StreamRead, ...] = ()
+    """In the order of its query, by which Spark numbers them in the checkpoint."""
+    shape: str = ""
+    """What tells its query from another one; empty if that is not known."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -71,25 +78,27 @@ class Definitions:
     sinks: set[str] = field(default_factory=set)
     topics: dict[str, str | None] = field(default_factory=dict)
     """The topic of each sink into topics; None where each row names its own."""
+    servers: dict[str, str] = field(default_factory=dict)
+    """The brokers of each sink into topics."""
+    sources: list[tuple[str, str, str]] = field(default_factory=list)
+    """The topics that flows name, each with the flow and the brokers: (flow, brokers, topic)."""
     flows: list[FlowDefinition] = field(default_factory=list)
 
-    def streams_of(self, flow: FlowDefinition) -> frozenset[StreamRead]:
-        """The streams that a flow reads, itself or through temporary views."""
-        found: set[StreamRead] = set()
-        seen: set[str] = set()
-        waiting = list(flow.streams)
-        while waiting:
-            read = waiting.pop()
+    def streams_of(self, flow: FlowDefinition) -> tuple[StreamRead, ...]:
+        """The streams that a flow reads, itself or through temporary views, in the order of its query."""
+        return tuple(self._streams(flow, frozenset()))
+
+    def _streams(self, flow: FlowDefinition, above: frozenset[str]) -> Iterator[StreamRead]:
+        for read in flow.streams:
             key = table_key(read.what)
-            is_view = read.kind == "table" and key not in self.tables
-            if is_view and key not in seen:
-                seen.add(key)
-                waiting += [
-                    each for view in self.flows if table_key(view.target) == key for each in view.streams
-                ]
-            elif not is_view:
-                found.add(StreamRead(read.kind, key) if read.kind == "table" else read)
-        return frozenset(found)
+            if read.kind != "table":
+                yield read
+            elif key in self.tables:
+                yield StreamRead(read.kind, key)
+            elif key not in above:  # a temporary view, and none that reads itself
+                for view in self.flows:
+                    if table_key(view.target) == key:
+                        yield from self._streams(view, above | {key})
 
     def is_stream(self, flow: FlowDefinition) -> bool:
         """Whether a flow has a checkpoint: it writes a streaming table or a sink."""
@@ -125,19 +134,37 @@ class RunPlan:
             raise ProjectError("; and ".join(self.problems))
 
 
+@dataclass(frozen=True, slots=True)
+class KnownFlow:
+    """What a flow was when it last ran."""
+
+    streams: tuple[StreamRead, ...]
+    shape: str = ""
+    topic: str | None = None
+    """The topic that it wrote to, if it is one into a sink."""
+    is_ordered: bool = True
+    """Whether the order of its streams is that of its query; earlier releases did not keep it."""
+
+
 class FlowRecord:
-    """What each flow read when it last ran, in a file beside the checkpoints. Nothing is known of a flow that
+    """What each flow was when it last ran, in a file beside the checkpoints. Nothing is known of a flow that
     last ran before there was such a file.
     """
 
     def __init__(self, storage: Path) -> None:
         self._file = storage / FILE
 
-    def read(self) -> dict[tuple[str, str], frozenset[StreamRead]]:
+    def read(self) -> dict[tuple[str, str], KnownFlow]:
         try:
             document = json.loads(self._file.read_text())
+            is_ordered = document["version"] >= VERSION
             return {
-                (flow["target"], flow["name"]): frozenset(StreamRead(*each) for each in flow["streams"])
+                (flow["target"], flow["name"]): KnownFlow(
+                    tuple(StreamRead(*each) for each in flow["streams"]),
+                    flow.get("shape", ""),
+                    flow.get("topic"),
+                    is_ordered,
+                )
                 for flow in document["flows"]
             }
         except FileNotFoundError:
@@ -149,30 +176,55 @@ class FlowRecord:
             ) from None
 
     def write(self, definitions: Definitions) -> None:
-        """Keep what the flows read now. Those that are not declared any more stay: they may come back."""
+        """Keep what the flows are now. Those that are not declared any more stay: they may come back."""
         known = self.read()
         streams = [flow for flow in definitions.flows if definitions.is_stream(flow)]
-        now = known | {flow.key: definitions.streams_of(flow) for flow in streams}
+        now = known | {
+            flow.key: KnownFlow(
+                definitions.streams_of(flow), flow.shape, definitions.topics.get(table_key(flow.target))
+            )
+            for flow in streams
+        }
         if now == known:
             return
         flows = [
-            {"target": target, "name": name, "streams": [[each.kind, each.what] for each in sorted(streams)]}
-            for (target, name), streams in sorted(now.items())
+            {
+                "target": target,
+                "name": name,
+                "streams": [[each.kind, each.what] for each in flow.streams],
+                "shape": flow.shape,
+                "topic": flow.topic,
+            }
+            for (target, name), flow in sorted(now.items())
         ]
         self._file.parent.mkdir(parents=True, exist_ok=True)
         draft = self._file.with_suffix(".tmp")
         with draft.open("w") as file:
-            json.dump({"version": 1, "flows": flows}, file, indent=2)
+            json.dump({"version": VERSION, "flows": flows}, file, indent=2)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self._file)
+
+
+def renamed(
+    records: Mapping[tuple[str, str], KnownFlow], selection: Selection
+) -> dict[tuple[str, str], KnownFlow]:
+    """The records of flows under the names that the flows and their sinks have now."""
+    flows = {table_key(old): table_key(new) for old, new in selection.renamed_flows.items()}
+    sinks = {table_key(old): table_key(new) for old, new in selection.renamed_sinks.items()}
+    under_new = {
+        (sinks.get(target, target), flows.get(name, name)): known
+        for (target, name), known in records.items()
+        if target in sinks or name in flows
+    }
+    return under_new | dict(records)
 
 
 def plan_run(
     definitions: Definitions,
     selection: Selection,
     checkpoints: Mapping[tuple[str, str], FlowCheckpoint],
-    records: Mapping[tuple[str, str], frozenset[StreamRead]],
+    records: Mapping[tuple[str, str], KnownFlow],
 ) -> RunPlan:
     """Plan a run over the checkpoints of a storage, as `flow_checkpoints` finds them."""
     planner = _Planner(definitions, selection, checkpoints, records)
@@ -186,7 +238,7 @@ class _Planner:
         definitions: Definitions,
         selection: Selection,
         checkpoints: Mapping[tuple[str, str], FlowCheckpoint],
-        records: Mapping[tuple[str, str], frozenset[StreamRead]],
+        records: Mapping[tuple[str, str], KnownFlow],
     ) -> None:
         self._definitions = definitions
         self._selection = selection
@@ -216,10 +268,23 @@ class _Planner:
         if not self._has_batches(flow):
             return FlowAction.BEGINS, "nothing was read yet"
         if not self._restarts(flow):
-            return FlowAction.CONTINUES, ""
+            return FlowAction.CONTINUES, self._changes(flow)
         if table_key(flow.target) in self._definitions.sinks:
             return FlowAction.RESTARTS, "what it has written stays in its sink, and is written once more"
         return FlowAction.RESTARTS, "its table is computed again"
+
+    def _changes(self, flow: FlowDefinition) -> str:
+        """What of a flow is not as it was, and does no harm."""
+        before = self._records.get(flow.key)
+        if before is None:
+            return ""
+        found = []
+        topic = self._definitions.topics.get(table_key(flow.target))
+        if None not in (before.topic, topic) and before.topic != topic:
+            found.append(f"it writes to topic {topic} now; what it has written to {before.topic} stays there")
+        if before.shape and flow.shape and before.shape != flow.shape:
+            found.append("its query was changed: what it has written before stays as it is")
+        return "; ".join(found)
 
     def _has_batches(self, flow: FlowDefinition) -> bool:
         checkpoint = self._checkpoints.get(flow.key)
@@ -275,10 +340,17 @@ class _Planner:
 
     def _check_streams(self, flow: FlowDefinition) -> None:
         """Refuse another kind of source, or another table: the checkpoint counts what was read of the one
-        before. Topics may change: partitions that are new are read from their beginning.
+        before. Topics may change: partitions that are new are read from their beginning. It counts by the
+        places of the sources in the query, so those may not change either.
         """
         before, now = self._records.get(flow.key), self._definitions.streams_of(flow)
-        if before is None or _places(before) == _places(now):
+        if before is None:
+            return
+        then = before.streams
+        if not before.is_ordered:
+            if set(map(_place, then)) == set(map(_place, now)):
+                return
+        elif list(map(_place, then)) == list(map(_place, now)) and not _has_moved(then, now):
             return
         target = flow.target.rpartition(".")[2]
         is_sink = table_key(target) in self._definitions.sinks
@@ -288,10 +360,17 @@ class _Planner:
             if is_sink
             else f"compute the table again: `{_RUN} --full-refresh {target}`"
         )
-        self.problems.append(
-            f"flow {flow.name} into {target} has read {_names(before)} until now, and reads {_names(now)}: "
-            f"its checkpoint counts what it has read of the former. Either restore the former, or {remedy}"
-        )
+        if before.is_ordered and sorted(then) == sorted(now):
+            difference = (
+                f"has read {_names(then)} until now, and reads {_names(now)}: its checkpoint counts what it "
+                "has read by this order. Either restore the order"
+            )
+        else:
+            difference = (
+                f"has read {_names(then)} until now, and reads {_names(now)}: its checkpoint counts what it "
+                "has read of the former. Either restore the former"
+            )
+        self.problems.append(f"flow {flow.name} into {target} {difference}, or {remedy}")
 
     def _check_name(self, flow: FlowDefinition) -> None:
         """Refuse a flow that may be one of the past under a new name."""
@@ -303,6 +382,7 @@ class _Planner:
             known for at, known in self._checkpoints if at == target and (at, known) not in declared
         )
         if not gone:
+            self._check_name_of_sink(flow)
             return
         where = flow.target.rpartition(".")[2]
         rename = f"`{_RUN} --renamed-flow {gone[0]}={flow.name}`"
@@ -320,14 +400,79 @@ class _Planner:
                 f"`{_RUN} --full-refresh {where}`"
             )
 
+    def _check_name_of_sink(self, flow: FlowDefinition) -> None:
+        """Refuse a sink that may be one of the past under a new name, into the same topic."""
+        target, _ = flow.key
+        topic = self._definitions.topics.get(target)
+        if topic is None:
+            return
+        former = sorted(
+            {
+                at
+                for at, name in self._checkpoints
+                if at not in self._definitions.sinks
+                and (known := self._records.get((at, name))) is not None
+                and known.topic == topic
+            }
+        )
+        if not former:
+            return
+        where = flow.target.rpartition(".")[2]
+        self.problems.append(
+            f"sink {where} is new, and sink {', '.join(former)}, which has written to the same topic, "
+            f"{topic}, is gone. If it is the same under another name, its flows go on with `{_RUN} "
+            f"--renamed-sink {former[0]}={where}`; if flow {flow.name} is to write all that it reads: "
+            f"`{_RUN} --new-flow {flow.name}`"
+        )
 
-def _places(streams: Iterable[StreamRead]) -> set[StreamRead]:
-    """The streams, of which those of a format count once: Spark finds new topics and files itself."""
-    return {each if each.kind == "table" else StreamRead(each.kind, "") for each in streams}
+
+def rename_sinks(storage: Path, renamed: Mapping[str, str], definitions: Definitions) -> None:
+    """Move the checkpoints of all flows into a sink to its new name; what was moved already is left alone."""
+    root = storage / CHECKPOINTS
+    for old, new in renamed.items():
+        if table_key(new) not in definitions.sinks:
+            raise ProjectError(f"--renamed-sink {old}={new}: the definitions have no sink {new}")
+        if table_key(old) in definitions.sinks:
+            raise ProjectError(f"--renamed-sink {old}={new}: the definitions still have sink {old}")
+        sinks = {
+            table_key(flow.partition("/")[0]): root / flow.partition("/")[0]
+            for flow in sink_checkpoints(root)
+        }
+        former, there = sinks.get(table_key(old)), sinks.get(table_key(new))
+        if former is not None and there is not None:
+            raise ProjectError(
+                f"--renamed-sink {old}={new}: {there} exists, so {new} has run under this name"
+            )
+        if former is None and there is None:
+            raise ProjectError(f"--renamed-sink {old}={new}: no flow into {old} has a checkpoint")
+        if former is not None:
+            spelled = next(
+                flow.target for flow in definitions.flows if table_key(flow.target) == table_key(new)
+            )
+            _rename(former, spelled.rpartition(".")[2])
+
+
+def _rename(directory: Path, name: str) -> None:
+    directory.rename(directory.with_name(name))
+    parent = os.open(directory.parent, os.O_RDONLY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+
+
+def _place(stream: StreamRead) -> StreamRead:
+    """What of a stream its checkpoint depends on: Spark finds new topics and files of a format itself."""
+    return stream if stream.kind == "table" else StreamRead(stream.kind, "")
+
+
+def _has_moved(before: Sequence[StreamRead], now: Sequence[StreamRead]) -> bool:
+    """Whether a stream is in the place of another one that is read as well, or was."""
+    return any(then != at and (then in now or at in before) for then, at in zip(before, now, strict=True))
 
 
 def _names(streams: Iterable[StreamRead]) -> str:
-    return ", ".join(map(str, sorted(streams))) or "no stream"
+    return ", ".join(map(str, streams)) or "no stream"
 
 
 def rename_flows(storage: Path, renamed: Mapping[str, str], definitions: Definitions) -> None:
@@ -357,9 +502,4 @@ def rename_flows(storage: Path, renamed: Mapping[str, str], definitions: Definit
                 f"--renamed-flow {old}={new}: flow {old} has no checkpoint for {', '.join(sorted(targets))}"
             )
         for directory in moved:
-            directory.rename(directory.with_name(declared[0].name.rpartition(".")[2]))
-            parent = os.open(directory.parent, os.O_RDONLY)
-            try:
-                os.fsync(parent)
-            finally:
-                os.close(parent)
+            _rename(directory, declared[0].name.rpartition(".")[2])

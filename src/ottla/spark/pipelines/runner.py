@@ -21,6 +21,8 @@ from ottla.spark.pipelines.lazy_plans import (
     eager_reads,
     make_lazy,
     outside_reads,
+    shape_of,
+    shape_of_sql,
     stream_reads,
     streams_in_sql,
 )
@@ -205,7 +207,9 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
                 if output.format == _FORMAT:
                     options = output.options or {}
                     self._check_options(sink_options, options, f"sink {output.name}", output)
-                    self.definitions.topics[table_key(output.name)] = sink_options(options).topic
+                    parsed = sink_options(options)
+                    self.definitions.topics[table_key(output.name)] = parsed.topic
+                    self.definitions.servers[table_key(output.name)] = parsed.settings["bootstrap.servers"]
 
         def _add_table(self, name: str, *, streaming: bool) -> None:
             self.definitions.tables[table_key(name)] = name
@@ -236,10 +240,11 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
 
         def register_flow(self, flow: DefinedFlow) -> None:
             plans: list[Any] = []
+            shapes: list[str] = []
             where = _source(project, flow.source_code_location)
 
             def resolved_late() -> Any:
-                return _ResolvedLate(flow.func(), plans)
+                return _ResolvedLate(flow.func(), plans, shapes)
 
             try:
                 super().register_flow(replace(flow, func=resolved_late))
@@ -255,8 +260,15 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
                     if read.format == _FORMAT:
                         parse = partial(source_options, streaming=read.streaming)
                         self._check_options(parse, read.options, f"flow {flow.name}", flow)
+                        self._add_topics(flow.name, read.options)
             streams = tuple(each for plan in plans for each in stream_reads(plan))
-            self.definitions.flows.append(FlowDefinition(flow.name, flow.target, streams))
+            self.definitions.flows.append(FlowDefinition(flow.name, flow.target, streams, "".join(shapes)))
+
+        def _add_topics(self, flow: str, options: Mapping[str, str]) -> None:
+            given = {name.lower(): value for name, value in options.items()}
+            servers = given.get("kafka.bootstrap.servers", "")
+            topics = (each.strip() for each in given.get("subscribe", "").split(","))
+            self.definitions.sources += [(flow, servers, topic) for topic in topics if topic]
 
         def check(self) -> None:
             """Refuse what Spark has resolved without the graph: the order of the flows would be wrong."""
@@ -269,18 +281,21 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
 
 class _ResolvedLate:
     """The frame of a flow, with a plan that is resolved with the graph as far as that is possible. `plans`
-    gets the plan.
+    gets the plan, and `shapes` what tells it from another.
     """
 
-    def __init__(self, frame: Any, plans: list[Any]) -> None:
+    def __init__(self, frame: Any, plans: list[Any], shapes: list[str]) -> None:
         if not hasattr(frame, "_plan"):
             raise TypeError(f"the function of a flow returns a DataFrame, not {type(frame).__name__}")
         self._frame = frame
         self._plans = plans
+        self._shapes = shapes
         self._plan = self
 
     def plan(self, client: Any) -> Any:
-        relation = make_lazy(self._frame._plan.plan(client))
+        query = self._frame._plan.plan(client)
+        self._shapes.append(shape_of(query))
+        relation = make_lazy(query)
         self._plans.append(relation)
         return relation
 
@@ -316,11 +331,16 @@ def flows_in_sql(text: str) -> list[FlowDefinition]:
     >>> [flow] = flows_in_sql("CREATE FLOW f AS INSERT INTO ONCE t BY NAME SELECT 1")
     >>> flow.name, flow.target
     ('f', 't')
-    >>> flows_in_sql("CREATE STREAMING TABLE t AS SELECT * FROM STREAM(orders)")
-    [FlowDefinition(name='t', target='t', streams=(StreamRead(kind='table', what='orders'),))]
+    >>> flows_in_sql("CREATE STREAMING TABLE t AS SELECT * FROM STREAM(orders)")[0].streams
+    (StreamRead(kind='table', what='orders'),)
     """
     return [
-        FlowDefinition(name.replace("`", ""), target.replace("`", ""), tuple(streams_in_sql(query)))
+        FlowDefinition(
+            name.replace("`", ""),
+            target.replace("`", ""),
+            tuple(streams_in_sql(query)),
+            shape_of_sql(query),
+        )
         for name, target, query in _queries_in_sql(_SQL_COMMENT.sub(" ", text))
     ]
 

@@ -35,6 +35,8 @@ class Selection:
     """Sinks whose flows begin again. Spark takes no names of sinks: they run where no table is named."""
     renamed_flows: Mapping[str, str] = field(default_factory=dict)
     """Flows that have another name now, by the name that they had."""
+    renamed_sinks: Mapping[str, str] = field(default_factory=dict)
+    """Sinks that have another name now, by the name that they had."""
     new_flows: Sequence[str] = ()
     """Flows that are new, although others into the same sink are gone."""
 

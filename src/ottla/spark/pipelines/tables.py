@@ -345,6 +345,25 @@ class PipelineTables:
                 spark.sql(f"DROP TABLE IF EXISTS {self._entries[key].name}")
                 self._registered.discard(key)
 
+    def changed_types(self, spark: Any, columns: Mapping[str, Mapping[str, str]]) -> list[str]:
+        """The columns of streaming tables that have another type now; `columns` are the types of the columns
+        that each table would get.
+        """
+        found = []
+        for entry in self._entries.values():
+            given = columns.get(table_key(entry.table), {})
+            if not entry.streaming or entry.key not in self._registered or not given:
+                continue
+            for column in spark.table(entry.name).schema.fields:
+                then, now = column.dataType.simpleString(), given.get(column.name)
+                if now is not None and now != then:
+                    found.append(
+                        f"table {entry.table}: column {column.name} is {then} in its files, and {now} in the "
+                        f"definitions now. Cast it to {then}, give it another name, or compute the table "
+                        f"again: `ottla pipeline run --full-refresh {entry.table}`"
+                    )
+        return found
+
     def on_flow_started(self, context: Any) -> None:
         """Record the tables before the first flow writes; Spark has created all of them by then."""
         if not self._is_recorded:

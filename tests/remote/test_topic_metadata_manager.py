@@ -47,6 +47,8 @@ class FakeTopic:
         self.failures = 0
         self.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
         self.reads = 0
+        # How many of the committed values a new leader does not know to be committed yet.
+        self.lag = 0
         self._progress = asyncio.Event()
 
     async def create(self) -> None:
@@ -84,16 +86,23 @@ class FakeTopic:
         is_other = 0 < offset <= len(epochs) and 0 <= last_epoch != epochs[offset - 1]
         if offset > len(values) or is_other:
             return MetadataRead(b"", 0, len(values), is_truncated=True)
-        while waits and offset >= len(values):
+        while waits and offset >= len(values) - self.lag:
             self._progress.clear()
             await self._progress.wait()
         # A few at a time, so that a read does not bring all.
-        some = list(zip(values, epochs, strict=True))[offset : offset + 3]
+        end = len(values) - self.lag
+        some = list(zip(values, epochs, strict=True))[offset : min(offset + 3, end)]
         data = b"".join(
             build_batch([(0, None, value)], base_offset=offset + number, leader_epoch=epoch)
             for number, (value, epoch) in enumerate(some)
         )
-        return MetadataRead(data, 0, len(values))
+        return MetadataRead(data, 0, end)
+
+    async def committed_end(self, partition: int) -> int:
+        await self._fail()
+        if self.lag:
+            raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, "the high watermark is behind the epoch")
+        return len(self.values[partition])
 
     async def _fail(self) -> None:
         await asyncio.sleep(0.001)
@@ -191,6 +200,30 @@ def test_a_partition_that_is_assigned_later_gets_all_of_its_events() -> None:
         assert len(reader.list_remote_log_segments(id_of(1))) == 11
         await writer.close()
         await reader.close()
+
+    run(test())
+
+
+def test_a_leader_that_does_not_know_what_is_committed_makes_nothing_ready() -> None:
+    """Segments whose events it does not show yet would be taken for lost, and the log begin behind them."""
+
+    async def test() -> None:
+        topic = FakeTopic(1)
+        before = manager_of(topic)
+        before.assign_partitions([id_of(0)])
+        for number in range(3):
+            await copy(before, 0, number)
+        await before.close()
+        for lag in (6, 2):
+            topic.lag = lag
+            manager = manager_of(topic)
+            manager.assign_partitions([id_of(0)])
+            await asyncio.sleep(60)
+            assert not manager.is_ready(id_of(0))
+            topic.lag = 0
+            await manager.wait_until_ready(id_of(0))
+            assert len(manager.list_remote_log_segments(id_of(0))) == 3
+            await manager.close()
 
     run(test())
 

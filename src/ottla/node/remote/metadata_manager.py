@@ -291,7 +291,7 @@ class TopicBasedRemoteLogMetadataManager:
                 position = max(reader.position, found.log_start_offset)
                 reader.position, epoch = await self._apply(found, position, None, reader.active)
                 reader.epoch = reader.epoch if epoch is None else epoch
-                await self._complete(reader, found.high_watermark)
+                await self._complete(index, reader)
                 pauses.reset()
             except (KafkaError, OSError) as error:
                 self._report(f"partition {index} of the remote log metadata could not be read", error)
@@ -428,11 +428,16 @@ class TopicBasedRemoteLogMetadataManager:
         if self._store.is_ready(partition_of(event)):
             self._notify(partition_of(event))
 
-    async def _complete(self, reader: _MetadataPartitionReader, high_watermark: int) -> None:
+    async def _complete(self, index: int, reader: _MetadataPartitionReader) -> None:
         """Note what is ready at this position, and wake what waits for it."""
         reader.wake_waiting()
         if not reader.unready:
             return
+        # Not the high watermark of a read: after an election it may be behind what was committed before, and
+        # segments that are not known would be taken for lost.
+        end = -1
+        if any(target < 0 for target in reader.unready.values()):
+            end = await self._topic.committed_end(index)
         position = reader.position
         assert position is not None
         turns = Turns(self._runtime.clock)
@@ -441,7 +446,7 @@ class TopicBasedRemoteLogMetadataManager:
             if target is None:
                 continue  # it was given up meanwhile
             if target < 0:
-                reader.unready[partition] = target = high_watermark
+                reader.unready[partition] = target = end
             if position >= target:
                 del reader.unready[partition]
                 self._store.assign(partition).is_initialized = True

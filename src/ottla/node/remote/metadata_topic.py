@@ -33,6 +33,7 @@ from ottla.protocol.messages.produce import (
 from ottla.protocol.names import REMOTE_LOG_METADATA_TOPIC, TopicPartition
 from ottla.records.builder import build_batch
 from ottla.records.validation import AppendOrigin
+from ottla.replication.list_offsets import fetch_offset_for_timestamp
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.partition import NO_EPOCH, Partition
 from ottla.replication.replica_manager import ReplicaManager
@@ -234,6 +235,18 @@ class RemoteLogMetadataTopic:
         if isinstance(found, KafkaError):
             raise found
         return found
+
+    async def committed_end(self, partition: int) -> int:
+        """The offset below which everything is committed that was committed before now; OFFSET_NOT_AVAILABLE
+        while a new leader does not know yet.
+        """
+        leader, _ = self._leader(partition)
+        if leader != self._broker_id:
+            return await self._offset_at(leader, partition, _LATEST)
+        here = self._replicas.partition(TopicPartition(REMOTE_LOG_METADATA_TOPIC, partition))
+        found = fetch_offset_for_timestamp(here, _LATEST)
+        assert found is not None
+        return found.offset
 
     async def _read_here(self, index: int, offset: int, last_epoch: int, waits: bool) -> MetadataRead:
         partition = self._replicas.partition(TopicPartition(REMOTE_LOG_METADATA_TOPIC, index))

@@ -407,6 +407,8 @@ class DiskFaultInjector:
         ):
             return
         disk.rot(path, position, data)
+        if self._checker.tier is not None:
+            self._checker.tier.rotten[machine.name, path] = None
         self.nemesis.count("bits rot", f"{machine.name} {how} {len(data)} at {position} of {path}")
 
     def _inject(self, machine: SimMachine, what: str, detail: str, undo: Callable[[], None]) -> None:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.version_info < (3, 11):  # noqa: UP036 - in a checkout, which no installer has checked
+    raise ImportError(
+        "Ottla needs Python 3.11 or newer, and this is {}.{}: install one, as with "
+        "`uv python install 3.13`".format(*sys.version_info)
+    )
 
 if TYPE_CHECKING:
     from ottla import blocking as blocking

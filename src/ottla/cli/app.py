@@ -32,6 +32,7 @@ TASKS: Final[dict[str, dict[str, CommandEntry]]] = {
         "start": CommandEntry("app", "Start a node."),
         "cluster": CommandEntry("cluster", "Run a cluster on this machine; describe any cluster."),
         "wait": CommandEntry("wait", "Wait until a node or a cluster is ready."),
+        "doctor": CommandEntry("doctor", "Find what is wrong with a machine, a file or a cluster."),
         "top": CommandEntry("top", "Show what a cluster does, live."),
         "console": CommandEntry("console", "See and manage a cluster in the browser."),
     },

@@ -235,7 +235,7 @@ def _used_names() -> tuple[frozenset[str], frozenset[str]]:
     constants = {_module(path): dict(_constants(tree)) for path, tree in trees.items()}
     for path, tree in trees.items():
         is_table = path.parts[:2] == ("node", "config") and path.name not in _READERS
-        is_table = is_table or path.as_posix() == "node/start_warnings.py"
+        is_table = is_table or path.as_posix() == "node/server/start_warnings.py"
         known = constants[_module(path)] | dict(_imported(tree, constants))
         sets = _sets_of_names(tree)
         for node in ast.walk(tree):

@@ -1,0 +1,98 @@
+"""Whether a schema may follow others in a subject, by the seven levels of Confluent's registry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+from ottla.schemas.avro_compatibility import avro_differences
+from ottla.schemas.avro_definition import AvroDefinition
+from ottla.schemas.parsed import ParsedSchema
+
+__all__ = ["CompatibilityLevel", "check_compatibility"]
+
+_MAX_SHOWN: Final = 10 * 1024
+
+
+class CompatibilityLevel(Enum):
+    """BACKWARD: the new schema reads data of the latest. FORWARD: the latest reads data of the new one.
+
+    FULL: both. Those that are transitive compare with all earlier schemas.
+    """
+
+    NONE = "NONE"
+    BACKWARD = "BACKWARD"
+    BACKWARD_TRANSITIVE = "BACKWARD_TRANSITIVE"
+    FORWARD = "FORWARD"
+    FORWARD_TRANSITIVE = "FORWARD_TRANSITIVE"
+    FULL = "FULL"
+    FULL_TRANSITIVE = "FULL_TRANSITIVE"
+
+    @property
+    def is_transitive(self) -> bool:
+        return self.value.endswith("_TRANSITIVE")
+
+    @property
+    def is_backward(self) -> bool:
+        return self.value.startswith(("BACKWARD", "FULL"))
+
+    @property
+    def is_forward(self) -> bool:
+        return self.value.startswith(("FORWARD", "FULL"))
+
+
+def check_compatibility(
+    level: CompatibilityLevel,
+    new: ParsedSchema,
+    earlier: Sequence[ParsedSchema],
+    versions: Sequence[int] = (),
+) -> list[str]:
+    """Say why a schema is not compatible with earlier ones, which are given oldest first; empty if it is.
+
+    `versions` are those of the earlier schemas, for the messages. Only the first that is not compatible, from
+    the latest on, is reported.
+    """
+    if level is CompatibilityLevel.NONE or not earlier:
+        return []
+    places = range(len(earlier) - 1, -1, -1) if level.is_transitive else (len(earlier) - 1,)
+    for place in places:
+        found = _differences(level, new, earlier[place])
+        if found:
+            if new.schema_type is earlier[place].schema_type:
+                if versions:
+                    found.append(f"{{oldSchemaVersion: {versions[place]}}}")
+                found.append(_shown(earlier[place]))
+            return found
+    return []
+
+
+def _differences(level: CompatibilityLevel, new: ParsedSchema, old: ParsedSchema) -> list[str]:
+    if new.schema_type is not old.schema_type:
+        return ["Incompatible because of different schema type"]
+    found: list[str] = []
+    if level.is_forward:
+        found += _unreadable(old, new, "old", "new")
+    if level.is_backward:
+        found += _unreadable(new, old, "new", "old")
+    return found
+
+
+def _unreadable(reader: ParsedSchema, writer: ParsedSchema, reader_name: str, writer_name: str) -> list[str]:
+    """Say why one schema cannot read what was written with another."""
+    if reader.canonical_text == writer.canonical_text and not _has_references(reader, writer):
+        return []
+    assert isinstance(reader, AvroDefinition)
+    assert isinstance(writer, AvroDefinition)
+    return avro_differences(reader.root, writer.root, reader_name, writer_name)
+
+
+def _has_references(*schemas: ParsedSchema) -> bool:
+    return any(isinstance(each, AvroDefinition) and each.references for each in schemas)
+
+
+def _shown(schema: ParsedSchema) -> str:
+    text = schema.canonical_text
+    if len(text) <= _MAX_SHOWN:
+        return f"{{oldSchema: '{text}'}}"
+    return f"{{oldSchema: <truncated> '{text[:_MAX_SHOWN]}...'}}"

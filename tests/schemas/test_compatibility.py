@@ -1,0 +1,205 @@
+"""The matrix of compatibility: formats, levels, kinds of changes, with the answers of the specifications."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ottla.schemas.compatibility import CompatibilityLevel, check_compatibility
+from ottla.schemas.definitions import ParsedSchema, SchemaType, parse_schema
+
+BOTH, BACKWARD, FORWARD, NEITHER = (True, True), (True, False), (False, True), (False, False)
+"""Whether the new schema reads old data, and whether the old one reads new data."""
+
+
+def _record(*fields: dict[str, Any], name: str = "R", **more: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": list(fields), **more}
+
+
+def _field(kind: Any, name: str = "f", **more: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, **more}
+
+
+def _enum(*symbols: str, **more: Any) -> dict[str, Any]:
+    return {"type": "enum", "name": "E", "symbols": list(symbols), **more}
+
+
+def _fixed(size: int, name: str = "F", **more: Any) -> dict[str, Any]:
+    return {"type": "fixed", "name": name, "size": size, **more}
+
+
+def _list_of(kind: Any) -> dict[str, Any]:
+    """A type inside of itself."""
+    return _record(_field(kind), _field(["null", "R"], "next"))
+
+
+_ID = _field("long", "id")
+_DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+AVRO: dict[str, tuple[Any, Any, tuple[bool, bool]]] = {
+    "nothing": (_record(_ID), _record(_ID), BOTH),
+    "documentation": (_record(_ID), _record({**_ID, "doc": "d"}, doc="d"), BOTH),
+    "a field with a default is added": (_record(_ID), _record(_ID, _field("int", default=0)), BOTH),
+    "a field without a default is added": (_record(_ID), _record(_ID, _field("int")), FORWARD),
+    "a field with a default is removed": (_record(_ID, _field("int", default=0)), _record(_ID), BOTH),
+    "a field without a default is removed": (_record(_ID, _field("int")), _record(_ID), BACKWARD),
+    "a default is added": (_record(_field("int")), _record(_field("int", default=0)), BOTH),
+    "a field is renamed": (_record(_field("int", "a")), _record(_field("int", "b")), NEITHER),
+    "a field is renamed with an alias": (
+        _record(_field("int", "a")),
+        _record(_field("int", "b", aliases=["a"])),
+        BACKWARD,
+    ),
+    "fields change places": (_record(_ID, _field("int")), _record(_field("int"), _ID), BOTH),
+    "an enum with a default of its own is added": (
+        _record(),
+        _record(_field(_enum("A", default="A"))),
+        FORWARD,
+    ),
+    "int to long": (_record(_field("int")), _record(_field("long")), BACKWARD),
+    "int to float": ("int", "float", BACKWARD),
+    "int to double": ("int", "double", BACKWARD),
+    "long to int": ("long", "int", FORWARD),
+    "long to float": ("long", "float", BACKWARD),
+    "float to double": ("float", "double", BACKWARD),
+    "double to float": ("double", "float", FORWARD),
+    "string to bytes": ("string", "bytes", BOTH),
+    "int to string": ("int", "string", NEITHER),
+    "boolean to int": ("boolean", "int", NEITHER),
+    "null to int": ("null", "int", NEITHER),
+    "array to map": ({"type": "array", "items": "int"}, {"type": "map", "values": "int"}, NEITHER),
+    "items are promoted": ({"type": "array", "items": "int"}, {"type": "array", "items": "long"}, BACKWARD),
+    "values are promoted": ({"type": "map", "values": "int"}, {"type": "map", "values": "double"}, BACKWARD),
+    "a type becomes a union with it": ("int", ["null", "int"], BACKWARD),
+    "a union becomes one of its types": (["null", "int"], "int", FORWARD),
+    "a branch is added": (["null", "int"], ["null", "int", "string"], BACKWARD),
+    "a branch is removed": (["null", "int", "string"], ["null", "int"], FORWARD),
+    "branches change places": (["null", "int"], ["int", "null"], BOTH),
+    "a branch is promoted": (["null", "int"], ["null", "long"], BACKWARD),
+    "a type becomes a union without it": ("int", ["null", "boolean"], NEITHER),
+    "a field becomes optional": (_record(_field("int")), _record(_field(["null", "int"])), BACKWARD),
+    "a symbol is added": (_enum("A"), _enum("A", "B"), BACKWARD),
+    "a symbol is removed": (_enum("A", "B"), _enum("A"), FORWARD),
+    "symbols change places": (_enum("A", "B"), _enum("B", "A"), BOTH),
+    "a symbol is added to an enum with a default": (
+        _enum("A", default="A"),
+        _enum("A", "B", default="A"),
+        BOTH,
+    ),
+    "a symbol is removed from an enum with a default": (
+        _enum("A", "B", default="A"),
+        _enum("A", default="A"),
+        BOTH,
+    ),
+    "an enum gets another name": (_enum("A"), {**_enum("A"), "name": "G"}, NEITHER),
+    "a fixed gets another size": (_fixed(4), _fixed(8), NEITHER),
+    "a fixed gets another name": (_fixed(4), _fixed(4, "G"), NEITHER),
+    "a fixed gets another name, with an alias": (_fixed(4), _fixed(4, "G", aliases=["F"]), BACKWARD),
+    "a fixed becomes bytes": (_fixed(4), "bytes", NEITHER),
+    "a record gets another name": (_record(_ID), _record(_ID, name="S"), NEITHER),
+    "a record gets another name, with an alias": (
+        _record(_ID, name="a.R"),
+        _record(_ID, name="b.S", aliases=["a.R"]),
+        BACKWARD,
+    ),
+    "a record gets another namespace": (_record(_ID, name="a.R"), _record(_ID, name="b.R"), BOTH),
+    "a record becomes a map": (_record(_field("int")), {"type": "map", "values": "int"}, NEITHER),
+    "a logical type is added": ("long", {"type": "long", "logicalType": "timestamp-millis"}, BOTH),
+    "a logical type is changed": (
+        {"type": "long", "logicalType": "timestamp-millis"},
+        {"type": "long", "logicalType": "timestamp-micros"},
+        BOTH,
+    ),
+    "the scale of a decimal is changed": (_DECIMAL, {**_DECIMAL, "scale": 3}, BOTH),
+    "a type inside of itself stays": (_list_of("int"), _list_of("int"), BOTH),
+    "a type inside of itself is promoted": (_list_of("int"), _list_of("long"), BACKWARD),
+    "a type inside of itself changes": (_list_of("int"), _list_of("string"), NEITHER),
+    "a field of an inner record is added": (
+        _record(_field(_record(name="I"))),
+        _record(_field(_record(_field("int"), name="I"))),
+        FORWARD,
+    ),
+}
+ROWS = [
+    pytest.param(kind, old, new, answers, id=f"{kind.value}: {name}")
+    for kind, changes in ((SchemaType.AVRO, AVRO),)
+    for name, (old, new, answers) in changes.items()
+]
+
+
+def _parse(kind: SchemaType, text: Any) -> ParsedSchema:
+    return parse_schema(kind, text if kind is SchemaType.PROTOBUF else json.dumps(text))
+
+
+@pytest.mark.parametrize(("kind", "old", "new", "answers"), ROWS)
+@pytest.mark.parametrize("level", CompatibilityLevel, ids=lambda level: level.value)
+def test_a_change_is_compatible_as_the_specification_says(
+    kind: SchemaType, old: Any, new: Any, answers: tuple[bool, bool], level: CompatibilityLevel
+) -> None:
+    before, after = _parse(kind, old), _parse(kind, new)
+    reads_old, is_read_by_old = answers
+    expected = (reads_old or not level.is_backward) and (is_read_by_old or not level.is_forward)
+    found = check_compatibility(level, after, [before], [7])
+    assert (found == []) is expected, found
+    if found:
+        assert found[-2:] == ["{oldSchemaVersion: 7}", f"{{oldSchema: '{before.canonical_text}'}}"]
+    # Levels that are not transitive look at the latest version only.
+    found = check_compatibility(level, after, [before, after])
+    assert (found == []) is (expected or not level.is_transitive), found
+
+
+def test_another_type_of_schema_is_not_compatible() -> None:
+    schemas = [_parse(SchemaType.AVRO, "string")]
+
+    class Other(ParsedSchema):
+        schema_type = SchemaType.JSON
+
+        def normalized_text(self) -> str:
+            return self.canonical_text
+
+    assert check_compatibility(CompatibilityLevel.FULL, Other("{}"), schemas) == [
+        "Incompatible because of different schema type"
+    ]
+    assert check_compatibility(CompatibilityLevel.NONE, Other("{}"), schemas) == []
+
+
+def test_messages_have_the_words_and_paths_of_confluents_registry() -> None:
+    old = _record(_field(_record(_field(_enum("A", "B"), "e"), name="I")))
+    new = _record(_field(_record(_field(_enum("A"), "e"), name="I")), _field("int", "g"))
+    schemas = _parse(SchemaType.AVRO, new), _parse(SchemaType.AVRO, old)
+    assert check_compatibility(CompatibilityLevel.BACKWARD, schemas[0], schemas[1:])[:-1] == [
+        "{errorType:'MISSING_ENUM_SYMBOLS', description:'The new schema is missing enum symbols '[B]' at "
+        "path '/fields/0/type/fields/0/type/symbols' in the old schema', additionalInfo:'[B]'}",
+        "{errorType:'READER_FIELD_MISSING_DEFAULT_VALUE', description:'The field 'g' at path '/fields/1' in "
+        "the new schema has no default value and is missing in the old schema', additionalInfo:'g'}",
+    ]
+
+
+def test_the_latest_of_several_that_are_not_compatible_is_reported() -> None:
+    new, first, second, third = (_parse(SchemaType.AVRO, each) for each in ("int", "string", "bytes", "int"))
+    found = check_compatibility(CompatibilityLevel.FULL_TRANSITIVE, new, [first, second, third], [1, 2, 3])
+    assert found[-2:] == ["{oldSchemaVersion: 2}", "{oldSchema: '\"bytes\"'}"]
+
+
+def _wide(kind: str) -> list[Any]:
+    return [_record(_field(kind), name=f"R{n}") for n in range(2_000)]
+
+
+def _doubled(levels: int, kind: str) -> list[Any]:
+    """Each type has two fields of the next."""
+    return [
+        *(_record(*(_field(f"R{n + 1}", f) for f in "ab"), name=f"R{n}") for n in range(levels)),
+        _record(_field(kind), name=f"R{levels}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(_wide("int"), _wide("string")), (_doubled(60, "int"), _doubled(60, "string"))],
+    ids=["wide", "doubled"],
+)
+def test_hostile_schemas_are_compared_in_bounded_time(old: Any, new: Any) -> None:
+    schemas = _parse(SchemaType.AVRO, new), _parse(SchemaType.AVRO, old)
+    found = check_compatibility(CompatibilityLevel.BACKWARD, schemas[0], schemas[1:])
+    assert 0 < len(found) <= 102

@@ -197,7 +197,7 @@ def serve(settings: dict[str, str], log_level: str, ready: Callable[[Node, str],
         log.warning(line)
     try:
         config = NodeConfig(settings)
-        for remark in _remarks(config):
+        for remark in _remarks(config, address_is_chosen="listeners" in settings):
             log.warning(remark)
         run_node(
             config,
@@ -212,13 +212,13 @@ def serve(settings: dict[str, str], log_level: str, ready: Callable[[Node, str],
     return 0
 
 
-def _remarks(config: NodeConfig) -> Iterator[str]:
+def _remarks(config: NodeConfig, *, address_is_chosen: bool) -> Iterator[str]:
     """What a first start stumbles over and is no error."""
     from ottla.cli.surroundings import container, directory_remarks
 
     for problem, advice in directory_remarks(config.log_dirs):
         yield f"{problem}: {advice}"
-    around = container()
+    around = "" if address_is_chosen else container()
     if around and config.is_broker and all(at.host in _LOOPBACK for at in config.listeners):
         yield (
             f"this is a container ({around}), and the node listens at {config.listeners[0].host}, where only "

@@ -9,6 +9,8 @@ from typing import Final
 from ottla.schemas.avro_compatibility import avro_differences
 from ottla.schemas.avro_definition import AvroDefinition
 from ottla.schemas.parsed import ParsedSchema
+from ottla.schemas.protobuf_compatibility import protobuf_differences
+from ottla.schemas.protobuf_definition import ProtobufDefinition
 
 __all__ = ["CompatibilityLevel", "check_compatibility"]
 
@@ -80,15 +82,11 @@ def _differences(level: CompatibilityLevel, new: ParsedSchema, old: ParsedSchema
 
 def _unreadable(reader: ParsedSchema, writer: ParsedSchema, reader_name: str, writer_name: str) -> list[str]:
     """Say why one schema cannot read what was written with another."""
-    if reader.canonical_text == writer.canonical_text and not _has_references(reader, writer):
-        return []
-    assert isinstance(reader, AvroDefinition)
-    assert isinstance(writer, AvroDefinition)
-    return avro_differences(reader.root, writer.root, reader_name, writer_name)
-
-
-def _has_references(*schemas: ParsedSchema) -> bool:
-    return any(isinstance(each, AvroDefinition) and each.references for each in schemas)
+    if isinstance(reader, AvroDefinition) and isinstance(writer, AvroDefinition):
+        return avro_differences(reader.root, writer.root, reader_name, writer_name)
+    assert isinstance(reader, ProtobufDefinition)
+    assert isinstance(writer, ProtobufDefinition)
+    return protobuf_differences(reader, writer, reader_name, writer_name)
 
 
 def _shown(schema: ParsedSchema) -> str:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from ottla.schemas.avro_definition import AvroDefinition, parse_avro
 from ottla.schemas.parsed import InvalidSchemaError, ParsedSchema, SchemaReference, SchemaType
+from ottla.schemas.protobuf_definition import ProtobufDefinition, parse_protobuf
 
 __all__ = [
     "InvalidSchemaError",
@@ -44,4 +45,7 @@ def parse_schema(
     if schema_type is SchemaType.AVRO:
         avro = [each for each in references.values() if isinstance(each, AvroDefinition)]
         return parse_avro(text, avro, is_new=is_new)
+    if schema_type is SchemaType.PROTOBUF:
+        files = {name: each for name, each in references.items() if isinstance(each, ProtobufDefinition)}
+        return parse_protobuf(text, files, is_new=is_new)
     raise InvalidSchemaError(f"schemas of the type {schema_type.value} are not known yet")

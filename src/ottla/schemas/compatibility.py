@@ -8,6 +8,8 @@ from typing import Final
 
 from ottla.schemas.avro_compatibility import avro_differences
 from ottla.schemas.avro_definition import AvroDefinition
+from ottla.schemas.json_compatibility import json_differences
+from ottla.schemas.json_definition import JsonDefinition
 from ottla.schemas.parsed import ParsedSchema
 from ottla.schemas.protobuf_compatibility import protobuf_differences
 from ottla.schemas.protobuf_definition import ProtobufDefinition
@@ -84,9 +86,11 @@ def _unreadable(reader: ParsedSchema, writer: ParsedSchema, reader_name: str, wr
     """Say why one schema cannot read what was written with another."""
     if isinstance(reader, AvroDefinition) and isinstance(writer, AvroDefinition):
         return avro_differences(reader.root, writer.root, reader_name, writer_name)
-    assert isinstance(reader, ProtobufDefinition)
-    assert isinstance(writer, ProtobufDefinition)
-    return protobuf_differences(reader, writer, reader_name, writer_name)
+    if isinstance(reader, ProtobufDefinition) and isinstance(writer, ProtobufDefinition):
+        return protobuf_differences(reader, writer, reader_name, writer_name)
+    assert isinstance(reader, JsonDefinition)
+    assert isinstance(writer, JsonDefinition)
+    return json_differences(reader, writer, reader_name, writer_name)
 
 
 def _shown(schema: ParsedSchema) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ottla.schemas.avro_definition import AvroDefinition, parse_avro
+from ottla.schemas.json_definition import JsonDefinition, parse_json_schema
 from ottla.schemas.parsed import InvalidSchemaError, ParsedSchema, SchemaReference, SchemaType
 from ottla.schemas.protobuf_definition import ProtobufDefinition, parse_protobuf
 
@@ -48,4 +49,5 @@ def parse_schema(
     if schema_type is SchemaType.PROTOBUF:
         files = {name: each for name, each in references.items() if isinstance(each, ProtobufDefinition)}
         return parse_protobuf(text, files, is_new=is_new)
-    raise InvalidSchemaError(f"schemas of the type {schema_type.value} are not known yet")
+    others = {name: each for name, each in references.items() if isinstance(each, JsonDefinition)}
+    return parse_json_schema(text, others)

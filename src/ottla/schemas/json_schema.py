@@ -23,7 +23,7 @@ from ottla.schemas.errors import SchemaError
 if TYPE_CHECKING:
     import re2
 
-__all__ = ["JsonSchema"]
+__all__ = ["JsonSchema", "compiled_pattern"]
 
 MAX_PROBLEMS: Final = 5
 _MAX_STEPS: Final = 50_000
@@ -225,7 +225,7 @@ class _Check:
 
     def _matches(self, pattern: str, text: str) -> bool:
         """Whether a pattern is found; also if it is not checked."""
-        compiled = _compiled(pattern)
+        compiled = compiled_pattern(pattern)
         if compiled is None:
             return True
         self._take(compiled.programsize * len(text) // _PATTERN_WORK_OF_A_STEP)
@@ -233,7 +233,7 @@ class _Check:
 
 
 @lru_cache(maxsize=100)
-def _compiled(pattern: str) -> re2._Regexp | None:
+def compiled_pattern(pattern: str) -> re2._Regexp | None:
     """The pattern for RE2; None if it cannot be one."""
     import re2
 

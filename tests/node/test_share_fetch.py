@@ -608,3 +608,52 @@ async def test_what_a_throttled_client_does_not_get_is_available_at_once(broker:
     )
     assert await member.fetch() == {}
     assert await other.take() == [(0, 4, 1)]
+
+
+def retries_wait(broker: ShareHarness, backoff_ms: int) -> None:
+    broker.write(
+        ConfigRecord(
+            resource_type=int(ConfigResourceType.GROUP),
+            resource_name=GROUP,
+            name="share.retry.backoff.ms",
+            value=str(backoff_ms),
+        )
+    )
+
+
+def test_a_released_record_is_delivered_again_after_the_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(broker: ShareHarness) -> None:
+        retries_wait(broker, 3000)
+        member, other = await begun(broker), await begun(broker, "other")
+        broker.produce(0, 4)
+        assert await member.take() == [(0, 3, 1)]
+        loop = asyncio.get_running_loop()
+        released_at = loop.time()
+        assert await member.acknowledge(1, 2, RELEASE) is ErrorCode.NONE
+        assert await other.take() == []
+        # It waits in one fetch, which is woken when the records are.
+        assert await other.take(max_wait_ms=LONG_MS) == [(1, 2, 2)]
+        assert 3.0 <= loop.time() - released_at < 3.1
+        assert await member.acknowledge(0, 0, ACCEPT) is ErrorCode.NONE
+        assert await other.acknowledge(1, 2, ACCEPT) is ErrorCode.NONE
+
+    in_virtual_time(monkeypatch, scenario)
+
+
+def test_a_leader_that_loads_the_state_begins_the_wait_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(broker: ShareHarness) -> None:
+        retries_wait(broker, 3000)
+        member = await begun(broker)
+        broker.produce(0, 2)
+        assert await member.take() == [(0, 1, 1)]
+        assert await member.acknowledge(0, 1, RELEASE) is ErrorCode.NONE
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(2)
+        leader = broker.share_partitions.find(GROUP, PARTITION)
+        assert leader is not None
+        broker.share_partitions.drop(leader)
+        loaded_at = loop.time()
+        assert await member.take(max_wait_ms=LONG_MS) == [(0, 0, 2), (1, 1, 2)]
+        assert 3.0 <= loop.time() - loaded_at < 3.1
+
+    in_virtual_time(monkeypatch, scenario)

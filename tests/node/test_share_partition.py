@@ -503,3 +503,69 @@ def test_records_of_two_members_in_one_batch_are_released_one_by_one_where_they_
     shared.share.complete(transition, persisted=True)
     shared.share.check_invariants()
     assert [each.first_offset for each in shared.fetch("c", most=10)] == [1, 3, 5, 7, 9]
+
+
+def test_released_records_wait_together_and_new_ones_do_not() -> None:
+    shared = Shared(log_of(5, 5), settings=ShareGroupSettings(retry_backoff_ms=1000))
+    shared.fetch(A, most=5)
+    shared.acknowledge(A, 0, 4, RELEASE)
+    assert shared.share.waiting_records == 5
+    assert shared.share.next_deadline_ms == 1000
+    assert shared.fetch(B) == [(5, 9, 1)]
+    assert not shared.share.end_waits(999)
+    assert shared.fetch(C) == []
+    assert shared.share.end_waits(1000)
+    assert shared.fetch(C) == [(0, 4, 2)]
+    assert shared.share.waiting_records == 0
+
+
+def test_a_record_that_waits_holds_the_start_offset_and_counts_against_the_limit() -> None:
+    settings = ShareGroupSettings(retry_backoff_ms=1000, partition_max_record_locks=5)
+    shared = Shared(log_of(5, 5), settings=settings)
+    shared.fetch(A, most=5)
+    shared.acknowledge(A, 0, 4, RELEASE, ACCEPT, ACCEPT, ACCEPT, RELEASE)
+    assert (shared.share.start_offset, shared.share.delivery_complete_count) == (0, 3)
+    assert not shared.share.can_acquire_records()
+    shared.share.end_waits(1000)
+    assert shared.fetch(B) == [(0, 0, 2), (4, 4, 2)]
+
+
+def test_a_lock_that_expires_and_a_member_that_leaves_do_not_make_records_wait() -> None:
+    shared = Shared(log_of(4), settings=ShareGroupSettings(retry_backoff_ms=1000))
+    shared.fetch(A, most=2, mode=LIMIT)
+    shared.fetch(B, most=2, mode=LIMIT)
+    shared.share.complete(shared.share.release_acquired_records(A), persisted=True)
+    assert shared.fetch(C, most=2, mode=LIMIT) == [(0, 1, 2)]
+    shared.now_ms = 30_000
+    shared.expire()
+    assert shared.share.waiting_records == 0
+
+
+def test_waits_grow_with_the_deliveries_up_to_a_maximum_and_are_spread() -> None:
+    settings = ShareGroupSettings(retry_backoff_ms=100, retry_backoff_max_ms=1000)
+    for count, mean_ms in ((1, 100), (2, 200), (4, 800), (5, 1000), (9, 1000), (200, 1000)):
+        delays = {settings.retry_delay_ms(count, offset) for offset in range(200)}
+        assert mean_ms * 0.8 <= min(delays) < mean_ms < max(delays) <= mean_ms * 1.2
+    fixed = ShareGroupSettings(retry_backoff_ms=100, retry_backoff_max_ms=100)
+    assert {fixed.retry_delay_ms(count, 7 * count) for count in range(10)} == {100}
+
+
+def test_what_waits_is_archived_when_the_log_starts_after_it() -> None:
+    shared = Shared(log_of(5, 5), settings=ShareGroupSettings(retry_backoff_ms=1000))
+    shared.fetch(A)
+    shared.acknowledge(A, 0, 9, RELEASE)
+    shared.share.update_log_start_offset(7)
+    shared.share.check_invariants()
+    assert shared.share.waiting_records == 3
+    assert shared.share.end_waits(1000)
+    assert shared.fetch(B) == [(7, 9, 2)]
+
+
+def test_a_new_leader_has_records_wait_that_were_delivered_before() -> None:
+    state = (PersisterStateBatch(0, 3, AVAILABLE, 2), PersisterStateBatch(4, 5, ARCHIVED, 1))
+    shared = Shared(log_of(10), state=state, settings=ShareGroupSettings(retry_backoff_ms=1000))
+    shared.share.wait_before_retries(500)
+    assert shared.fetch(A) == [(6, 9, 1)]
+    assert not shared.share.end_waits(1499)
+    assert shared.share.end_waits(1500)
+    assert shared.fetch(A) == [(0, 3, 3)]

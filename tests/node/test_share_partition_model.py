@@ -41,10 +41,12 @@ class Known:
     member: str = ""
     deadline_ms: int = 0
     pending: RecordState | None = None  # the state that is being written
+    released_ms: int | None = None  # when that state was asked for, if it is to wait then
+    waits_until_ms: int = 0
 
     @property
     def is_free(self) -> bool:
-        return self.state is RecordState.AVAILABLE and self.pending is None
+        return self.state is RecordState.AVAILABLE and self.pending is None and not self.waits_until_ms
 
 
 class Run:
@@ -56,6 +58,8 @@ class Run:
             record_lock_duration_ms=self.random.choice((1000, 5000)),
             delivery_count_limit=self.limit,
             partition_max_record_locks=self.max_locks,
+            retry_backoff_ms=self.random.choice((0, 0, 300, 2000)),
+            retry_backoff_max_ms=self.random.choice((0, 500, 8000)),
         )
         self.share = SharePartition(0, 0, self.settings)
         self.known: dict[int, Known] = {}
@@ -193,6 +197,7 @@ class Run:
                 each.deadline_ms = self.now_ms + self.settings.record_lock_duration_ms
                 continue
             each.pending = self.outcome(OUTCOME[type], each.count)
+            each.released_ms = self.now_ms if self.settings.retry_backoff_ms else None
             changed.add(at)
         assert changed == offsets_of(transition)
         if transition:
@@ -241,12 +246,18 @@ class Run:
                 continue  # archived meanwhile
             if persisted:
                 each.state = each.pending
+                if each.state is RecordState.AVAILABLE and each.released_ms is not None:
+                    # Runs wait together: by the end of the first of them.
+                    run = next(r for r in transition.batches if r.first_offset <= at <= r.last_offset)
+                    delay_ms = self.settings.retry_delay_ms(each.count, run.first_offset)
+                    assert delay_ms >= 0.8 * self.settings.retry_backoff_ms
+                    each.waits_until_ms = each.released_ms + delay_ms
             elif each.deadline_ms <= self.now_ms and each.deadline_ms <= self.expired_until:
                 below = at < start
                 each.state = (
                     RecordState.ARCHIVED if below else self.outcome(RecordState.AVAILABLE, each.count)
                 )
-            each.pending = None
+            each.pending = each.released_ms = None
 
     expired_until = -1
 
@@ -262,6 +273,12 @@ class Run:
         self.now_ms += self.random.choice((1, 100, 900, 3000))
         released = self.share.expire_locks(self.now_ms)
         self.expired_until = self.now_ms
+        has_waited = False
+        for each in self.known.values():
+            if 0 < each.waits_until_ms <= self.now_ms:
+                has_waited = has_waited or each.state is RecordState.AVAILABLE
+                each.waits_until_ms = 0
+        assert self.share.end_waits(self.now_ms) == has_waited
         expected = set()
         for at, each in self.known.items():
             if (
@@ -300,6 +317,10 @@ class Run:
             for at, (state, count) in self.persisted.items()
             if at >= self.share.start_offset and at <= last
         }
+        self.share.wait_before_retries(self.now_ms)
+        for at, each in self.known.items():
+            if self.settings.retry_backoff_ms and each.state is RecordState.AVAILABLE and each.count:
+                each.waits_until_ms = self.now_ms + self.settings.retry_delay_ms(each.count, at)
 
     def check(self) -> None:
         self.share.check_invariants()
@@ -338,6 +359,7 @@ class Run:
                 break
             self.known.clear()
             self.now_ms += 10_000
+            self.share.end_waits(self.now_ms)
             self.share.expire_locks(self.now_ms)
             self.share.complete_expiry()
         else:

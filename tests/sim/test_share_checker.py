@@ -81,7 +81,7 @@ class ShareCheckerHarness:
     def load(self) -> None:
         self.leaders.append(_Leader())
         self._leader = self.leaders[-1]
-        self.checker.on_loaded(self._leader)
+        self.checker.on_loaded(self._leader, self.now_ms)
 
     def acquire(self, member: str, first: int, last: int, count: int = 1) -> None:
         session = self._sessions.setdefault(member, object())
@@ -329,3 +329,40 @@ class TestVerdict:
         harness.load()
         harness.acquire("a", 0, 9, LIMIT)
         assert harness.verdict() is None
+
+
+class TestRetries:
+    @pytest.fixture
+    def waiting(self, harness: ShareCheckerHarness) -> ShareCheckerHarness:
+        harness.checker.terms = ShareGroupTerms(LOCK_MS, LIMIT, False, 2, 10, retry_backoff_ms=500)
+        harness.acquire("a", 0, 0)
+        sent = harness.acknowledge("a", RELEASE, 0)
+        harness.update((0, 0, AVAILABLE, 1))
+        harness.answer(sent)
+        return harness
+
+    def test_one_that_comes_too_soon_is_found(self, waiting: ShareCheckerHarness) -> None:
+        waiting.now_ms = 499
+        waiting.acquire("b", 0, 0, 2)
+        assert "orders-0 0 is delivered again after 499 ms" in (waiting.violation or "")
+
+    def test_one_in_time_is_none(self, waiting: ShareCheckerHarness) -> None:
+        waiting.now_ms = 500
+        waiting.acquire("b", 0, 0, 2)
+        assert waiting.violation is None
+
+    def test_one_that_came_before_the_answer_is_found(self, harness: ShareCheckerHarness) -> None:
+        harness.checker.terms = ShareGroupTerms(LOCK_MS, LIMIT, False, 2, 10, retry_backoff_ms=500)
+        harness.acquire("a", 0, 0)
+        sent = harness.acknowledge("a", RELEASE, 0)
+        harness.update((0, 0, AVAILABLE, 1))
+        harness.acquire("b", 0, 0, 2)
+        harness.answer(sent)
+        assert "orders-0 0 is delivered again after 0 ms" in (harness.violation or "")
+
+    def test_a_new_leader_that_does_not_wait_is_found(self, waiting: ShareCheckerHarness) -> None:
+        waiting.now_ms = 10_000
+        waiting.load()
+        waiting.now_ms += 499
+        waiting.acquire("b", 0, 0, 2)
+        assert "orders-0 0 is delivered again after 499 ms" in (waiting.violation or "")

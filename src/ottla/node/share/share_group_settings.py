@@ -36,6 +36,11 @@ def share_group_settings(config: NodeConfig, overrides: Mapping[str, str]) -> Sh
         key = GROUP[name]
         return key.parse(overrides[name]) if name in overrides else key.default
 
+    def own_number(name: str) -> int:
+        value = own(name)
+        assert isinstance(value, int), (name, value)
+        return value
+
     return ShareGroupSettings(
         record_lock_duration_ms=number("share.record.lock.duration.ms"),
         delivery_count_limit=number("share.delivery.count.limit"),
@@ -43,6 +48,8 @@ def share_group_settings(config: NodeConfig, overrides: Mapping[str, str]) -> Sh
         renew_acknowledge_enable=own("share.renew.acknowledge.enable") is True,
         read_committed=own("share.isolation.level") == "read_committed",
         auto_offset_reset=str(own("share.auto.offset.reset")).lower(),
+        retry_backoff_ms=own_number("share.retry.backoff.ms"),
+        retry_backoff_max_ms=own_number("share.retry.backoff.max.ms"),
     )
 
 

@@ -19,6 +19,10 @@ available nor can they be acknowledged again. A transition that could not be per
 records are acquired again, or available if their lock has expired meanwhile. The start offset moves when a
 transition is complete.
 
+Where the group has a backoff for retries, a record that a member has released waits before it is available
+again. It waits in memory only, and is persisted as available: a leader that loads the state has all records
+that were delivered before wait from then on. Runs of records wait together, in the order of their ends.
+
 The object is deterministic: it does no I/O, and the time is passed in.
 
 Invariants:
@@ -29,7 +33,8 @@ Invariants:
   the records of a lock; a lock that holds none is forgotten;
 * `delivery_complete_count` is the number of records from the start offset on that are acknowledged or
   archived, provisionally or not;
-* each batch with an available record is in `_available`.
+* each batch with an available record is in `_available`;
+* each record that waits is in one run of `_waits`.
 """
 
 from __future__ import annotations
@@ -40,6 +45,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
@@ -65,11 +71,16 @@ _ACKNOWLEDGED: Final = int(RecordState.ACKNOWLEDGED)
 _ARCHIVED: Final = int(RecordState.ARCHIVED)
 # Added to a state that is not persisted yet.
 _PENDING: Final = 0x80
+# Of a record that is not to be delivered again yet; available where it is persisted.
+_WAITING: Final = 0x10
 _DONE: Final = bytes((_ACKNOWLEDGED, _ARCHIVED))
 _RENEW: Final = int(AcknowledgeType.RENEW)
 _STATE_OF_TYPE: Final = (_ARCHIVED, _ACKNOWLEDGED, _AVAILABLE, _ARCHIVED)
 _MAX_COUNT: Final = 255
 _NO_OFFSET: Final = 1 << 63
+_MAX_DOUBLINGS: Final = 40
+# Of Knuth's multiplicative hash.
+_HASH_FACTOR: Final = 2_654_435_761
 _BY_FIRST: Final = attrgetter("first")
 _RUN: Final = re.compile(rb"(.)\1*+", re.DOTALL)
 
@@ -86,6 +97,10 @@ class ShareGroupSettings:
     renew_acknowledge_enable: bool = True
     read_committed: bool = False
     auto_offset_reset: str = "latest"
+    # How long a released record waits after its first delivery; 0 if it does not. It is doubled with each
+    # further delivery where there is a maximum above it.
+    retry_backoff_ms: int = 0
+    retry_backoff_max_ms: int = 0
 
     @property
     def throttle_delivery_count(self) -> int:
@@ -93,6 +108,17 @@ class ShareGroupSettings:
         one bad record does not have all others of its batch archived.
         """
         return max(2, -(-self.delivery_count_limit // 2))
+
+    def retry_delay_ms(self, delivery_count: int, offset: int) -> int:
+        """How long records from an offset on wait after so many deliveries. A delay that grows is spread by a
+        fifth up and down, by the offset: what has failed together does not come back all at once.
+        """
+        base, most = self.retry_backoff_ms, self.retry_backoff_max_ms
+        if most <= base:
+            return base
+        delay_ms = min(base << min(max(delivery_count - 1, 0), _MAX_DOUBLINGS), most)
+        spread = ((offset * _HASH_FACTOR) >> 16) % 401
+        return max(1, delay_ms * (800 + spread) // 1000)
 
 
 class LogBatch(NamedTuple):
@@ -217,12 +243,14 @@ class InFlightBatch:
 class StateTransition:
     """A change of states that is not persisted yet, by ranges of records with the same outcome."""
 
-    __slots__ = ("delivered_too_often", "ranges")
+    __slots__ = ("delivered_too_often", "ranges", "waits_since_ms")
 
-    def __init__(self) -> None:
+    def __init__(self, waits_since_ms: int | None = None) -> None:
         self.ranges: list[tuple[InFlightBatch, PersisterStateBatch]] = []
         # Records that are archived instead of made available.
         self.delivered_too_often = 0
+        # From when on the released records wait; None if they do not.
+        self.waits_since_ms = waits_since_ms
 
     def __bool__(self) -> bool:
         return bool(self.ranges)
@@ -307,6 +335,7 @@ class SharePartition:
         "_gap_end",
         "_gap_start",
         "_locks",
+        "_waits",
         "counts",
         "delivery_complete_count",
         "end_offset",
@@ -347,6 +376,8 @@ class SharePartition:
         # By duration, each in the order of deadlines; and by member.
         self._locks: dict[int, dict[AcquisitionLock, None]] = {}
         self._by_member: dict[str, dict[AcquisitionLock, None]] = {}
+        # When a wait ends, and the first and last of its offsets: a heap. Some may not wait any longer.
+        self._waits: list[tuple[int, int, int]] = []
         self._load(batches)
 
     def _load(self, batches: Iterable[PersisterStateBatch]) -> None:
@@ -674,6 +705,7 @@ class SharePartition:
         archived = 0
         for batch in self._overlapping(fetch_offset, base_offset - 1):
             archived += self._archive(batch, fetch_offset, base_offset - 1, _AVAILABLE)
+            archived += self._archive(batch, fetch_offset, base_offset - 1, _WAITING)
         self.delivery_complete_count += archived
         self._move_gap(base_offset)
         self._advance_start()
@@ -802,7 +834,7 @@ class SharePartition:
         """Begin the transition of what a member acknowledges, and renew its locks where it asks for that.
         KafkaError if the member does not hold one of the records; then no state has changed.
         """
-        transition = StateTransition()
+        transition = StateTransition(now_ms if self.settings.retry_backoff_ms else None)
         try:
             for each in acknowledged:
                 if each.last_offset >= self.start_offset:
@@ -1015,8 +1047,16 @@ class SharePartition:
             if not persisted:
                 self._roll_back(transition)
                 continue
-            for batch, (first, last, state, _) in transition.ranges:
+            since_ms = transition.waits_since_ms
+            for batch, (first, last, state, count) in transition.ranges:
                 self._commit(batch, first, last, state)
+                if state != _AVAILABLE:
+                    continue
+                if since_ms is None:
+                    self._list_available(batch)
+                else:
+                    until_ms = since_ms + self.settings.retry_delay_ms(count, first)
+                    self._begin_wait(batch, first, last, until_ms)
             self.counts.archived += transition.delivered_too_often
         if persisted:
             self._advance_start()
@@ -1049,8 +1089,6 @@ class SharePartition:
                         states[at] = state
                         lock, locks[at] = locks[at], None
                         self._unlock(lock, 1)
-        if state == _AVAILABLE:
-            self._list_available(batch)
 
     def _roll_back(self, transition: StateTransition) -> None:
         """Take a transition back: records are acquired again, unless their lock has expired."""
@@ -1097,8 +1135,75 @@ class SharePartition:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When the next lock expires; None if there is none."""
-        return min((next(iter(locks)).deadline_ms for locks in self._locks.values()), default=None)
+        """When the next lock expires, or the next wait ends; None if there is neither."""
+        deadlines = [next(iter(locks)).deadline_ms for locks in self._locks.values()]
+        if self._waits:
+            deadlines.append(self._waits[0][0])
+        return min(deadlines, default=None)
+
+    @property
+    def waiting_records(self) -> int:
+        """The records that are not to be delivered again yet. It walks over all that wait."""
+        return sum(last - first + 1 for first, last in self._waiting_runs())
+
+    def _waiting_runs(self) -> Iterator[tuple[int, int]]:
+        """The first and last offsets of what waits, by batch."""
+        for _, first, last in self._waits:
+            for batch in self._overlapping(first, last):
+                low, high = max(first, batch.first), min(last, batch.last)
+                if batch.states is None:
+                    if batch.state == _WAITING:
+                        yield low, high
+                    continue
+                for begin, end, state in _runs(batch.states, low - batch.first, high - batch.first + 1):
+                    if state == _WAITING:
+                        yield batch.first + begin, batch.first + end - 1
+
+    def _begin_wait(self, batch: InFlightBatch, first: int, last: int, until_ms: int) -> None:
+        """Have the available records among these wait."""
+        if self._replace(batch, first, last, _AVAILABLE, _WAITING):
+            heappush(self._waits, (until_ms, first, last))
+
+    def _replace(self, batch: InFlightBatch, first: int, last: int, old: int, new: int) -> bool:
+        """Give the records of a batch among these that are in a state another one; whether there are any."""
+        first, last = max(first, batch.first), min(last, batch.last)
+        if batch.states is None:
+            if batch.state != old:
+                return False
+            if first == batch.first and last == batch.last:
+                batch.state = new
+                return True
+        states = batch.split()
+        part = states[first - batch.first : last - batch.first + 1]
+        if old not in part:
+            return False
+        states[first - batch.first : last - batch.first + 1] = part.replace(bytes((old,)), bytes((new,)))
+        return True
+
+    def wait_before_retries(self, now_ms: int) -> None:
+        """Have all records wait that were delivered before: how long they have waited is not persisted."""
+        if not self.settings.retry_backoff_ms:
+            return
+        for batch in self._batches.values():
+            if batch.states is None and batch.state == _AVAILABLE and batch.count:
+                until_ms = now_ms + self.settings.retry_delay_ms(batch.count, batch.first)
+                batch.state = _WAITING
+                self._waits.append((until_ms, batch.first, batch.last))
+        heapify(self._waits)
+
+    def end_waits(self, now_ms: int) -> bool:
+        """Make the records available that have waited long enough; whether there are any."""
+        found = False
+        waits = self._waits
+        while waits and waits[0][0] <= now_ms:
+            _, first, last = heappop(waits)
+            for batch in self._overlapping(first, last):
+                if self._replace(batch, first, last, _WAITING, _AVAILABLE):
+                    self._list_available(batch)
+                    found = True
+        if found and invariants.thorough:
+            self.check_invariants()
+        return found
 
     def expire_locks(self, now_ms: int) -> StateTransition:
         """Release what is held beyond its deadline. The states are final at once; they are to be persisted
@@ -1148,6 +1253,7 @@ class SharePartition:
         self.start_offset = log_start_offset
         for batch in list(self._overlapping(start, log_start_offset - 1)):
             self._archive(batch, start, log_start_offset - 1, _AVAILABLE)
+            self._archive(batch, start, log_start_offset - 1, _WAITING)
         self.end_offset = max(self.end_offset, log_start_offset)
         self._advance_start()
         if invariants.thorough:
@@ -1173,7 +1279,7 @@ class SharePartition:
             if not firsts:
                 return False
             end = max(start, self._last_batch.last + 1)
-            self._firsts, self._available = [], []
+            self._firsts, self._available, self._waits = [], [], []
             batches.clear()
             self.start_offset = self.end_offset = end
             self.delivery_complete_count = 0
@@ -1219,6 +1325,11 @@ class SharePartition:
             if batch.first_available() is not None:
                 assert batch.listed, first
                 assert first in self._available, first
+        waiting = sum(
+            batch.size * (batch.state == _WAITING) if batch.states is None else batch.states.count(_WAITING)
+            for batch in batches.values()
+        )
+        assert waiting == self.waiting_records, (waiting, self._waits)
         known = [lock for locks in self._by_member.values() for lock in locks]
         assert len(known) == len(held), (len(known), len(held))
         for lock in known:

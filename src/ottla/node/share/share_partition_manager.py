@@ -16,7 +16,7 @@ whose look is the longest ago; when that one has taken its share, or could not, 
 something left. So the records of one append cost as many wake-ups as there are fetches that get some, however
 many wait. Each waiting fetch is woken at most once for one event.
 
-One timer for each share partition, set while there are locks, expires them.
+One timer for each share partition, set while there are locks or records that wait for a retry, ends them.
 """
 
 from __future__ import annotations
@@ -211,9 +211,9 @@ class SharePartitionLeader:
     """One share partition on this broker: its records in delivery, its writes, its timer, and the sessions
     that read it.
 
-    Invariants: a write is in progress whenever there is one to do; a timer is set whenever there are locks;
-    the partition is watched whenever a session is to be woken or made dirty; a session that waits is in
-    `_seen` or `_unseen` with each of its partitions.
+    Invariants: a write is in progress whenever there is one to do; a timer is set whenever there are locks or
+    records that wait for a retry; the partition is watched whenever a session is to be woken or made dirty; a
+    session that waits is in `_seen` or `_unseen` with each of its partitions.
     """
 
     __slots__ = (
@@ -384,6 +384,7 @@ class SharePartitionLeader:
                 transitions = [each.transition for each in taken if not each.is_final]
                 share.complete(*transitions, persisted=error is None)
                 share.complete_expiry()
+                self.set_timer()
                 for each in taken:
                     if not each.future.done():
                         each.future.set_result(error)
@@ -422,8 +423,8 @@ class SharePartitionLeader:
     # Time
 
     def set_timer(self) -> None:
-        """Have locks expire when they are due. A timer that is set may be too late, for longer locks: the
-        duration of locks can change.
+        """Have locks expire, and waits end, when they are due. A timer that is set may be too late, for
+        longer locks: the duration of locks can change.
         """
         if self.share is None or self.is_dropped:
             return
@@ -446,6 +447,7 @@ class SharePartitionLeader:
             self.share.settings = self._manager.settings(self.key.group_id)
             # Times are rounded down, and no lock may be shorter than it should be.
             expired = self.share.expire_locks(self._manager.now_ms() - 1)
+            has_waited = self.share.end_waits(self._manager.now_ms() - 1)
         except Exception:
             # Locks that never expire would hold records back for good.
             _log.exception("share partition %s: its locks could not be expired", self.key)
@@ -453,6 +455,7 @@ class SharePartitionLeader:
             return
         if expired:
             self._persist(expired, is_final=True)
+        if expired or has_waited:
             self.notify()
         self.set_timer()
 
@@ -702,6 +705,8 @@ class SharePartitionManager:
             leader.share = SharePartition(
                 start_offset, state.state_epoch, settings, state.batches, counts=self.counts
             )
+            leader.share.wait_before_retries(self.now_ms())
+            leader.set_timer()
             if self.listener is not None:
                 self.listener.on_loaded(leader)
         except KafkaError as error:

@@ -40,6 +40,7 @@ from ottla.node.share.share_partition import (
     AcquisitionLock,
     InFlightBatch,
     RecordState,
+    ShareGroupSettings,
     SharePartition,
 )
 from ottla.node.share.share_partition_manager import SharePartitionLeader
@@ -324,6 +325,14 @@ def _snapshot_without_states() -> list[Patch]:
     return [(ShareGroupOffset, "snapshot_record", record)]
 
 
+def _retries_do_not_wait() -> list[Patch]:
+    return [(ShareGroupSettings, "retry_delay_ms", lambda self, delivery_count, offset: 0)]
+
+
+def _new_leader_does_not_wait() -> list[Patch]:
+    return [(SharePartition, "wait_before_retries", lambda self, now_ms: None)]
+
+
 def _controller_not_checked_by_writes() -> list[Patch]:
     """Without the conditions: of the epoch of the controller, and of the version of what is replaced."""
 
@@ -416,6 +425,8 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "new-leader-without-states": _new_leader_without_states,
     "share-leaders-not-fenced": _share_leaders_not_fenced,
     "snapshot-without-states": _snapshot_without_states,
+    "retries-do-not-wait": _retries_do_not_wait,
+    "new-leader-does-not-wait": _new_leader_does_not_wait,
     "controller-not-checked-by-writes": _controller_not_checked_by_writes,
     "brokers-not-watched": _brokers_not_watched,
     "prepared-not-kept": _prepared_not_kept,
@@ -531,6 +542,8 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "new-leader-without-states": _SHARES,
     "share-leaders-not-fenced": _SHARE_LEADERS,
     "snapshot-without-states": _SHARES,
+    "retries-do-not-wait": _SHARES,
+    "new-leader-does-not-wait": _SHARES,
     # The controller learns late, or not at all, that its znode was deleted, and goes on.
     "controller-not-checked-by-writes": _DELETED_CONTROLLERS,
     "brokers-not-watched": _ON_ZOOKEEPER,

@@ -7,6 +7,8 @@
   member has acknowledged it, or the member's share session has ended.
 - Delivery counts are right: each is one more than the last of the same leader, or than what was persisted
   when the leader took over, and none is above the limit.
+- With a backoff, a record that was released is not delivered again before its time, nor is one that was
+  delivered before a leader has loaded the state.
 - The start offset passes no record that is neither acknowledged nor archived.
 - Records are delivered in order, as they are committed, and with nothing missing.
 - At the end each record is done, because a member accepted or rejected it, or as it was delivered as often as
@@ -62,6 +64,8 @@ class ShareGroupTerms:
     workers: int
     # Of the share coordinator: how many updates follow a snapshot.
     updates_per_snapshot: int
+    retry_backoff_ms: int = 0
+    retry_backoff_max_ms: int = 0
 
     @classmethod
     def draw(cls, random: Random) -> ShareGroupTerms:
@@ -71,7 +75,14 @@ class ShareGroupTerms:
             read_committed=random.random() < 0.4,
             workers=random.choice((2, 3, 3, 5)),
             updates_per_snapshot=random.choice((0, 2, 10, 500)),
+            retry_backoff_ms=random.choice((0, 0, 300, 1_500)),
+            retry_backoff_max_ms=random.choice((0, 4_000)),
         )
+
+    def least_retry_delay_ms(self, count: int) -> int:
+        """How long a record waits at least that was released after so many deliveries."""
+        base, most = self.retry_backoff_ms, self.retry_backoff_max_ms
+        return base if most <= base else min(base * 2 ** (count - 1), most) * 4 // 5
 
     def node_settings(self) -> dict[str, str]:
         return {
@@ -95,6 +106,8 @@ class ShareGroupTerms:
         return {
             "share.auto.offset.reset": "earliest",
             "share.isolation.level": "read_committed" if self.read_committed else "read_uncommitted",
+            "share.retry.backoff.ms": str(self.retry_backoff_ms),
+            "share.retry.backoff.max.ms": str(self.retry_backoff_max_ms),
         }
 
 
@@ -145,11 +158,16 @@ class _Holder:
 class _KnownLeader:
     """A share partition as a leader loaded it, and how often it has delivered each record since."""
 
-    __slots__ = ("counts", "loaded")
+    __slots__ = ("acquired_ms", "counts", "loaded", "loaded_ms", "released_ms")
 
-    def __init__(self, loaded: _DurableState) -> None:
+    def __init__(self, loaded: _DurableState, loaded_ms: int) -> None:
         self.loaded = loaded
+        self.loaded_ms = loaded_ms
         self.counts: dict[int, int] = {}
+        # By the clock of the leader: when a record was delivered, by its count, and when it was released at
+        # the earliest, with the count that it had.
+        self.acquired_ms: dict[tuple[int, int], int] = {}
+        self.released_ms: dict[int, tuple[int, int]] = {}
 
 
 @dataclass(slots=True)
@@ -284,11 +302,11 @@ class ShareChecker:
 
     # Leaders
 
-    def on_loaded(self, leader: SharePartitionLeader) -> None:
+    def on_loaded(self, leader: SharePartitionLeader, now_ms: int) -> None:
         self._catch_up()
         durable = self._of(leader.key).durable or _DurableState(0, -1)
         loaded = _DurableState(durable.state_epoch, durable.start, dict(durable.cells))
-        self._leaders[leader] = _KnownLeader(loaded)
+        self._leaders[leader] = _KnownLeader(loaded, now_ms)
         self._of(leader.key).newest_leader = leader
         self._count("a leader loads")
 
@@ -315,7 +333,9 @@ class ShareChecker:
                 self._check_done(leader, offset, history, known, member_id)
                 self._check_count(key, offset, count, history, known)
                 self._check_holder(key, offset, leader, member_id, current, now_ms)
+                self._check_wait(key, offset, known, now_ms)
                 known.counts[offset] = count
+                known.acquired_ms[offset, count] = now_ms
                 history.most[offset] = max(count, history.most.get(offset, 0))
                 history.holders[offset] = _Holder(leader, member_id, session, deadline_ms)
                 if count > 1:
@@ -354,6 +374,24 @@ class ShareChecker:
         elif count > self._terms.delivery_limit:
             limit = self._terms.delivery_limit
             self._report(key, offset, f"has the delivery count {count}, and the limit is {limit}")
+
+    def _check_wait(self, key: SharePartitionKey, offset: int, known: _KnownLeader, now_ms: int) -> None:
+        """Check that a record is not delivered again before it has waited."""
+        if not self._terms.retry_backoff_ms:
+            return
+        count = known.loaded.count(offset)
+        if offset in known.released_ms:
+            since_ms, count = known.released_ms.pop(offset)
+        elif offset not in known.counts and count and not known.loaded.is_done(offset):
+            since_ms = known.loaded_ms
+        else:
+            return
+        waited_ms, least_ms = now_ms - since_ms, self._terms.least_retry_delay_ms(count)
+        if waited_ms < least_ms:
+            self._report(
+                key, offset, f"is delivered again after {waited_ms} ms, and has to wait for {least_ms} ms"
+            )
+        self._count("waited for a retry")
 
     def _check_holder(
         self,
@@ -453,8 +491,20 @@ class ShareChecker:
                 text = f"the {type.name} of {sent.member_id} was answered without an error"
                 is_holder = holder is not None and holder.member_id == sent.member_id
                 history.answered.setdefault(offset, (text, holder.leader if holder and is_holder else None))
+            if type is AcknowledgeType.RELEASE and holder is not None:
+                self._on_released(sent, offset, holder.leader)
             if type is AcknowledgeType.RENEW and holder and holder.member_id == sent.member_id:
                 holder.deadline_ms = max(holder.deadline_ms, sent.sent_ms + self._terms.lock_ms)
+
+    def _on_released(self, sent: SentAcknowledgement, offset: int, leader: SharePartitionLeader) -> None:
+        """Note that a record waits; it may have been delivered again before the answer came."""
+        known, count = self._leaders[leader], sent.counts[offset]
+        if (offset, count) not in known.acquired_ms:
+            return  # it has another leader by now
+        if known.counts[offset] <= count + 1:
+            known.released_ms[offset] = (sent.sent_ms, count)
+        if known.counts[offset] == count + 1:
+            self._check_wait(sent.key, offset, known, known.acquired_ms[offset, count + 1])
 
     def _is_persisted(self, sent: SentAcknowledgement, offset: int) -> bool:
         """Whether the durable state has what a member has acknowledged.
@@ -518,7 +568,7 @@ class ShareWatcher:
         manager.listener = self
 
     def on_loaded(self, leader: SharePartitionLeader, /) -> None:
-        self._checker.on_loaded(leader)
+        self._checker.on_loaded(leader, self._manager.now_ms())
 
     def on_acquired(
         self, leader: SharePartitionLeader, member_id: str, acquired: Sequence[AcquiredRange], /

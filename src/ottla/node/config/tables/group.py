@@ -57,6 +57,12 @@ GROUP: Final[dict[str, ConfigKey]] = table(
         InRange(1000), synonyms=("group.share.record.lock.duration.ms",)),
     key("share.renew.acknowledge.enable", BOOLEAN, True, MEDIUM,
         "Whether a consumer may renew its hold on a record."),
+    key("share.retry.backoff.max.ms", INT, 0, MEDIUM,
+        "The longest time that a released record waits: above share.retry.backoff.ms, the wait is doubled "
+        "with each delivery up to this, and spread by a fifth.", InRange(0, 86_400_000)),
+    key("share.retry.backoff.ms", INT, 0, MEDIUM,
+        "How long a record that a consumer has released waits before it is delivered again; 0 is not at all, "
+        "as in Kafka.", InRange(0, 86_400_000)),
     key("share.session.timeout.ms", INT, 45_000, MEDIUM,
         "A member that is not heard from for this long is removed.",
         InRange(1), synonyms=("group.share.session.timeout.ms",)),

@@ -116,14 +116,14 @@ async def _scrape(named: int) -> tuple[float, float, float, float, int]:
                 topic = CreatableTopic(name=f"t{begin}", num_partitions=2_500, replication_factor=1)
                 request = CreateTopicsRequest(topics=[topic], timeout_ms=120_000)
                 await asyncio.to_thread(send_request, port, request, 7, CreateTopicsResponse, timeout_s=120)
-            while len(node.replicas) < PARTITIONS:  # noqa: ASYNC110
+            while len(node.broker.replicas) < PARTITIONS:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             times, costs, turns = [], [], []
             text = b""
             for _ in range(5):
                 async with _longest_turn() as longest:
                     begin_s, begin_cpu_s = time.perf_counter(), time.thread_time()
-                    text = await node.metrics.render(Turns(runtime.clock, budget_ms=2))
+                    text = await node.shared.metrics.render(Turns(runtime.clock, budget_ms=2))
                     times.append((time.perf_counter() - begin_s) * 1e3)
                     costs.append((time.thread_time() - begin_cpu_s) * 1e3)
                 turns.append(longest[0])

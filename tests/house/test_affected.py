@@ -23,7 +23,6 @@ LOADERS = {
     "ottla.console.console": "the package",
     "ottla.node.api.routes": "the package",
     "ottla.node.coordinators.coordinators": "a table of names",
-    "ottla.node.metrics.node_metrics": "the package",
     "ottla.protocol.api": "the package",
     "ottla.spark.pipelines.testing.cases": "files of a user",
     "tests.kafka.scripts": "the package",

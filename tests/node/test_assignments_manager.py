@@ -12,7 +12,7 @@ from ottla.client.admin.configs import ResourceType
 from ottla.client.producer import Producer
 from ottla.node.cluster.assignments_manager import DamagedReplica
 from ottla.node.cluster.controller_channel import ControllerChannel
-from ottla.node.node import Node
+from ottla.node.server.broker_server import BrokerServer
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.messages.assign_replicas_to_dirs import AssignReplicasToDirsRequest
 from ottla.protocol.names import TopicPartition
@@ -36,8 +36,8 @@ class World:
         self.nodes = SimNodes(APART, settings=TWO)
 
     @property
-    def broker(self) -> Node:
-        return self.nodes.nodes[2]
+    def broker(self) -> BrokerServer:
+        return self.nodes.broker(2)
 
     @property
     def partition(self) -> Partition:
@@ -250,8 +250,8 @@ def test_the_controller_is_told_of_a_directory_that_fails_while_the_broker_start
         leader = nodes.partition("wide", by=1).leader
         other = next(id for id in nodes.nodes if id != leader)
         # The broker knows of a topic before it has its logs.
-        await nodes.until(lambda: nodes.nodes[leader].replicas.find(wide) is not None)
-        path = nodes.nodes[leader].replicas.partition(wide).log.directory.path
+        await nodes.until(lambda: nodes.broker(leader).replicas.find(wide) is not None)
+        path = nodes.broker(leader).replicas.partition(wide).log.directory.path
         await nodes.stop(leader)
         nodes.machines[leader].disk.fail(errno.EIO, prefix=f"{path}/wide-0", times=None)
         nodes.boot(leader)
@@ -300,9 +300,9 @@ def make_unreachable_for_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ControllerChannel, "request", refuse_reports)
 
 
-def hold_back_the_promotion(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def hold_back_the_promotion(broker: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let moves come as far as the controller, and no further."""
-    assignments = node.replication.assignments
+    assignments = broker.replication.assignments
     announce = assignments.announce
 
     async def announce_and_wait(partition: Partition, directory: bytes) -> None:

@@ -68,7 +68,7 @@ class World:
         return self.nodes.machines[id].disk
 
     def log(self, id: int) -> UnifiedLog:
-        log = self.nodes.nodes[id].logs.get_log(TP)
+        log = self.nodes.broker(id).logs.get_log(TP)
         assert log is not None
         return log
 
@@ -133,7 +133,7 @@ def test_a_damaged_follower_is_set_aside_and_fetched_again() -> None:
         nodes.boot(follower)
         await nodes.ready(follower)
         await world.all_in_sync(by=leader)
-        assert nodes.nodes[follower].logs.failed == {}
+        assert nodes.broker(follower).logs.failed == {}
         assert world.aside(follower) == [aside]
 
     World().run(life)
@@ -201,12 +201,12 @@ def test_an_operator_may_elect_another_leader_than_the_damaged_replica() -> None
     async def life(world: World) -> None:
         await last_in_sync_is_damaged(world)
         controller = world.nodes.nodes[4]
-        assert controller.unclean_elections == 0  # and some clean ones
+        assert controller.shared.unclean_elections == 0  # and some clean ones
         await elect_uncleanly(world)
         await world.all_in_sync(by=4)
         await world.nodes.until(lambda: world.same_everywhere(RECORDS))
         assert len(world.aside(3)) == 1
-        assert controller.unclean_elections == 1
+        assert controller.shared.unclean_elections == 1
 
     World(roles=APART).run(life)
 
@@ -230,9 +230,8 @@ def test_a_damaged_log_without_another_replica_waits_for_the_operator() -> None:
         nodes.boot(id)
         await nodes.ready(id)
         await asyncio.sleep(10)
-        node = nodes.nodes[id]
         with pytest.raises(KafkaError, match=f"{LOG} is damaged at position") as refused:
-            node.replicas.partition(TP)
+            nodes.broker(id).replicas.partition(TP)
         assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
         assert world.aside(id) == []
         # A clean stop and start leave it as it is, and so does the next.
@@ -240,7 +239,7 @@ def test_a_damaged_log_without_another_replica_waits_for_the_operator() -> None:
         assert checkpoints.read_clean_shutdown(disk, "/data") is not None
         nodes.boot(id)
         await nodes.ready(id)
-        assert list(nodes.nodes[id].logs.failed) == [TP]
+        assert list(nodes.broker(id).logs.failed) == [TP]
         # Once the file is restored the partition is served again.
         await nodes.stop(id)
         flip(disk, LOG, 800)
@@ -267,7 +266,7 @@ def test_the_topic_of_a_damaged_log_can_be_deleted_and_created_again() -> None:
                 await admin.topics.delete("orders")
 
         await nodes.as_client(delete)
-        await nodes.until(lambda: not nodes.nodes[id].logs.failed)
+        await nodes.until(lambda: not nodes.broker(id).logs.failed)
         await nodes.create("orders", id, replicas=3)
         await world.produce(id, 10)
         await world.all_in_sync(by=id)

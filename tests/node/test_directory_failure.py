@@ -23,21 +23,21 @@ def test_a_broker_ends_if_it_cannot_report_a_failed_directory_in_time(has_contro
     async def life() -> None:
         nodes.boot()
         await nodes.ready()
-        broker = nodes.nodes[2]
-        await nodes.until(lambda: bool(broker.image.cluster.brokers))
+        node, broker = nodes.nodes[2], nodes.broker(2)
+        await nodes.until(lambda: bool(node.image.cluster.brokers))
         if not has_controller:
             nodes.kill(1)
         failed = broker.logs.directories[1]
         began = nodes.world.loop.time()
         failed.fail("on purpose")
         if has_controller:
-            await nodes.until(lambda: len(broker.image.cluster.brokers[2].directories) == 1)
+            await nodes.until(lambda: len(node.image.cluster.brokers[2].directories) == 1)
             await asyncio.sleep(30)
-            assert not broker._failure.done()
+            assert node.shared.state.failure is None
         else:
-            await nodes.until(broker._failure.done)
+            await nodes.until(lambda: node.shared.state.failure is not None)
             assert 20 <= nodes.world.loop.time() - began < 30
-            assert "unable to communicate log dir failures" in broker._failure.result()
+            assert "unable to communicate log dir failures" in str(node.shared.state.failure)
 
     nodes.run(life())
 
@@ -59,14 +59,14 @@ def test_the_partitions_of_a_failed_directory_are_given_up_a_few_at_a_time(
         nodes.boot()
         await nodes.ready()
         await nodes.create("many", 1, partitions=2_200, replicas=1)
-        broker = nodes.nodes[1]
+        node, broker = nodes.nodes[1], nodes.broker(1)
         failed = broker.logs.directories[1]
         count = sum(partition.log.directory is failed for partition in broker.replicas)
         assert count > 1_000
         monkeypatch.setattr(Partition, "resign", resigned)
         failed.fail("on purpose")
         await nodes.until(lambda: len(broker.replicas.offline) == count)
-        assert not broker._failure.done()
+        assert node.shared.state.failure is None
 
     nodes.run(life())
     assert sum(turns) > 1_000
@@ -85,10 +85,10 @@ def test_a_node_that_cannot_give_up_the_partitions_of_a_failed_directory_ends(
         nodes.boot()
         await nodes.ready()
         await nodes.create("orders", 1, partitions=4, replicas=1)
-        broker = nodes.nodes[1]
+        node, broker = nodes.nodes[1], nodes.broker(1)
         monkeypatch.setattr(ReplicaManager, "handle_log_dir_failure", fail)
         broker.logs.directories[1].fail("on purpose")
-        await nodes.until(broker._failure.done)
-        assert "could not be handled: a defect" in broker._failure.result()
+        await nodes.until(lambda: node.shared.state.failure is not None)
+        assert "could not be handled: a defect" in str(node.shared.state.failure)
 
     nodes.run(life())

@@ -22,7 +22,6 @@ from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.http.checks import CHECKS
 from ottla.node.node import Node
-from ottla.node.server.health import NodeHealth
 from ottla.records.builder import build_batch
 from ottla.replication.replica_fetcher import ReplicaFetcher
 from ottla.runtime.runtime import Runtime
@@ -62,7 +61,7 @@ class TestChecks:
 
         async def problems(id: int, *skip: str) -> dict[str, str]:
             node = nodes.nodes[id]
-            checks = await NodeHealth(node, node.runtime.clock).ready_problems(skip)
+            checks = await node.health().ready_problems(skip)
             return {name: problem for name, problem in checks.items() if problem is not None}
 
         async def until_problems(id: int, *names: str) -> dict[str, str]:
@@ -76,7 +75,7 @@ class TestChecks:
         async def life() -> None:
             # The quorum is not there yet: a node says for what it waits.
             nodes.boot(1)
-            await nodes.until(lambda: 1 in nodes.nodes and nodes.nodes[1].metadata is not None)
+            await nodes.until(lambda: 1 in nodes.nodes and nodes.nodes[1].quorum is not None)
             found = await until_problems(1, "started", "quorum")
             assert found["started"] == "waiting for an active controller"
             assert found["quorum"] == "the quorum has no leader; its voters are 4"
@@ -114,18 +113,18 @@ class TestChecks:
             await until_problems(follower)
 
             # The controller has fenced it: it does not serve.
-            nodes.nodes[follower].lifecycle.fence_itself()
+            nodes.broker(follower).lifecycle.fence_itself()
             found = await until_problems(follower, "registered", "partitions")
             assert found["registered"] == f"broker {follower} is fenced by the controller"
             assert found["partitions"] == "1 partitions have no leader: orders-0"
-            nodes.nodes[follower].lifecycle.stop_fencing_itself()
+            nodes.broker(follower).lifecycle.stop_fencing_itself()
             await until_problems(follower)
-            nodes.nodes[follower].fail("all is lost")
-            health = NodeHealth(nodes.nodes[follower], nodes.nodes[follower].runtime.clock)
+            nodes.nodes[follower].shared.state.fail("all is lost")
+            health = nodes.nodes[follower].health()
             assert health.live_problem() == "all is lost"
 
         async def _checks(node: Node) -> dict[str, str | None]:
-            return await NodeHealth(node, node.runtime.clock).ready_problems()
+            return await node.health().ready_problems()
 
         nodes.run(life())
 
@@ -195,7 +194,7 @@ async def running(directory: Path, *, brokers: int) -> AsyncIterator[list[Node]]
 
 
 async def get_ready(node: Node) -> tuple[int, dict[str, Any]]:
-    return await asyncio.to_thread(get, f"{node.http.url}/health/ready")
+    return await asyncio.to_thread(get, f"{node.shared.http.url}/health/ready")
 
 
 async def test_a_killed_fetcher_is_seen_and_comes_back(
@@ -230,26 +229,28 @@ async def test_a_killed_fetcher_is_seen_and_comes_back(
         assert (task["name"], task["state"]) == ("fetch from broker 1", "running")
         assert task["errors"] >= 1
         assert task["last_error"] == "RuntimeError: the fetcher was killed"
-        text = await asyncio.to_thread(read, f"{nodes[1].http.url}/metrics")
+        text = await asyncio.to_thread(read, f"{nodes[1].shared.http.url}/metrics")
         assert 'ottla_background_task_down{task="fetch from broker 1"} 0\n' in text
         errors = f'ottla_background_task_errors_total{{task="fetch from broker 1"}} {task["errors"]}\n'
         assert errors in text
-        partition = next(each for each in nodes[0].replicas if each.is_leader)
-        batch = build_batch([(nodes[0].now_ms(), None, b"after it came back")])
-        end = partition.append_records_to_leader(batch, now_ms=nodes[0].now_ms()).last_offset + 1
+        assert nodes[0].broker is not None
+        partition = next(each for each in nodes[0].broker.replicas if each.is_leader)
+        now_ms = nodes[0].shared.runtime.clock.wall_ms()
+        batch = build_batch([(now_ms, None, b"after it came back")])
+        end = partition.append_records_to_leader(batch, now_ms=now_ms).last_offset + 1
         async with asyncio.timeout(60):
             while partition.log.high_watermark < end:  # noqa: ASYNC110 - the follower moves it
                 await asyncio.sleep(0.01)
 
         # A node that stops is not ready any more, and says so to the end.
-        nodes[1].ready.clear()
+        nodes[1].shared.state.ready.clear()
         status, stopping = await get_ready(nodes[1])
         assert (status, list(stopping["checks"])) == (503, ["started", "quorum", "tasks"])
 
 
 async def _until_text(node: Node, wanted: str) -> None:
     async with asyncio.timeout(60):
-        while wanted not in await asyncio.to_thread(read, f"{node.http.url}/metrics"):  # noqa: ASYNC110
+        while wanted not in await asyncio.to_thread(read, f"{node.shared.http.url}/metrics"):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -273,14 +274,14 @@ async def test_a_node_that_waits_for_its_quorum_is_live_and_not_ready(tmp_path: 
     starting = asyncio.create_task(node.start())
     try:
         async with asyncio.timeout(60):
-            while node.http.url is None or node.metadata is None:  # noqa: ASYNC110
+            while node.shared.http.url is None or node.quorum is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         wanted = "waiting for an active controller"
         waiting = await _until(
             node, lambda status, found: status == 503 and found["checks"].get("started") == wanted
         )
         assert waiting["checks"]["quorum"] == "the quorum has no leader; its voters are 2, 3, 4"
-        status, live = await asyncio.to_thread(get, f"{node.http.url}/health/live")
+        status, live = await asyncio.to_thread(get, f"{node.shared.http.url}/health/live")
         assert (status, live["status"]) == (200, "live")
     finally:
         starting.cancel()
@@ -307,12 +308,12 @@ async def test_a_port_that_is_taken(
             with caplog.at_level("INFO"):
                 node = Node(runtime, NodeConfig(settings), default_http=url)
                 await node.start()
-            assert node.http.url is None
+            assert node.shared.http.url is None
             assert "there is no HTTP" in caplog.text
             announce(node, "here", 0)
             assert capsys.readouterr().out.endswith(f", no HTTP: {url.removeprefix('http://')} is taken\n")
             await node.stop()
             off = Node(runtime, NodeConfig({**settings, "http.listener": ""}), default_http=url)
-            assert off.http.url is None
+            assert off.shared.http.url is None
         finally:
             runtime.close()

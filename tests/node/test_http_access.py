@@ -57,9 +57,9 @@ async def serving(directory: Path, **settings: str) -> AsyncIterator[Node]:
             }
         ),
     )
-    node.http.mount("/protected", page)
-    node.http.mount("/public", page)
-    node.http.mount("/", page, MountAccess.OWN)
+    node.shared.http.mount("/protected", page)
+    node.shared.http.mount("/public", page)
+    node.shared.http.mount("/", page, MountAccess.OWN)
     try:
         await node.start()
         yield node
@@ -72,7 +72,7 @@ async def ask(
     node: Node, path: str, user: str | None = None, tls: ssl.SSLContext | None = None
 ) -> tuple[int, Any]:
     """The status, and the document or the headers of an error."""
-    endpoint = node.http.endpoint
+    endpoint = node.shared.http.endpoint
     assert endpoint is not None
     scheme = "https" if endpoint.protocol.tls else "http"
     request = urllib.request.Request(f"{scheme}://127.0.0.1:{endpoint.port}{path}")
@@ -170,8 +170,8 @@ async def test_with_tls_clients_log_in(tmp_path: Path) -> None:
         assert await ask(node, "/protected", tls=by_certificate) == (200, {"principal": "User:CN=prometheus"})
 
         # Commands log in as clients of Kafka do.
-        assert node.http.endpoint is not None
-        url = f"https://127.0.0.1:{node.http.endpoint.port}"
+        assert node.shared.http.endpoint is not None
+        url = f"https://127.0.0.1:{node.shared.http.endpoint.port}"
         config = tmp_path / "client.properties"
         config.write_text(
             f"ssl.truststore.type=PEM\nssl.truststore.location={certificates.write_ca(tmp_path)}\n"
@@ -265,7 +265,7 @@ async def test_each_refused_login_is_logged_and_counted(
         ]
         assert all(line.startswith("refused a login from 127.0.0.1:") for line in lines)
         assert "hunter2" not in caplog.text
-        assert node.http.refused_logins == 2
+        assert node.shared.http.refused_logins == 2
 
 
 async def test_logins_from_one_address_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,10 +277,10 @@ async def test_logins_from_one_address_take_turns(tmp_path: Path, monkeypatch: p
         assert (await ask(node, "/protected", "short:secret", tls))[0] == 200
         monkeypatch.setattr(access, "_FAILURE_SECONDS", 3_000.0)
         monkeypatch.setattr(access, "_MAX_LINE_SECONDS", 4_000.0)
-        endpoint = node.http.endpoint
+        endpoint = node.shared.http.endpoint
         assert endpoint is not None
-        assert node.http._access is not None
-        in_line = node.http._access._next_login
+        assert node.shared.http._access is not None
+        in_line = node.shared.http._access._next_login
         for number in (1, 2):
             _, writer = await asyncio.open_connection("127.0.0.1", endpoint.port, ssl=tls)
             login = b"Authorization: Basic " + base64.b64encode(b"long:guess")
@@ -291,7 +291,7 @@ async def test_logins_from_one_address_take_turns(tmp_path: Path, monkeypatch: p
                     await asyncio.sleep(0.01)
             writer.transport.abort()
         assert (await ask(node, "/protected", "long:guess", tls))[0] == 429
-        assert node.http.refused_logins >= 1
+        assert node.shared.http.refused_logins >= 1
         # A scraper whose login is known does not wait behind them.
         assert (await ask(node, "/protected", "short:secret", tls))[0] == 200
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ottla.client.admin import Admin
 from ottla.node.api.response_cache import ResponseCache
-from ottla.node.node import Node
-from ottla.node.server.health import NodeHealth
 from ottla.replication.partition import Partition
+from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.sim_nodes import SimNodes
 
@@ -27,7 +26,7 @@ def test_the_active_controller_writes_no_op_records(interval_ms: str, least: int
         nodes.boot()
         await nodes.ready()
         await asyncio.sleep(2)
-        metadata = nodes.nodes[1].quorum.metadata
+        metadata = nodes.quorum(1).metadata
         before, image = metadata.high_watermark, metadata.image
         await asyncio.sleep(10)
         assert least <= metadata.high_watermark - before <= most
@@ -40,27 +39,27 @@ def test_no_op_records_cost_neither_clients_nor_probes_anything(monkeypatch: pyt
     """A response about all topics, and the walk over all partitions, are made again when these change."""
     nodes = SimNodes({1: "broker,controller"})
     made, walks = 0, 0
-    put, hosted_partitions = ResponseCache.put, Node.hosted_partitions
+    put, partitions_of = ResponseCache.put, ReplicaManager.__iter__
 
     def count_responses(*args: Any) -> None:
         nonlocal made
         made += 1
         put(*args)
 
-    def count_walks(self: Node) -> Iterable[Partition]:
+    def count_walks(self: ReplicaManager) -> Iterator[Partition]:
         nonlocal walks
         walks += 1
-        return hosted_partitions(self)
+        return partitions_of(self)
 
     monkeypatch.setattr(ResponseCache, "put", count_responses)
-    monkeypatch.setattr(Node, "hosted_partitions", count_walks)
+    monkeypatch.setattr(ReplicaManager, "__iter__", count_walks)
 
     async def life() -> None:
         nodes.boot()
         await nodes.ready()
         await nodes.create("orders", 1, replicas=1)
         node = nodes.nodes[1]
-        health = NodeHealth(node, node.runtime.clock)
+        health = node.health()
 
         async def ask_for_five_seconds(runtime: Runtime) -> None:
             nonlocal made, walks

@@ -85,8 +85,8 @@ from ottla.node.run import run_node
 
 def prepare(node):
     async def flush():
-        await node.runtime.pool.run(threading.Event().wait)
-    node.stop_sequence.add(flush, limit_seconds=0.1)
+        await node.shared.runtime.pool.run(threading.Event().wait)
+    node.shared.stop_sequence.add(flush, limit_seconds=0.1)
 
 config = NodeConfig({"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": sys.argv[1], "http.listener": ""})
 ready = lambda node, addresses: print("ready", flush=True)
@@ -198,7 +198,7 @@ def test_a_port_is_opened_once_when_there_is_something_behind_it(monkeypatch: py
         return open_storage(*arguments)
 
     monkeypatch.setattr(RealNetwork, "listen", listening)
-    monkeypatch.setattr("ottla.node.node.open_storage", opening)
+    monkeypatch.setattr("ottla.node.server.shared_server.open_storage", opening)
     with LocalNode({"listeners": f"PLAINTEXT://127.0.0.1:{port}"}) as node:
         assert node.bootstrap_servers == f"127.0.0.1:{port}"
     assert steps == ["open the disk", "listen"]

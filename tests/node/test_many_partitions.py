@@ -27,7 +27,7 @@ def alone() -> SimNodes:
 
 def hosted(nodes: SimNodes) -> int:
     """How many partitions the broker leads."""
-    partitions = nodes.nodes[1].replicas
+    partitions = nodes.broker(1).replicas
     return sum(partition.is_leader and partition.topic_partition.topic == "many" for partition in partitions)
 
 
@@ -104,10 +104,9 @@ def test_a_node_that_is_stopped_meanwhile_creates_no_more(monkeypatch: pytest.Mo
     made = []
 
     def stop_following() -> None:
-        node = nodes.nodes[1]
         if len(made) == AT_ONCE:
-            asyncio.get_running_loop().create_task(node._publisher.stop())
-        made.append(node)
+            asyncio.get_running_loop().create_task(nodes.broker(1)._publisher.stop())
+        made.append(None)
 
     async def life() -> None:
         nodes.boot()

@@ -21,8 +21,8 @@ class Question:
         nodes.world.loop.spawn(process, self._ask(), "asks for the newest image")
 
     async def _ask(self) -> None:
-        node = self._nodes.nodes[4]
-        barrier = MetadataBarrier(4, lambda: node.broker_epoch, node.quorum.controllers, node.quorum.metadata)
+        lifecycle, quorum = self._nodes.broker(4).lifecycle, self._nodes.quorum(4)
+        barrier = MetadataBarrier(4, lambda: lifecycle.epoch, quorum.controllers, quorum.metadata)
         try:
             self._answers.append(await barrier.newest_image())
         except OSError:
@@ -69,7 +69,7 @@ def test_a_leader_that_was_deposed_confirms_nothing() -> None:
     async def life() -> None:
         nodes.boot()
         await nodes.ready()
-        leader = nodes.nodes[1].quorum.metadata.leader_id
+        leader = nodes.quorum(1).metadata.leader_id
         assert leader is not None
         others = [id for id in (1, 2, 3) if id != leader]
         for id in others:
@@ -77,7 +77,7 @@ def test_a_leader_that_was_deposed_confirms_nothing() -> None:
                 nodes.world.fabric.cut(f"node{id}", f"node{cut_off}")
                 nodes.world.fabric.cut(f"node{cut_off}", f"node{id}")
         question = Question(nodes)
-        await nodes.until(lambda: nodes.nodes[others[0]].quorum.metadata.leader_id in others)
+        await nodes.until(lambda: nodes.quorum(others[0]).metadata.leader_id in others)
         await nodes.create("newer", through=others[0], replicas=1)
         assert await question.answer() is None
         nodes.world.fabric.heal()

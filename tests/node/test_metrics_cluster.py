@@ -18,7 +18,8 @@ REPLICAS = "kafka_server_replicamanager_"
 async def metrics(node: Node) -> dict[str, float]:
     """The samples of a node by name, those with labels summed up."""
     found: dict[str, float] = {}
-    for sample in parse_metrics((await node.metrics.render(Turns(node.runtime.clock))).decode()):
+    text = await node.shared.metrics.render(Turns(node.shared.runtime.clock))
+    for sample in parse_metrics(text.decode()):
         found[sample.name] = found.get(sample.name, 0) + sample.value
     assert found["ottla_metrics_collector_errors_total"] == 0
     return found
@@ -35,15 +36,16 @@ def test_a_follower_that_is_cut_off_is_seen_by_its_leader() -> None:
         await nodes.ready()
         await nodes.create("orders", 1)
         brokers = {id: node for id, node in nodes.nodes.items() if id != 4}
-        await nodes.until(lambda: all(len(node.replicas) for node in brokers.values()))
+        await nodes.until(lambda: all(len(nodes.broker(id).replicas) for id in brokers))
         leader = nodes.partition("orders", by=4).leader
         follower = next(id for id in brokers if id != leader)
         node = brokers[leader]
-        partition = node.replicas.partition(TopicPartition("orders", 0))
+        partition = nodes.broker(leader).replicas.partition(TopicPartition("orders", 0))
 
         def append() -> None:
-            batch = build_batch([(node.now_ms(), None, b"record")])
-            partition.append_records_to_leader(batch, now_ms=node.now_ms())
+            now_ms = node.shared.runtime.clock.wall_ms()
+            batch = build_batch([(now_ms, None, b"record")])
+            partition.append_records_to_leader(batch, now_ms=now_ms)
 
         append()
         await nodes.until(lambda: partition.log.high_watermark == 1)
@@ -84,13 +86,13 @@ def test_a_directory_that_fails_is_seen_with_its_replicas() -> None:
         nodes.boot()
         await nodes.ready()
         await nodes.create("orders", 1, partitions=4, replicas=3)
-        node = nodes.nodes[1]
-        await nodes.until(lambda: len(node.replicas) == 4)
-        directory = node.logs.directories[1]
-        lost = sum(partition.log.directory is directory for partition in node.replicas)
+        node, broker = nodes.nodes[1], nodes.broker(1)
+        await nodes.until(lambda: len(broker.replicas) == 4)
+        directory = broker.logs.directories[1]
+        lost = sum(partition.log.directory is directory for partition in broker.replicas)
         assert lost
         directory.fail("on purpose")
-        await nodes.until(lambda: len(node.replicas) == 4 - lost)
+        await nodes.until(lambda: len(broker.replicas) == 4 - lost)
         seen = await metrics(node)
         assert seen["kafka_log_logmanager_offlinelogdirectorycount"] == 1
         assert seen["kafka_log_logmanager_logdirectoryoffline"] == 1
@@ -108,8 +110,8 @@ def test_a_scrape_gives_way_and_does_not_mind_what_changes_meanwhile() -> None:
         await nodes.ready()
         await nodes.create("many", 1, partitions=200, replicas=1)
         node = nodes.nodes[1]
-        turns = Turns(node.runtime.clock)
-        scrape = asyncio.ensure_future(node.metrics.render(turns))
+        turns = Turns(node.shared.runtime.clock)
+        scrape = asyncio.ensure_future(node.shared.metrics.render(turns))
         await nodes.create("more", 1, partitions=50, replicas=1)
         text = (await scrape).decode()
         assert turns.taken >= 200 // 16

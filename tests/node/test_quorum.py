@@ -114,8 +114,8 @@ def test_a_change_for_which_the_controller_has_no_room_is_made_by_the_next_one()
             errno.ENOSPC, prefix="/data/__cluster_metadata-0", ops=["write", "create"], times=None
         )
         await nodes.create("orders", through)
-        assert nodes.nodes[first].quorum.metadata.failure is None
-        assert nodes.nodes[through].quorum.metadata.leader_id not in (None, first)
+        assert nodes.quorum(first).metadata.failure is None
+        assert nodes.quorum(through).metadata.leader_id not in (None, first)
         nodes.machines[first].disk.heal()
         await nodes.until(lambda: nodes.topics(first) == {"orders"})
 
@@ -133,7 +133,7 @@ def test_controllers_whose_disks_are_full_wait_and_continue_by_themselves(seed: 
         first = nodes.active
         assert first is not None
         followers = [id for id in nodes.roles if id != first]
-        metadata = {id: nodes.nodes[id].quorum.metadata for id in nodes.roles}
+        metadata = {id: nodes.quorum(id).metadata for id in nodes.roles}
         await nodes.create("before", first)
 
         # One follower: the quorum continues without it, and its leader still hears from it.
@@ -265,13 +265,13 @@ def test_a_controller_that_is_cut_off_fences_no_broker_by_its_silence() -> None:
         await nodes.ready()
         active = nodes.active
         assert active is not None
-        controller = nodes.nodes[active].quorum.active_controller.require()
+        controller = nodes.quorum(active).active_controller.require()
         for other in nodes.roles:
             if other != active:
                 nodes.world.fabric.cut(f"node{active}", f"node{other}")
                 nodes.world.fabric.cut(f"node{other}", f"node{active}")
         await asyncio.sleep(6.5)
-        assert nodes.nodes[active].quorum.active_controller.current is controller
+        assert nodes.quorum(active).active_controller.current is controller
         assert not any(broker.fenced for broker in controller.decided_image.cluster.brokers.values())
         nodes.world.fabric.heal()
         await nodes.until(lambda: nodes.active is not None)
@@ -303,9 +303,9 @@ def test_a_broker_is_not_fenced_early_while_another_may_have_lost_its_power_sinc
     nodes = SimNodes({1: "controller", **dict.fromkeys((2, 3, 4, 5), "broker")})
 
     async def heartbeat(broker: int) -> None:
-        active = nodes.nodes[1].quorum.active_controller.require()
+        active = nodes.quorum(1).active_controller.require()
         await nodes.until(lambda: any(id == broker for id, _ in active.silent_brokers(50)))
-        nodes.nodes[broker].lifecycle.heartbeat_now()
+        nodes.broker(broker).lifecycle.heartbeat_now()
         await nodes.until(lambda: all(id != broker for id, _ in active.silent_brokers(50)))
 
     async def life() -> None:
@@ -350,7 +350,7 @@ def test_an_address_that_leads_elsewhere_does_not_make_a_broker_dead() -> None:
         assert first is not None
         others = [id for id in nodes.roles if id != first]
         for by in others:
-            nodes.nodes[by].quorum.metadata.subscribe(
+            nodes.quorum(by).metadata.subscribe(
                 lambda delta, image: fenced.extend(
                     id for id in delta.changed_brokers if id in others and image.cluster.brokers[id].fenced
                 )
@@ -417,9 +417,9 @@ def test_a_broker_that_was_forgotten_registers_again() -> None:
         active = nodes.active
         assert active is not None
         other = next(id for id in nodes.roles if id != active)
-        epoch = nodes.nodes[other].lifecycle.epoch
-        await nodes.nodes[active].quorum.control(lambda controller: controller.unregister_broker(other))
-        await nodes.until(lambda: nodes.nodes[other].lifecycle.epoch > epoch)
+        epoch = nodes.broker(other).lifecycle.epoch
+        await nodes.quorum(active).control(lambda controller: controller.unregister_broker(other))
+        await nodes.until(lambda: nodes.broker(other).lifecycle.epoch > epoch)
         await nodes.until(lambda: not nodes.is_fenced(other, active))
 
     nodes.run(life())
@@ -512,7 +512,7 @@ def test_a_node_that_was_away_for_long_gets_a_snapshot_and_follows_the_differenc
         assert active is not None
         away, here = (id for id in nodes.roles if id != active)
         nodes.kill(away)
-        left_at = nodes.nodes[here].quorum.metadata.next_offset
+        left_at = nodes.quorum(here).metadata.next_offset
 
         async def churn(runtime: Runtime) -> None:
             async with Admin(f"node{here}:9092", runtime=runtime) as admin:
@@ -522,7 +522,7 @@ def test_a_node_that_was_away_for_long_gets_a_snapshot_and_follows_the_differenc
                     await asyncio.sleep(1.5)
 
         await nodes.as_client(churn)
-        assert nodes.nodes[active].quorum.metadata.start_offset > left_at
+        assert nodes.quorum(active).metadata.start_offset > left_at
         # At first there is no room to keep it: it is fetched again.
         disk = nodes.machines[away].disk
         disk.fail(errno.ENOSPC, prefix="/data/__cluster_metadata-0/0", ops=["rename"], times=2)
@@ -560,11 +560,11 @@ def test_controllers_are_added_to_a_quorum_and_removed_from_it() -> None:
     nodes = SimNodes(roles, static=False)
 
     def voters(id: int) -> tuple[int, ...]:
-        return nodes.nodes[id].quorum.metadata.voters.ids
+        return nodes.quorum(id).metadata.voters.ids
 
     async def change(request: Request) -> None:
         """Ask any controller, by way of the broker's own link."""
-        response = await nodes.nodes[1].quorum.controllers.request(request, 0)
+        response = await nodes.quorum(1).controllers.request(request, 0)
         assert isinstance(response, AddRaftVoterResponse | RemoveRaftVoterResponse)
         assert (response.error_code, response.error_message) == (ErrorCode.NONE, None)
 
@@ -616,9 +616,7 @@ def test_a_static_quorum_becomes_a_dynamic_one() -> None:
 
         await nodes.as_client(upgrade)
         await nodes.until(lambda: all(n.quorum.metadata.kraft_version == 1 for n in nodes.nodes.values()))
-        directories = [
-            voter.key.directory_id for voter in nodes.nodes[1].quorum.metadata.voters.voters.values()
-        ]
+        directories = [voter.key.directory_id for voter in nodes.quorum(1).metadata.voters.voters.values()]
         assert bytes(16) not in directories
         for id in nodes.roles:
             nodes.kill(id, silently=True)

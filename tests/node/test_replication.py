@@ -28,7 +28,7 @@ def cluster(seed: int, **settings: str) -> SimNodes:
 
 
 def replica(nodes: SimNodes, broker: int) -> Partition:
-    return nodes.nodes[broker].replicas.partition(ORDERS)
+    return nodes.broker(broker).replicas.partition(ORDERS)
 
 
 def leader(nodes: SimNodes) -> int:
@@ -42,9 +42,9 @@ def isr(nodes: SimNodes, by: int = 4) -> set[int]:
 
 def append(nodes: SimNodes, broker: int) -> int:
     """One record to the leader; the offset that acks=all waits for."""
-    node = nodes.nodes[broker]
-    batch = build_batch([(node.now_ms(), None, b"record")])
-    return replica(nodes, broker).append_records_to_leader(batch, now_ms=node.now_ms()).last_offset + 1
+    now_ms = nodes.nodes[broker].shared.runtime.clock.wall_ms()
+    batch = build_batch([(now_ms, None, b"record")])
+    return replica(nodes, broker).append_records_to_leader(batch, now_ms=now_ms).last_offset + 1
 
 
 async def made(nodes: SimNodes) -> int:
@@ -53,8 +53,8 @@ async def made(nodes: SimNodes) -> int:
     await nodes.ready()
     await nodes.create("orders", 1)
     await nodes.until(lambda: all("orders" in nodes.topics(id) for id in ROLES))
-    brokers = [node for id, node in nodes.nodes.items() if id != 4]
-    await nodes.until(lambda: all(len(node.replicas) for node in brokers))  # their logs are created
+    brokers = [nodes.broker(id) for id in nodes.nodes if id != 4]
+    await nodes.until(lambda: all(len(broker.replicas) for broker in brokers))  # their logs are created
     return nodes.partition("orders", by=4).leader
 
 
@@ -118,9 +118,9 @@ def test_the_controller_learns_in_which_directory_each_replica_lies_and_where_it
     async def life() -> None:
         await made(nodes)
         await nodes.until(lambda: all(known(id) for id in (1, 2, 3)))
-        node, moved = nodes.nodes[1], replica(nodes, 1)
+        moved = replica(nodes, 1)
         target = "/more" if moved.log.directory.path == "/data" else "/data"
-        node.alter_log_dirs.begin(moved, target)
+        nodes.broker(1).alter_log_dirs.begin(moved, target)
         await nodes.until(lambda: moved.log.directory.path == target and known(1))
 
     nodes.run(life())
@@ -179,10 +179,10 @@ def test_a_replica_that_had_no_room_is_made_and_catches_up_when_there_is_some(
         nodes.boot()
         await nodes.ready()
         with monkeypatch.context() as full:
-            full.setattr(nodes.nodes[2].logs, "get_or_create_log", no_room)
+            full.setattr(nodes.broker(2).logs, "get_or_create_log", no_room)
             await nodes.create("orders", 1)
-            await nodes.until(lambda: ORDERS in nodes.nodes[2].replicas.offline)
-        await nodes.until(lambda: not nodes.nodes[2].replicas.offline)
+            await nodes.until(lambda: ORDERS in nodes.broker(2).replicas.offline)
+        await nodes.until(lambda: not nodes.broker(2).replicas.offline)
         append(nodes, leader(nodes))
         await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
 
@@ -277,7 +277,7 @@ def test_a_partition_that_gets_no_fetcher_leaves_those_of_others_alone(
     monkeypatch.setattr(ReplicaFetcher, "add", fail_for_the_first)
 
     def fetched(broker: int) -> set[int]:
-        fetchers = nodes.nodes[broker].replication.fetchers
+        fetchers = nodes.broker(broker).replication.fetchers
         states = [] if fetchers is None else list(fetchers.states())
         return {state.partition.topic_partition.partition for state in states}
 
@@ -289,7 +289,7 @@ def test_a_partition_that_gets_no_fetcher_leaves_those_of_others_alone(
         nodes.boot()
         await nodes.ready()
         await nodes.create("wide", 1, partitions=9)
-        await nodes.until(lambda: all(len(nodes.nodes[id].replicas) == 9 for id in (1, 2, 3)))
+        await nodes.until(lambda: all(len(nodes.broker(id).replicas) == 9 for id in (1, 2, 3)))
         await nodes.until(lambda: all(fetched(id) == followed(id) - {0} for id in (1, 2, 3)))
         assert any(0 in followed(id) for id in (1, 2, 3))
 

@@ -78,7 +78,7 @@ class Cluster(SimNodes):
         return [TopicIdPartition(topic.id, index) for index in range(partitions)]
 
     def persister(self, id: int) -> DefaultStatePersister:
-        return self.nodes[id].coordinators.persister
+        return self.broker(id).coordinators.persister
 
     async def ask(self, request: Request, version: int) -> Response:
         """The answer of node 1 to a request."""
@@ -93,7 +93,7 @@ class Cluster(SimNodes):
         return answers[0]
 
     def coordinator(self, tp: TopicIdPartition, by: int) -> int:
-        index = self.nodes[by].coordinators.share.partition_for(SharePartitionKey(GROUP, *tp))
+        index = self.broker(by).coordinators.share.partition_for(SharePartitionKey(GROUP, *tp))
         return self.partition(SHARE_GROUP_STATE_TOPIC, index, by=by).leader
 
 
@@ -194,14 +194,14 @@ def test_redundant_records_are_pruned_on_all_replicas_and_deleted_topics_leave_n
         logs = [
             next(
                 partition.log
-                for partition in node.replicas
+                for partition in nodes.broker(id).replicas
                 if partition.topic_partition.topic == SHARE_GROUP_STATE_TOPIC
             )
-            for node in nodes.nodes.values()
+            for id in nodes.nodes
         ]
         await nodes.until(lambda: all(log.log_start_offset > 50 for log in logs))
         leader = nodes.partition(SHARE_GROUP_STATE_TOPIC, by=1).leader
-        shard = nodes.nodes[leader].coordinators.share.runtime.shard(0)
+        shard = nodes.broker(leader).coordinators.share.runtime.shard(0)
         assert len(shard.partitions) == 3
 
         async def delete(runtime: Runtime) -> None:
@@ -325,7 +325,7 @@ def test_writes_that_come_together_are_one_batch_of_records() -> None:
         leader = nodes.persister(1)
         await leader.initialize_state(GROUP, {tp: InitialState(1, 0) for tp in partitions})
         index = nodes.partition(SHARE_GROUP_STATE_TOPIC, by=1).leader
-        service = nodes.nodes[index].coordinators.share
+        service = nodes.broker(index).coordinators.share
         before = service.runtime.shard(0).partitions[SharePartitionKey(GROUP, *partitions[0])].updates
         writes = [
             (tp, WriteState(1, 0, -1, offset, (batch(offset, offset),)))

@@ -38,7 +38,7 @@ def test_a_start_without_an_answer_of_the_controller_says_so(pauses_at: str, wai
         nodes.boot(1)
         await nodes.ready(1)
         nodes.boot(2)
-        while 2 not in nodes.nodes or nodes.nodes[2].phase != pauses_at:  # noqa: ASYNC110 (virtual time)
+        while 2 not in nodes.nodes or nodes.nodes[2].shared.state.phase != pauses_at:  # noqa: ASYNC110 (virtual time)
             await asyncio.sleep(0.0001)
         nodes.machines[1].pause()
         await asyncio.sleep(55)

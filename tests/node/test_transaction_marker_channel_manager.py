@@ -33,9 +33,9 @@ def test_a_leader_that_is_away_writes_its_marker_when_it_is_back(commits: bool) 
     def is_ended(index: int, leader: int) -> bool:
         """Whether the log has the record and its marker, and readers get both."""
         node = nodes.nodes.get(leader)
-        if node is None or not node.ready.is_set():
+        if node is None or not node.shared.state.ready.is_set():
             return False
-        log = node.replicas.partition(TopicPartition("orders", index)).log
+        log = nodes.broker(leader).replicas.partition(TopicPartition("orders", index)).log
         return log.log_end_offset == log.last_stable_offset == 2
 
     async def life() -> None:

@@ -103,11 +103,12 @@ class Broker:
 
     @property
     def is_ready(self) -> bool:
-        return self.node is not None and self.node.ready.is_set()
+        return self.node is not None and self.node.shared.state.ready.is_set()
 
     def offline(self) -> list[str]:
         assert self.node is not None
-        return [each.path for each in self.node.logs.directories if not each.is_online]
+        assert self.node.broker is not None
+        return [each.path for each in self.node.broker.logs.directories if not each.is_online]
 
     async def stop(self) -> None:
         """Stop it as an operator does."""
@@ -302,8 +303,8 @@ class DiskFaultLab:
         found = {
             partition.topic_partition: partition
             for broker in self.brokers
-            if broker.node is not None
-            for partition in broker.node.replicas
+            if broker.node is not None and broker.node.broker is not None
+            for partition in broker.node.broker.replicas
             if partition.is_leader
         }
         return [found[tp] for tp in ALL if tp in found]
@@ -344,7 +345,7 @@ class DiskFaultLab:
         assert all(leaders[tp] == 1 for tp in expected)
         assert await self._described_offline() == offline
         await self._produce("after")
-        failed = [task for task in faulty.node.tasks.statuses() if task.restarts]
+        failed = [task for task in faulty.node.shared.tasks.statuses() if task.restarts]
         assert not failed, failed
 
     async def _described_offline(self) -> list[str]:

@@ -237,7 +237,7 @@ def _mount_console(node: Node) -> None:
         return await load_console(node)
 
     if node.config.is_broker and node.config.flag("http.console.enable"):
-        node.http.mount("/", load, MountAccess.OWN)
+        node.shared.http.mount("/", load, MountAccess.OWN)
 
 
 def announce(node: Node, addresses: str, began_ns: int) -> None:
@@ -245,9 +245,9 @@ def announce(node: Node, addresses: str, began_ns: int) -> None:
 
     took_ms = (SystemClock().monotonic_ns() - began_ns) // 1_000_000
     dirs = ", ".join(node.data_directories())
-    http = "" if node.http.url is None else f", {node.http.url}"
-    if node.http.taken is not None:
-        http = f", no HTTP: {node.http.taken} is taken"
+    http = "" if node.shared.http.url is None else f", {node.shared.http.url}"
+    if node.shared.http.taken is not None:
+        http = f", no HTTP: {node.shared.http.taken} is taken"
     print_line(f"ottla {__version__} is ready: {addresses}, data in {dirs}, {took_ms} ms{http}", flush=True)
 
 

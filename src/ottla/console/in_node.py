@@ -30,26 +30,27 @@ _TRUST: Final = (
 def mount_console(node: Node) -> None:
     """Have a broker's HTTP listener answer for the console, unless `http.console.enable` is false."""
     if node.config.is_broker and node.config.flag("http.console.enable"):
-        node.http.mount("/", lambda: load_console(node), MountAccess.OWN)
+        node.shared.http.mount("/", lambda: load_console(node), MountAccess.OWN)
 
 
 async def load_console(node: Node) -> HttpMount:
     """The console of a node that serves. HttpProblem if it does not, or its settings cannot be used."""
     # Some hundred modules: the node's loop has other things to do meanwhile.
-    await node.runtime.pool.run(_import_console)
+    await node.shared.runtime.pool.run(_import_console)
     from ottla.console.console import Console
     from ottla.console.host import mount_in_thread
     from ottla.console.node_inspector import RunningNodeInspector
     from ottla.runtime.http_server import HttpProblem
     from ottla.schemas.errors import SchemaError
 
-    if not node.is_serving:
+    if not node.shared.state.is_serving:
         raise HttpProblem(503, "The node is starting; the console comes with it.")
     try:
         config = console_config(node)
     except SchemaError as error:
         raise HttpProblem(500, f"http.console.schemas: {error}") from None
-    inspector = RunningNodeInspector(node)
+    assert node.broker is not None, "a broker has the console"
+    inspector = RunningNodeInspector(node.shared, node.broker)
 
     def make(runtime: Runtime) -> Console:
         return Console(runtime, config, inspector)
@@ -75,7 +76,7 @@ def console_config(node: Node) -> ConsoleConfig:
     from ottla.runtime.address import Address
     from ottla.runtime.http_server import HttpProblem
 
-    http, config = node.http.endpoint, node.config
+    http, config = node.shared.http.endpoint, node.config
     assert http is not None
     endpoints = node.client_endpoints()
     open_ones = [each for each in endpoints if not each.protocol.tls and not each.protocol.sasl]

@@ -13,7 +13,8 @@ from ottla.console.files.partition_files import MAX_PRODUCERS
 from ottla.log.directory.dir_names import dir_name
 from ottla.log.producers.state_manager import ProducerStateManager
 from ottla.node.network.request_statistics import TIME_BOUNDS_MS, RequestStatistics
-from ottla.node.node import Node
+from ottla.node.server.broker_server import BrokerServer
+from ottla.node.server.shared_server import SharedServer
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition
 from ottla.runtime.tasks import TaskStatus
 
@@ -48,13 +49,14 @@ def _producers(state: ProducerStateManager) -> list[dict[str, Any]]:
 class RunningNodeInspector:
     """Made on the node's loop; used on that of the console."""
 
-    def __init__(self, node: Node) -> None:
-        self._node: Final = node
+    def __init__(self, shared: SharedServer, broker: BrokerServer) -> None:
+        self._shared: Final = shared
+        self._broker: Final = broker
         self._loop: Final = asyncio.get_running_loop()
 
     @property
     def node_id(self) -> int:
-        return self._node.config.node_id
+        return self._shared.config.node_id
 
     async def _ask(self, question: Callable[[], T]) -> T:
         async def on_the_loop() -> T:
@@ -69,15 +71,15 @@ class RunningNodeInspector:
         if partition.topic == CLUSTER_METADATA_TOPIC:
             if partition.partition:
                 return None
-            return f"{self._node.config.metadata_log_dir}/{dir_name(partition)}"
-        log = self._node.logs.get_log(partition)
+            return f"{self._shared.config.metadata_log_dir}/{dir_name(partition)}"
+        log = self._broker.logs.get_log(partition)
         return None if log is None else log.dir
 
     async def state_of(self, partition: TopicPartition) -> PartitionState | None:
         return await self._ask(lambda: self._state_of(partition))
 
     def _state_of(self, partition: TopicPartition) -> PartitionState | None:
-        log = self._node.logs.get_log(partition)
+        log = self._broker.logs.get_log(partition)
         if log is None:
             return None
         return PartitionState(
@@ -90,13 +92,13 @@ class RunningNodeInspector:
         )
 
     async def tasks(self) -> list[TaskStatus]:
-        return await self._ask(self._node.tasks.statuses)
+        return await self._ask(self._shared.tasks.statuses)
 
     async def scrub(self) -> ScrubState | None:
         return await self._ask(self._scrub)
 
     def _scrub(self) -> ScrubState | None:
-        scrubber = self._node.scrubber
+        scrubber = self._broker.tasks.scrubber
         if scrubber is None:
             return None
         return ScrubState(
@@ -123,11 +125,10 @@ class RunningNodeInspector:
         return await self._ask(self._counters)
 
     def _counters(self) -> NodeCounters:
-        node = self._node
-        topics = node.replicas.topic_statistics
+        topics = self._broker.replicas.topic_statistics
         everything = [topics.retired, *topics.topics.values()]
         answered = RequestStatistics()
-        for listener in node.network_statistics.listeners.values():
+        for listener in self._shared.network_statistics.listeners.values():
             for (name, _), statistics in listener.requests.items():
                 if not name.startswith(_WAITING):
                     answered.merge(statistics)
@@ -143,4 +144,4 @@ class RunningNodeInspector:
         )
 
     async def uptime_ms(self) -> int:
-        return max(self._node.runtime.clock.wall_ms() - self._node.started_ms, 0)
+        return max(self._shared.runtime.clock.wall_ms() - self._shared.started_ms, 0)

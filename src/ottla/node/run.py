@@ -12,7 +12,7 @@ from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.http.listener import DEFAULT_HTTP_LISTENER
 from ottla.node.node import Node
-from ottla.node.server.process_status import ProcessStatus, process_status
+from ottla.node.server.process_status import ProcessStatus, ProcessWatch, process_status
 from ottla.runtime import process
 from ottla.runtime.address import Address
 from ottla.runtime.garbage_collection import GarbageCollection
@@ -76,17 +76,19 @@ async def _main(
     process.raise_open_file_limit()
     process.let_threads_switch_quickly()
     runtime = Runtime.real(pool_workers=config.number("background.threads"))
-    node = Node(runtime, config, default_http=DEFAULT_HTTP_LISTENER)
+    collections = GarbageCollection()
+    watch = ProcessWatch(_watchdog(collections), collections)
+    node = Node(runtime, config, default_http=DEFAULT_HTTP_LISTENER, watch=watch)
     if prepare is not None:
         prepare(node)
     stop = asyncio.Event()
     undo = process.on_termination(lambda _signal: stop.set())
-    with _watched_process(node, report), _service_manager(node) as manager:
+    with _watched_process(node, watch, report), _service_manager(node) as manager:
         try:
             if not await _start_unless_stopped(node, stop):
                 return
             addresses = ", ".join(
-                str(Address(at.host or "*", at.port)) for at in node.endpoints.for_operators()
+                str(Address(at.host or "*", at.port)) for at in node.shared.endpoints.for_operators()
             )
             ready(node, addresses)
             manager.send_ready(f"serving at {addresses}")
@@ -104,7 +106,7 @@ async def _main(
             manager.send_stopping()
             await node.stop()
             undo()
-            if left := node.stop_sequence.left_behind:
+            if left := node.shared.stop_sequence.left_behind:
                 # A thread may wait without end, as for a disk that does not answer, and keep the process.
                 log.critical("the process ends without waiting for %s", ", ".join(left))
                 process.halt(1)
@@ -112,32 +114,30 @@ async def _main(
 
 
 @contextlib.contextmanager
-def _watched_process(node: Node, report: Callable[[ProcessStatus], None]) -> Iterator[None]:
+def _watched_process(
+    node: Node, watch: ProcessWatch, report: Callable[[ProcessStatus], None]
+) -> Iterator[None]:
     """Keep garbage collections short, watch the turns of the event loop, and report both on SIGUSR1."""
-    collections = GarbageCollection()
+    collections, tasks = watch.collections, node.shared.tasks
     collections.start()
-    watchdog = _watchdog(collections)
-    if watchdog is not None:
-        watchdog.start()
-    node.loop_watchdog, node.collections = watchdog, collections
+    if watch.loop is not None:
+        watch.loop.start()
     undo = process.on_status_request(
-        lambda: report(
-            process_status(node.tasks, node.storage_status(), node.server.memory, watchdog, collections)
-        )
+        lambda: report(process_status(tasks, node.storage_status(), node.shared.memory, watch))
     )
 
     async def collect_if_due() -> None:
         if collections.needs_complete:
             collections.collect_all()
 
-    collecting = node.tasks.every(lambda: _GARBAGE_CHECK_MS, collect_if_due, "complete garbage collection")
+    collecting = tasks.every(lambda: _GARBAGE_CHECK_MS, collect_if_due, "complete garbage collection")
     try:
         yield
     finally:
         collecting.cancel()
         undo()
-        if watchdog is not None:
-            watchdog.stop()
+        if watch.loop is not None:
+            watch.loop.stop()
         collections.stop()
 
 
@@ -152,13 +152,14 @@ def _service_manager(node: Node) -> Iterator[ServiceManager]:
         return
 
     async def notify() -> None:
-        if not node.is_serving:
-            manager.ask_for_time(_MORE_TIME_MS, node.phase)
-        if node.failure is None:
+        state = node.shared.state
+        if not state.is_serving:
+            manager.ask_for_time(_MORE_TIME_MS, state.phase)
+        if state.failure is None:
             manager.send_alive()
 
     interval_ms = min(manager.watchdog_ms // 3 or _MAX_NOTIFY_MS, _MAX_NOTIFY_MS)
-    notifying = node.tasks.every(
+    notifying = node.shared.tasks.every(
         lambda: interval_ms, notify, "notification of the service manager", first_ms=0
     )
     try:

@@ -90,9 +90,10 @@ class ReplicaManager:
         *,
         replica_lag_max_ms: int = DEFAULT_REPLICA_LAG_MS,
         submit_change: Callable[[Partition, PendingPartitionChange], None] | None = None,
+        begin_flush: Callable[[Partition], None] | None = None,
     ) -> None:
         """`config_of` gives the current settings of a topic; `submit_change` sends a change of an ISR to the
-        controller.
+        controller; `begin_flush` flushes a partition's log as soon as that is possible.
         """
         self.broker_id: Final = broker_id
         self.logs: Final = logs
@@ -106,8 +107,7 @@ class ReplicaManager:
         self._partitions: dict[TopicPartition, Partition] = {}
         # Rises with each change of `_partitions`, so that what was found by a walk over them can be kept.
         self.partitions_version = 0
-        # Flushes a partition's log as soon as that is possible; set by the node.
-        self.begin_flush: Callable[[Partition], None] | None = None
+        self.begin_flush: Final = begin_flush
         self._offline: dict[TopicPartition, KafkaError] = {}  # hosted, but the log cannot be used: why
         # Has every partition with `has_lagging_follower`, and those that made progress lately.
         self._maybe_lagging: dict[Partition, None] = {}

@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final, Generic, TypeAlias, TypeVar
 
+from ottla.runtime.on_demand import OnDemand
 from ottla.runtime.turns import Turns
 
 __all__ = [
@@ -366,6 +367,20 @@ class MetricsRegistry:
         if name in self._collectors:
             raise ValueError(f"the collector {name} is there already")
         self._collectors[name] = collector
+
+    def add_collector_on_demand(self, name: str, make: Callable[[], Collector]) -> None:
+        """Add a collector that is made, and imported, when an operator first looks: a start is not longer for
+        it, and a node without a scraper not larger.
+        """
+        made = OnDemand(make)
+
+        async def collect(text: MetricsText, turns: Turns) -> None:
+            if made.made is None:
+                made()
+                turns.begin()
+            await made()(text, turns)
+
+        self.add_collector(name, collect)
 
     def remove(self, name: str) -> None:
         """Leave out a family or a collector from now on."""

@@ -199,7 +199,7 @@ class LocalNode:
         try:
             await node.start()
             self._port = node.client_endpoints()[0].port
-            self._http_url = node.http.url
+            self._http_url = node.shared.http.url
             self._ready.set()
             await self._stop.wait()
         finally:

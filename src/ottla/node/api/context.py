@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from ottla.metadata.image.image import MetadataImage
     from ottla.node.api.request_meter import RequestMeter
-    from ottla.node.api.services import ApiServices, BrokerServices, ControllerServices
+    from ottla.node.api.services import ApiServices, BrokerServices
+    from ottla.node.cluster.quorum_member import QuorumMember
     from ottla.node.config.node_config import NodeConfig
     from ottla.node.network.connection import ClientConnection, PendingRequest
     from ottla.protocol.api import Api
@@ -81,7 +82,7 @@ class ApiRequestContext(ABC):
         return self.services.node.image
 
     @property
-    def controller(self) -> ControllerServices:
+    def controller(self) -> QuorumMember:
         return self.services.controller
 
     @property
@@ -170,7 +171,9 @@ class RequestContext(ApiRequestContext):
 
     @property
     def broker(self) -> BrokerServices:
-        return self.services.broker
+        broker = self.services.broker
+        assert broker is not None, f"{self.api.name} came to a listener of controllers"
+        return broker
 
     async def run_heavy(self, cost_us: int, fn: Callable[[], T], *, memory_bytes: int = 0) -> T:
         """Have the work done in a thread when it is the client's turn: one that has logged in waits behind

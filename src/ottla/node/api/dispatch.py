@@ -15,6 +15,7 @@ from typing import Any, Final
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.api.audit import AUDITED, log_changes
 from ottla.node.api.context import RequestContext, RequestListener
+from ottla.node.api.request_gate import RequestGate
 from ottla.node.api.request_meter import RequestMeter
 from ottla.node.api.response_cache import MAX_REQUEST_BYTES, CacheKey, ResponseCache
 from ottla.node.api.response_errors import error_codes
@@ -33,6 +34,7 @@ from ottla.protocol.headers import (
 )
 from ottla.protocol.schema import Request, Response
 from ottla.runtime.tasks import close_unstarted
+from ottla.security.quota.quota_managers import QuotaManagers
 
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
 # Their handlers count errors as they meet them: most responses have none, and all have partitions.
@@ -99,26 +101,25 @@ class _ServedApi:
 
 
 class Dispatcher:
-    """The service behind one listener. Requests that come before `opened` is set wait for it."""
+    """The service behind one listener. Requests that come before the gate is open wait for it."""
 
     def __init__(
         self,
-        services: ApiServices,
-        name: str,
-        kind: ListenerType,
-        opened: asyncio.Event,
+        gate: RequestGate,
+        listener: RequestListener,
+        quotas: QuotaManagers,
         statistics: ListenerStatistics | None = None,
     ) -> None:
         """`statistics` is where requests and their errors are counted."""
-        self._services = services
+        self._gate = gate
         self._statistics = statistics
-        unstable = services.node.config.flag("unstable.api.versions.enable")
-        self._listener = listener = RequestListener(name, kind, unstable)
-        self._quotas = services.node.quotas
-        self._opened = opened
+        self._listener = listener
+        self._quotas = quotas
         self._bulky = asyncio.Semaphore(_BULKY_AT_ONCE)
         self._served = {
-            key: _ServedApi(route, listener) for key, route in ROUTES.items() if kind in route.listeners
+            key: _ServedApi(route, listener)
+            for key, route in ROUTES.items()
+            if listener.kind in route.listeners
         }
 
     def start(self, pending: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
@@ -138,8 +139,11 @@ class Dispatcher:
         supported = served.min_version <= version <= served.max_version
         if not supported and key != API_VERSIONS:
             raise ProtocolViolation(_unsupported_version_message(pending, served, version, header.client_id))
+        services = self._gate.services
+        if services is None:
+            return self._start_when_opened(pending, frame)
         context = RequestContext(
-            self._services, self._listener, api, version, header.correlation_id, header.client_id, pending
+            services, self._listener, api, version, header.correlation_id, header.client_id, pending
         )
         handle = served.handle or served.load()
         if not supported:
@@ -158,11 +162,10 @@ class Dispatcher:
             served.cache is not None
             and len(frame) <= MAX_REQUEST_BYTES
             and not self._quotas.request.is_enabled
-            and self._opened.is_set()
         ):
             permissions = _permission_key(context)
             cache_key = (version, pending.connection.local, bytes(frame[position:]), permissions)
-            cached = served.cache.get(self._services.node.image, cache_key)
+            cached = served.cache.get(services.node.image, cache_key)
             if cached is not None:
                 return encoded_response_parts(api, version, header.correlation_id, cached)
         try:
@@ -175,8 +178,6 @@ class Dispatcher:
             ) from None
         if self._quotas.is_active and key in self._quotas.metered:
             context.meter = RequestMeter(self._quotas, context, self._listener.kind)
-        if not self._opened.is_set():
-            return self._answer_when_opened(context, served, handle, request, frame)
         return self._answer(context, served, handle, request, frame, cache_key)
 
     def _measure(
@@ -197,18 +198,9 @@ class Dispatcher:
             for code in error_codes(response):
                 self._statistics.count_error(served.api.name, version, code)
 
-    async def _answer_when_opened(
-        self,
-        context: RequestContext,
-        served: _ServedApi,
-        handle: Handler,
-        request: Request,
-        frame: memoryview,
-    ) -> Parts | None:
-        await self._opened.wait()
-        if context.meter is not None:
-            context.meter.begin()
-        reply = self._answer(context, served, handle, request, frame)
+    async def _start_when_opened(self, pending: PendingRequest, frame: memoryview) -> Parts | None:
+        await self._gate.opened.wait()
+        reply = self.start(pending, frame)
         return reply if reply is None or isinstance(reply, list) else await reply
 
     def _answer(
@@ -221,10 +213,10 @@ class Dispatcher:
         cache_key: CacheKey | None = None,
     ) -> Parts | Awaitable[Parts | None] | None:
         """Call the handler; keep a response that did not have to wait, if there is a key for it."""
-        if served.forwarded and self._services.controller.active_controller.current is None:
+        if served.forwarded and context.services.controller.active_controller.current is None:
             return self._forward(context, served, request, frame)
-        image = None if cache_key is None else self._services.node.image
-        denials = 0 if cache_key is None else self._denials()
+        image = None if cache_key is None else context.image
+        denials = 0 if cache_key is None else _denials(context)
         try:
             reply = handle(context, request)
         except Exception as error:
@@ -245,7 +237,7 @@ class Dispatcher:
                 or image is None
                 or served.cache is None
                 # Each denial is logged, also that of the next request.
-                or self._denials() != denials
+                or _denials(context) != denials
             ):
                 try:
                     return response_parts(context.api, context.version, context.correlation_id, reply)
@@ -259,10 +251,6 @@ class Dispatcher:
         if context.is_bulky:
             return self._answer_in_place(context, served, request, frame, reply)
         return self._answer_later(context, served, request, frame, reply)
-
-    def _denials(self) -> int:
-        authorizer = self._services.node.authorizer
-        return 0 if authorizer is None else authorizer.audit.denials
 
     async def _answer_in_place(
         self,
@@ -307,7 +295,7 @@ class Dispatcher:
         if response is None:
             return None
         if context.is_bulky:
-            return await self._services.broker.runtime.pool.run(encode, context, response)
+            return await context.services.node.runtime.pool.run(encode, context, response)
         return encode(context, response)
 
     async def _answer_once(
@@ -347,14 +335,14 @@ class Dispatcher:
             assert response is not None, f"a cached API, {served.api.name}, has no response"
             if meter is not None:
                 meter.finish(request, response)
-            encoded = await self._services.broker.runtime.pool.run(response.encode, context.version)
+            encoded = await context.services.node.runtime.pool.run(response.encode, context.version)
             self._count_errors(served, context.version, response)
         except Exception as error:
             return encode(context, _failed(context, served, request, error))
         finally:
             self._bulky.release()
             cache.end(cache_key, in_work, encoded)
-        if self._services.node.image is image and self._denials() == denials:
+        if context.image is image and _denials(context) == denials:
             cache.put(image, cache_key, encoded)
         return encoded_response_parts(context.api, context.version, context.correlation_id, encoded)
 
@@ -388,6 +376,11 @@ def _failed(context: RequestContext, served: _ServedApi, request: Request, error
     ):
         context.meter.on_denied()
     return make_failure_response(context, served.failure_response, request, error)
+
+
+def _denials(context: RequestContext) -> int:
+    authorizer = context.services.node.authorizer
+    return 0 if authorizer is None else authorizer.audit.denials
 
 
 def _permission_key(context: RequestContext) -> tuple[int, str, str, str] | None:

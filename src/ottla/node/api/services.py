@@ -1,27 +1,25 @@
 """The parts of a node that handlers use, and nothing else of it.
 
-A handler reaches them through its context: `context.broker.replicas`, `context.controller.control(...)`.
-`node.Node` puts them together; handlers, and the tests of handlers, depend on these types only. What changes
-while the node runs (`config`, `image`) is read again for each use: the objects are replaced, never changed.
+A handler reaches them through its context: `context.broker.replicas`, `context.controller.control(...)`. The
+servers of a node put them together (`node/server`), each once it has all parts. What changes while the node
+runs (`config`, `image`) is read again for each use: the objects are replaced, never changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ottla.log.log_manager import LogManager
-    from ottla.metadata.controller.controller import Controller
-    from ottla.metadata.controller.quorum_controller import ActiveController
-    from ottla.metadata.controller.state import Decision, Result
+    from ottla.metadata.image.cache import MetadataCache
     from ottla.metadata.image.image import MetadataImage
-    from ottla.metadata.log.metadata_log import MetadataLog
     from ottla.node.cluster.alter_replica_log_dirs import AlterReplicaLogDirsManager
-    from ottla.node.cluster.broker_liveness_probe import BrokerLivenessProbe
-    from ottla.node.cluster.controller_channel import ControllerChannel
+    from ottla.node.cluster.quorum_member import QuorumMember
     from ottla.node.cluster.replication import BrokerReplication
+    from ottla.node.config.dynamic import DynamicBrokerConfig
     from ottla.node.config.node_config import NodeConfig
     from ottla.node.coordinators.coordinators import Coordinators
     from ottla.node.coordinators.producer_id_manager import ProducerIdManager
@@ -35,12 +33,11 @@ if TYPE_CHECKING:
     from ottla.replication.log_flush_scheduler import LogFlushScheduler
     from ottla.replication.replica_manager import ReplicaManager
     from ottla.runtime.heavy_work import HeavyWork
+    from ottla.runtime.on_demand import OnDemand
     from ottla.runtime.runtime import Runtime
     from ottla.security.authorizer.audit_log import AuditLog
     from ottla.security.principal import KafkaPrincipal
     from ottla.security.quota.quota_managers import QuotaManagers
-
-T = TypeVar("T")
 
 
 class Requester(Protocol):
@@ -88,139 +85,78 @@ class Authorizer(Protocol):
         ...
 
 
-class NodeServices(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeServices:
     """The parts that every node has, whatever its roles."""
 
-    @property
-    def config(self) -> NodeConfig: ...
+    runtime: Runtime
+    dynamic_config: DynamicBrokerConfig
+    metadata: MetadataCache
+    cluster_id: str
+    security: NodeSecurity
+    authorizer: Authorizer | None
+    endpoints: NodeEndpoints
+    quotas: QuotaManagers
+    """How much each client may take."""
+    network_statistics: NetworkStatistics
+    """The requests that were answered, and their errors."""
+    heavy_work: HeavyWork
+    """Where work is done that a client can make costly."""
+    has_telemetry_receiver: Callable[[], bool]
+    """Whether what clients push of their metrics is seen anywhere."""
 
     @property
-    def security(self) -> NodeSecurity: ...
+    def config(self) -> NodeConfig:
+        return self.dynamic_config.current
 
     @property
     def image(self) -> MetadataImage:
         """The newest committed metadata that this node has applied."""
-        ...
+        return self.metadata.image
 
-    @property
-    def cluster_id(self) -> str: ...
-
-    @property
-    def authorizer(self) -> Authorizer | None: ...
-
-    @property
-    def endpoints(self) -> NodeEndpoints: ...
-
-    @property
-    def receives_telemetry(self) -> bool:
-        """Whether what clients push of their metrics is seen anywhere."""
-        ...
-
-    @property
-    def quotas(self) -> QuotaManagers:
-        """How much each client may take."""
-        ...
-
-    @property
-    def network_statistics(self) -> NetworkStatistics:
-        """The requests that were answered, and their errors."""
-        ...
-
-    @property
-    def heavy_work(self) -> HeavyWork:
-        """Where work is done that a client can make costly."""
-        ...
-
-    def now_ms(self) -> int: ...
+    def now_ms(self) -> int:
+        return self.runtime.clock.wall_ms()
 
 
-class BrokerServices(NodeServices, Protocol):
-    """The parts of a broker: logs, replicas, coordinators. A node that is only a controller has none of them,
-    and its listeners have no route that uses them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerServices(NodeServices):
+    """The parts of a broker: logs, replicas, coordinators. A listener of controllers has none of them, and no
+    route that uses them.
     """
 
-    @property
-    def runtime(self) -> Runtime: ...
-
-    @property
-    def logs(self) -> LogManager: ...
-
-    @property
-    def log_flushes(self) -> LogFlushScheduler: ...
-
-    @property
-    def replicas(self) -> ReplicaManager: ...
-
-    @property
-    def replication(self) -> BrokerReplication: ...
-
-    @property
-    def alter_log_dirs(self) -> AlterReplicaLogDirsManager: ...
-
-    @property
-    def fetch_sessions(self) -> FetchSessionCache: ...
-
-    @property
-    def coordinators(self) -> Coordinators:
-        """The group and the transaction coordinator, each made when it is first used."""
-        ...
+    logs: LogManager
+    log_flushes: LogFlushScheduler
+    replicas: ReplicaManager
+    replication: BrokerReplication
+    alter_log_dirs: AlterReplicaLogDirsManager
+    fetch_sessions: FetchSessionCache
+    coordinators: Coordinators
+    producer_ids: ProducerIdManager
+    share: OnDemand[SharePartitionManager]
+    client_telemetry: OnDemand[ClientTelemetry]
+    tables: OnDemand[TableKeeper]
 
     @property
     def share_partitions(self) -> SharePartitionManager:
-        """The share partitions that this broker leads; made when it is first used."""
-        ...
+        """The share partitions that this broker leads."""
+        return self.share()
 
     @property
-    def producer_ids(self) -> ProducerIdManager: ...
+    def telemetry(self) -> ClientTelemetry:
+        """The metrics that clients push."""
+        return self.client_telemetry()
 
     @property
     def table_keeper(self) -> TableKeeper | None:
         """What keeps the tables of topics, if a topic has ever had one."""
-        ...
-
-    @property
-    def telemetry(self) -> ClientTelemetry:
-        """The metrics that clients push; made when it is first used."""
-        ...
-
-
-class ControllerServices(Protocol):
-    """The quorum as this node knows it, the controller if it is active here, and the ways to it if not."""
-
-    @property
-    def metadata(self) -> MetadataLog: ...
-
-    @property
-    def active_controller(self) -> ActiveController:
-        """The active controller, if it is on this node."""
-        ...
-
-    @property
-    def controllers(self) -> ControllerChannel:
-        """Carries this node's own requests to the active controller."""
-        ...
-
-    @property
-    def forwards(self) -> ControllerChannel:
-        """Carries the requests of clients to the active controller."""
-        ...
-
-    @property
-    def liveness(self) -> BrokerLivenessProbe: ...
-
-    def control(
-        self, decide: Callable[[Controller], Result[T] | Decision[T]], *, for_client: bool = True
-    ) -> Awaitable[T]:
-        """Let the active controller of this node decide; the response comes once the decision is committed
-        and, for a client, applied here. KafkaError NOT_CONTROLLER if it is not on this node.
-        """
-        ...
+        return self.tables.made
 
 
 @dataclass(frozen=True, slots=True)
 class ApiServices:
-    """Everything that handlers of one node may use."""
+    """Everything that handlers of one listener may use."""
 
     node: NodeServices
-    broker: BrokerServices
-    controller: ControllerServices
+    controller: QuorumMember
+    broker: BrokerServices | None = None
+    """None at a listener of controllers."""

@@ -66,16 +66,13 @@ class BrokerLifecycleManager:
         cluster_id: str,
         incarnation_id: bytes,
         directories: Mapping[str, bytes],
-        endpoints: Iterable[Endpoint],
-        previous_epoch: int,
         on_fatal: Callable[[str], None],
-        announce: Callable[[], None] | None = None,
     ) -> None:
-        """`directories` are the ids of the data directories by path, `previous_epoch` is the broker epoch of
-        the last run if that ended cleanly, and `on_fatal` is called if it cannot be registered again.
-        `announce` is called before each heartbeat that says that this broker is ready to serve.
+        """`directories` are the ids of the data directories by path, and `on_fatal` is called if it cannot be
+        registered again.
         """
-        self._announce: Final = announce
+        # Called before each heartbeat that says that this broker is ready to serve.
+        self._announce: Callable[[], None] | None = None
         self._tasks: Final = tasks
         self._channel: Final = channel
         self._metadata: Final = metadata
@@ -87,11 +84,9 @@ class BrokerLifecycleManager:
             broker_id=config.current.node_id,
             cluster_id=cluster_id,
             incarnation_id=incarnation_id,
-            listeners=registration_listeners(endpoints, Listener),
             features=supported_features(Feature),
             rack=config.current.rack,
             log_dirs=list(directories.values()),
-            previous_broker_epoch=previous_epoch,
         )
         self.epoch = -1  # never goes back
         self._refused: ErrorCode | None = None
@@ -112,8 +107,20 @@ class BrokerLifecycleManager:
 
     # Joining
 
-    async def register(self) -> None:
-        """Register, and send heartbeats from then on. NodeFailed if that cannot be, or not in time."""
+    async def register(
+        self,
+        endpoints: Iterable[Endpoint],
+        previous_epoch: int,
+        announce: Callable[[], None] | None = None,
+    ) -> None:
+        """Register, and send heartbeats from then on. NodeFailed if that cannot be, or not in time.
+
+        `previous_epoch` is the broker epoch of the last run if that ended cleanly. `announce` is called
+        before each heartbeat that says that this broker is ready to serve.
+        """
+        self._request.listeners = registration_listeners(endpoints, Listener)
+        self._request.previous_broker_epoch = previous_epoch
+        self._announce = announce
         limit_ms = self._config.current.number("initial.broker.registration.timeout.ms")
         try:
             async with asyncio.timeout(limit_ms / 1000):

@@ -1,8 +1,8 @@
-"""A node's part in the quorum: its controller listener, the metadata log, the controller while it leads.
+"""A node's part in the quorum: the metadata log, the controller while it leads, and the ways to it otherwise.
 
-Every node has all of it, voter or not; a broker that only follows never has an active controller, and no
-controller listener. It runs before any other part of the node starts, since nothing else is known without the
-metadata, and until every other part has stopped.
+Every node has all of it, voter or not; on a broker that only follows no controller is ever active. It opens
+before any other part of the node starts, since nothing else is known without the metadata, and closes after
+every other part.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ottla.metadata.controller.quorum_controller import ActiveController, QuorumController
-from ottla.metadata.features import supported_features
 from ottla.metadata.log.bootstrap_metadata import read_bootstrap
 from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.node.cluster.broker_liveness_probe import BrokerLivenessProbe
@@ -27,30 +26,17 @@ from ottla.node.config.component_settings import (
     static_voters,
 )
 from ottla.node.config.dynamic import DynamicBrokerConfig
-from ottla.node.config.listeners import Endpoint, registration_listeners
+from ottla.node.config.listeners import Endpoint
 from ottla.node.config.schema import TableSchema
-from ottla.node.network.connection import ClientConnection, RequestDispatcher
 from ottla.node.network.node_security import NodeSecurity
-from ottla.node.network.request_statistics import NetworkStatistics
-from ottla.node.network.server import SocketServer
-from ottla.protocol.errors import ErrorCode
-from ottla.protocol.messages.controller_registration import (
-    ControllerRegistrationRequest,
-    ControllerRegistrationResponse,
-    Feature,
-    Listener,
-)
-from ottla.protocol.schema import Response
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from ottla.metadata.controller.controller import Controller
     from ottla.metadata.controller.state import Decision, Result
-    from ottla.metadata.log.loader import Subscriber
     from ottla.metadata.records import MetadataRecord
     from ottla.node.cluster.zookeeper_member import ZooKeeperMember
-    from ottla.node.network.login import SaslListener
     from ottla.runtime.tasks import TaskSupervisor
 
 log = logging.getLogger(__name__)
@@ -61,121 +47,101 @@ T = TypeVar("T")
 _PATIENCE_SECONDS: Final = 10.0
 # How long a leader that stops waits until the others know.
 _RESIGN_MS: Final = 1_000
-_REGISTRATION_VERSION: Final = 0
-_REGISTRATION_RETRY_SECONDS: Final = 0.1
-# A cluster of an older metadata.version has no record for the registration of a controller.
-_REGISTRATION_FINAL: Final = frozenset((ErrorCode.NONE, ErrorCode.UNSUPPORTED_VERSION))
 
 
 class QuorumMember:
-    """`metadata`, `active_controller`, the channels and `liveness` are there once it is open."""
+    """Make one with `open`."""
 
     def __init__(
         self,
         runtime: Runtime,
         config: DynamicBrokerConfig,
-        dispatcher_for: Callable[[Endpoint], RequestDispatcher],
-        login_for: Callable[[Endpoint], SaslListener | None],
-        local_controller: LocalController,
         security: NodeSecurity,
-        statistics: NetworkStatistics | None = None,
-        tasks: TaskSupervisor | None = None,
+        cluster_id: str,
+        formatted_records: Sequence[MetadataRecord],
+        metadata: MetadataLog,
+        local_controller: LocalController,
+        zookeeper: ZooKeeperMember | None,
     ) -> None:
+        """`formatted_records` are what the node was formatted with; `zookeeper` is the legacy mode, in which
+        there is no quorum.
+        """
         self._runtime: Final = runtime
-        self._tasks: Final = tasks
-        # The legacy mode, in which there is no quorum.
-        self._zookeeper: ZooKeeperMember | None = None
         self._config: Final = config
-        self._local_controller: Final = local_controller
         self._security: Final = security
-        self._registration: asyncio.Task[None] | None = None
-        self._upkeep: asyncio.Task[None] | None = None
-        # Set once requests of the quorum are answered.
-        self.opened: Final = asyncio.Event()
-        self.server: Final = SocketServer(
-            runtime.network,
-            config.current,
-            dispatcher_for,
-            self._on_connection_closed,
-            tls_for=security.listener_tls,
-            login_for=login_for,
-            statistics=statistics,
+        self._cluster_id: Final = cluster_id
+        self.formatted_records: Final = formatted_records
+        self._local_controller: Final = local_controller
+        self._zookeeper: Final = zookeeper
+        self.metadata: Final = metadata
+        self.active_controller: Final = ActiveController(metadata, self._activate)
+        self.liveness: Final = BrokerLivenessProbe(
+            runtime, config, metadata, self.active_controller, security.inter_broker
         )
-        config.add_reconfigurable(self.server.configure)
-        # What the node was formatted with.
-        self.formatted_records: Sequence[MetadataRecord] = ()
-        self.metadata: MetadataLog
-        self.active_controller: ActiveController
         # The requests of this node to the active controller, and those of clients that it forwards.
-        self.controllers: ControllerChannel
-        self.forwards: ControllerChannel
-        self.liveness: BrokerLivenessProbe
+        self.controllers: Final = self.controller_channel("ottla-broker")
+        self.forwards: Final = self.controller_channel("ottla-forwarding", is_patient=True)
 
+    @classmethod
     async def open(
-        self,
+        cls,
+        runtime: Runtime,
+        config: DynamicBrokerConfig,
+        security: NodeSecurity,
+        tasks: TaskSupervisor,
         cluster_id: str,
         directory_id: bytes,
         endpoints: Sequence[Endpoint],
-        on_metadata: Subscriber,
-    ) -> None:
-        """Take part in the quorum. `directory_id` is the id of the metadata directory, `endpoints` are where
-        other nodes reach this controller, and `on_metadata` is called with each step of the metadata.
+        local_controller: LocalController,
+    ) -> QuorumMember:
+        """Load the metadata log; `start` takes part in the quorum. `directory_id` is the id of the metadata
+        directory, and `endpoints` are where other nodes reach the controller of this one.
         """
-        runtime, config = self._runtime, self._config.current
-        metadata_dir = config.metadata_log_dir
+        settings = config.current
+        metadata_dir = settings.metadata_log_dir
         bootstrap = await runtime.pool.run(read_bootstrap, runtime.disk, metadata_dir)
-        self.formatted_records = bootstrap
         addresses = {each.name: Address(each.host, each.port) for each in endpoints}
-        if config.uses_zookeeper:
-            metadata = await self._open_zookeeper(cluster_id, directory_id, addresses)
+        zookeeper = None
+        if settings.uses_zookeeper:
+            zookeeper_class = await runtime.pool.run(_import_zookeeper_member)
+            zookeeper = await zookeeper_class.connect(runtime, tasks, settings)
+            try:
+                metadata = await zookeeper.open(
+                    settings, cluster_id, directory_id, addresses, security.controller
+                )
+            except BaseException:
+                await zookeeper.close()
+                raise
         else:
             metadata = await MetadataLog.open(
                 runtime,
                 metadata_dir,
-                node_id=config.node_id,
+                node_id=settings.node_id,
                 directory_id=directory_id,
                 cluster_id=cluster_id,
-                static_voters=static_voters(config),
+                static_voters=static_voters(settings),
                 endpoints=addresses,
-                bootstrap=bootstrap_servers(config),
-                listener=config.controller_listener_names[0],
-                config=metadata_log_config(config),
-                quorum=quorum_config(config),
-                security=self._security.controller,
+                bootstrap=bootstrap_servers(settings),
+                listener=settings.controller_listener_names[0],
+                config=metadata_log_config(settings),
+                quorum=quorum_config(settings),
+                security=security.controller,
             )
-        self.metadata = metadata
-        loop = asyncio.get_running_loop()
+        return cls(runtime, config, security, cluster_id, bootstrap, metadata, local_controller, zookeeper)
 
-        def activate() -> QuorumController:
-            loop.call_soon(self.liveness.on_controller_active)
-            settings = controller_settings(self._config.current, cluster_id)
-            schema = TableSchema(lambda: self._config.current)
-            if self._zookeeper is not None:
-                return self._zookeeper.activate(settings, schema, bootstrap)
-            return QuorumController.activate(runtime, metadata, settings, schema, bootstrap)
-
-        self.active_controller = ActiveController(metadata, activate)
-        self.liveness = BrokerLivenessProbe(
-            runtime, self._config, metadata, self.active_controller, self._security.inter_broker
+    def _activate(self) -> QuorumController:
+        asyncio.get_running_loop().call_soon(self.liveness.on_controller_active)
+        settings = controller_settings(self._config.current, self._cluster_id)
+        schema = TableSchema(lambda: self._config.current)
+        if self._zookeeper is not None:
+            return self._zookeeper.activate(settings, schema, self.formatted_records)
+        return QuorumController.activate(
+            self._runtime, self.metadata, settings, schema, self.formatted_records
         )
-        metadata.subscribe(on_metadata)
-        self.controllers = self.controller_channel("ottla-broker")
-        self.forwards = self.controller_channel("ottla-forwarding", is_patient=True)
-        metadata.start()
-        self.opened.set()
 
-    async def _open_zookeeper(
-        self, cluster_id: str, directory_id: bytes, endpoints: Mapping[str, Address]
-    ) -> MetadataLog:
-        assert self._tasks is not None
-        config = self._config.current
-        member_class = await self._runtime.pool.run(_import_zookeeper_member)
-        self._zookeeper = member = await member_class.connect(self._runtime, self._tasks, config)
-        try:
-            return await member.open(config, cluster_id, directory_id, endpoints, self._security.controller)
-        except BaseException:
-            await member.close()
-            raise
+    def start(self) -> None:
+        """Take part in the quorum."""
+        self.metadata.start()
 
     @property
     def is_sole_voter(self) -> bool:
@@ -229,78 +195,13 @@ class QuorumMember:
             else:
                 log.warning("the metadata of the active controller, %d, is still read", metadata.leader_id)
 
-    # The registration of this controller
-
-    def register(self, incarnation_id: bytes, endpoints: Sequence[Endpoint]) -> None:
-        """Register this controller with its addresses and features, in the background."""
-        request = ControllerRegistrationRequest(
-            controller_id=self._config.current.node_id,
-            incarnation_id=incarnation_id,
-            listeners=registration_listeners(endpoints, Listener),
-            features=supported_features(Feature),
-        )
-        self._registration = asyncio.create_task(self._register(request), name="controller registration")
-        self._upkeep = asyncio.create_task(
-            self._keep_registered(request), name="upkeep of the controller registration"
-        )
-
-    async def _register(self, request: ControllerRegistrationRequest) -> None:
-        await self.controllers.request_until(
-            request,
-            _REGISTRATION_VERSION,
-            _REGISTRATION_FINAL,
-            on_refused=_on_registration_refused,
-            retry_seconds=_REGISTRATION_RETRY_SECONDS,
-        )
-
-    async def _keep_registered(self, request: ControllerRegistrationRequest) -> None:
-        """Register again when the registration was removed, or when the cluster gets a metadata.version that
-        has registrations.
-        """
-        await self.wait_until_registered()
-        while True:
-            await self.metadata.until(lambda: self._is_registered or not self._has_registrations)
-            await self.metadata.until(lambda: self._has_registrations and not self._is_registered)
-            log.warning("the registration of this controller is gone, and is made again")
-            await self._register(request)
-
-    @property
-    def _has_registrations(self) -> bool:
-        return self.metadata.image.metadata_version.controller_registration
-
-    @property
-    def _is_registered(self) -> bool:
-        return self._config.current.node_id in self.metadata.image.cluster.controllers
-
-    def waits_for(self) -> str:
-        """What the registration waits for, as text for messages."""
-        leader = self.metadata.leader_id
-        return "no controller is known" if leader is None else f"no answer of the controller, node {leader}"
-
-    async def wait_until_registered(self) -> None:
-        if self._registration is not None:
-            await self._registration
-
-    def _on_connection_closed(self, connection: ClientConnection) -> None:
-        if self.opened.is_set():
-            self.liveness.on_connection_closed(connection)
-
     async def close(self) -> None:
         """Hand leadership over, and close the metadata log."""
-        tasks = [task for task in (self._registration, self._upkeep) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         await self.liveness.close()
         self.controllers.close()
         self.forwards.close()
         await self.metadata.resign(_RESIGN_MS)
         await self.metadata.close()
-
-
-def _on_registration_refused(code: ErrorCode, response: Response) -> None:
-    assert isinstance(response, ControllerRegistrationResponse)
-    log.warning("the controller did not register this one: %s %s", code.name, response.error_message)
 
 
 def _import_zookeeper_member() -> type[ZooKeeperMember]:

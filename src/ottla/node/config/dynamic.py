@@ -37,6 +37,10 @@ class DynamicBrokerConfig:
         """Have `reconfigure` called with the new configuration after each change."""
         self._reconfigurables.append(reconfigure)
 
+    def reader(self, name: str, factor: float = 1) -> Callable[[], int]:
+        """What reads a number that may change."""
+        return lambda: int(self.current.number(name) * factor)
+
     def is_changed_by(self, delta: MetadataDelta) -> bool:
         return any(resource.type == ConfigResourceType.BROKER for resource in delta.changed_configs)
 

@@ -6,26 +6,30 @@ walk over all partitions of the cluster is done in turns, once for each image.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from ottla.metadata.image.image import MetadataImage, TopicsImage
 from ottla.metadata.log.metadata_log import MetadataLog
-from ottla.node.metrics.observed_node import ObservedNode
+from ottla.node.cluster.quorum_member import QuorumMember
 from ottla.raft.states import Role
+from ottla.runtime.clock import Clock
 from ottla.runtime.metrics import MetricsText
 from ottla.runtime.turns import Turns
 
 _CONTROLLER: Final = "kafka_controller_kafkacontroller_"
 _RAFT: Final = "kafka_server_raftmetrics_"
 _METADATA: Final = "kafka_server_brokermetadatametrics_"
-# Kafka's numbers for the states of a broker.
-_STARTING: Final = 1
-_RUNNING: Final = 3
 
 
 class ControllerCollector:
-    def __init__(self, node: ObservedNode) -> None:
-        self._node: Final = node
+    def __init__(
+        self, clock: Clock, quorum: QuorumMember, unclean_elections: Callable[[], int], *, is_controller: bool
+    ) -> None:
+        self._clock: Final = clock
+        self._quorum: Final = quorum
+        self._unclean_elections: Final = unclean_elections
+        self._is_controller: Final = is_controller
         # The topics that were walked last, and what was found.
         self._walked: TopicsImage | None = None
         self._partitions = 0
@@ -33,24 +37,18 @@ class ControllerCollector:
         self._imbalanced = 0
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
-        node = self._node
-        if node.config.is_broker:
-            state = _STARTING if node.observed_broker is None else _RUNNING
-            text.gauge("kafka_server_kafkaserver_brokerstate", "1 starting, 3 running", state)
-        if not node.quorum.opened.is_set():
-            return
-        metadata = node.quorum.metadata
+        metadata = self._quorum.metadata
         _write_quorum(text, metadata)
-        self._write_image(text, node.image, metadata)
-        if node.config.is_controller:
-            active = node.quorum.active_controller.current is not None
+        self._write_image(text, metadata.image, metadata)
+        if self._is_controller:
+            active = self._quorum.active_controller.current is not None
             text.gauge(f"{_CONTROLLER}activecontrollercount", "1 at the active controller", int(active))
             text.counter(
                 "kafka_controller_controllerstats_uncleanleaderelections_total",
                 "Leaders that this controller has elected although they may lack records",
-                node.unclean_elections,
+                self._unclean_elections(),
             )
-            await self._write_cluster(text, turns, node.image)
+            await self._write_cluster(text, turns, metadata.image)
 
     def _write_image(self, text: MetricsText, image: MetadataImage, metadata: MetadataLog) -> None:
         applied = image.provenance
@@ -66,7 +64,7 @@ class ControllerCollector:
         )
         lag_ms = 0
         if applied.last_contained_log_time_ms >= 0:
-            lag_ms = max(0, self._node.runtime.clock.wall_ms() - applied.last_contained_log_time_ms)
+            lag_ms = max(0, self._clock.wall_ms() - applied.last_contained_log_time_ms)
         text.gauge(f"{_METADATA}last_applied_record_lag_ms", "How long ago that was", lag_ms)
         text.gauge(
             "ottla_metadata_lag_records",

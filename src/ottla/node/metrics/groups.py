@@ -14,9 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from ottla.node.metrics.observed_node import ObservedBroker, ObservedNode
+from ottla.metadata.image.cache import MetadataCache
+from ottla.node.config.dynamic import DynamicBrokerConfig
+from ottla.node.coordinators.coordinators import Coordinators
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
+from ottla.replication.replica_manager import ReplicaManager
+from ottla.runtime.clock import Clock
 from ottla.runtime.metrics import OTHER, MetricKind, MetricsText, label_text
 from ottla.runtime.turns import Turns
 
@@ -38,19 +42,27 @@ _BY_SHARE_PARTITION: Final = ("group", "topic", "partition")
 
 
 class GroupCollector:
-    def __init__(self, node: ObservedNode) -> None:
-        self._node: Final = node
+    def __init__(
+        self,
+        coordinators: Coordinators,
+        replicas: ReplicaManager,
+        metadata: MetadataCache,
+        config: DynamicBrokerConfig,
+        clock: Clock,
+    ) -> None:
+        self._coordinators: Final = coordinators
+        self._replicas: Final = replicas
+        self._metadata: Final = metadata
+        self._config: Final = config
+        self._clock: Final = clock
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
-        broker = self._node.observed_broker
-        if broker is None:
-            return
-        await self._write_groups(text, turns, broker)
-        await self._write_transactions(text, turns, broker)
-        await self._write_share_states(text, turns, broker)
+        await self._write_groups(text, turns)
+        await self._write_transactions(text, turns)
+        await self._write_share_states(text, turns)
 
-    async def _write_share_states(self, text: MetricsText, turns: Turns, broker: ObservedBroker) -> None:
-        service = broker.coordinators.share_in_use
+    async def _write_share_states(self, text: MetricsText, turns: Turns) -> None:
+        service = self._coordinators.share_in_use
         text.gauge(
             "ottla_share_partitions",
             "Share partitions whose state this broker coordinates",
@@ -82,8 +94,8 @@ class GroupCollector:
             "The start offset of the share partition and the records after it that are done",
             MetricKind.GAUGE,
         )
-        left = self._node.config.number("metrics.max.group.partitions")
-        topics = self._node.image.topics.by_id
+        left = self._config.current.number("metrics.max.group.partitions")
+        topics = self._metadata.image.topics.by_id
         for shard in _loaded_shards(service.runtime):
             for key, state in list(shard.partitions.items()):
                 topic, offset = topics.get(key.topic_id), state.offset
@@ -97,17 +109,17 @@ class GroupCollector:
                 if turns.is_due():
                     await turns.pause()
 
-    async def _write_groups(self, text: MetricsText, turns: Turns, broker: ObservedBroker) -> None:
-        service = broker.coordinators.groups_in_use
-        bound = self._node.config.number("metrics.max.group.partitions")
-        walk = _GroupWalk(text, broker, bound)
+    async def _write_groups(self, text: MetricsText, turns: Turns) -> None:
+        service = self._coordinators.groups_in_use
+        bound = self._config.current.number("metrics.max.group.partitions")
+        walk = _GroupWalk(text, self._replicas, bound)
         if service is not None:
             for shard in _loaded_shards(service.runtime):
                 await walk.visit(shard, turns)
         walk.finish(text)
 
-    async def _write_transactions(self, text: MetricsText, turns: Turns, broker: ObservedBroker) -> None:
-        parts = broker.coordinators.transactions_in_use
+    async def _write_transactions(self, text: MetricsText, turns: Turns) -> None:
+        parts = self._coordinators.transactions_in_use
         states: dict[str, int] = {}
         oldest_ms: int | None = None
         if parts is not None:
@@ -125,7 +137,7 @@ class GroupCollector:
             [((state,), count) for state, count in sorted(states.items())],
             ("state",),
         )
-        now_ms = self._node.runtime.clock.wall_ms()
+        now_ms = self._clock.wall_ms()
         text.gauge(
             "ottla_transaction_oldest_open_seconds",
             "The age of the oldest transaction that is open or being ended",
@@ -152,8 +164,8 @@ class GroupCollector:
 class _GroupWalk:
     """One walk over the groups of this broker."""
 
-    def __init__(self, text: MetricsText, broker: ObservedBroker, bound: int) -> None:
-        self._replicas: Final = broker.replicas
+    def __init__(self, text: MetricsText, replicas: ReplicaManager, bound: int) -> None:
+        self._replicas: Final = replicas
         self._left = self._groups_left = bound
         self._counts: Final[dict[tuple[str, str], int]] = {}
         self._offsets = 0

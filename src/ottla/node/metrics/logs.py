@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
+from ottla.log.log_manager import LogManager
 from ottla.log.scrub.examination import KINDS
-from ottla.node.metrics.observed_node import ObservedBroker, ObservedNode
 from ottla.node.metrics.slow_calls import SlowCall
 from ottla.runtime.disk import DiskUsage
 from ottla.runtime.metrics import Histogram, MetricKind, MetricsText, number_text, quantile
+from ottla.runtime.runtime import Runtime
 from ottla.runtime.turns import Turns
+
+if TYPE_CHECKING:
+    from ottla.log.cleaner.cleaner import LogCleaner
+    from ottla.log.scrub.scrubber import LogScrubber
 
 _FLUSHES: Final = "kafka_log_logflushstats_logflushrateandtimems"
 _QUANTILES: Final = (0.5, 0.99)
@@ -17,15 +23,21 @@ _DIRECTORY: Final = ("directory",)
 
 
 class LogCollector:
-    def __init__(self, node: ObservedNode) -> None:
-        self._node: Final = node
+    def __init__(
+        self,
+        logs: LogManager,
+        runtime: Runtime,
+        cleaner: Callable[[], LogCleaner | None],
+        scrubber: Callable[[], LogScrubber | None],
+    ) -> None:
+        self._logs: Final = logs
+        self._cleaner: Final = cleaner
+        self._scrubber: Final = scrubber
+        self._runtime: Final = runtime
         self._usages: Final[dict[str, SlowCall]] = {}
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
-        broker = self._node.observed_broker
-        if broker is None:
-            return
-        logs = broker.logs
+        logs = self._logs
         statistics = logs.statistics
         _write_flushes(text, statistics.flushes)
         text.histogram("ottla_log_flush_seconds", "Time of flushes, in their thread", "", statistics.flushes)
@@ -45,12 +57,12 @@ class LogCollector:
             [(("any",), logs.handles.capacity), (("unsynced",), logs.handles.unsynced_capacity)],
             ("kind",),
         )
-        _write_cleaner(text, broker)
-        _write_scrubber(text, broker)
-        await self._write_directories(text, turns, broker)
+        _write_cleaner(text, self._cleaner())
+        _write_scrubber(text, self._scrubber())
+        await self._write_directories(text, turns)
 
-    async def _write_directories(self, text: MetricsText, turns: Turns, broker: ObservedBroker) -> None:
-        directories = broker.logs.directories
+    async def _write_directories(self, text: MetricsText, turns: Turns) -> None:
+        directories = self._logs.directories
         text.gauge(
             "kafka_log_logmanager_offlinelogdirectorycount",
             "Log directories that have failed",
@@ -69,7 +81,7 @@ class LogCollector:
             _DIRECTORY,
         )
         text.gauge(
-            "ottla_log_damaged_partitions", "Partitions whose logs are damaged", len(broker.logs.failed)
+            "ottla_log_damaged_partitions", "Partitions whose logs are damaged", len(self._logs.failed)
         )
         usages = [
             (each.path, usage)
@@ -92,7 +104,7 @@ class LogCollector:
 
     async def _usage(self, path: str) -> DiskUsage | None:
         """The room in a file system; None if that cannot be found out in time."""
-        runtime = self._node.runtime
+        runtime = self._runtime
         call = self._usages.setdefault(path, SlowCall(runtime.pool, runtime.clock))
         return await call.run(runtime.disk.usage, path)
 
@@ -106,8 +118,7 @@ def _write_flushes(text: MetricsText, flushes: Histogram) -> None:
     lines.append(f"{_FLUSHES}_count {flushes.count}")
 
 
-def _write_cleaner(text: MetricsText, broker: ObservedBroker) -> None:
-    cleaner = broker.cleaner
+def _write_cleaner(text: MetricsText, cleaner: LogCleaner | None) -> None:
     if cleaner is None:
         return
     text.gauge(
@@ -137,8 +148,7 @@ def _write_cleaner(text: MetricsText, broker: ObservedBroker) -> None:
     )
 
 
-def _write_scrubber(text: MetricsText, broker: ObservedBroker) -> None:
-    scrubber = broker.scrubber
+def _write_scrubber(text: MetricsText, scrubber: LogScrubber | None) -> None:
     if scrubber is None:
         return
     text.counter("ottla_log_scrub_passes_total", "Passes of the scrubber over all logs", scrubber.passes)

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
-from ottla.node.metrics.observed_node import ObservedNode
+from ottla.node.network.memory_budget import MemoryBudget
+from ottla.node.network.request_statistics import NetworkStatistics
+from ottla.node.network.server import SocketServer
 from ottla.runtime.metrics import MetricsText
 from ottla.runtime.turns import Turns
+
+if TYPE_CHECKING:
+    from ottla.node.network.login import SaslListener
+    from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
 
 _PREFIX: Final = "kafka_server_socket_server_metrics_"
 _LISTENER: Final = ("listener",)
 
 
 class NetworkCollector:
-    def __init__(self, node: ObservedNode) -> None:
-        self._node: Final = node
+    def __init__(
+        self,
+        servers: Sequence[SocketServer],
+        statistics: NetworkStatistics,
+        memory: MemoryBudget,
+        logins: Mapping[str, SaslListener],
+        authorizer: StandardAuthorizer | None,
+    ) -> None:
+        self._servers: Final = servers
+        self._statistics: Final = statistics
+        self._memory: Final = memory
+        self._logins: Final = logins
+        self._authorizer: Final = authorizer
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
-        node = self._node
-        servers = (node.server, node.quorum.server)
+        servers = self._servers
         connections: dict[str, int] = {}
         for server in servers:
             connections |= server.connections_by_listener()
@@ -28,7 +45,7 @@ class NetworkCollector:
             [((name,), count) for name, count in connections.items()],
             _LISTENER,
         )
-        listeners = list(node.network_statistics.listeners.values())
+        listeners = list(self._statistics.listeners.values())
         text.counter(
             f"{_PREFIX}connection_creation_total",
             "Connections that were accepted",
@@ -48,7 +65,7 @@ class NetworkCollector:
                 ],
                 _LISTENER,
             )
-        logins = node.logins
+        logins = self._logins
         text.counter(
             f"{_PREFIX}successful_authentication_total",
             "Logins of clients",
@@ -72,23 +89,12 @@ class NetworkCollector:
             sum(server.requests_in_progress for server in servers),
         )
         self._write_memory(text)
-        if node.authorizer is not None:
-            text.counter(
-                "ottla_authorizer_denials_total", "Operations that were denied", node.authorizer.audit.denials
-            )
-        text.gauge(
-            "kafka_server_fetchsessioncache_numincrementalfetchsessions",
-            "Incremental fetch sessions",
-            len(node.fetch_sessions),
-        )
-        text.counter(
-            "kafka_server_fetchsessioncache_incrementalfetchsessionevictions_total",
-            "Incremental fetch sessions that gave way to others",
-            node.fetch_sessions.evictions,
-        )
+        if self._authorizer is not None:
+            denials = self._authorizer.audit.denials
+            text.counter("ottla_authorizer_denials_total", "Operations that were denied", denials)
 
     def _write_memory(self, text: MetricsText) -> None:
-        memory = self._node.server.memory
+        memory = self._memory
         uses = [("clients", memory.clients.use()), ("nodes", memory.nodes.use())]
         text.gauge(
             "ottla_connection_memory_bytes",

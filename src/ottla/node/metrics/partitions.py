@@ -12,11 +12,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from ottla.log.unified_log import UnifiedLog
-from ottla.node.metrics.observed_node import ObservedBroker, ObservedNode
+from ottla.node.cluster.replication import BrokerReplication
+from ottla.node.config.dynamic import DynamicBrokerConfig
+from ottla.node.coordinators.producer_id_manager import ProducerIdManager
+from ottla.node.fetch.session import FetchSessionCache
 from ottla.node.metrics.slow_calls import SlowCall
 from ottla.protocol.errors import KafkaError
 from ottla.replication.partition import Partition
+from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime.metrics import OTHER, MetricKind, MetricsText, label_text
+from ottla.runtime.runtime import Runtime
 from ottla.runtime.turns import Turns
 
 _REPLICAS: Final = "kafka_server_replicamanager_"
@@ -45,23 +50,33 @@ class _Sums:
 
 
 class PartitionCollector:
-    def __init__(self, node: ObservedNode) -> None:
-        self._node: Final = node
-        self._sizes: Final = SlowCall(node.runtime.pool, node.runtime.clock)
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: DynamicBrokerConfig,
+        replicas: ReplicaManager,
+        replication: BrokerReplication,
+        producer_ids: ProducerIdManager,
+        fetch_sessions: FetchSessionCache,
+    ) -> None:
+        self._config: Final = config
+        self._clock: Final = runtime.clock
+        self._replicas: Final = replicas
+        self._replication: Final = replication
+        self._producer_ids: Final = producer_ids
+        self._fetch_sessions: Final = fetch_sessions
+        self._sizes: Final = SlowCall(runtime.pool, runtime.clock)
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
-        broker = self._node.observed_broker
-        if broker is None:
-            return
-        partitions = list(broker.replicas)
+        partitions = list(self._replicas)
         await self._load_sizes(partitions, turns)
         sums = _Sums()
-        bound = self._node.config.number("metrics.max.partitions")
+        bound = self._config.current.number("metrics.max.partitions")
         await self._walk(text, turns, partitions, bound, sums)
-        self._write_sums(text, broker, sums)
+        self._write_sums(text, sums)
         if turns.is_due():
             await turns.pause()
-        await self._write_fetchers(text, turns, broker, bound)
+        await self._write_fetchers(text, turns, bound)
 
     async def _load_sizes(self, partitions: Sequence[Partition], turns: Turns) -> None:
         """Have the pool read the sizes of segments that no request has needed since the start. Those that a
@@ -104,7 +119,7 @@ class PartitionCollector:
             "Records between the last stable offset and the high watermark, at the leader",
             _GAUGE,
         )
-        now_ms = self._node.runtime.clock.wall_ms()
+        now_ms = self._clock.wall_ms()
         named = 0
         for partition in partitions:
             log = partition.log
@@ -158,7 +173,7 @@ class PartitionCollector:
             sizes.append(f"kafka_log_log_size{labels} {sums.other_size}")
             segments.append(f"kafka_log_log_numlogsegments{labels} {sums.other_segments}")
 
-    def _write_sums(self, text: MetricsText, broker: ObservedBroker, sums: _Sums) -> None:
+    def _write_sums(self, text: MetricsText, sums: _Sums) -> None:
         gauge = text.gauge
         gauge(f"{_REPLICAS}partitioncount", "Partitions that this broker hosts", sums.partitions)
         gauge(f"{_REPLICAS}leadercount", "Partitions that this broker leads", sums.leaders)
@@ -180,7 +195,7 @@ class PartitionCollector:
         gauge(
             f"{_REPLICAS}offlinereplicacount",
             "Replicas that this broker should have and cannot use",
-            len(broker.replicas.offline.keys() | broker.logs.failed.keys()),
+            len(self._replicas.offline.keys() | self._replicas.logs.failed.keys()),
         )
         gauge(
             f"{_REPLICAS}produceridcount",
@@ -207,18 +222,26 @@ class PartitionCollector:
         gauge(
             "kafka_server_delayedoperationpurgatory_purgatorysize",
             "Requests that wait for replicas or for bytes",
-            len(broker.replicas.purgatory),
+            len(self._replicas.purgatory),
         )
         gauge(
             "ottla_producer_id_block_remaining",
             "Producer ids that this broker can give out before it asks the controller again",
-            broker.producer_ids.remaining,
+            self._producer_ids.remaining,
+        )
+        gauge(
+            "kafka_server_fetchsessioncache_numincrementalfetchsessions",
+            "Incremental fetch sessions",
+            len(self._fetch_sessions),
+        )
+        text.counter(
+            "kafka_server_fetchsessioncache_incrementalfetchsessionevictions_total",
+            "Incremental fetch sessions that gave way to others",
+            self._fetch_sessions.evictions,
         )
 
-    async def _write_fetchers(
-        self, text: MetricsText, turns: Turns, broker: ObservedBroker, bound: int
-    ) -> None:
-        fetchers = broker.replication.fetchers
+    async def _write_fetchers(self, text: MetricsText, turns: Turns, bound: int) -> None:
+        fetchers = self._replication.fetchers
         longest, followed, fetching = 0, 0, 0
         lines = text.family(
             "kafka_server_fetcherlagmetrics_consumerlag",

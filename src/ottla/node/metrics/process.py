@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-import ottla
-from ottla.node.metrics.observed_node import ObservedNode
+from ottla.node.http.listener import NodeHttp
 from ottla.runtime import process
+from ottla.runtime.garbage_collection import GarbageCollection
+from ottla.runtime.loop_watchdog import LoopWatchdog
 from ottla.runtime.metrics import MetricsText
-from ottla.runtime.pool import ThreadPool
-from ottla.runtime.tasks import TaskState
+from ottla.runtime.pool import Pool, ThreadPool
+from ottla.runtime.tasks import TaskState, TaskSupervisor
 from ottla.runtime.turns import Turns
 
 # Background tasks with a series of their own.
@@ -20,31 +21,36 @@ _MOST_TASKS: Final = 200
 
 
 class ProcessCollector:
-    def __init__(self, node: ObservedNode) -> None:
-        self._node: Final = node
+    def __init__(
+        self,
+        started_ms: int,
+        pool: Pool,
+        tasks: TaskSupervisor,
+        http: NodeHttp,
+        watchdog: LoopWatchdog | None,
+        collections: GarbageCollection | None,
+    ) -> None:
+        """`watchdog` and `collections` are those of a node with a process of its own."""
+        self._started_ms: Final = started_ms
+        self._pool: Final = pool
+        self._tasks: Final = tasks
+        self._http: Final = http
+        self._watchdog: Final = watchdog
+        self._collections: Final = collections
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
-        node = self._node
-        config = node.config
-        roles = ",".join(config.names("process.roles"))
-        text.gauge(
-            "ottla_node_info",
-            "The node: always 1",
-            [((str(config.node_id), ottla.__version__, roles, node.cluster_id), 1)],
-            ("node_id", "version", "roles", "cluster_id"),
-        )
         text.gauge("process_resident_memory_bytes", "Resident memory", process.resident_bytes())
         text.counter("process_cpu_seconds_total", "Processor time", process.cpu_ns() / 1e9)
         text.gauge("process_open_fds", "File descriptors in use", process.open_files())
         text.gauge("process_max_fds", "File descriptors that the process may have", process.open_file_limit())
-        text.gauge("process_start_time_seconds", "When the node was started", node.started_ms / 1000)
+        text.gauge("process_start_time_seconds", "When the node was started", self._started_ms / 1000)
         self._write_loop(text)
         self._write_pool(text)
         self._write_tasks(text)
         self._write_http(text)
 
     def _write_loop(self, text: MetricsText) -> None:
-        watchdog, collections = self._node.loop_watchdog, self._node.collections
+        watchdog, collections = self._watchdog, self._collections
         if watchdog is not None:
             text.histogram(
                 "ottla_event_loop_wait_seconds",
@@ -76,7 +82,7 @@ class ProcessCollector:
             )
 
     def _write_pool(self, text: MetricsText) -> None:
-        pool = self._node.runtime.pool
+        pool = self._pool
         if not isinstance(pool, ThreadPool):
             return
         text.gauge("ottla_pool_threads", "Threads for calls that may block", pool.workers)
@@ -89,7 +95,7 @@ class ProcessCollector:
         text.counter("ottla_pool_calls_total", "Calls that the pool has accepted", pool.calls)
 
     def _write_tasks(self, text: MetricsText) -> None:
-        statuses = self._node.tasks.statuses()
+        statuses = self._tasks.statuses()
         states: dict[TaskState, int] = {state: 0 for state in TaskState if state is not TaskState.ENDED}
         errors: dict[str, int] = {}
         down: dict[str, int] = {}
@@ -119,7 +125,7 @@ class ProcessCollector:
         )
 
     def _write_http(self, text: MetricsText) -> None:
-        http = self._node.http
+        http = self._http
         text.gauge("ottla_http_connections", "Open connections of the HTTP listener", http.connections)
         text.counter("ottla_http_requests_total", "HTTP requests that were answered", http.requests)
         text.counter(

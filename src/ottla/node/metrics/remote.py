@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.metrics.observed_node import ObservedNode
+from ottla.node.remote.remote_storage import RemoteStorage
 from ottla.runtime.metrics import MetricsText
 from ottla.runtime.turns import Turns
 
@@ -16,14 +16,11 @@ _TOPICS: Final = "kafka_server_brokertopicmetrics_"
 
 
 class RemoteStorageCollector:
-    def __init__(self, node: ObservedNode) -> None:
-        self._node: Final = node
+    def __init__(self, remote: RemoteStorage) -> None:
+        self._remote: Final = remote
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
-        broker = self._node.observed_broker
-        remote = None if broker is None else broker.remote_storage
-        if remote is None:
-            return
+        remote = self._remote
         done, store = remote.manager.statistics, remote.storage.statistics
         for name, help, value in (
             ("remotecopybytes", "Bytes of segments that were copied to remote storage", done.copied_bytes),

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final, TypeVar
 
-from ottla.node.metrics.observed_node import ObservedNode
-from ottla.node.network.request_statistics import TIME_BOUNDS_MS, RequestStatistics
+from ottla.node.network.request_statistics import TIME_BOUNDS_MS, NetworkStatistics, RequestStatistics
 from ottla.protocol.errors import ErrorCode
+from ottla.runtime.clock import Clock
 from ottla.runtime.metrics import MetricKind, MetricsText, RecentCounts, label_text, number_text, quantile
 from ottla.runtime.turns import Turns
 
@@ -39,14 +39,15 @@ _PHASES: Final = (
 
 
 class RequestCollector:
-    def __init__(self, node: ObservedNode) -> None:
-        self._node: Final = node
+    def __init__(self, statistics: NetworkStatistics, clock: Clock) -> None:
+        self._statistics: Final = statistics
+        self._clock: Final = clock
         self._recent: Final[dict[str, RecentCounts]] = {}
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
         by_version: dict[tuple[str, int], RequestStatistics] = {}
         errors: dict[tuple[str, int, int], int] = {}
-        for listener in self._node.network_statistics.listeners.values():
+        for listener in self._statistics.listeners.values():
             for (request, version), statistics in listener.requests.items():
                 _add(by_version, (request, version), statistics)
                 if request in _OF_FETCH:
@@ -111,7 +112,7 @@ class RequestCollector:
             "Time from the receipt of a request until its response had gone to the socket",
             MetricKind.SUMMARY,
         )
-        now_ms = self._node.runtime.clock.monotonic_ns() // 1_000_000
+        now_ms = self._clock.monotonic_ns() // 1_000_000
         recent = self._recent.setdefault(request, RecentCounts()).look(statistics.times, now_ms)
         for share in _QUANTILES:
             value = quantile(share, TIME_BOUNDS_MS, recent)

@@ -6,11 +6,15 @@ At most `metrics.max.group.partitions` share partitions have series of their own
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ottla.node.metrics.observed_node import ObservedNode
+from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.runtime.metrics import OTHER, MetricKind, MetricsText, label_text
+from ottla.runtime.on_demand import OnDemand
 from ottla.runtime.turns import Turns
+
+if TYPE_CHECKING:
+    from ottla.node.share.share_partition_manager import SharePartitionManager
 
 _PARTITION: Final = "kafka_server_sharepartitionmetrics_"
 _SESSIONS: Final = "kafka_server_sharesessioncache_"
@@ -18,15 +22,15 @@ _LABELS: Final = ("group", "topic", "partition")
 
 
 class ShareCollector:
-    def __init__(self, node: ObservedNode) -> None:
-        self._node: Final = node
+    def __init__(self, share: OnDemand[SharePartitionManager], config: DynamicBrokerConfig) -> None:
+        self._share: Final = share
+        self._config: Final = config
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
-        broker = self._node.observed_broker
-        shares = None if broker is None else broker.share_partitions_in_use
+        shares = self._share.made
         if shares is None:
             return
-        left = self._node.config.number("metrics.max.group.partitions")
+        left = self._config.current.number("metrics.max.group.partitions")
         gauge = MetricKind.GAUGE
         helps = {
             "inflightmessagecount": "Records of the share partition that are in delivery",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.metrics.observed_node import ObservedNode
+from ottla.node.config.dynamic import DynamicBrokerConfig
+from ottla.node.tables.table_keeper import TableKeeper
 from ottla.runtime.metrics import MetricsText
 from ottla.runtime.turns import Turns
 
@@ -12,15 +13,13 @@ _LABELS: Final = ("topic",)
 
 
 class TableCollector:
-    def __init__(self, node: ObservedNode) -> None:
-        self._node: Final = node
+    def __init__(self, keeper: TableKeeper, config: DynamicBrokerConfig) -> None:
+        self._keeper: Final = keeper
+        self._config: Final = config
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
-        broker = self._node.observed_broker
-        keeper = None if broker is None else broker.table_keeper
-        if keeper is None:
-            return
-        states = list(keeper)[: self._node.config.number("metrics.max.topics")]
+        keeper = self._keeper
+        states = list(keeper)[: self._config.current.number("metrics.max.topics")]
         records = []
         for state in states:
             records.append(((state.topic,), await keeper.lag_records(state, turns)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.metrics.observed_node import ObservedNode
+from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.replication.topic_statistics import BrokerTopicStatistics, TopicStatistics
 from ottla.runtime.metrics import OTHER, MetricKind, MetricsText, label_text
 from ottla.runtime.turns import Turns
@@ -46,18 +46,16 @@ _OF_BROKER: Final = (
 class TopicCollector:
     """Invariant: a topic is in `_named` or in `_others`, not in both, from its first records on."""
 
-    def __init__(self, node: ObservedNode) -> None:
-        self._node: Final = node
+    def __init__(self, statistics: BrokerTopicStatistics, config: DynamicBrokerConfig) -> None:
+        self._statistics: Final = statistics
+        self._config: Final = config
         self._named: Final[dict[str, str]] = {}
         self._others: Final[dict[str, TopicStatistics]] = {}
         # The counts of those of `_others` that were deleted.
         self._other_retired: Final = TopicStatistics()
 
     async def collect(self, text: MetricsText, turns: Turns) -> None:
-        broker = self._node.observed_broker
-        if broker is None:
-            return
-        statistics = broker.replicas.topic_statistics
+        statistics = self._statistics
         await self._name_topics(statistics, turns)
         total, other = TopicStatistics(), TopicStatistics()
         total.add(statistics.retired)
@@ -92,7 +90,7 @@ class TopicCollector:
             del self._named[topic]
         for topic in [topic for topic in self._others if topic not in topics]:
             self._other_retired.add(self._others.pop(topic))
-        bound = self._node.config.number("metrics.max.topics")
+        bound = self._config.current.number("metrics.max.topics")
         for topic, counts in list(topics.items()):
             if topic not in self._named and topic not in self._others and _has_begun(counts):
                 if len(self._named) < bound:

@@ -28,14 +28,14 @@ class NodeEndpoints:
         # By the names of listeners, with the ports that they really have.
         self._open: dict[str, Endpoint] = {}
 
-    async def check(self, server: SocketServer) -> None:
+    async def check(self) -> None:
         """Find what would stop the node from serving before it touches a disk: an empty directory stays
         empty, and the operator does not wait for a long recovery to learn of a port in use. No port is open
         yet when this returns: many clients take a port that answers for a node that serves.
         """
-        listeners = self._config.current.listeners
         with _port_errors():
-            await server.check(listeners)
+            for endpoint in self._config.current.listeners:
+                await self._network.check_listen(endpoint.host, endpoint.port)
 
     async def open(self, server: SocketServer, endpoints: Iterable[Endpoint]) -> None:
         with _port_errors():

@@ -142,11 +142,6 @@ class SocketServer:
                     limit = quotas.get(entity, {}).get(CONNECTION_CREATION_RATE)
                     self._quotas.update_ip_quota(name, limit)
 
-    async def check(self, endpoints: Iterable[Endpoint]) -> None:
-        """Raise the OSError of `listen` if an endpoint could not be opened; none is open after it."""
-        for endpoint in endpoints:
-            await self._network.check_listen(endpoint.host, endpoint.port)
-
     async def listen(self, endpoints: Iterable[Endpoint]) -> dict[str, Endpoint]:
         """Open the endpoints and return them, by name, with the ports they really have.
 

@@ -19,92 +19,37 @@ hosts: a new image of the metadata alone, which controllers make twice a second,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Final
 
-from ottla.metadata.image.image import MetadataImage, TopicsImage
+from ottla.metadata.image.image import TopicsImage
 from ottla.metadata.log.metadata_log import MetadataLog
-from ottla.node.config.node_config import NodeConfig
+from ottla.node.cluster.quorum_member import QuorumMember
 from ottla.node.http.checks import CHECKS, IN_SYNC, PARTITIONS
+from ottla.node.server.shared_server import SharedServer
 from ottla.protocol.names import TopicPartition
-from ottla.replication.partition import Partition
-from ottla.runtime.clock import Clock
 from ottla.runtime.http_server import HttpMount, HttpProblem, HttpRoute, HttpServerRequest, HttpServerResponse
-from ottla.runtime.tasks import TaskState, TaskStatus, TaskSupervisor
+from ottla.runtime.tasks import TaskState, TaskStatus
 from ottla.runtime.turns import Turns
+
+if TYPE_CHECKING:
+    from ottla.node.server.broker_server import BrokerServer
 
 # Partitions that are named where some are not as they should be.
 _EXAMPLES: Final = 5
 
 
-class StorageState(Protocol):
-    """What of a node's storage does not serve."""
-
-    @property
-    def offline_directories(self) -> Mapping[str, str]: ...
-
-    @property
-    def offline_partitions(self) -> int: ...
-
-    @property
-    def damaged_partitions(self) -> int: ...
-
-    @property
-    def offline_reasons(self) -> Mapping[str, str]: ...
-
-
-class NodeState(Protocol):
-    """What health asks a node."""
-
-    @property
-    def config(self) -> NodeConfig: ...
-
-    @property
-    def image(self) -> MetadataImage: ...
-
-    @property
-    def phase(self) -> str:
-        """What a node that is not ready does now."""
-        ...
-
-    @property
-    def is_serving(self) -> bool: ...
-
-    @property
-    def failure(self) -> str | None:
-        """Why the node has given up."""
-        ...
-
-    @property
-    def metadata(self) -> MetadataLog | None:
-        """None until it takes part in the quorum."""
-        ...
-
-    @property
-    def broker_epoch(self) -> int: ...
-
-    @property
-    def unanswered_heartbeats_ms(self) -> int:
-        """For how long no controller has answered a heartbeat of this broker."""
-        ...
-
-    @property
-    def tasks(self) -> TaskSupervisor: ...
-
-    def storage_status(self) -> StorageState: ...
-
-    def hosted_partitions(self) -> Iterable[Partition]: ...
-
-    @property
-    def hosted_version(self) -> int:
-        """Changes with the partitions that are hosted."""
-        ...
-
-
 class NodeHealth:
-    def __init__(self, node: NodeState, clock: Clock) -> None:
-        self._node: Final = node
-        self._clock: Final = clock
+    def __init__(
+        self,
+        shared: SharedServer,
+        quorum: Callable[[], QuorumMember | None],
+        broker: Callable[[], BrokerServer | None],
+    ) -> None:
+        """`quorum` and `broker` are None as long as the node has not come to them."""
+        self._shared: Final = shared
+        self._quorum: Final = quorum
+        self._broker: Final = broker
         self._walk: Final = asyncio.Lock()
         # What the walk over the partitions found in these topics, and the version of what was hosted then.
         self._walked: tuple[TopicsImage, int] | None = None
@@ -113,23 +58,24 @@ class NodeHealth:
 
     def live_problem(self) -> str | None:
         """Why the node is not live; None if it is."""
-        return self._node.failure
+        return self._shared.state.failure
 
     async def ready_problems(self, skip: Collection[str] = ()) -> dict[str, str | None]:
         """The checks of readiness by name, those of `skip` left out; each with what is wrong, or None. Before
         the node has started, only those that can be made.
         """
-        node = self._node
         checks: dict[str, Callable[[], str | None]] = {"started": self._started, "tasks": self._tasks}
-        if (metadata := node.metadata) is not None:
-            checks["quorum"] = lambda: _quorum(metadata)
-        if metadata is not None and node.is_serving:
-            checks["caught_up"] = lambda: _caught_up(metadata)
-            checks["registered"] = self._registered
-            if node.config.is_broker:
+        quorum, broker = self._quorum(), self._broker()
+        if quorum is not None:
+            checks["quorum"] = lambda: _quorum(quorum.metadata)
+        if quorum is not None and self._shared.state.is_serving:
+            checks["caught_up"] = lambda: _caught_up(quorum.metadata)
+            # A controller registers before it is ready, and stays so.
+            checks["registered"] = lambda: None if broker is None else self._registered(broker)
+            if broker is not None:
                 if PARTITIONS not in skip or IN_SYNC not in skip:
-                    await self._walk_partitions()
-                checks["storage"] = self._storage
+                    await self._walk_partitions(broker)
+                checks["storage"] = lambda: _storage(broker)
                 checks[PARTITIONS] = lambda: _counted(self._leaderless, "partitions have no leader")
                 checks[IN_SYNC] = lambda: _counted(
                     self._out_of_sync, "replicas are not in sync with their leaders"
@@ -137,55 +83,38 @@ class NodeHealth:
         return {name: checks[name]() for name in CHECKS if name in checks and name not in skip}
 
     def _started(self) -> str | None:
-        node = self._node
-        if node.failure is not None:
-            return f"the node has given up: {node.failure}"
-        return None if node.is_serving else node.phase
+        state = self._shared.state
+        if state.failure is not None:
+            return f"the node has given up: {state.failure}"
+        return None if state.is_serving else state.phase
 
-    def _registered(self) -> str | None:
-        node = self._node
-        config, image = node.config, node.image
-        if not config.is_broker:
-            return None  # a controller registers before it is ready, and stays so
-        registration = image.cluster.brokers.get(config.node_id)
-        if registration is None or registration.epoch != node.broker_epoch:
+    def _registered(self, broker: BrokerServer) -> str | None:
+        config = self._shared.config
+        registration = self._shared.image().cluster.brokers.get(config.node_id)
+        if registration is None or registration.epoch != broker.lifecycle.epoch:
             return f"broker {config.node_id} is not registered"
-        silent_ms = node.unanswered_heartbeats_ms
+        silent_ms = broker.lifecycle.unanswered_ms
         if silent_ms > config.number("broker.session.timeout.ms"):
             return f"no controller has answered a heartbeat of broker {config.node_id} for {silent_ms} ms"
         if registration.in_controlled_shutdown:
             return f"broker {config.node_id} is shutting down"
         return f"broker {config.node_id} is fenced by the controller" if registration.fenced else None
 
-    def _storage(self) -> str | None:
-        status = self._node.storage_status()
-        problems = [
-            f"directory {path} is offline: {error}" for path, error in status.offline_directories.items()
-        ]
-        if status.offline_partitions:
-            damaged = status.damaged_partitions
-            examples = "; ".join(f"{tp}: {error}" for tp, error in status.offline_reasons.items())
-            problems.append(
-                f"{status.offline_partitions} replicas are offline"
-                f"{f', {damaged} of them damaged' if damaged else ''}: {examples}"
-            )
-        return "; ".join(problems) or None
-
     def _tasks(self) -> str | None:
-        down = [each for each in self._node.tasks.statuses() if _is_down(each)]
+        down = [each for each in self._shared.tasks.statuses() if _is_down(each)]
         return "; ".join(f"{each.name}: {each.state.value}, {each.last_error}" for each in down) or None
 
-    async def _walk_partitions(self) -> None:
-        """Find the partitions of this node that are not as they should be, unless nothing has changed."""
+    async def _walk_partitions(self, broker: BrokerServer) -> None:
+        """Find the partitions of this broker that are not as they should be, unless nothing has changed."""
         async with self._walk:
-            topics, version = self._node.image.topics, self._node.hosted_version
+            topics, version = self._shared.image().topics, broker.replicas.partitions_version
             if self._walked is not None and self._walked[0] is topics and self._walked[1] == version:
                 return
-            node_id = self._node.config.node_id
+            node_id = self._shared.config.node_id
             leaderless: list[TopicPartition] = []
             out_of_sync: list[TopicPartition] = []
-            turns = Turns(self._clock, check_every=16)
-            for partition in self._node.hosted_partitions():
+            turns = Turns(self._shared.runtime.clock, check_every=16)
+            for partition in broker.replicas:
                 tp = partition.topic_partition
                 registration = topics.partition(partition.topic_id, tp.partition)
                 if registration is not None and node_id in registration.replicas:
@@ -231,12 +160,12 @@ class NodeHealth:
         return HttpServerResponse.json(answer, 503 if problems else 200)
 
     def _identity(self) -> dict[str, Any]:
-        config = self._node.config
+        config = self._shared.config
         return {"node": config.node_id, "roles": list(config.names("process.roles"))}
 
     def _described_tasks(self) -> dict[str, Any]:
         """The background tasks: how many run, and those that had errors since the start."""
-        statuses = self._node.tasks.statuses()
+        statuses = self._shared.tasks.statuses()
         return {
             "running": sum(not _is_down(each) for each in statuses),
             "down": sum(map(_is_down, statuses)),
@@ -264,6 +193,19 @@ def _quorum(metadata: MetadataLog) -> str | None:
     if metadata.leader_id is None:
         return metadata.missing_leader_text
     return None
+
+
+def _storage(broker: BrokerServer) -> str | None:
+    status = broker.storage_status()
+    problems = [f"directory {path} is offline: {error}" for path, error in status.offline_directories.items()]
+    if status.offline_partitions:
+        damaged = status.damaged_partitions
+        examples = "; ".join(f"{tp}: {error}" for tp, error in status.offline_reasons.items())
+        problems.append(
+            f"{status.offline_partitions} replicas are offline"
+            f"{f', {damaged} of them damaged' if damaged else ''}: {examples}"
+        )
+    return "; ".join(problems) or None
 
 
 def _caught_up(metadata: MetadataLog) -> str | None:

@@ -22,8 +22,6 @@ from ottla.runtime.garbage_collection import GarbageCollection
 from ottla.runtime.loop_watchdog import LoopStatistics, LoopWatchdog
 from ottla.runtime.tasks import TaskState, TaskSupervisor
 
-__all__ = ["ProcessStatus", "StorageStatus", "process_status"]
-
 # Partitions whose reasons are reported; the others are only counted.
 _REASONS: Final = 20
 
@@ -61,6 +59,14 @@ class StorageStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessWatch:
+    """What watches the process of a node that has one of its own."""
+
+    loop: LoopWatchdog | None
+    collections: GarbageCollection
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessStatus:
     resident_bytes: int
     open_files: int
@@ -91,8 +97,7 @@ def process_status(
     background: TaskSupervisor,
     storage: StorageStatus,
     memory: MemoryBudget,
-    watchdog: LoopWatchdog | None,
-    collections: GarbageCollection,
+    watch: ProcessWatch,
 ) -> ProcessStatus:
     """The state of this process, read on its event loop."""
     return ProcessStatus(
@@ -113,9 +118,9 @@ def process_status(
         },
         storage=storage,
         connection_memory={"clients": memory.clients.use(), "nodes": memory.nodes.use()},
-        loop=None if watchdog is None else watchdog.statistics(),
-        full_collections=collections.full_collections,
-        longest_collection_ms=collections.longest_ms,
+        loop=None if watch.loop is None else watch.loop.statistics(),
+        full_collections=watch.collections.full_collections,
+        longest_collection_ms=watch.collections.longest_ms,
     )
 
 

@@ -81,8 +81,8 @@ def topics_with_tables(image: MetadataImage, resources: Iterable[ConfigResource]
 class TableBroker(Protocol):
     """The parts of a broker that the keeper uses."""
 
-    cluster_id: str
-
+    @property
+    def cluster_id(self) -> str: ...
     @property
     def config(self) -> NodeConfig: ...
     @property

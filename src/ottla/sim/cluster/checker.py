@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from ottla.metadata.image.image import MetadataImage
-from ottla.node.node import Node
+from ottla.node.server.broker_server import BrokerServer
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import (
     CONSUMER_OFFSETS_TOPIC,
@@ -297,20 +297,22 @@ class ClusterChecker:
 class NodeWatcher:
     """Observes one process of a node for the checker: called on every progress of a partition."""
 
-    def __init__(self, world: World, checker: ClusterChecker, id: int, node: Node, disk: SimDisk) -> None:
+    def __init__(
+        self, world: World, checker: ClusterChecker, id: int, broker: BrokerServer, disk: SimDisk
+    ) -> None:
         self._world = world
         self._checker = checker
         self.id = id
-        self._node = node
+        self._broker = broker
         self._disk = disk
         self._checked: dict[tuple[bytes, int], int] = {}
-        node.replicas.add_progress_listener(self.on_progress)
+        broker.replicas.add_progress_listener(self.on_progress)
         checker.watches[id] = self
 
     def leads_with(self, sent: SentRecord) -> int:
         """The leader epoch, if this node leads the partition and has the record in its log; otherwise -1."""
         try:
-            partition = self._node.replicas.partition(TopicPartition(sent.topic, sent.partition))
+            partition = self._broker.replicas.partition(TopicPartition(sent.topic, sent.partition))
             if not partition.is_leader or not 0 <= sent.offset < partition.log.log_end_offset:
                 return -1
             with self._disk.undisturbed():
@@ -322,7 +324,7 @@ class NodeWatcher:
 
     def check(self, topic: str | None = None) -> None:
         """Check all partitions, or those of a topic, as far as they are not checked yet."""
-        for partition in self._node.replicas:
+        for partition in self._broker.replicas:
             if topic is None or partition.topic_partition.topic == topic:
                 self.on_progress(partition)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 
 from ottla.metadata.features import METADATA_VERSIONS, bootstrap_levels
@@ -13,6 +14,7 @@ from ottla.metadata.records import MetadataRecord
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
+from ottla.node.server.broker_server import BrokerServer
 from ottla.protocol.metadata_records import FeatureLevelRecord
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.address import Address
@@ -44,26 +46,6 @@ DIRECTORIES = ("/data/a", "/data/b")
 _FIRST_CONTROLLER = 101
 # How long after its end a process is started again, as by a service manager.
 _RESTART_S = 0.5
-
-
-class _WatchedNode(Node):
-    """A node that calls `watch` with itself as soon as it has a `ReplicaManager`, and has a `ShareWatcher`
-    from its first share partition on.
-    """
-
-    def __init__(
-        self, runtime: Runtime, config: NodeConfig, watch: Callable[[Node], None], checker: ClusterChecker
-    ) -> None:
-        self._show = watch
-        self._checker = checker
-        super().__init__(runtime, config)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if name == "replicas":
-            self._show(self)
-        elif name == "share_partitions_in_use" and self.share_partitions_in_use is not None:
-            ShareWatcher(self._checker.share, self.share_partitions_in_use)
 
 
 class ClusterMember:
@@ -120,11 +102,11 @@ class ClusterMember:
 
     @property
     def is_ready(self) -> bool:
-        return self.node is not None and self.node.ready.is_set()
+        return self.node is not None and self.node.shared.state.ready.is_set()
 
     @property
     def is_stopping(self) -> bool:
-        return self.node is not None and self.node.phase == "stopping"
+        return self.node is not None and self.node.shared.state.phase == "stopping"
 
     @property
     def boot(self) -> int:
@@ -154,12 +136,16 @@ class ClusterMember:
         return ends
 
     @property
+    def broker(self) -> BrokerServer | None:
+        """The broker of that node, from the moment on at which it has parts."""
+        return None if self.node is None else self.node.broker
+
+    @property
     def needs_operator(self) -> bool:
         """Whether one of its directories is offline and the disk has no fault: it has to be restarted."""
-        node = self.node
-        if node is None or self.disk_faults or not hasattr(node, "logs"):
+        if self.disk_faults or self.broker is None:
             return False
-        return any(not directory.is_online for directory in node.logs.directories)
+        return any(not directory.is_online for directory in self.broker.logs.directories)
 
     @property
     def is_awake(self) -> bool:
@@ -175,7 +161,7 @@ class ClusterMember:
         self.watcher = None
         self._boot = self.machine.boots
         self._had_disk_fault = bool(self.disk_faults)
-        node = self._node = _WatchedNode(runtime, NodeConfig(self.settings), self._watch, self._checker)
+        node = self._node = Node(runtime, NodeConfig(self.settings), extensions=(self._watch,))
         self._starting = starting = asyncio.ensure_future(node.start())
         await asyncio.wait([starting])
         if starting.cancelled():
@@ -191,8 +177,10 @@ class ClusterMember:
         self._world.coverage["a node ends by itself"] += 1
         self._end(process)
 
-    def _watch(self, node: Node) -> None:
-        self.watcher = NodeWatcher(self._world, self._checker, self.id, node, self.machine.disk)
+    def _watch(self, broker: BrokerServer) -> None:
+        """Observe the replicas of a broker, and its share partitions from the first one on."""
+        self.watcher = NodeWatcher(self._world, self._checker, self.id, broker, self.machine.disk)
+        broker.share.on_made(partial(ShareWatcher, self._checker.share))
 
     def _ends(self) -> None:
         self.check_metadata()
@@ -208,7 +196,7 @@ class ClusterMember:
 
     def check_metadata(self) -> None:
         node = self.node
-        if node is not None and hasattr(node.quorum, "active_controller"):
+        if node is not None and node.quorum is not None:
             self._checker.on_image(node.image, f"node {self.id}")
             active = node.quorum.active_controller.current
             if active is not None:

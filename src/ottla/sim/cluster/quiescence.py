@@ -34,10 +34,10 @@ def reason_healthy_replicas_lag(members: Sequence[ClusterMember], checker: Clust
 
 
 def _is_online(member: ClusterMember, tp: TopicPartition) -> bool:
-    node = member.node
-    assert node is not None
+    broker = member.broker
+    assert broker is not None
     try:
-        node.replicas.partition(tp)
+        broker.replicas.partition(tp)
     except KafkaError:
         return False
     return True
@@ -52,7 +52,7 @@ def reason_not_quiescent(members: Sequence[ClusterMember], checker: ClusterCheck
         assert node is not None
         if node.image != checker.newest:
             return f"node {member.id} has not caught up with the metadata log"
-        for task in node.tasks.statuses():
+        for task in node.shared.tasks.statuses():
             if task.state is not TaskState.RUNNING:
                 return f"on node {member.id} the task {task.name!r} is {task.state.value}: {task.last_error}"
     by_id = {member.id: member for member in members}
@@ -78,10 +78,10 @@ def reason_rotten(members: Sequence[ClusterMember]) -> str | None:
     for member in members:
         if member.node is None or not member.is_ready:
             return f"node {member.id} is not ready"
-        if not member.node.config.is_broker:
+        if member.broker is None:
             continue
         with member.machine.disk.undisturbed():
-            for partition in member.node.replicas:
+            for partition in member.broker.replicas:
                 try:
                     log = partition.log
                     for segment in log.segments:
@@ -95,10 +95,10 @@ def reason_rotten(members: Sequence[ClusterMember]) -> str | None:
 
 
 def _replica(member: ClusterMember, tp: TopicPartition, end: int, *, clean: bool) -> str | None:
-    node = member.node
-    assert node is not None
+    broker = member.broker
+    assert broker is not None
     try:
-        log = node.replicas.partition(tp).log
+        log = broker.replicas.partition(tp).log
     except KafkaError as error:
         return f"node {member.id} does not serve {tp}: {error}"
     if log.high_watermark != log.log_end_offset:

@@ -10,8 +10,10 @@ from typing import Any
 from ottla.client.admin import Admin
 from ottla.metadata.image.entities import PartitionRegistration
 from ottla.metadata.log.bootstrap_metadata import format_directory
+from ottla.node.cluster.quorum_member import QuorumMember
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
+from ottla.node.server.broker_server import BrokerServer
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet
 from ottla.runtime.address import Address
 from ottla.runtime.random import SeededRandom
@@ -86,13 +88,15 @@ class SimNodes:
         """Stop a node cleanly and end its process; return the seconds that it took."""
         self._stopping.add(id)
         took = await self.until(lambda: id not in self._stopping)
-        assert self.nodes[id].quorum.metadata.failure is None
+        assert self.quorum(id).metadata.failure is None
         self.kill(id)
         return took
 
     async def ready(self, *ids: int) -> None:
         wanted = ids or tuple(self.roles)
-        await self.until(lambda: all(id in self.nodes and self.nodes[id].ready.is_set() for id in wanted))
+        await self.until(
+            lambda: all(id in self.nodes and self.nodes[id].shared.state.ready.is_set() for id in wanted)
+        )
 
     async def until(self, condition: Callable[[], bool]) -> float:
         """Wait for a condition in virtual time; return the seconds that it took."""
@@ -127,6 +131,16 @@ class SimNodes:
 
     # Inspection
 
+    def quorum(self, id: int) -> QuorumMember:
+        quorum = self.nodes[id].quorum
+        assert quorum is not None, f"node {id} has not joined the quorum yet"
+        return quorum
+
+    def broker(self, id: int) -> BrokerServer:
+        broker = self.nodes[id].broker
+        assert broker is not None, f"node {id} has no broker yet"
+        return broker
+
     def partition(self, topic: str, index: int = 0, *, by: int) -> PartitionRegistration:
         """The registration of a partition in the image of one of the nodes."""
         return self.nodes[by].image.topics.by_name[topic].partitions[index]
@@ -137,7 +151,7 @@ class SimNodes:
         found = [
             id
             for id, node in self.nodes.items()
-            if hasattr(node.quorum, "active_controller") and node.quorum.active_controller.current
+            if node.quorum is not None and node.quorum.active_controller.current
         ]
         return found[0] if len(found) == 1 else None
 

@@ -21,8 +21,8 @@ from typing import Protocol
 from ottla.log.producers.snapshot import CorruptSnapshotError, decode_snapshot
 from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.image import MetadataImage
-from ottla.node.node import Node
 from ottla.node.remote.segment_data import next_segment_to_copy
+from ottla.node.server.broker_server import BrokerServer
 from ottla.protocol.names import TopicIdPartition
 from ottla.records._kernel import Record
 from ottla.remote.object_layout import LOG_SUFFIX, SUFFIXES, object_key
@@ -112,7 +112,7 @@ class TieredNode(Protocol):
     machine: SimMachine
 
     @property
-    def node(self) -> Node | None: ...
+    def broker(self) -> BrokerServer | None: ...
 
 
 class TierChecker:
@@ -252,7 +252,7 @@ class TierChecker:
         """Check that what has left the disk of a node is in finished copies, and that a power loss cannot
         take what it has to know of it.
         """
-        for partition in _remote(member.node):
+        for partition in _remote(member.broker):
             log = partition.log
             if partition.topic_id is None or log.is_closed or log.is_truncating:
                 continue
@@ -296,7 +296,7 @@ class TierChecker:
     def reason_not_copied(self, members: Sequence[TieredNode]) -> str | None:
         """The first segment that a leader could copy, and has not."""
         for member in members:
-            for partition in _led_remote(member.node):
+            for partition in _led_remote(member.broker):
                 log = partition.log
                 found = next_segment_to_copy(log, log.highest_offset_in_remote_storage)
                 if found is not None:
@@ -311,7 +311,7 @@ class TierChecker:
     ) -> str | None:
         """The first record in the store only whose leader epoch a replica does not know."""
         for member in members:
-            for partition in _remote(member.node):
+            for partition in _remote(member.broker):
                 log, tp = partition.log, partition.topic_partition
                 history = histories.get((partition.topic_id or b"", tp.partition))
                 for base, epoch in () if history is None else history.leader_epochs():
@@ -328,21 +328,21 @@ class TierChecker:
     def count_tiered(self, members: Sequence[TieredNode]) -> None:
         """Count the offsets that are in remote storage only, at their leaders."""
         for member in members:
-            for partition in _led_remote(member.node):
+            for partition in _led_remote(member.broker):
                 log = partition.log
                 tiered = log.local_log_start_offset - log.log_start_offset
                 self._world.coverage["tier: offsets in the store only"] += tiered
 
 
-def _remote(node: Node | None) -> list[Partition]:
+def _remote(broker: BrokerServer | None) -> list[Partition]:
     """The replicas of tiered topics."""
-    if node is None or node.remote_storage is None:
+    if broker is None or broker.remote_storage is None:
         return []
-    return [each for each in node.replicas if each.log.config.is_remote]
+    return [each for each in broker.replicas if each.log.config.is_remote]
 
 
-def _led_remote(node: Node | None) -> list[Partition]:
-    return [each for each in _remote(node) if each.is_leader]
+def _led_remote(broker: BrokerServer | None) -> list[Partition]:
+    return [each for each in _remote(broker) if each.is_leader]
 
 
 def _covered_end(copied: Mapping[int, int], start: int) -> int:

@@ -50,7 +50,7 @@ def handle(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsR
         api_keys=[
             ApiVersion(api_key=key, min_version=first, max_version=last)
             for key, first, last in _announced_apis(
-                context.listener, has_receiver=context.services.node.receives_telemetry
+                context.listener, has_receiver=context.services.node.has_telemetry_receiver()
             )
         ],
         supported_features=[

@@ -118,7 +118,8 @@ def _check_own_id(context: RequestContext, name: str) -> None:
 
 def _table_status(context: RequestContext, topic: str) -> list[DescribeConfigsResourceResult]:
     """Describe how this broker gets on with the topic's table, for `ottla tables`: an extension of Ottla."""
-    keeper = context.broker.table_keeper
+    broker = context.services.broker
+    keeper = None if broker is None else broker.table_keeper
     status = None if keeper is None else keeper.status(topic)
     if status is None:
         return []

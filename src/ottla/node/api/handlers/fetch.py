@@ -78,7 +78,7 @@ def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Aw
         request,
         context.version,
         fetch,
-        context.services.broker,
+        context.broker,
         context,
         context.pending,
         context.listener.name,
@@ -103,7 +103,7 @@ def _fetch_context(context: RequestContext, request: FetchRequest, *, may_follow
         for topic in request.forgotten_topics_data
         for index in topic.partitions
     ]
-    sessions = context.services.broker.fetch_sessions
+    sessions = context.broker.fetch_sessions
     fetch = sessions.new_context(
         request.session_id,
         request.session_epoch,

@@ -195,7 +195,9 @@ class _Produce:
     def __init__(self, context: RequestContext, request: ProduceRequest) -> None:
         self.context = context
         self.request = request
-        self._broker = broker = context.services.broker
+        broker = context.services.broker
+        assert broker is not None
+        self._broker = broker
         self._clock = broker.runtime.clock
         # Whether no authorizer has to be asked.
         self._authorized = broker.authorizer is None

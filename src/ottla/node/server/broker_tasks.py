@@ -1,27 +1,22 @@
-"""The background tasks of a node: retention, flushes, checkpoints, cleaning, the ticks of the controller.
+"""The background tasks of a broker: retention, flushes, checkpoints, cleaning.
 
 Each task runs alone, again and again, until the node stops, under the node's `TaskSupervisor`: one that fails
 is logged and runs again the next time. Kafka's own settings say how often, and are read before each pause as
-they may change. The tasks of a broker begin once it serves, so that none of them delays a start.
+they may change. They begin once the broker serves, so that none of them delays a start.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ottla.log.log_manager import LogManager
-from ottla.metadata.controller.quorum_controller import QuorumController
 from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
-from ottla.node.cluster.quorum_member import QuorumMember
 from ottla.node.config.component_settings import cleaner_config, producer_config, scrub_config
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.node_config import NodeConfig
-from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.replication.replica_manager import ReplicaManager
-from ottla.runtime.disk import is_out_of_space
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.tasks import SupervisedTask, TaskSupervisor
 from ottla.runtime.turns import Turns
@@ -32,8 +27,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_CONTROLLER_TICK_MS: Final = 1_000
-_LIVENESS_TICK_MS: Final = 250
 _DELETION_TICK_MS: Final = 15_000
 _OFFLINE_TICK_MS: Final = 10_000
 _FULL_DISK_TICK_MS: Final = 1_000
@@ -41,98 +34,6 @@ _FULL_DISK_TICK_MS: Final = 1_000
 # long they have to find out whether they can: where all disks are full, leaderships should not go round.
 _FULL_DISK_PATIENCE_MS: Final = 5_000
 _FENCE_ITSELF_EVERY_MS: Final = 60_000
-
-
-def is_lack_of_room(error: Exception) -> bool:
-    """Whether a disk has no room, or cannot be written: its directory has logged why."""
-    if isinstance(error, OSError):
-        return is_out_of_space(error)
-    return isinstance(error, KafkaError) and error.code is ErrorCode.KAFKA_STORAGE_ERROR
-
-
-class ControllerTasks:
-    """The periodic tasks of the metadata log and of the active controller."""
-
-    def __init__(
-        self,
-        tasks: TaskSupervisor,
-        config: DynamicBrokerConfig,
-        quorum: QuorumMember,
-        on_fatal: Callable[[str], None],
-    ) -> None:
-        self._tasks: Final = tasks
-        self._config: Final = config
-        self._quorum: Final = quorum
-        self._on_fatal: Final = on_fatal
-        self._started: list[SupervisedTask] = []
-
-    def start(self) -> None:
-        every = self._every
-        every(lambda: _CONTROLLER_TICK_MS, self._tick, "controller tick")
-        every(self._liveness_interval_ms, self._probe_silent_brokers, "liveness of brokers")
-        if self._config.current.flag("auto.leader.rebalance.enable"):
-            every(
-                _setting(self._config, "leader.imbalance.check.interval.seconds", 1000),
-                partial(self._decide, QuorumController.maybe_balance_partition_leaders),
-                "balancing of leaders",
-            )
-        every(
-            _setting(self._config, "unclean.leader.election.interval.ms"),
-            partial(self._decide, QuorumController.elect_unclean_leaders),
-            "unclean elections",
-        )
-
-        if self._config.current["delegation.token.secret.key"]:
-            every(
-                _setting(self._config, "delegation.token.expiry.check.interval.ms"),
-                partial(self._decide, QuorumController.sweep_expired_delegation_tokens),
-                "expired delegation tokens",
-            )
-        if self._config.current.number("metadata.max.idle.interval.ms") > 0:
-            every(
-                _setting(self._config, "metadata.max.idle.interval.ms"),
-                partial(self._decide, QuorumController.maybe_write_no_op_record),
-                "no-op records",
-            )
-
-    def _every(
-        self,
-        interval_ms: Callable[[], int],
-        work: Callable[[], Awaitable[None]],
-        name: str,
-    ) -> None:
-        self._started.append(self._tasks.every(interval_ms, work, name))
-
-    async def stop(self) -> None:
-        await self._tasks.stop(self._started)
-
-    async def _tick(self) -> None:
-        metadata = self._quorum.metadata
-        if metadata.failure is not None:
-            self._on_fatal(f"the metadata log failed: {metadata.failure}")
-            return
-        await self._decide(QuorumController.maybe_fence_stale_brokers)
-        await metadata.maybe_snapshot()
-
-    def _liveness_interval_ms(self) -> int:
-        """A node without other brokers has none to probe."""
-        others = len(self._quorum.metadata.image.cluster.brokers) > 1
-        active = self._quorum.active_controller.current is not None
-        return _LIVENESS_TICK_MS if others and active else _CONTROLLER_TICK_MS
-
-    async def _probe_silent_brokers(self) -> None:
-        self._quorum.liveness.probe_silent_brokers()
-
-    async def _decide(self, work: Callable[[QuorumController], Awaitable[None]]) -> None:
-        """Let the active controller do something by itself, if it is on this node."""
-        active = self._quorum.active_controller.current
-        if active is None:
-            return
-        try:
-            await work(active)
-        except KafkaError as error:
-            if error.code is not ErrorCode.NOT_CONTROLLER:
-                raise
 
 
 class BrokerTasks:
@@ -164,7 +65,7 @@ class BrokerTasks:
 
     def start(self) -> None:
         every, config, logs = self._every, self._config, self._logs
-        setting = partial(_setting, config)
+        setting = config.reader
         first_ms = config.current.number("log.initial.task.delay.ms")
         every(setting("log.retention.check.interval.ms"), self._retention, "retention", first_ms=first_ms)
         every(setting("log.flush.scheduler.interval.ms"), self._flush, "flush", first_ms=first_ms)
@@ -313,7 +214,3 @@ def _import_scrubber() -> type[LogScrubber]:
     from ottla.log.scrub.scrubber import LogScrubber
 
     return LogScrubber
-
-
-def _setting(config: DynamicBrokerConfig, name: str, factor: float = 1) -> Callable[[], int]:
-    return lambda: int(config.current.number(name) * factor)

@@ -43,8 +43,12 @@ ALLOWED = [
     # What Kafka 4.4 has added.
     *(f"*.ApiVersionsResponse.api_keys[[]{key}[]]*" for key in FIRST_OF_KAFKA_4_4),
     "*.ApiVersionsResponse.supported_features[[]metadata.version[]].max_version",
-    # The scrubber is Ottla's own.
+    "*.ApiVersionsResponse.supported_features[[]share.version[]].max_version",
+    "*.DescribeConfigsResponse.results*.configs[[]errors.deadletterqueue.*[]]*",
+    "*.CreateTopicsResponse.topics*.configs[[]errors.deadletterqueue.*[]]*",
+    # The scrubber, and retries that wait, are Ottla's own.
     "*.DescribeConfigsResponse.results*.configs[[]log.scrub.*[]]*",
+    "*.DescribeConfigsResponse.results*.configs[[]share.retry.backoff.*[]]*",
     # A topic that a request brings into being is there when the request is answered.
     "first v*.MetadataResponse.topics*",
     # A topic that is gone is an error of its partitions, not of the whole share fetch: decision 0085.

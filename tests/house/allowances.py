@@ -90,6 +90,8 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     "ottla.coordinator.transaction.service.TransactionCoordinatorService._start": "logged, found again",
     "ottla.coordinator.transaction.pending_markers"
     ".PendingTransactionMarkers.add_markers": "tries again until it is done",
+    "ottla.log.log_flusher.LogFlusher._begin": "callers wait for it, and get its errors",
+    "ottla.log.log_flusher.LogFlusher._begin_soon": "one call, this turn",
     "ottla.node.remote.metadata_manager.TopicBasedRemoteLogMetadataManager._read_or_change": "waits for both",
     "ottla.node.remote.remote_log_manager._Pool.retry_later": "one call, which starts a task",
     "ottla.node.remote.remote_log_manager._Pool.submit_later": "one call, which starts a task",

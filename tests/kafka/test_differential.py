@@ -49,6 +49,8 @@ ALLOWED = [
     # The scrubber, and retries that wait, are Ottla's own.
     "*.DescribeConfigsResponse.results*.configs[[]log.scrub.*[]]*",
     "*.DescribeConfigsResponse.results*.configs[[]share.retry.backoff.*[]]*",
+    # So is durability on disk by its own name.
+    "*.DescribeConfigsResponse.results*.configs[[]log.durability[]]*",
     # A topic that a request brings into being is there when the request is answered.
     "first v*.MetadataResponse.topics*",
     # A topic that is gone is an error of its partitions, not of the whole share fetch: decision 0085.

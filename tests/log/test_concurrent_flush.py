@@ -39,7 +39,7 @@ async def test_flushes_of_one_log_come_one_after_another(tmp_path: Path) -> None
 
     async def produce(epoch: int) -> int:
         data = build_batch([(0, None, b"x" * 100)])
-        info = log.append_as_leader(bytearray(data), epoch, now_ms=0, inline_flush=False)
+        info = log.append_as_leader(bytearray(data), epoch, now_ms=0)
         await node.manager.flush(log)
         return info.last_offset
 

@@ -20,7 +20,8 @@ def test_the_defaults_are_kafkas() -> None:
     assert texts["message.timestamp.after.max.ms"] == "3600000"
     assert texts["min.cleanable.dirty.ratio"] == "0.5"
     assert texts["flush.messages"] == str(LONG_MAX)
-    assert len(SETTING_NAMES) == 33
+    assert texts["durability"] == "replicas"
+    assert len(SETTING_NAMES) == 33 + 1, "those of Kafka, and durability"
 
 
 def test_every_setting_can_be_read_back() -> None:

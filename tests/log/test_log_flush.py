@@ -64,29 +64,31 @@ def test_a_flush_up_to_an_offset_leaves_the_rest() -> None:
     assert lab.log.active_segment.path(".log").rsplit("/", 1)[1] not in synced(lab)
 
 
-def test_flush_messages_flushes_as_part_of_the_append() -> None:
+def test_a_flush_is_due_once_there_are_so_many_unflushed_records() -> None:
     lab = LogHarness(LogConfig(flush_messages=3))
     lab.fill(2)
-    assert lab.log.recovery_point == 0
+    assert not lab.log.is_flush_due
     lab.fill(1)
-    assert lab.log.recovery_point == 3
-    lab.put(b"a", b"b", b"c", b"d")
-    assert lab.log.recovery_point == 7
+    assert lab.log.is_flush_due
+    lab.log.flush()
+    assert not lab.log.is_flush_due
 
 
-def test_a_flush_that_is_due_may_be_left_to_the_caller() -> None:
-    lab = LogHarness(LogConfig(flush_messages=1))
+@pytest.mark.parametrize("config", [LogConfig(flush_messages=1), LogConfig(durability="disk")])
+def test_a_flush_does_not_count_for_what_is_appended_meanwhile(config: LogConfig) -> None:
+    lab = LogHarness(config)
     data = bytearray(build_batch([(lab.now_ms, None, b"x")]))
-    info = lab.log.append_as_leader(data, 0, now_ms=lab.now_ms, inline_flush=False)
-    assert info.flush_due
+    lab.log.append_as_leader(data, 0, now_ms=lab.now_ms)
+    assert lab.log.is_flush_due
     assert lab.log.recovery_point == 0
     plan = lab.log.prepare_flush()
     assert plan is not None
     lab.log.run_flush(plan)
     # Appended meanwhile: not part of what was synced.
-    lab.log.append_as_leader(bytearray(data), 0, now_ms=lab.now_ms, inline_flush=False)
+    lab.log.append_as_leader(bytearray(data), 0, now_ms=lab.now_ms)
     lab.log.complete_flush(plan)
-    assert lab.log.recovery_point == 1
+    assert lab.log.recovery_point == lab.log.committable_offset == 1
+    assert lab.log.is_flush_due
 
 
 def test_a_flush_of_a_log_that_was_cut_meanwhile_moves_nothing() -> None:
@@ -204,40 +206,33 @@ def test_a_flush_without_room_leaves_the_records_and_the_next_attempt_asks_for_i
     lab = LogHarness(LogConfig(flush_messages=1))
     fault = lab.sim_disk.fail(errno.ENOSPC, ops=["write"], prefix="/data/orders-3/leader-epoch", times=None)
     for attempt in range(3):
+        lab.log.append_as_leader(idempotent(lab), 0, now_ms=lab.now_ms)
+        assert lab.log.is_flush_due, attempt
         with pytest.raises(KafkaError, match=r"no room .* for flushing"):
-            lab.log.append_as_leader(idempotent(lab), 0, now_ms=lab.now_ms)
+            lab.log.flush()
         assert lab.directory.is_online, attempt
         assert (lab.log.log_end_offset, lab.log.recovery_point) == (1, 0), attempt
     lab.sim_disk.heal(fault)
     info = lab.log.append_as_leader(idempotent(lab), 0, now_ms=lab.now_ms)
     assert info.duplicate
     assert info.first_offset == 0
+    lab.log.flush()
     assert lab.log.recovery_point == 1
     check_log(lab.log)
 
 
-def test_a_batch_that_is_sent_again_while_its_flush_runs_waits_for_it_too() -> None:
+def test_a_batch_that_is_sent_again_is_to_be_flushed_only_if_it_is_not() -> None:
     lab = LogHarness(LogConfig(flush_messages=1))
 
     def append() -> LogAppendInfo:
-        return lab.log.append_as_leader(idempotent(lab), 0, now_ms=lab.now_ms, inline_flush=False)
+        return lab.log.append_as_leader(idempotent(lab), 0, now_ms=lab.now_ms)
 
-    assert append().flush_due
-    again = append()
+    first, again = append(), append()
     assert again.duplicate
-    assert again.flush_due
+    assert first.last_offset == again.last_offset >= lab.log.committable_offset
     lab.log.flush()
-    assert not append().flush_due
-
-
-def test_a_flush_that_fails_after_its_append_takes_the_directory_offline() -> None:
-    lab = LogHarness(LogConfig(flush_messages=1))
-    lab.sim_disk.fail(errno.EIO, ops=["sync"], prefix="/data/orders-3/0")
-    with pytest.raises(KafkaError) as refused:
-        lab.put(b"x")
-    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
-    assert not lab.directory.is_online
-    assert lab.log.recovery_point == 0
+    lab.fill(1)
+    assert append().last_offset < lab.log.committable_offset
 
 
 def test_records_that_wait_for_a_flush_are_not_to_be_committed() -> None:
@@ -245,7 +240,7 @@ def test_records_that_wait_for_a_flush_are_not_to_be_committed() -> None:
 
     def append() -> int:
         data = bytearray(build_batch([(lab.now_ms, None, b"x")]))
-        lab.log.append_as_leader(data, 0, now_ms=lab.now_ms, inline_flush=False)
+        lab.log.append_as_leader(data, 0, now_ms=lab.now_ms)
         return lab.log.committable_offset
 
     assert [append() for _ in range(4)] == [1, 2, 0, 0]

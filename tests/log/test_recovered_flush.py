@@ -21,7 +21,7 @@ def test_records_that_recovery_found_are_shown_without_waiting_for_another_appen
     partition = TopicPartition("orders", 0)
     directory = LogDirectory("/data", FileHandles(disk), clock, SeededRandom(1))
     log = create_log(directory, "orders-0", partition, config)
-    log.append_as_leader(build_batch([(0, None, b"value")]), 0, now_ms=0, inline_flush=False)
+    log.append_as_leader(build_batch([(0, None, b"value")]), 0, now_ms=0)
     assert log.committable_offset == 0
     disk.kill()
     again = LogDirectory("/data", FileHandles(disk), clock, SeededRandom(1))

@@ -1,8 +1,7 @@
-"""Produce to topics whose `flush.messages` demands records on the disk before the response."""
+"""Produce to topics whose settings demand records on the disk before the response."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 
@@ -10,7 +9,7 @@ import pytest
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
-from ottla.log.log_manager import LogManager
+from ottla.log.local_log import FlushPlan
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_topics import (
@@ -40,7 +39,7 @@ def node() -> Iterator[LocalNode]:
 def wire(node: LocalNode) -> Iterator[WireClient]:
     with WireClient(node.bootstrap_servers) as wire:
         settings = [
-            CreatableTopicConfig(name="flush.messages", value="1"),
+            CreatableTopicConfig(name="durability", value="disk"),
             CreatableTopicConfig(name="retention.ms", value="-1"),  # the records are from 1970
         ]
         topic = CreatableTopic(name="sure", num_partitions=2, replication_factor=1, configs=settings)
@@ -52,15 +51,16 @@ def wire(node: LocalNode) -> Iterator[WireClient]:
 def flushed(monkeypatch: pytest.MonkeyPatch) -> list[UnifiedLog]:
     """The logs that were flushed, in order. Partition 1 has no room for it."""
     logs: list[UnifiedLog] = []
-    flush = LogManager.flush
+    run_flush = UnifiedLog.run_flush
 
-    async def noted(self: LogManager, log: UnifiedLog, upto: int | None = None) -> None:
-        if log.topic_partition.partition == 1:
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no room")
-        await flush(self, log, upto)
-        logs.append(log)
+    def noted(self: UnifiedLog, plan: FlushPlan) -> None:
+        if self.topic_partition.topic == "sure":
+            if self.topic_partition.partition == 1:
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no room")
+            logs.append(self)
+        run_flush(self, plan)
 
-    monkeypatch.setattr(LogManager, "flush", noted)
+    monkeypatch.setattr(UnifiedLog, "run_flush", noted)
     return logs
 
 
@@ -101,7 +101,7 @@ def test_a_flush_is_done_also_where_no_response_waits_for_it(
 ) -> None:
     wire.send(request(0, 0), 9)
     wire.get(request(1, 0), 9, ProduceResponse)
-    wait_until(lambda: len(flushed) == 2, "one of the two was not flushed")
+    wait_until(lambda: flushed and flushed[-1].recovery_point == 2, "one of the two was not flushed")
 
 
 def test_a_flush_that_fails_where_there_is_no_response_closes_the_connection(
@@ -127,15 +127,15 @@ def test_a_producer_that_leaves_does_not_take_the_flush_with_it(
     node: LocalNode, wire: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, gone = threading.Event(), threading.Event()
-    flush = LogManager.flush
+    run_flush = UnifiedLog.run_flush
 
-    async def slow(self: LogManager, log: UnifiedLog, upto: int | None = None) -> None:
-        begun.set()
-        while not gone.is_set():  # noqa: ASYNC110 - set in another thread
-            await asyncio.sleep(0.001)
-        await flush(self, log, upto)
+    def slow(self: UnifiedLog, plan: FlushPlan) -> None:
+        if self.topic_partition.topic == "sure":
+            begun.set()
+            assert gone.wait(60)
+        run_flush(self, plan)
 
-    monkeypatch.setattr(LogManager, "flush", slow)
+    monkeypatch.setattr(UnifiedLog, "run_flush", slow)
     with WireClient(node.bootstrap_servers) as leaver:
         leaver.send(request(1, 0), 9)
         assert begun.wait(60)
@@ -148,15 +148,15 @@ def test_a_producer_that_leaves_does_not_take_the_flush_with_it(
 def test_a_flush_that_fails_is_tried_again_without_another_record(
     wire: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = [KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no file handles")] * 2
-    flush = LogManager.flush
+    failures = ["no file handles"] * 2
+    run_flush = UnifiedLog.run_flush
 
-    async def failing(self: LogManager, log: UnifiedLog, upto: int | None = None) -> None:
-        if failures:
-            raise failures.pop()
-        await flush(self, log, upto)
+    def failing(self: UnifiedLog, plan: FlushPlan) -> None:
+        if self.topic_partition.topic == "sure" and failures:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, failures.pop())
+        run_flush(self, plan)
 
-    monkeypatch.setattr(LogManager, "flush", failing)
+    monkeypatch.setattr(UnifiedLog, "run_flush", failing)
     response = wire.get(request(-1, 0), 9, ProduceResponse)
     assert response.responses[0].partition_responses[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
     wait_until(lambda: high_watermarks(wire)[0] == 1, "the record was not committed")

@@ -225,6 +225,17 @@ def test_a_topics_log_runs_by_its_own_settings_over_those_of_the_broker() -> Non
     assert own.retention_ms == 3_600_000
 
 
+def test_durability_is_that_of_the_topic_over_that_of_the_broker() -> None:
+    config = NodeConfig({"log.durability": "disk"})
+    assert log_config(config, {}).flush_due_messages == 1
+    own = log_config(config, {"durability": "replicas", "flush.messages": "5"})
+    assert (own.durability, own.flush_due_messages) == ("replicas", 5)
+    assert log_config(NodeConfig(), {"durability": "disk"}).flush_due_messages == 1
+    check_broker_settings(config, {"log.durability": "replicas"}, per_broker=False)
+    with pytest.raises(KafkaError, match="must be one of: replicas, disk"):
+        check_broker_settings(config, {"log.durability": "tape"}, per_broker=False)
+
+
 def view(config: NodeConfig, *names: str) -> ConfigView:
     return ConfigView(config, names or None, synonyms=True, documentation=True)
 

@@ -1,4 +1,4 @@
-"""Flushes in the background: no append is left out, at whatever moment it comes."""
+"""Flushes in the background: what waits for them has its records committed, and no append is left out."""
 
 from __future__ import annotations
 
@@ -6,40 +6,83 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.sim.clock import SimClock
+from tests.support.waiting import until
 
 
-async def test_an_append_right_after_the_end_of_a_flush_is_flushed_too() -> None:
-    log: Any = SimpleNamespace(committable_offset=0, log_end_offset=1, recovery_point=0)
-    loop = asyncio.get_running_loop()
-    flushed = asyncio.Event()
+class Commits:
+    """Commits of one log; the next one begins with `begin`."""
 
-    def on_flush(now_ms: int) -> None:
-        if log.log_end_offset == 1:
-            loop.call_soon(
-                append
-            )  # it runs after the last look of the flush, and before its task is cleaned up
+    def __init__(self) -> None:
+        self.waiting: asyncio.Future[None] | None = None
 
-    def append() -> None:
-        log.log_end_offset = 2
-        scheduler.flush_in_background(partition)
+    def commit(self, log: Any) -> asyncio.Future[None]:
+        if self.waiting is None:
+            self.waiting = asyncio.get_running_loop().create_future()
+        return self.waiting
 
-    class Logs:
-        async def flush(self, log: Any) -> None:
-            log.committable_offset = log.recovery_point = log.log_end_offset
-            if log.recovery_point == 2:
-                flushed.set()
+    def begin(self) -> asyncio.Future[None]:
+        begun, self.waiting = self.waiting, None
+        assert begun is not None
+        return begun
 
-    class Led:
-        is_leader = True
 
-        def __init__(self) -> None:
-            self.log = log
-            self.on_flush = on_flush
+class Led:
+    is_leader = True
+    topic_partition = "orders-0"
 
-    partition: Any = Led()
-    scheduler = LogFlushScheduler(Logs(), SimClock())  # type: ignore[arg-type]
-    scheduler.flush_in_background(partition)
-    async with asyncio.timeout(5):
-        await flushed.wait()
+    def __init__(self) -> None:
+        self.log = SimpleNamespace(directory=SimpleNamespace(is_online=True), is_closed=False)
+        self.flushes = 0
+
+    def on_flush(self, now_ms: int) -> None:
+        self.flushes += 1
+
+
+async def test_an_append_during_a_flush_waits_for_the_next_one() -> None:
+    commits, partition = Commits(), Led()
+    scheduler = LogFlushScheduler(commits, SimClock())  # type: ignore[arg-type]
+    flush = scheduler.flush
+    first = flush(partition)  # type: ignore[arg-type]
+    assert flush(partition) is first  # type: ignore[arg-type]
+    begun = commits.begin()
+    second = flush(partition)  # type: ignore[arg-type]
+    assert second is not first
+    begun.set_result(None)
+    await until(lambda: partition.flushes == 1)
+    assert flush(partition) is second  # type: ignore[arg-type]
+    commits.begin().set_result(None)
+    await until(lambda: partition.flushes == 2)
+
+
+async def test_the_records_are_committed_before_those_who_wait_go_on() -> None:
+    commits, partition = Commits(), Led()
+    scheduler = LogFlushScheduler(commits, SimClock())  # type: ignore[arg-type]
+    flush = scheduler.flush(partition)  # type: ignore[arg-type]
+
+    async def wait() -> int:
+        await asyncio.shield(flush)
+        return partition.flushes
+
+    waiting = [asyncio.ensure_future(wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    commits.begin().set_result(None)
+    assert await asyncio.gather(*waiting) == [1, 1, 1]
+
+
+async def test_a_flush_that_fails_is_the_error_of_those_who_wait_and_is_tried_again() -> None:
+    commits, partition = Commits(), Led()
+    scheduler = LogFlushScheduler(commits, SimClock())  # type: ignore[arg-type]
+    flush = scheduler.flush(partition)  # type: ignore[arg-type]
+    commits.begin().set_exception(KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no room"))
+    with pytest.raises(KafkaError, match="no room"):
+        await asyncio.shield(flush)
+    assert partition.flushes == 0
+    await until(lambda: commits.waiting is not None, "it is not tried again")
+    commits.begin().set_result(None)
+    await until(lambda: partition.flushes, "the records are not committed")
+    await scheduler.close()

@@ -467,8 +467,9 @@ def test_what_follows_on_a_batch_that_found_no_room_is_refused_for_the_same_reas
     assert [refusal(sequence) for sequence in (1, 2)] == [None, None]
 
 
-def test_records_whose_flush_is_due_are_in_the_log_and_wait_for_the_flush() -> None:
-    lab = PartitionHarness(config=LogConfig(flush_messages=1))
+@pytest.mark.parametrize("config", [LogConfig(flush_messages=1), LogConfig(durability="disk")])
+def test_records_whose_flush_is_due_are_in_the_log_and_wait_for_the_flush(config: LogConfig) -> None:
+    lab = PartitionHarness(config=config)
     assert lab.produce() == 1
     assert (lab.log.log_end_offset, lab.high_watermark) == (1, 0)
     assert lab.flushes_due == 1

@@ -79,7 +79,7 @@ class Lab:
             config,
             self.quota,
             ReplicaTruncations(InlinePool()),
-            self.follower.manager.flush,
+            self.follower.manager.commit,
             self.follower.manager.complete_creation,
             lambda tp, error: self.failed.append((tp, error)),
         )

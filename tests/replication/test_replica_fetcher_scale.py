@@ -157,7 +157,7 @@ class Fetchers:
             ReplicaFetcherConfig(wait_max_ms=wait_max_ms, backoff_ms=20),
             ReplicationQuotaManager(SystemClock(), UNLIMITED),
             ReplicaTruncations(pool or InlinePool()),
-            self.hot.manager.flush,
+            self.hot.manager.commit,
             self.hot.manager.complete_creation,
             lambda tp, error: None,
         )

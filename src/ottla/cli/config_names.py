@@ -29,9 +29,9 @@ async def describe_configs(
     if unlisted := [each for each in named if each not in configs]:
         if kind is ResourceType.TOPIC:
             # One of them may be what the user meant.
-            from ottla.node.config.tables.topic import TABLE_SETTINGS
+            from ottla.node.config.tables.topic import OWN_TOPIC_SETTINGS
 
-            unlisted += TABLE_SETTINGS
+            unlisted += OWN_TOPIC_SETTINGS
         configs.update(await admin.configs.describe(kind, name, keys=unlisted, documentation=documentation))
     return configs
 

@@ -385,7 +385,7 @@ class LogLoader:
             lacks_producers=lacks_producers,
         )
         _log.info("%r was recovered from offset %d on", log, self.recovery_point)
-        if log.committable_offset < end_offset:
+        if log.is_flush_due:
             # No other flush comes before the next append, and until then the readers would wait.
             log.flush()
         return log

@@ -28,7 +28,7 @@ from ottla.log.directory.contents import list_directory, open_directory
 from ottla.log.directory.dir_names import DirKind, dir_name, moved_dir_name, parse_dir_name
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.directory.log_creation import LogCreation
-from ottla.log.local_log import FlushPlan
+from ottla.log.log_flusher import LogFlusher
 from ottla.log.log_loader import LoadedPartition, LoadOptions, create_log, load_part, report_damage
 from ottla.log.log_statistics import LogStatistics
 from ottla.log.producers.state_manager import DEFAULT_PRODUCER_STATE_CONFIG, ProducerStateManagerConfig
@@ -145,8 +145,7 @@ class LogManager:
         # (due time, number, directory, path): partitions to remove, and when.
         self._removals: list[tuple[int, int, LogDirectory, str]] = []
         self._removals_made = 0
-        # Logs that are being flushed, each with the event that is set at the end.
-        self._flushing: dict[UnifiedLog, asyncio.Event] = {}
+        self._flusher = LogFlusher(pool, clock, self.statistics.flushes.observe)
         # The last creation of logs in the pool, until it is known to be over.
         self._making: CallOnce[list[UnifiedLog | None]] | None = None
         # New logs whose creation is not durable yet, and the task that completes it.
@@ -853,28 +852,12 @@ class LogManager:
         return flushed
 
     async def flush(self, log: UnifiedLog, upto: int | None = None) -> None:
-        """Make a log durable below `upto`, the log end if None, without blocking the event loop. Each log has
-        one flush at a time; callers that come meanwhile share the next one.
-        """
-        while (running := self._flushing.get(log)) is not None:
-            await running.wait()
-        plan = log.prepare_flush(upto)
-        if plan is None:
-            return
-        over = self._flushing[log] = asyncio.Event()
-        try:
-            while plan is not None:
-                self.statistics.flushes.observe(await self._pool.run(self._run_flush, log, plan))
-                plan = log.prepare_flush(plan.upto) if log.complete_flush(plan) else None
-        finally:
-            del self._flushing[log]
-            over.set()
+        """Make a log durable below `upto`, the log end if None, without blocking the event loop."""
+        await self._flusher.flush(log, upto)
 
-    def _run_flush(self, log: UnifiedLog, plan: FlushPlan) -> int:
-        """Flush a log, in any thread; how long that took, in nanoseconds."""
-        began_ns = self._clock.monotonic_ns()
-        log.run_flush(plan)
-        return self._clock.monotonic_ns() - began_ns
+    def commit(self, log: UnifiedLog) -> asyncio.Future[None]:
+        """Make durable what was appended to a log, with what was appended to others (`LogFlusher.commit`)."""
+        return self._flusher.commit(log)
 
     async def checkpoint_log_recovery_offsets(self) -> None:
         """Write the recovery points of all logs, so that the next recovery is short."""

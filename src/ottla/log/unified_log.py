@@ -9,11 +9,13 @@ removed keeps its open file until its readers are done), and a flush has three s
 **Appends.** Batches are checked first, by themselves and against the state of their producers; then they are
 written; then the producer state, the transaction index and the leader epochs follow. An append that is
 refused leaves nothing behind: the remains of a failed write are cut off, and batches whose aborted
-transaction cannot be indexed are removed again. One error comes after the fact. Where `flush.messages` asks
-for a flush and the disk has no room, or the process no file handle, for what belongs to it, the records stay
-in the log and the append fails. The next flush syncs them, and until then a producer that sends them again
-asks for that flush again, so that `flush.messages=1` never acknowledges what is not durable. Any other
-failure of a flush takes the directory offline.
+transaction cannot be indexed are removed again.
+
+**Durability.** An append never waits for a sync. Where the topic asks for one (`durability=disk`,
+`flush.messages`), a flush is due after it, and until that is done `committable_offset` stays at the recovery
+point: no high watermark passes it, a follower does not claim what is above it, and no producer has its
+acknowledgement. A flush that finds no room, or no file handle, leaves the records in the log, for the next
+one; any other failure of a flush takes the directory offline.
 
 **Truncation, deletion, compaction.** These are safe because of what is durable before the first file is
 touched: a recovery point that is not above the new end, a log start that is above what is removed. Up to
@@ -133,8 +135,6 @@ class LogAppendInfo(NamedTuple):
     """True if the batch was appended before; the offsets are those of the first time."""
     rolled: bool = False
     """True if this append closed a segment, which is then due to be flushed."""
-    flush_due: bool = False
-    """True if `flush.messages` asks for a flush that was left to the caller."""
 
 
 class FetchDataInfo(NamedTuple):
@@ -471,12 +471,18 @@ class UnifiedLog:
 
     @property
     def committable_offset(self) -> int:
-        """Below it records may become visible to consumers once they are replicated: the log end, or, while a
-        flush that `flush.messages` asks for has yet to be done, the recovery point.
+        """What this replica has below it counts as replicated: the log end or, while a flush is due, the
+        recovery point.
         """
         local = self.local_log
-        due = self.unflushed_messages >= local.config.flush_messages
+        unflushed = local.log_end_offset - max(local.recovery_point, self.log_start_offset)
+        due = unflushed >= local.config.flush_due_messages
         return local.recovery_point if due else local.log_end_offset
+
+    @property
+    def is_flush_due(self) -> bool:
+        """Whether what was appended last is to be synced before it counts as replicated."""
+        return self.committable_offset < self.local_log.log_end_offset
 
     def _check_offsets(self) -> None:
         """Assert the order of the offsets; called where one of them may have fallen, or two have moved."""
@@ -832,7 +838,6 @@ class UnifiedLog:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         guard: VerificationGuard = SENTINEL_GUARD,
         transaction_version: int | None = None,
-        inline_flush: bool = True,
         max_cost_us: int | None = None,
         check: BatchCheck | None = None,
     ) -> LogAppendInfo:
@@ -842,9 +847,8 @@ class UnifiedLog:
         its caller has the pool do that check (`begin_check`), and comes with it again.
 
         A batch that was appended before is answered with its old offsets. `guard` and `transaction_version`
-        are for transactional batches and markers (see `ProducerStateManager`). With `inline_flush=False` a
-        flush that `flush.messages` demands is left to the caller. The leader of the metadata log (origin
-        RAFT_LEADER) has given the batches their offsets and epoch already.
+        are for transactional batches and markers (see `ProducerStateManager`). The leader of the metadata log
+        (origin RAFT_LEADER) has given the batches their offsets and epoch already.
         """
         if self._truncation is not None:
             self.finish_truncation()
@@ -891,7 +895,6 @@ class UnifiedLog:
             origin,
             guard,
             transaction_version,
-            inline_flush,
         )
 
     def begin_check(self, data: Buffer, header: BatchHeader, now_ms: int) -> BatchCheck:
@@ -910,9 +913,7 @@ class UnifiedLog:
             max_message_bytes=config.max_message_bytes,
         )
 
-    def append_as_follower(
-        self, data: Buffer, leader_epoch: int, *, now_ms: int, inline_flush: bool = True
-    ) -> LogAppendInfo:
+    def append_as_follower(self, data: Buffer, leader_epoch: int, *, now_ms: int) -> LogAppendInfo:
         """Append the leader's batches as they are. Batches from the first one on that is of a later epoch
         than `leader_epoch` are left out: the leader that sent them is no longer the one that was asked.
         """
@@ -934,7 +935,6 @@ class UnifiedLog:
             AppendOrigin.REPLICATION,
             SENTINEL_GUARD,
             None,
-            inline_flush,
         )
 
     def _check_batch_offsets(self, header: BatchHeader) -> None:
@@ -996,7 +996,6 @@ class UnifiedLog:
         origin: AppendOrigin,
         guard: VerificationGuard,
         transaction_version: int | None,
-        inline_flush: bool,
     ) -> LogAppendInfo:
         """Append batches that have their final offsets and epochs, at least one."""
         first_offset, last_offset = batches[0].base_offset, batches[-1].last_offset
@@ -1014,7 +1013,7 @@ class UnifiedLog:
         if change is not None and origin is not AppendOrigin.REPLICATION and self._lacks_producers:
             self._check_producers_known()
         if change is not None and change.duplicate is not None:
-            return self._duplicate_info(change.duplicate, max_timestamp, inline_flush)
+            return self._duplicate_info(change.duplicate, max_timestamp)
         rolled = False
         try:
             if local.active_segment.should_roll(size, last_offset, max_timestamp, now_ms):
@@ -1044,7 +1043,6 @@ class UnifiedLog:
             size,
             False,
             rolled,
-            self._flush_if_due(inline_flush),
         )
 
     def _analyze_and_validate_producer_state(
@@ -1089,9 +1087,8 @@ class UnifiedLog:
                 f"writing the transaction index of {self.topic_partition}", error
             ) from error
 
-    def _duplicate_info(self, known: BatchMetadata, max_timestamp: int, inline_flush: bool) -> LogAppendInfo:
-        """The answer to a batch that is in the log. The flush that was to follow it may have failed."""
-        unflushed = known.last_offset >= self.local_log.recovery_point
+    def _duplicate_info(self, known: BatchMetadata, max_timestamp: int) -> LogAppendInfo:
+        """The answer to a batch that is in the log."""
         return LogAppendInfo(
             known.first_offset,
             known.last_offset,
@@ -1099,18 +1096,7 @@ class UnifiedLog:
             known.timestamp,
             self.log_start_offset,
             duplicate=True,
-            flush_due=unflushed and self._flush_if_due(inline_flush),
         )
-
-    def _flush_if_due(self, inline_flush: bool) -> bool:
-        """Do the flush that `flush.messages` demands; True if that is left to the caller."""
-        local = self.local_log
-        unflushed = local.log_end_offset - max(local.recovery_point, self.log_start_offset)
-        if unflushed < local.config.flush_messages:
-            return False
-        if inline_flush:
-            self.flush()
-        return not inline_flush
 
     def roll(self, now_ms: int) -> bool:
         """Begin a new segment, unless the active one is empty; True if one was begun."""

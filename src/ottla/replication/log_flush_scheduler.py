@@ -1,15 +1,16 @@
-"""Flushes of single logs that requests ask for, run in the background.
+"""Flushes of logs that requests and partitions ask for, in the background.
 
 A flush is completed even if the request that asked for it ends first, as other requests may wait for the same
 records. One that lacks room or file handles is tried again until it succeeds, as no later append may come;
-its request has the error by then.
+its requests have the error by then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Final
 
 from ottla.log.log_manager import LogManager
@@ -27,42 +28,45 @@ class LogFlushScheduler:
     def __init__(self, logs: LogManager, clock: Clock) -> None:
         self._logs: Final = logs
         self._clock: Final = clock
+        # The commits under way, and for each partition the last one.
+        self._commits: dict[asyncio.Future[None], None] = {}
+        self._last_commit: dict[Partition, asyncio.Future[None]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._retries: dict[Partition, asyncio.Task[None]] = {}
-        self._in_background: dict[Partition, asyncio.Task[None]] = {}
 
     def flush_closed_segments(self, log: UnifiedLog) -> None:
         """Make the records of closed segments durable, in the background."""
         self._begin(self._logs.flush(log, log.active_segment.base_offset))
 
-    def flush(self, partition: Partition) -> Awaitable[None]:
-        """Make the log of a partition durable, and commit what had to wait for that."""
-        return asyncio.shield(self._begin(self._flush(partition)))
+    def flush(self, partition: Partition) -> asyncio.Future[None]:
+        """Make durable what the log of a partition has now, in the background, and then commit what had to
+        wait for that. Wait for the result with `asyncio.shield`: others have the same one.
+        """
+        commit = self._logs.commit(partition.log)
+        if self._last_commit.get(partition) is not commit:
+            self._last_commit[partition] = commit
+            self._commits[commit] = None
+            # Before those that wait for it: they find the records committed.
+            commit.add_done_callback(partial(self._on_commit_done, partition))
+        return commit
 
-    def flush_in_background(self, partition: Partition) -> None:
-        """Flush the log of a partition that this broker leads as often as `flush.messages` asks for it."""
-        if partition not in self._in_background:
-            self._in_background[partition] = self._begin(self._flush_while_due(partition))
-
-    async def _flush_while_due(self, partition: Partition) -> None:
-        try:
-            # A flush that was planned before an append does not cover it.
-            while partition.is_leader and partition.log.committable_offset < partition.log.log_end_offset:
-                flushed = partition.log.recovery_point
-                await self._flush(partition)
-                if partition.log.recovery_point == flushed:
-                    self.retry(partition)  # the log is being truncated
-                    return
-        finally:
-            # In the same turn as the last look, or the flush of an append right after it would be left out.
-            self._in_background.pop(partition, None)
+    def _on_commit_done(self, partition: Partition, commit: asyncio.Future[None]) -> None:
+        self._commits.pop(commit, None)
+        if self._last_commit.get(partition) is commit:
+            del self._last_commit[partition]
+        error = commit.exception()
+        if error is None:
+            partition.on_flush(self._clock.wall_ms())
+            return
+        _log.error("the log of %s could not be flushed: %s", partition.topic_partition, error)
+        if isinstance(error, KafkaError):
+            self.retry(partition)
 
     async def close(self) -> None:
         """Return once the flushes under way have ended."""
         for retry in self._retries.values():
             retry.cancel()
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._commits, return_exceptions=True)
 
     def retry(self, partition: Partition) -> None:
         """Flush the log of a partition once there is room and a file handle for it."""
@@ -75,27 +79,19 @@ class LogFlushScheduler:
         while partition.is_leader and log.directory.is_online and not log.is_closed:
             await asyncio.sleep(_RETRY_SECONDS)
             try:
-                await self._logs.flush(log)
+                await asyncio.shield(self._logs.commit(log))
             except KafkaError:
                 continue
             partition.on_flush(self._clock.wall_ms())
             return
 
-    async def _flush(self, partition: Partition) -> None:
-        try:
-            await self._logs.flush(partition.log)
-        except KafkaError:
-            self.retry(partition)
-            raise
-        partition.on_flush(self._clock.wall_ms())
-
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
-        task.add_done_callback(self._on_flush_done)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _on_flush_done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if error is not None:

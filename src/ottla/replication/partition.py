@@ -127,6 +127,8 @@ class PartitionListener(Protocol):
     def on_flush_due(self, partition: Partition) -> None:
         """Records of the leader wait for a flush of the log before they are committed. It is to be done off
         the event loop, again where it lacks room or file handles, and `on_flush` is to be called then.
+        Called after each append for which one is due, also while there is one under way, which may not have
+        the records.
         """
 
     def submit_alter_partition(self, partition: Partition, change: PendingPartitionChange) -> None:
@@ -396,7 +398,7 @@ class Partition:
             self.rejects_appends_since_ms = None
         self.partition_epoch = registration.partition_epoch
         self.leader_id = self.broker_id
-        if not was_leader and self.log.committable_offset < end:
+        if not was_leader and self.log.is_flush_due:
             # As a follower it had no file handle for this flush, or no time, and no append may come.
             self._listener.on_flush_due(self)
         self._maybe_increment_high_watermark(now_ms)
@@ -538,13 +540,11 @@ class Partition:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         guard: VerificationGuard = SENTINEL_GUARD,
         transaction_version: int | None = None,
-        background_flush: bool = True,
         max_cost_us: int | None = None,
         check: BatchCheck | None = None,
     ) -> LogAppendInfo:
         """Append records as the leader. With acks=all, NOT_ENOUGH_REPLICAS before anything is written if the
-        ISR is too small. A flush that `flush.messages` asks for is done in the background, and the records
-        are not committed before; without `background_flush` the caller flushes, and then calls `on_flush`.
+        ISR is too small. Where a flush is due then (`on_flush_due`), the records are committed after it.
         `max_cost_us` and `check` are those of `UnifiedLog.append_as_leader`.
         """
         if self.leader_id != self.broker_id:
@@ -566,7 +566,6 @@ class Partition:
                 origin=origin,
                 guard=guard,
                 transaction_version=transaction_version,
-                inline_flush=False,
                 max_cost_us=max_cost_us,
                 check=check,
             )
@@ -593,7 +592,7 @@ class Partition:
             statistics.produces += 1
             statistics.bytes_in += info.size
             statistics.messages_in += info.last_offset - info.first_offset + 1
-        if info.flush_due and background_flush:
+        if info.last_offset >= self.log.committable_offset:
             self._listener.on_flush_due(self)
         self._maybe_increment_high_watermark(now_ms)
         self._on_progress()
@@ -672,7 +671,7 @@ class Partition:
 
         An empty log may begin in the middle of a batch, where the leader deleted records up to there. The
         batch comes whole, so the files begin with it, and the log start stays where it is. A flush that
-        `flush.messages` asks for is left to the caller.
+        is due then is left to the caller.
         """
         try:
             info = self._append_as_follower(data, leader_epoch, now_ms)
@@ -691,14 +690,14 @@ class Partition:
     def _append_as_follower(self, data: Buffer, leader_epoch: int, now_ms: int) -> LogAppendInfo:
         log = self.log
         try:
-            return log.append_as_follower(data, leader_epoch, now_ms=now_ms, inline_flush=False)
+            return log.append_as_follower(data, leader_epoch, now_ms=now_ms)
         except UnexpectedAppendOffset as error:
             start = log.log_start_offset
             if not (log.log_end_offset == start and error.first_offset < start <= error.last_offset):
                 raise
             log.truncate_fully_and_start_at(error.first_offset, start)
             self.on_truncation()
-            return log.append_as_follower(data, leader_epoch, now_ms=now_ms, inline_flush=False)
+            return log.append_as_follower(data, leader_epoch, now_ms=now_ms)
 
     # Fetching
 

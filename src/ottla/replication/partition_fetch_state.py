@@ -142,9 +142,8 @@ class PartitionFetchState:
 
     @property
     def is_flush_due(self) -> bool:
-        """Whether `flush.messages` asks for a flush of the log, which comes before the next request."""
-        log = self.partition.log
-        return log.committable_offset < log.log_end_offset
+        """Whether the log is to be flushed before the next request."""
+        return self.partition.log.is_flush_due
 
     @property
     def lacks_auxiliary_state(self) -> bool:

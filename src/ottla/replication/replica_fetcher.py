@@ -11,8 +11,8 @@ others. A partition whose request changes is noted (`_changed`), and so is one t
 for few partitions at a time does not stall either. A session therefore grows over several requests, which do
 not wait at the leader.
 
-Where `flush.messages` asks for it, what a response has brought is synced in the pool before the next request,
-which tells the leader that this replica has it.
+Where the topic asks for it (`durability=disk`, `flush.messages`), what a response has brought is synced in
+the pool before the next request, which tells the leader that this replica has it.
 
 Invariants: a response is processed only in the leader epoch of its request. Each partition is known to the
 session as it would be asked for now, or is noted to be named or forgotten, or is paused or truncated and not
@@ -180,8 +180,9 @@ class ReplicaFetcherContext:
     config: ReplicaFetcherConfig
     quota: ReplicationQuotaManager
     truncations: ReplicaTruncations
-    # Makes a log durable, off the event loop.
-    flush: Callable[[UnifiedLog], Awaitable[None]]
+    # Makes durable what was appended to a log, off the event loop and together with other logs. What it
+    # returns may be shared with others.
+    commit: Callable[[UnifiedLog], asyncio.Future[None]]
     # Makes the creation of a log durable, off the event loop.
     complete_creation: Callable[[UnifiedLog], Awaitable[None]]
     # Called for a partition whose directory went offline; it is no longer fetched.
@@ -554,12 +555,17 @@ class ReplicaFetcher:
         """Make logs durable whose flush is due, all at the same time."""
         if self._unflushed:
             due, self._unflushed = self._unflushed, {}
-            await asyncio.gather(*(self._flush_log(key, state) for key, state in due.items()))
+            commit = self._context.commit
+            commits = [(key, state, commit(state.partition.log)) for key, state in due.items()]
+            for each in commits:
+                await self._wait_for_commit(*each)
 
-    async def _flush_log(self, key: Key, state: PartitionFetchState) -> None:
+    async def _wait_for_commit(
+        self, key: Key, state: PartitionFetchState, commit: asyncio.Future[None]
+    ) -> None:
         context, partition = self._context, state.partition
         try:
-            await context.flush(partition.log)
+            await asyncio.shield(commit)
         except Exception as error:
             if isinstance(error, KafkaError):
                 partition.note_refused_append(error, context.clock.wall_ms())

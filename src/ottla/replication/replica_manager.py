@@ -90,7 +90,7 @@ class ReplicaManager:
         *,
         replica_lag_max_ms: int = DEFAULT_REPLICA_LAG_MS,
         submit_change: Callable[[Partition, PendingPartitionChange], None] | None = None,
-        begin_flush: Callable[[Partition], None] | None = None,
+        begin_flush: Callable[[Partition], object] | None = None,
     ) -> None:
         """`config_of` gives the current settings of a topic; `submit_change` sends a change of an ISR to the
         controller; `begin_flush` flushes a partition's log as soon as that is possible.

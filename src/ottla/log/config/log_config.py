@@ -21,6 +21,8 @@ INT_MAX = (1 << 31) - 1
 AS_RETENTION = -2
 """The value of `local.retention.*` that stands for that of `retention.*`."""
 
+DURABILITIES = ("replicas", "disk")
+
 _DAY_MS = 24 * 60 * 60 * 1000
 
 
@@ -59,10 +61,14 @@ class LogConfig:
     local_retention_bytes: int = -2
     remote_log_copy_disable: bool = False
     remote_log_delete_on_disable: bool = False
+    durability: str = "replicas"
+    """`disk`: what counts as replicated has been synced."""
 
     # What follows from the settings; plain values, since every append reads them.
     compact: bool = field(init=False, repr=False, compare=False)
     delete: bool = field(init=False, repr=False, compare=False)
+    flush_due_messages: int = field(init=False, repr=False, compare=False)
+    """With so many records that are not synced, appends wait for a sync, and so does the high watermark."""
     max_segment_ms: int = field(init=False, repr=False, compare=False)
     """How long a segment may take appends: a compacted topic must also honour its greatest lag."""
     target_codec: Codec | None = field(init=False, repr=False, compare=False)
@@ -87,6 +93,7 @@ class LogConfig:
         derived: dict[str, Any] = {
             "compact": compact,
             "delete": "delete" in self.cleanup_policy,
+            "flush_due_messages": 1 if self.durability == "disk" else self.flush_messages,
             "max_segment_ms": min(lag_ms, self.segment_ms) if compact and lag_ms > 0 else self.segment_ms,
             "target_codec": _CODECS[self.compression_type],
             "target_level": levels.get(self.compression_type),
@@ -260,6 +267,7 @@ _PARSERS: dict[str, Parser] = {
     "local.retention.bytes": _whole(-2, LONG_MAX),
     "remote.log.copy.disable": _boolean,
     "remote.log.delete.on.disable": _boolean,
+    "durability": _one_of(dict.fromkeys(DURABILITIES), keep_name=True),
 }
 
 SETTING_NAMES = tuple(sorted(_PARSERS))

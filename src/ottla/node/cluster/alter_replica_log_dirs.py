@@ -191,7 +191,7 @@ class AlterReplicaLogDirsManager:
         self._quota.record(len(data))
         epoch = current.latest_epoch
         now_ms = self._clock.wall_ms()
-        future.append_as_follower(data, 0 if epoch is None else epoch, now_ms=now_ms, inline_flush=False)
+        future.append_as_follower(data, 0 if epoch is None else epoch, now_ms=now_ms)
         future.update_high_watermark(min(current.high_watermark, future.log_end_offset))
 
     def resume(self) -> None:

@@ -143,7 +143,7 @@ class BrokerReplication:
             fetcher_config(config),
             self.follower_quota,
             ReplicaTruncations(self._pool),
-            self._logs.flush,
+            self._logs.commit,
             self._logs.complete_creation,
             self._on_fetch_failed,
             lambda: self.remote_log_reader,

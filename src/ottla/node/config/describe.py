@@ -15,7 +15,7 @@ from ottla.metadata.image.entities import ConfigResourceType
 from ottla.node.config.node_config import BROKER, NodeConfig, broker_key, broker_synonyms
 from ottla.node.config.tables.config_def import ConfigKey, UpdateMode, Value
 from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
-from ottla.node.config.tables.topic import TABLE_SETTINGS, TOPIC
+from ottla.node.config.tables.topic import OWN_TOPIC_SETTINGS, TOPIC
 from ottla.protocol.messages.describe_configs import DescribeConfigsResourceResult, DescribeConfigsSynonym
 
 # Settings that exist only in the metadata log: a broker does not list them until they are set.
@@ -79,10 +79,10 @@ class ConfigView:
         return self._names is None or name in self._names
 
     def _asks_for(self, name: str) -> bool:
-        """Say whether a setting of tables is asked for by its name. Apache Kafka does not have them, so they
-        are listed only where they are set.
+        """Say whether a setting of Ottla alone is asked for by its name. Apache Kafka does not have them, so
+        they are listed only where they are set.
         """
-        return self._names is not None and name in TABLE_SETTINGS
+        return self._names is not None and name in OWN_TOPIC_SETTINGS
 
     def topic(self, overrides: Mapping[str, str]) -> list[DescribeConfigsResourceResult]:
         defaults = self._config.topic_defaults()

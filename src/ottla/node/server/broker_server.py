@@ -125,7 +125,7 @@ class BrokerServer:
             self._topic_config,
             replica_lag_max_ms=config.number("replica.lag.time.max.ms"),
             submit_change=self.replication.alter_partition_manager.submit,
-            begin_flush=self.log_flushes.flush_in_background,
+            begin_flush=self.log_flushes.flush,
         )
         self.coordinators: Final = Coordinators(
             runtime,

@@ -227,7 +227,6 @@ class KafkaRaftLog:
                 epoch,
                 now_ms=self._clock.wall_ms(),
                 origin=AppendOrigin.RAFT_LEADER,
-                inline_flush=False,
             )
 
     def append_control_as_leader(self, records: Sequence[QuorumRecord], epoch: int) -> None:
@@ -238,7 +237,7 @@ class KafkaRaftLog:
 
     def append_as_follower(self, records: bytes, epoch: int) -> None:
         with self._writing():
-            self._log.append_as_follower(records, epoch, now_ms=self._clock.wall_ms(), inline_flush=False)
+            self._log.append_as_follower(records, epoch, now_ms=self._clock.wall_ms())
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         data = self._log.read(offset, max_bytes).records

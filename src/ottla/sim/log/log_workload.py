@@ -146,10 +146,16 @@ class LogWorkload:
         self.model.appending = True
         info = self.log.append_as_leader(bytearray(data), self.epoch, now_ms=self.lab.now_ms, **how)
         self._note(first=info.first_offset, last=info.last_offset)
+        self._flush_if_due()
         self._update_model()
         replicated = self.log.log_end_offset - self.random.choice([0, 0, 0, 1, 3])
         self.log.update_high_watermark(max(self.log.high_watermark, replicated))
         self.model.synced_end = max(self.model.synced_end, self.log.recovery_point)
+
+    def _flush_if_due(self) -> None:
+        """Flush before the records count, as a broker does."""
+        if self.log.is_flush_due:
+            self.log.flush()
 
     def _timestamp(self) -> int:
         return self.lab.now_ms - self.random.choice([0, 0, 1, 5, 1000])
@@ -179,6 +185,7 @@ class LogWorkload:
             return
         self.model.appending = True
         self.log.append_as_follower(data, self.epoch, now_ms=self.lab.now_ms)
+        self._flush_if_due()
         self._update_model()
         self.log.update_high_watermark(self.log.log_end_offset)
         self.model.synced_end = max(self.model.synced_end, self.log.recovery_point)

@@ -210,8 +210,8 @@ class _Produce:
         # those that were appended and are not decided. What is decided stays, whatever becomes of the
         # partition while others are waited for.
         self._awaiting_replication: list[tuple[Partition, int, PartitionProduceResponse]] = []
-        # (partition, its part of the response): those whose settings ask for a flush before the response.
-        self._awaiting_flush: list[tuple[Partition, PartitionProduceResponse]] = []
+        # (flush, partition, its part of the response): those whose settings ask for it before the response.
+        self._awaiting_flush: list[tuple[asyncio.Future[None], Partition, PartitionProduceResponse]] = []
         # (topic, batch, its part of the response): those that are to be checked in a thread first.
         self.heavy: list[tuple[TopicProduceData, PartitionProduceData, PartitionProduceResponse]] = []
         # (topic, its part of the response): those that this broker does not lead, or not in that epoch.
@@ -356,7 +356,6 @@ class _Produce:
                 now_ms=self._clock.wall_ms(),
                 acks=acks,
                 guard=guard,
-                background_flush=False,
                 max_cost_us=max_cost_us,
                 check=check,
             )
@@ -376,8 +375,8 @@ class _Produce:
             self._awaiting_replication.append((partition, info.last_offset + 1, response))
         if info.rolled:
             self._broker.log_flushes.flush_closed_segments(partition.log)
-        if info.flush_due:
-            self._awaiting_flush.append((partition, response))
+        if info.last_offset >= partition.log.committable_offset:
+            self._awaiting_flush.append((self._broker.log_flushes.flush(partition), partition, response))
         return response
 
     def _find_partition(self, topic: TopicProduceData, index: int) -> Partition:
@@ -458,10 +457,12 @@ class _Produce:
         return self._with_leaders()
 
     async def _flush(self) -> None:
-        """Do the flushes that are due. Where one fails the records stay, but their producer gets an error."""
-        for partition, response in self._awaiting_flush:
+        """Wait for the flushes that are due; those that are done have made their partitions commit. Where one
+        fails the records stay, but their producer gets an error.
+        """
+        for flush, partition, response in self._awaiting_flush:
             try:
-                await self._broker.log_flushes.flush(partition)
+                await asyncio.shield(flush)
             except KafkaError as error:
                 response.error_code, response.base_offset = int(error.code), -1
                 self.context.count_error(response.error_code)

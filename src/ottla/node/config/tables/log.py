@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ottla.log.config.log_config import DURABILITIES
 from ottla.node.config.tables.config_def import (
     BOOLEAN,
     CLUSTER_WIDE,
@@ -129,6 +130,11 @@ LOG: Final[dict[str, ConfigKey]] = table(
     key("log.index.interval.bytes", INT, 4096, MEDIUM,
         "How many bytes of records lie between two entries of the offset index.",
         InRange(0), mode=CLUSTER_WIDE),
+    key("log.durability", STRING, "replicas", HIGH,
+        "What holds an acknowledged record: replicas, the in-sync replicas, perhaps in memory alone, as with "
+        "Apache Kafka; or disk, the disk of each of them, so that no loss of power loses it. For topics "
+        "without durability of their own, internal ones too.",
+        ValidString(DURABILITIES), mode=CLUSTER_WIDE),
     key("log.flush.interval.messages", LONG, MAX_LONG, HIGH,
         "How many records a partition takes before it is flushed to the disk.",
         InRange(1), mode=CLUSTER_WIDE),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ottla.log.config.log_config import DURABILITIES
 from ottla.node.config.tables.config_def import (
     BOOLEAN,
     DOUBLE,
@@ -47,6 +48,10 @@ TOPIC: Final[dict[str, ConfigKey]] = table(
         "How long tombstones and transaction markers are kept after compaction has reached them. A reader "
         "that begins at the start must reach the end within it to see every deletion.",
         InRange(0), synonyms=("log.cleaner.delete.retention.ms",)),
+    key("durability", STRING, "replicas", MEDIUM,
+        "What holds an acknowledged record: replicas, the in-sync replicas, perhaps in memory alone, as with "
+        "Apache Kafka; or disk, the disk of each of them, so that no loss of power loses it.",
+        ValidString(DURABILITIES), internal=True, synonyms=("log.durability",)),
     key("file.delete.delay.ms", LONG, 60_000, MEDIUM,
         "How long a deleted segment's file stays on disk, for readers that still use it.",
         InRange(0), synonyms=("log.segment.delete.delay.ms",)),
@@ -152,3 +157,5 @@ TOPIC: Final[dict[str, ConfigKey]] = table(
 
 # Extensions of Ottla: what a topic's table is like. No log has these.
 TABLE_SETTINGS: Final = tuple(name for name in TOPIC if name.startswith("table."))
+# All that Apache Kafka does not have.
+OWN_TOPIC_SETTINGS: Final = ("durability", *TABLE_SETTINGS)

@@ -15,6 +15,7 @@ import pytest
 
 from ottla.cli import diagnose_machine as machine
 from ottla.cli import diagnose_node as configuration
+from ottla.cli import surroundings
 from ottla.cli.diagnose_node import port_problem
 from ottla.cli.diagnosis import Diagnosis, Severity
 from ottla.cli.doctor import diagnose
@@ -168,6 +169,29 @@ def test_a_voter_whose_name_is_unknown(tmp_path: Path) -> None:
         controller_quorum_voters=f"1@{NOT_RESOLVED}:9093,2@localhost:9093",
     )
     assert f"the name {NOT_RESOLVED} of 1@" in the_wrong_one(found, "controller.quorum.voters").problem
+
+
+def test_a_disk_whose_syncs_mean_nothing_where_records_are_to_be_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surroundings, "file_system_of", lambda _: "ext4")
+    monkeypatch.setattr(surroundings, "sync_seconds", lambda _: 2e-6)
+    assert not [each for each in diagnosis(tmp_path / "data") if each.subject == "durability"]
+    only = the_doubtful_one(diagnosis(tmp_path / "data", log_durability="disk"), "durability")
+    assert "takes 2 µs" in only.problem
+    monkeypatch.setattr(surroundings, "sync_seconds", lambda _: 0.001)
+    assert not [
+        each for each in diagnosis(tmp_path / "data", log_durability="disk") if each.subject == "durability"
+    ]
+    monkeypatch.setattr(surroundings, "file_system_of", lambda _: "tmpfs")
+    only = the_doubtful_one(diagnosis(tmp_path / "data", log_durability="disk"), "durability")
+    assert "in memory (tmpfs)" in only.problem
+
+
+def test_the_time_of_a_sync_is_measured_without_a_trace(tmp_path: Path) -> None:
+    took_s = surroundings.sync_seconds(str(tmp_path / "data"))
+    assert took_s is None or took_s > 0
+    assert not list(tmp_path.iterdir())
 
 
 # Listeners

@@ -44,6 +44,7 @@ FIRST_SEEDS = {
     "share-leaders-not-fenced": 12,
     "streams-tasks-given-too-soon": 35,
     "unclean-stop-taken-for-clean": 3,
+    "unsynced-counts": 15,
     "waiters-left-at-a-close": 4,
 }
 
@@ -68,6 +69,7 @@ FOUND_LATE = {
     "only-manifests-deleted",
     "streams-tasks-given-too-soon",
     "unclean-stop-taken-for-clean",
+    "unsynced-counts",
     "waiters-left-at-a-close",
 }
 # Nodes are asked to stop in each phase of their lives, with all optional parts, while others are missing.

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ottla.cli.diagnosis import Diagnosis, doubtful, fine, wrong
-from ottla.cli.surroundings import container, directory_remarks, existing_parent
+from ottla.cli.surroundings import container, directory_remarks, durability_remarks, existing_parent
 from ottla.runtime.disk import RealDisk
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def check_directories(config: NodeConfig) -> tuple[int | None, list[Diagnosis]]:
         holder = holder or _locked_by(disk, path)
         found += _check_contents(disk, path)
     found += [doubtful("data", *remark) for remark in directory_remarks(dirs)]
+    if config.text("log.durability") == "disk":
+        found += [doubtful("durability", *remark) for remark in durability_remarks(config.log_dirs)]
     if any(each.subject in dirs and each.severity == "wrong" for each in found):
         return holder, found
     try:

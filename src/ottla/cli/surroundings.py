@@ -7,6 +7,7 @@ no reason for a remark.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -19,6 +20,10 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 """File systems of other machines, where locks and syncs may mean less than a log needs."""
 IN_MEMORY_FILE_SYSTEMS: Final = frozenset(("ramfs", "tmpfs"))
 LITTLE_ROOM_BYTES: Final = 512 * 1024 * 1024
+_SYNCS: Final = 16
+_SYNCED_BYTES: Final = 4096
+IMPOSSIBLE_SYNC_SECONDS: Final = 15e-6
+"""No disk that keeps data without power makes a file longer in less time."""
 _MOUNTS: Final = "/proc/self/mounts"
 _ESCAPES: Final = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 _CONTAINER_FILES: Final = (("/.dockerenv", "Docker"), ("/run/.containerenv", "Podman"))
@@ -95,6 +100,52 @@ def container(variables: Mapping[str, str] | None = None) -> str:
         return "Kubernetes"
     found = next((kind for path, kind in _CONTAINER_FILES if os.path.exists(path)), "")
     return found or ("a container" if variables.get("container") else "")
+
+
+def sync_seconds(path: str) -> float | None:
+    """How long a sync takes where a directory is or will be: the median of a few, of a file without a name.
+    None where the system has no such files.
+    """
+    flag = getattr(os, "O_TMPFILE", 0)
+    if not flag:
+        return None
+    took = []
+    try:
+        fd = os.open(existing_parent(path), flag | os.O_WRONLY, 0o600)
+        try:
+            for _ in range(_SYNCS):
+                os.write(fd, bytes(_SYNCED_BYTES))
+                begin = time.perf_counter()
+                os.fdatasync(fd)
+                took.append(time.perf_counter() - begin)
+        finally:
+            os.close(fd)
+    except OSError:
+        return None
+    return sorted(took)[_SYNCS // 2]
+
+
+def durability_remarks(dirs: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Why records are not durable in directories although they are synced: what it is, and what to do."""
+    elsewhere = "choose a directory on a disk of this machine with --data-dir, or set log.durability=replicas"
+    for path in dirs:
+        kind = file_system_of(path)
+        took_s = None if kind in IN_MEMORY_FILE_SYSTEMS else sync_seconds(path)
+        if kind in IN_MEMORY_FILE_SYSTEMS:
+            yield f"log.durability=disk, and {path} is in memory ({kind})", elsewhere
+        elif is_network_file_system(kind):
+            yield (
+                f"log.durability=disk, and {path} is on a network file system ({kind}), where a sync may not "
+                "reach a disk",
+                elsewhere,
+            )
+        elif took_s is not None and took_s < IMPOSSIBLE_SYNC_SECONDS:
+            yield (
+                f"log.durability=disk, and a sync in {path} takes {took_s * 1e6:.0f} µs: quicker than a disk "
+                "can be, so it answers before it has written",
+                "switch the write cache of the disk or of the virtual machine off (not cache=unsafe), or "
+                "choose a directory on another disk with --data-dir",
+            )
 
 
 def directory_remarks(dirs: Sequence[str]) -> Iterator[tuple[str, str]]:

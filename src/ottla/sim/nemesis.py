@@ -94,6 +94,7 @@ class Nemesis:
             "power loss": lambda machine: self._kill(machine, power_loss=True),
             "power loss inside a write": self._crash_disk,
             "kill all": lambda _: self._kill_all(),
+            "power loss everywhere": lambda _: self._lose_all_power(),
             "pause a process": self._pause,
             "cut one link": lambda machine: self._cut(machine, self._other(machine), both=True),
             "cut one direction": lambda machine: self._cut(machine, self._other(machine), both=False),
@@ -236,6 +237,13 @@ class Nemesis:
         power_loss = self.random.random() < 0.5
         for machine in self._targets():
             if machine.is_up and self._end(machine, "killed with all", power_loss=power_loss):
+                self._reboot_later(machine)
+
+    def _lose_all_power(self) -> None:
+        """Have all machines lose their power in the same moment, as in a data center without any."""
+        self.count("power loss everywhere")
+        for machine in self._targets():
+            if machine.is_up and self._end(machine, "lost power with all", power_loss=True):
                 self._reboot_later(machine)
 
     def is_steady(self, machine: SimMachine) -> bool:

@@ -1,6 +1,6 @@
 """A run of a single node with clients of Ottla, from one seed: produce and consume through power losses.
 
-The node syncs before it acknowledges (`log.flush.interval.messages=1`), so an acknowledged record must
+The node syncs before it acknowledges (`log.durability=disk`), so an acknowledged record must
 survive any crash. Checked at the end: no acknowledged record is lost, none is duplicated (the producers are
 idempotent), and the records of each producer are in their order.
 """
@@ -37,7 +37,7 @@ _SETTINGS = {
     "listeners": f"PLAINTEXT://{ADDRESS}",
     "advertised.listeners": f"PLAINTEXT://{ADDRESS}",
     "log.dirs": "/data",
-    "log.flush.interval.messages": "1",
+    "log.durability": "disk",
 }
 
 
@@ -74,7 +74,7 @@ class NodeRun:
 
     def __init__(self, seed: int | str, *, seconds: float = 20.0, synced: bool = True) -> None:
         self.world = World(seed)
-        self._settings = _SETTINGS if synced else {**_SETTINGS, "log.flush.interval.messages": "1000000"}
+        self._settings = _SETTINGS if synced else {**_SETTINGS, "log.durability": "replicas"}
         self._seconds = seconds
         random = self.world.random
         self._acknowledged: list[bytes] = []

@@ -358,6 +358,6 @@ def _settings(
         "offsets.retention.minutes": "2147483647",
         "producer.id.expiration.ms": "2147483647",
         "transactional.id.expiration.ms": "2147483647",
-        **({"log.flush.interval.messages": "1"} if scenario.synced else {}),
+        **({"log.durability": "disk"} if scenario.synced else {}),
         **(server_settings(LISTENER) if is_secured else {}),
     }

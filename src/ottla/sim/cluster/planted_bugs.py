@@ -75,6 +75,28 @@ def _sync_skipped() -> list[Patch]:
     return [(UnifiedLog, "run_flush", run_flush)]
 
 
+def _unsynced_records_of_the_leader_count() -> list[Patch]:
+    """Its own records that are not synced yet count for the high watermark; followers still sync theirs."""
+    increment = Partition._maybe_increment_high_watermark
+    committable = UnifiedLog.committable_offset
+    counting: list[UnifiedLog] = []
+
+    def committable_offset(self: UnifiedLog) -> int:
+        return self.log_end_offset if self in counting else committable.__get__(self)
+
+    def counts_all(self: Partition, now_ms: int) -> bool:
+        counting.append(self.log)
+        try:
+            return increment(self, now_ms)
+        finally:
+            counting.pop()
+
+    return [
+        (UnifiedLog, "committable_offset", property(committable_offset)),
+        (Partition, "_maybe_increment_high_watermark", counts_all),
+    ]
+
+
 def _acknowledged_before_replicas_have_it() -> list[Patch]:
     def replicated(self: Partition, required_offset: int) -> ErrorCode:
         return ErrorCode.NONE if self.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -391,6 +413,7 @@ def _damaged_leader_begins_again() -> list[Patch]:
 
 CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "sync-skipped": _sync_skipped,
+    "unsynced-counts": _unsynced_records_of_the_leader_count,
     "rot-served": _rot_served,
     "mended-from-a-bad-copy": _mended_from_a_bad_copy,
     "damaged-leader-begins-again": _damaged_leader_begins_again,
@@ -507,6 +530,10 @@ _ROTTEN = replace(
 SCENARIOS: Mapping[str, ClusterScenario] = {
     **dict.fromkeys(("rot-served", "mended-from-a-bad-copy", "damaged-leader-begins-again"), _ROTTEN),
     "sync-skipped": _scenario("idempotent", synced=True, power_loss=3, kill_all=2),
+    # The power goes right after the leader has committed records.
+    "unsynced-counts": _scenario(
+        "idempotent", "follower", synced=True, ambush=0.02, power_loss_everywhere=3, slow_disk=2
+    ),
     "divergence-not-noticed": _scenario("acks-1", "idempotent", longest_s=4.0, split_the_network=1),
     "duplicates-written-again": _scenario("idempotent", sever_connections=3, slow_link=2),
     "followers-forget-producers": _TRANSACTIONS,

@@ -299,7 +299,7 @@ FEATURES: tuple[ScenarioFeature, ...] = (
     ),
     ScenarioFeature(
         "synced",
-        "Have replicas sync what they acknowledge.",
+        "Have replicas sync what they acknowledge (`log.durability=disk`).",
         chance=None,
         fields={"synced": True},
         without={"synced": False},
@@ -428,6 +428,13 @@ FEATURES: tuple[ScenarioFeature, ...] = (
             "log.index.interval.bytes": "200",
         },
         nodes=3,
+    ),
+    ScenarioFeature(
+        "outages",
+        "Have all machines lose their power at once.",
+        chance=0.25,
+        needs=("synced",),
+        faults={"power loss everywhere": 4},
     ),
 )
 

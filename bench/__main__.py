@@ -22,6 +22,7 @@ PARTS = {
     "node": "A node beside Apache Kafka",
     "tls": "TLS beside Apache Kafka",
     "latency": "Latency beside Apache Kafka",
+    "durability": "On disk before the acknowledgement, beside Apache Kafka",
     "scale": "Many partitions beside Apache Kafka",
     "restart": "A restart after a crash beside Apache Kafka",
     "coordinators": "Commits and transactions beside Apache Kafka",

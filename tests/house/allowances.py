@@ -59,6 +59,7 @@ COSTLY_CALLS: dict[str, str] = {
     "ottla.metadata.log.bootstrap_metadata.read_bootstrap": "records of the quorum",
     "ottla.metadata.log.loader.MetadataLoader._replay_batches": "records of the quorum",
     "ottla.metadata.log.snapshot_generator.SnapshotGenerator.write": "records of the quorum",
+    "ottla.node.registry.schema_store._batches": "the pool",
     "ottla.node.remote.deleted_partitions._events": "records of brokers",
     "ottla.node.remote.metadata_manager.TopicBasedRemoteLogMetadataManager._apply": "records of brokers",
     "ottla.node.telemetry.client_telemetry._decode": "the pool, up to telemetry.max.bytes",

@@ -22,6 +22,7 @@ FLOORS = (
     "protocol",
     "records",
     "schemas",
+    "registry",
     "tables",
     "rpc",
     "log",

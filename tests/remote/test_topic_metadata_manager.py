@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ottla.node.cluster.internal_topic import TopicRead
 from ottla.node.remote.metadata_manager import TopicBasedRemoteLogMetadataManager
-from ottla.node.remote.metadata_topic import MetadataRead
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicIdPartition, TopicPartition
 from ottla.records.builder import build_batch
@@ -76,7 +76,7 @@ class FakeTopic:
         self._progress.set()
         return len(values) - 1
 
-    async def read(self, partition: int, offset: int, *, waits: bool, last_epoch: int = -1) -> MetadataRead:
+    async def read(self, partition: int, offset: int, *, waits: bool, last_epoch: int = -1) -> TopicRead:
         await self._fail()
         self.reads += 1
         if not self.partition_count:
@@ -85,7 +85,7 @@ class FakeTopic:
         epochs = self.epochs.setdefault(partition, [])
         is_other = 0 < offset <= len(epochs) and 0 <= last_epoch != epochs[offset - 1]
         if offset > len(values) or is_other:
-            return MetadataRead(b"", 0, len(values), is_truncated=True)
+            return TopicRead(b"", 0, len(values), is_truncated=True)
         while waits and offset >= len(values) - self.lag:
             self._progress.clear()
             await self._progress.wait()
@@ -96,7 +96,7 @@ class FakeTopic:
             build_batch([(0, None, value)], base_offset=offset + number, leader_epoch=epoch)
             for number, (value, epoch) in enumerate(some)
         )
-        return MetadataRead(data, 0, end)
+        return TopicRead(data, 0, end)
 
     async def committed_end(self, partition: int) -> int:
         await self._fail()

@@ -27,6 +27,7 @@ _AREAS: Final = {
     "009": "Remote storage, tables, ZooKeeper, costs",
     "010": "Disks that lie",
     "011": "Packaging",
+    "012": "Schemas",
 }
 _HEAD: Final = """\
 # Decisions

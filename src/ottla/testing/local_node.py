@@ -65,6 +65,7 @@ class LocalNode:
         self._data_dir: str | None = None
         self._port = 0
         self._http_url: str | None = None
+        self._schema_registry_url: str | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -93,6 +94,14 @@ class LocalNode:
         """Where the node answers HTTP; None without the setting `http.listener`, whose port may be 0."""
         self._check_started()
         return self._http_url
+
+    @property
+    def schema_registry_url(self) -> str | None:
+        """The schema registry, for `schema.registry.url`; None without `http.listener` and
+        `schema.registry.listener`.
+        """
+        self._check_started()
+        return self._schema_registry_url
 
     @property
     def client_settings(self) -> dict[str, str]:
@@ -200,6 +209,8 @@ class LocalNode:
             await node.start()
             self._port = node.client_endpoints()[0].port
             self._http_url = node.shared.http.url
+            if node.broker is not None:
+                self._schema_registry_url = node.broker.schema_registry_url
             self._ready.set()
             await self._stop.wait()
         finally:

@@ -68,11 +68,26 @@ def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
             "retention.ms": "-1",
             "segment.bytes": str(config.number("share.coordinator.state.topic.segment.bytes")),
         }
+    elif name == config.text("schema.registry.topic"):
+        return _schemas_topic(name, config)
     elif name == REMOTE_LOG_METADATA_TOPIC and config.flag("remote.log.storage.system.enable"):
         return _remote_log_metadata_topic(config)
     else:
         partitions, replicas, configs = "num.partitions", "default.replication.factor", {}
     return _creatable(name, config.number(partitions), config.number(replicas), configs)
+
+
+def _schemas_topic(name: str, config: NodeConfig) -> CreatableTopic:
+    """The topic of the schema registry: with as many replicas as the offsets of groups, and none out of sync
+    that may lead.
+    """
+    replicas = config.number("offsets.topic.replication.factor")
+    configs = {
+        "cleanup.policy": "compact",
+        "min.insync.replicas": str(2 if replicas > 2 else 1),
+        "unclean.leader.election.enable": "false",
+    }
+    return _creatable(name, 1, replicas, configs)
 
 
 def _remote_log_metadata_topic(config: NodeConfig) -> CreatableTopic:

@@ -78,15 +78,15 @@ HTTP_LISTENER_NAME: Final = "HTTP"
 """The name by which TLS settings are given to the HTTP listener: `listener.name.http.ssl.*`."""
 
 
-def parse_http_listener(text: str) -> Endpoint | None:
-    """Parse `http.listener`: `http://host:port` or `https://host:port`; None if it is empty."""
+def parse_http_listener(text: str, setting: str = "http.listener") -> Endpoint | None:
+    """Parse a listener for HTTP: `http://host:port` or `https://host:port`; None if it is empty."""
     if not text:
         return None
     match = _ENDPOINT.fullmatch(text.removesuffix("/"))
     scheme = "" if match is None else match["name"].lower()
     if match is None or scheme not in ("http", "https") or not 0 <= int(match["port"]) <= 65535:
         raise ConfigError(
-            f"Invalid value {text} for configuration http.listener: expected http://host:port or "
+            f"Invalid value {text} for configuration {setting}: expected http://host:port or "
             "https://host:port, or nothing"
         )
     protocol = SecurityProtocol.SSL if scheme == "https" else SecurityProtocol.PLAINTEXT

@@ -94,6 +94,7 @@ class NodeConfig:
         "given",
         "http_listener",
         "listeners",
+        "schema_registry_listener",
         "security_protocols",
     )
 
@@ -110,6 +111,8 @@ class NodeConfig:
     """Where other nodes reach the controller: as advertised, else as it listens."""
     http_listener: Endpoint | None
     """Where HTTP is answered, if it is."""
+    schema_registry_listener: Endpoint | None
+    """Where only the schema registry is answered for, if there is such a listener."""
     security_protocols: Mapping[str, SecurityProtocol]
     """The protocol of each listener, by its name; also of listeners that only other nodes have."""
 
@@ -138,6 +141,9 @@ class NodeConfig:
         self.security_protocols = protocols
         self.listeners = parse_endpoints("listeners", self.names("listeners"), protocols)
         self.http_listener = parse_http_listener(self.text("http.listener"))
+        self.schema_registry_listener = parse_http_listener(
+            self.text("schema.registry.listener"), "schema.registry.listener"
+        )
         advertised = (
             self.listeners
             if self._values["advertised.listeners"] is None

@@ -46,7 +46,7 @@ _MAX_REMEMBERED: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class _HttpRequester:
+class HttpRequester:
     """A client as the authorizer sees it."""
 
     principal: KafkaPrincipal
@@ -114,9 +114,9 @@ class HttpAccess:
             request.principal = ANONYMOUS
             return None
         principal = await self._authenticate(request)
-        if principal is not None and self._may_describe(principal, request):
+        if principal is not None and (access is MountAccess.USER or self._may_describe(principal, request)):
             request.principal = principal
-        elif access is MountAccess.LOGIN:
+        elif access in (MountAccess.LOGIN, MountAccess.USER):
             if principal is not None:
                 raise HttpProblem(403, f"{principal} may not describe the cluster.")
             if self._tls is None:
@@ -129,7 +129,7 @@ class HttpAccess:
 
     def _may_describe(self, principal: KafkaPrincipal, request: HttpServerRequest) -> bool:
         return self._authorizer is None or self._authorizer.allowed(
-            _HttpRequester(principal, request.peer.host),
+            HttpRequester(principal, request.peer.host),
             AclOperation.DESCRIBE,
             AclResourceType.CLUSTER,
             CLUSTER_NAME,

@@ -38,7 +38,9 @@ DEFAULT_HTTP_LISTENER: Final = "http://127.0.0.1:9644"
 
 
 class NodeHttp:
-    """`default` is where to listen if no setting says so, unless that address is taken."""
+    """`setting` names the setting with its address; `default` is where to listen if that is not set, unless
+    that address is taken.
+    """
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class NodeHttp:
         config: NodeConfig,
         tasks: TaskSupervisor,
         *,
+        setting: str = "http.listener",
         default: str = "",
         image: Callable[[], MetadataImage],
         authorizer: StandardAuthorizer | None,
@@ -55,10 +58,10 @@ class NodeHttp:
         self._tasks: Final = tasks
         self._image: Final = image
         self._authorizer: Final = authorizer
-        self._is_optional: Final = not config.is_set("http.listener")
-        self._endpoint: Endpoint | None = config.http_listener
-        if self._is_optional:
-            self._endpoint = parse_http_listener(default)
+        self._setting: Final = setting
+        self._is_optional: Final = not config.is_set(setting)
+        text = default if self._is_optional else config.text(setting)
+        self._endpoint: Endpoint | None = parse_http_listener(text, setting)
         # The default address, if another program has it.
         self.taken: Address | None = None
         self._listener: NetworkListener | None = None
@@ -139,7 +142,7 @@ class NodeHttp:
                 log.info("%s; there is no HTTP for health, metrics and the console", error.strerror)
                 self.taken = Address(endpoint.host, endpoint.port)
                 return
-            raise NodeFailed(f"http.listener: {error.strerror or error}") from None
+            raise NodeFailed(f"{self._setting}: {error.strerror or error}") from None
 
     # Clients are accepted once there is a server for them: it is imported in a thread of the pool, as that
     # takes longer than the event loop may be held.

@@ -10,5 +10,7 @@ class MountAccess(Enum):
     """Every client; one that has not logged in gets no details."""
     LOGIN = "login"
     """Clients that have logged in and may describe the cluster."""
+    USER = "user"
+    """Clients that have logged in; what is mounted decides what each of them may do."""
     OWN = "own"
     """It asks for a login itself; on a connection without TLS it is not there."""

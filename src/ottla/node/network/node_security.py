@@ -110,8 +110,9 @@ class NodeSecurity:
         """Read all key material. NodeFailed names the listener, the setting and the file."""
         config = self._config.current
         names = {each.name: each.protocol for each in config.listeners if each.protocol.tls}
-        if config.http_listener is not None and config.http_listener.protocol.tls:
-            names[HTTP_LISTENER_NAME] = config.http_listener.protocol
+        for listener in (config.http_listener, config.schema_registry_listener):
+            if listener is not None and listener.protocol.tls:
+                names[HTTP_LISTENER_NAME] = listener.protocol
         for name, security, mechanism in (
             (config.inter_broker_listener, self.inter_broker, "sasl.mechanism.inter.broker.protocol"),
             (config.controller_listener_names[0], self.controller, "sasl.mechanism.controller.protocol"),

@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Final
 
 from ottla.metadata.image.image import MetadataImage
-from ottla.node.remote.metadata_topic import MetadataRead, RemoteLogMetadataTopic
+from ottla.node.cluster.internal_topic import InternalTopic, TopicRead
 from ottla.protocol.errors import KafkaError, MalformedMessage, UnsupportedVersion
 from ottla.protocol.names import TopicIdPartition
 from ottla.records.batch import iter_batches, read_records
@@ -73,7 +73,7 @@ class DeletedPartitions:
         self,
         clock: Clock,
         tasks: TaskSupervisor,
-        topic: RemoteLogMetadataTopic,
+        topic: InternalTopic,
         *,
         image: Callable[[], MetadataImage],
         newest_image: Callable[[], Awaitable[MetadataImage]],
@@ -178,7 +178,7 @@ class DeletedPartitions:
             position = end
         return [partition for partition, left in segments.items() if left]
 
-    async def _read(self, index: int, position: int) -> tuple[MetadataRead, int] | None:
+    async def _read(self, index: int, position: int) -> tuple[TopicRead, int] | None:
         """Read committed events, and where they end; None where there are no more."""
         found = await self._topic.read(index, position, waits=False)
         end = max(position, found.log_start_offset)
@@ -187,7 +187,7 @@ class DeletedPartitions:
         return None if end == position else (found, end)
 
 
-def _events(read: MetadataRead, position: int) -> Iterator[RemoteLogMetadataEvent]:
+def _events(read: TopicRead, position: int) -> Iterator[RemoteLogMetadataEvent]:
     for at, header in iter_batches(read.records):
         if header.next_offset > position and not header.is_control:
             for record in read_records(read.records, at):

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from ottla.node.remote.metadata_topic import MetadataRead, RemoteLogMetadataTopic
+from ottla.node.cluster.internal_topic import InternalTopic, TopicRead
 from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
 from ottla.protocol.names import REMOTE_LOG_METADATA_TOPIC, TopicIdPartition
 from ottla.records.batch import iter_batches, read_records, verify_crc
@@ -100,7 +100,7 @@ class TopicBasedRemoteLogMetadataManager:
         self,
         runtime: Runtime,
         tasks: TaskSupervisor,
-        topic: RemoteLogMetadataTopic,
+        topic: InternalTopic,
         *,
         consume_wait_ms: int = DEFAULT_CONSUME_WAIT_MS,
     ) -> None:
@@ -311,7 +311,7 @@ class TopicBasedRemoteLogMetadataManager:
                 REMOTE_LOG_METADATA_TOPIC,
             )
 
-    async def _read_or_change(self, index: int, reader: _MetadataPartitionReader) -> MetadataRead | None:
+    async def _read_or_change(self, index: int, reader: _MetadataPartitionReader) -> TopicRead | None:
         """Read from the position on; None if partitions were assigned meanwhile."""
         assert reader.position is not None
         read = asyncio.ensure_future(
@@ -379,7 +379,7 @@ class TopicBasedRemoteLogMetadataManager:
 
     async def _apply(
         self,
-        found: MetadataRead,
+        found: TopicRead,
         position: int,
         end: int | None,
         wanted: dict[TopicIdPartition, None],

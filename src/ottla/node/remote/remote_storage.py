@@ -10,17 +10,17 @@ from ottla.metadata.image.cache import MetadataCache
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.entities import ConfigResourceType
 from ottla.metadata.image.image import MetadataImage
+from ottla.node.cluster.internal_topic import InternalTopic
 from ottla.node.cluster.peers import PeerBrokers
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.errors import NodeFailed
 from ottla.node.remote.deleted_partitions import DeletedPartitions
 from ottla.node.remote.log_reads import make_log_reader
 from ottla.node.remote.metadata_manager import TopicBasedRemoteLogMetadataManager
-from ottla.node.remote.metadata_topic import RemoteLogMetadataTopic
 from ottla.node.remote.remote_log_manager import RemoteLogManager
 from ottla.node.remote.settings import metadata_topic_settings, remote_storage_settings
 from ottla.node.remote.store_check import StoreCheck
-from ottla.protocol.names import TopicPartition
+from ottla.protocol.names import REMOTE_LOG_METADATA_TOPIC, TopicPartition
 from ottla.remote.object_storage import ObjectStorageManager
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.replica_manager import ReplicaManager
@@ -79,8 +79,15 @@ class RemoteStorage:
         )
         self._store_check: Final = StoreCheck(runtime.random, config, settings, self.storage)
         self._checking: SupervisedTask | None = None
-        topic = RemoteLogMetadataTopic(
-            runtime, config.current.node_id, metadata, peers, replicas, log_flushes, create_topic
+        topic = InternalTopic(
+            REMOTE_LOG_METADATA_TOPIC,
+            runtime,
+            config.current.node_id,
+            metadata,
+            peers,
+            replicas,
+            log_flushes,
+            create_topic,
         )
         self.metadata: Final = TopicBasedRemoteLogMetadataManager(
             runtime, tasks, topic, consume_wait_ms=topic_settings.consume_wait_ms

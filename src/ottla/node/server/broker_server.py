@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from ottla.log.config.log_config import LogConfig
@@ -32,6 +33,7 @@ from ottla.node.config.errors import NodeFailed
 from ottla.node.coordinators.coordinators import Coordinators
 from ottla.node.coordinators.producer_id_manager import ProducerIdManager
 from ottla.node.fetch.session import FetchSessionCache
+from ottla.node.http.mounts import MountAccess
 from ottla.node.server.broker_tasks import BrokerTasks
 from ottla.node.server.log_dir_failures import LogDirFailureChannel, LogDirFailureHandler
 from ottla.node.server.metadata_publisher import BrokerMetadataPublisher
@@ -49,10 +51,13 @@ from ottla.runtime import process
 from ottla.runtime.on_demand import OnDemand
 
 if TYPE_CHECKING:
+    from ottla.node.http.listener import NodeHttp
+    from ottla.node.registry.service import SchemaRegistryService
     from ottla.node.remote.remote_storage import RemoteStorage
     from ottla.node.share.share_partition_manager import SharePartitionManager
     from ottla.node.tables.table_keeper import TableKeeper
     from ottla.node.telemetry.client_telemetry import ClientTelemetry
+    from ottla.runtime.http_server import HttpMount
     from ottla.runtime.metrics import Collector
 
 _log = logging.getLogger(__name__)
@@ -62,6 +67,9 @@ _HAND_OVER_SECONDS: Final = 10.0
 _HAND_OVER_ALONE_SECONDS: Final = 1.0
 # How long a disk may take for what is not on it yet. After that the next start recovers the logs.
 _CLOSE_LOGS_SECONDS: Final = 600.0
+_SCHEMA_REGISTRY_PATH: Final = "/schema-registry"
+# How long a fetch of what is new in the schema registry's topic waits at its leader: there are few writes.
+_REGISTRY_FETCH_WAIT_MS: Final = 5_000
 
 
 class BrokerServer:
@@ -149,6 +157,7 @@ class BrokerServer:
         self.remote_storage: Final = self._make_remote_storage()
         self.share: Final = OnDemand(self._make_share_partitions)
         self.tables: Final = OnDemand(self._make_table_keeper)
+        self._schema_registry: Final = OnDemand(self._make_schema_registry)
         self._publisher: Final = BrokerMetadataPublisher(
             runtime.clock,
             metadata,
@@ -213,6 +222,9 @@ class BrokerServer:
             tables=self.tables,
         )
         add_broker_collectors(shared.metrics, shared.state, self.services, self.tasks)
+        if config.flag("schema.registry.enable"):
+            self._mount_schema_registry(shared.http, _SCHEMA_REGISTRY_PATH)
+        self._mount_schema_registry(shared.schema_registry_http, "")
 
     # What it is asked
 
@@ -234,6 +246,16 @@ class BrokerServer:
             self.logs.failed,
             list(self.logs.directories_set_aside),
         )
+
+    @property
+    def schema_registry_url(self) -> str | None:
+        """Where clients of the schema registry connect; None if no listener answers for it."""
+        own, http = self._shared.schema_registry_http.url, self._shared.http.url
+        if own is not None:
+            return own.rstrip("/")
+        if http is None or not self._shared.config.flag("schema.registry.enable"):
+            return None
+        return http.rstrip("/") + _SCHEMA_REGISTRY_PATH
 
     # Starting
 
@@ -416,6 +438,45 @@ class BrokerServer:
 
         shared.metrics.add_collector_on_demand("tables", collector)
         return keeper
+
+    def _mount_schema_registry(self, http: NodeHttp, path: str) -> None:
+        """Have a listener answer for the schema registry, which is made when the first client asks."""
+
+        async def load() -> HttpMount:
+            await self._shared.runtime.pool.run(import_module, "ottla.node.registry.service")
+            endpoint = http.endpoint
+            assert endpoint is not None
+            return self._schema_registry().mount(path, is_local=endpoint.is_loopback)
+
+        http.mount(path, load, MountAccess.USER)
+
+    def _make_schema_registry(self) -> SchemaRegistryService:
+        from ottla.node.cluster.internal_topic import InternalTopic
+        from ottla.node.registry.service import SchemaRegistryService
+
+        shared = self._shared
+        topic = InternalTopic(
+            shared.config.text("schema.registry.topic"),
+            shared.runtime,
+            shared.config.node_id,
+            self._quorum.metadata,
+            self.replication.peers,
+            self.replicas,
+            self.log_flushes,
+            self._create_internal_topic,
+            fetch_wait_ms=_REGISTRY_FETCH_WAIT_MS,
+        )
+        registry = SchemaRegistryService(
+            shared.runtime,
+            shared.tasks,
+            topic,
+            shared.heavy_work,
+            shared.authorizer,
+            self._storage.cluster_id,
+            lambda: shared.state.is_serving,
+        )
+        shared.stop_sequence.add(registry.close)
+        return registry
 
     def _make_client_telemetry(self) -> ClientTelemetry:
         """Make what receives the metrics that clients push."""

@@ -106,6 +106,14 @@ class SharedServer:
             authorizer=self.authorizer,
         )
         self.http.mount("/metrics", self._load_metrics)
+        self.schema_registry_http: Final = NodeHttp(
+            runtime,
+            config,
+            self.tasks,
+            setting="schema.registry.listener",
+            image=self.image,
+            authorizer=self.authorizer,
+        )
         add_process_collector(self.metrics, self.started_ms, runtime.pool, self.tasks, self.http, watch)
         # Elections of a replica that was not in sync, by the active controller on this node.
         self.unclean_elections = 0
@@ -124,6 +132,8 @@ class SharedServer:
         self.state.enter("checking its listeners")
         await self.http.open(self.security.listener_tls)
         self.stop_sequence.add(self.http.close)
+        await self.schema_registry_http.open(self.security.listener_tls)
+        self.stop_sequence.add(self.schema_registry_http.close)
         if self.security.has_certificates:
             self.stop_sequence.add(self.tasks.start("renewal of certificates", self.security.watch).stop)
         await self.endpoints.check()

@@ -1,8 +1,10 @@
-"""The partitions of `__remote_log_metadata`: appended to and read at their leaders, here or elsewhere.
+"""The partitions of a topic that brokers keep state in: appended to and read at their leaders, here or
+elsewhere.
 
-Only leaders are read: a follower may not have an event yet that is committed, and a broker that has not seen
-that a copy was finished might delete it. Reads of partitions with the same leader travel in one request,
-which waits at the leader until one of them has something new.
+Only leaders are read: a follower may not have a record yet that is committed, and who decides by what it
+has read would decide wrongly, as a broker that deletes a segment because it has not seen that its copy was
+finished. Reads of partitions with the same leader travel in one request, which waits at the leader until
+one of them has something new.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from ottla.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from ottla.protocol.names import REMOTE_LOG_METADATA_TOPIC, TopicPartition
+from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.records.validation import AppendOrigin
 from ottla.replication.list_offsets import fetch_offset_for_timestamp
@@ -53,7 +55,7 @@ _FETCH_WAIT_MS: Final = 200
 _TIMEOUT_MS: Final = 30_000
 
 
-class MetadataRead(NamedTuple):
+class TopicRead(NamedTuple):
     """What a read of a metadata partition returned."""
 
     records: bytes
@@ -92,11 +94,12 @@ class _Wakeup:
             return
 
 
-class RemoteLogMetadataTopic:
-    """`create_topic` has an internal topic created."""
+class InternalTopic:
+    """`create_topic` has an internal topic created; `fetch_wait_ms` is how long a fetch waits at a leader."""
 
     def __init__(
         self,
+        name: str,
         runtime: Runtime,
         broker_id: int,
         metadata: MetadataCache,
@@ -104,7 +107,11 @@ class RemoteLogMetadataTopic:
         replicas: ReplicaManager,
         log_flushes: LogFlushScheduler,
         create_topic: Callable[[str], Awaitable[object]],
+        *,
+        fetch_wait_ms: int = _FETCH_WAIT_MS,
     ) -> None:
+        self.name: Final = name
+        self._fetch_wait_ms: Final = fetch_wait_ms
         self._clock: Final = runtime.clock
         self._pool: Final = runtime.pool
         self._broker_id: Final = broker_id
@@ -112,8 +119,8 @@ class RemoteLogMetadataTopic:
         self._replicas: Final = replicas
         self._log_flushes: Final = log_flushes
         self._create_topic: Final = create_topic
-        self._fetch_channel: Final = peers.peer_channel("remote-log-metadata-fetch")
-        self._produce_channel: Final = peers.peer_channel("remote-log-metadata")
+        self._fetch_channel: Final = peers.peer_channel(f"{name.strip('_')}-fetch")
+        self._produce_channel: Final = peers.peer_channel(name.strip("_"))
         self._fetches: Final = RequestBatcher(self._send_fetch, lambda each: each.partition)
 
     async def close(self) -> None:
@@ -124,22 +131,22 @@ class RemoteLogMetadataTopic:
     @property
     def topic_id(self) -> bytes | None:
         """The id of the topic; None while there is none. Another one if it was deleted and created again."""
-        topic = self._metadata.image.topics.by_name.get(REMOTE_LOG_METADATA_TOPIC)
+        topic = self._metadata.image.topics.by_name.get(self.name)
         return None if topic is None else topic.id
 
     @property
     def partition_count(self) -> int:
         """How many partitions the topic has; 0 while there is none."""
-        topic = self._metadata.image.topics.by_name.get(REMOTE_LOG_METADATA_TOPIC)
+        topic = self._metadata.image.topics.by_name.get(self.name)
         return 0 if topic is None else len(topic.partitions)
 
     async def create(self) -> None:
         """Have the topic created. That it exists by now is no error, and where it fails it is tried again."""
-        await self._create_topic(REMOTE_LOG_METADATA_TOPIC)
+        await self._create_topic(self.name)
 
     def led_here(self) -> dict[int, tuple[bytes, int]]:
         """The partitions that this broker leads, each with the id of the topic and its leader epoch."""
-        topic = self._metadata.image.topics.by_name.get(REMOTE_LOG_METADATA_TOPIC)
+        topic = self._metadata.image.topics.by_name.get(self.name)
         if topic is None:
             return {}
         return {
@@ -150,12 +157,10 @@ class RemoteLogMetadataTopic:
 
     def _leader(self, partition: int) -> tuple[int, bytes]:
         """The leader of a partition and the id of the topic; LEADER_NOT_AVAILABLE if there is none now."""
-        topic = self._metadata.image.topics.by_name.get(REMOTE_LOG_METADATA_TOPIC)
+        topic = self._metadata.image.topics.by_name.get(self.name)
         registration = None if topic is None else topic.partitions.get(partition)
         if topic is None or registration is None or registration.leader == NO_LEADER:
-            raise KafkaError(
-                ErrorCode.LEADER_NOT_AVAILABLE, f"{REMOTE_LOG_METADATA_TOPIC}-{partition} has no leader now"
-            )
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{self.name}-{partition} has no leader now")
         return registration.leader, topic.id
 
     # Appends
@@ -164,11 +169,19 @@ class RemoteLogMetadataTopic:
         """Append a record, and return its offset once it is committed. KafkaError or OSError if that is not
         known; then it may be there nevertheless.
         """
+        batch = build_batch([(self._clock.wall_ms(), None, value)])
+        return await self.append_batch(partition, batch, AppendOrigin.COORDINATOR)
+
+    async def append_batch(
+        self, partition: int, batch: bytes, origin: AppendOrigin = AppendOrigin.CLIENT
+    ) -> int:
+        """Append a batch, and return the offset of its first record once it is committed, as `append`. One
+        with sequences that is there already has its offset. At another broker the origin is a client.
+        """
         leader, topic_id = self._leader(partition)
         now_ms = self._clock.wall_ms()
-        batch = build_batch([(now_ms, None, value)])
         if leader == self._broker_id:
-            return await self._append_here(partition, batch, now_ms)
+            return await self._append_here(partition, batch, now_ms, origin)
         response = await self._produce_channel.request(
             leader,
             ProduceRequest(
@@ -176,7 +189,7 @@ class RemoteLogMetadataTopic:
                 timeout_ms=_TIMEOUT_MS,
                 topic_data=[
                     TopicProduceData(
-                        name=REMOTE_LOG_METADATA_TOPIC,
+                        name=self.name,
                         topic_id=topic_id,
                         partition_data=[PartitionProduceData(index=partition, records=batch)],
                     )
@@ -191,13 +204,11 @@ class RemoteLogMetadataTopic:
             raise KafkaError(ErrorCode.of(answer.error_code), f"{answer.error_message or 'not appended'}")
         return answer.base_offset
 
-    async def _append_here(self, index: int, batch: bytes, now_ms: int) -> int:
-        tp = TopicPartition(REMOTE_LOG_METADATA_TOPIC, index)
+    async def _append_here(self, index: int, batch: bytes, now_ms: int, origin: AppendOrigin) -> int:
+        tp = TopicPartition(self.name, index)
         partition = self._replicas.partition(tp)
         try:
-            info = partition.append_records_to_leader(
-                bytearray(batch), now_ms=now_ms, origin=AppendOrigin.COORDINATOR
-            )
+            info = partition.append_records_to_leader(bytearray(batch), now_ms=now_ms, origin=origin)
         except OSError as error:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp}: {error}") from error
         if info.rolled:
@@ -217,7 +228,7 @@ class RemoteLogMetadataTopic:
 
     async def read(
         self, partition: int, offset: int, *, waits: bool, last_epoch: int = NO_EPOCH
-    ) -> MetadataRead:
+    ) -> TopicRead:
         """Read what is committed from `offset` on. If that is nothing, and it `waits`, return once there is
         something, or after some time. `last_epoch` is the leader epoch of the last event that the reader has:
         where the partition does not have that event before `offset` any more, it `is_truncated`, also if it
@@ -231,7 +242,7 @@ class RemoteLogMetadataTopic:
             start, end = [await self._offset_at(leader, partition, at) for at in (_EARLIEST, _LATEST)]
             # Within the log, it is the epoch that the leader does not have.
             is_truncated = offset > end or (last_epoch != NO_EPOCH and offset >= start)
-            return MetadataRead(b"", start, end, is_truncated)
+            return TopicRead(b"", start, end, is_truncated)
         if isinstance(found, KafkaError):
             raise found
         return found
@@ -243,13 +254,13 @@ class RemoteLogMetadataTopic:
         leader, _ = self._leader(partition)
         if leader != self._broker_id:
             return await self._offset_at(leader, partition, _LATEST)
-        here = self._replicas.partition(TopicPartition(REMOTE_LOG_METADATA_TOPIC, partition))
+        here = self._replicas.partition(TopicPartition(self.name, partition))
         found = fetch_offset_for_timestamp(here, _LATEST)
         assert found is not None
         return found.offset
 
-    async def _read_here(self, index: int, offset: int, last_epoch: int, waits: bool) -> MetadataRead:
-        partition = self._replicas.partition(TopicPartition(REMOTE_LOG_METADATA_TOPIC, index))
+    async def _read_here(self, index: int, offset: int, last_epoch: int, waits: bool) -> TopicRead:
+        partition = self._replicas.partition(TopicPartition(self.name, index))
         partition.check_leader()
         log = partition.log
         if waits and offset >= log.high_watermark and not _has_diverged(log, offset, last_epoch):
@@ -257,9 +268,9 @@ class RemoteLogMetadataTopic:
             partition.check_leader()
         start, high_watermark = log.log_start_offset, log.high_watermark
         if _has_diverged(log, offset, last_epoch):
-            return MetadataRead(b"", start, high_watermark, is_truncated=True)
+            return TopicRead(b"", start, high_watermark, is_truncated=True)
         if not start <= offset < high_watermark:
-            return MetadataRead(b"", start, high_watermark)
+            return TopicRead(b"", start, high_watermark)
         truncations = log.truncation_count
         found = await self._pool.run(
             lambda: log.read(offset, _READ_BYTES, upper_offset=high_watermark, min_one_batch=True)
@@ -268,7 +279,7 @@ class RemoteLogMetadataTopic:
             raise KafkaError(
                 ErrorCode.LEADER_NOT_AVAILABLE, f"{log.topic_partition} was truncated while it was read"
             )
-        return MetadataRead(found.records, start, high_watermark)
+        return TopicRead(found.records, start, high_watermark)
 
     async def _wait_for_progress(self, partition: Partition, offset: int) -> None:
         wakeup = _Wakeup()
@@ -279,9 +290,7 @@ class RemoteLogMetadataTopic:
         finally:
             partition.unwatch(wakeup)
 
-    async def _send_fetch(
-        self, broker: int, fetches: Sequence[_Fetch]
-    ) -> Sequence[MetadataRead | KafkaError]:
+    async def _send_fetch(self, broker: int, fetches: Sequence[_Fetch]) -> Sequence[TopicRead | KafkaError]:
         topics: dict[bytes, list[FetchPartition]] = {}
         for each in fetches:
             topics.setdefault(each.topic_id, []).append(
@@ -295,11 +304,11 @@ class RemoteLogMetadataTopic:
         response = await self._fetch_channel.request(
             broker,
             FetchRequest(
-                max_wait_ms=_FETCH_WAIT_MS if all(each.waits for each in fetches) else 0,
+                max_wait_ms=self._fetch_wait_ms if all(each.waits for each in fetches) else 0,
                 min_bytes=1,
                 max_bytes=_FETCH_BYTES,
                 topics=[
-                    FetchTopic(topic=REMOTE_LOG_METADATA_TOPIC, topic_id=topic_id, partitions=partitions)
+                    FetchTopic(topic=self.name, topic_id=topic_id, partitions=partitions)
                     for topic_id, partitions in topics.items()
                 ],
             ),
@@ -307,19 +316,19 @@ class RemoteLogMetadataTopic:
             timeout_ms=_TIMEOUT_MS,
         )
         assert isinstance(response, FetchResponse)
-        found: dict[int, MetadataRead | KafkaError] = {}
+        found: dict[int, TopicRead | KafkaError] = {}
         for topic in response.responses:
             for data in topic.partitions:
                 code = ErrorCode.of(data.error_code or response.error_code)
                 found[data.partition_index] = (
-                    MetadataRead(
+                    TopicRead(
                         bytes(data.records or b""),
                         data.log_start_offset,
                         data.high_watermark,
                         is_truncated=data.diverging_epoch.epoch >= 0 or data.diverging_epoch.end_offset >= 0,
                     )
                     if code is ErrorCode.NONE
-                    else KafkaError(code, f"{REMOTE_LOG_METADATA_TOPIC}-{data.partition_index}: {code.text}")
+                    else KafkaError(code, f"{self.name}-{data.partition_index}: {code.text}")
                 )
         missing = KafkaError(ErrorCode.of(response.error_code), f"broker {broker} sent nothing")
         return [found.get(each.partition, missing) for each in fetches]
@@ -327,7 +336,7 @@ class RemoteLogMetadataTopic:
     async def _offset_at(self, broker: int, partition: int, timestamp: int) -> int:
         """Ask the leader where the partition begins or ends."""
         asked = ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
-        topic = ListOffsetsTopic(name=REMOTE_LOG_METADATA_TOPIC, partitions=[asked])
+        topic = ListOffsetsTopic(name=self.name, partitions=[asked])
         response = await self._produce_channel.request(
             broker, ListOffsetsRequest(topics=[topic]), _LIST_OFFSETS_VERSION, timeout_ms=_TIMEOUT_MS
         )

@@ -14,6 +14,8 @@ if sys.version_info < (3, 11):  # noqa: UP036 - in a checkout, which no installe
 if TYPE_CHECKING:
     from ottla import blocking as blocking
     from ottla.client.admin import Admin as Admin
+    from ottla.client.bulk import read_topic as read_topic
+    from ottla.client.bulk import write_topic as write_topic
     from ottla.client.consumer import Consumer as Consumer
     from ottla.client.producer import Producer as Producer
     from ottla.client.share import AcknowledgeType as AcknowledgeType
@@ -33,6 +35,8 @@ _LAZY = {
     "Producer": "ottla.client.producer",
     "ShareConsumer": "ottla.client.share",
     "blocking": "ottla.blocking",
+    "read_topic": "ottla.client.bulk",
+    "write_topic": "ottla.client.bulk",
 }
 
 __all__ = [
@@ -45,6 +49,8 @@ __all__ = [
     "ShareConsumer",
     "__version__",
     "blocking",
+    "read_topic",
+    "write_topic",
 ]
 
 

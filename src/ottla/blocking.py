@@ -6,6 +6,24 @@ with Producer("localhost:9092") as producer:
     producer.send("orders", b"a value")
 """
 
-from ottla.client.blocking import Admin, Consumer, Future, Producer, ShareConsumer, Transaction
+from ottla.client.blocking import (
+    Admin,
+    Consumer,
+    Future,
+    Producer,
+    ShareConsumer,
+    Transaction,
+    read_topic,
+    write_topic,
+)
 
-__all__ = ["Admin", "Consumer", "Future", "Producer", "ShareConsumer", "Transaction"]
+__all__ = [
+    "Admin",
+    "Consumer",
+    "Future",
+    "Producer",
+    "ShareConsumer",
+    "Transaction",
+    "read_topic",
+    "write_topic",
+]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ottla.client import errors
+from ottla.client import bulk, errors
 from ottla.client.admin import Admin, AdminConfig
 from ottla.client.admin.acls import AclsAdmin
 from ottla.client.admin.cluster import ClusterAdmin
@@ -67,7 +67,10 @@ _INSIDE = {name for name in vars(MembershipOwner) if not name.startswith("_")}
 
 
 def render() -> str:
-    return "\n".join([TITLE, *_producer(), *_consumer(), *_share_consumer(), *_admin(), *_errors()]) + "\n"
+    return (
+        "\n".join([TITLE, *_producer(), *_consumer(), *_share_consumer(), *_bulk(), *_admin(), *_errors()])
+        + "\n"
+    )
 
 
 def _producer() -> Iterator[str]:
@@ -92,6 +95,14 @@ def _share_consumer() -> Iterator[str]:
     for kind in (ShareRecord, AcknowledgeType, WorkerResults, RecordDeserializationFailed, DamagedBatch):
         yield f"### {kind.__name__}\n\n{inspect.cleandoc(kind.__doc__ or '')}\n"
     yield from _settings("Settings of a share consumer", ShareConsumerConfig)
+
+
+def _bulk() -> Iterator[str]:
+    yield "## Whole topics\n"
+    for name in bulk.__all__:
+        call = getattr(bulk, name)
+        signature = re.sub(r"'([^']*)'", r"\1", str(inspect.signature(call)))
+        yield f"### {name}\n\n`async {name}{signature}`\n\n{inspect.getdoc(call)}\n"
 
 
 def _admin() -> Iterator[str]:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["LoopThread", "new_event_loop", "run"]
+__all__ = ["LoopThread", "check_loop", "new_event_loop", "run", "run_to_end"]
 
 T = TypeVar("T")
 
@@ -29,6 +29,34 @@ def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
     """Run `main` to its end on a fresh loop; cancel what it leaves behind and close the loop."""
     with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
         return runner.run(main)
+
+
+def check_loop(home: asyncio.AbstractEventLoop | None, what: str) -> None:
+    """Raise RuntimeError if the caller runs on another loop than `home`: it would wait for tasks that never
+    run there.
+    """
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if running is not home:
+        raise RuntimeError(
+            f"{what} was started on another event loop, or before a fork: it belongs to the loop and the "
+            "process that have started it; make another one here"
+        )
+
+
+_under_way: set[asyncio.Future[Any]] = set()
+
+
+async def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, also if the caller is cancelled meanwhile, or again and again, as a scope
+    of anyio does; the caller then waits no longer.
+    """
+    task = asyncio.ensure_future(coroutine)
+    _under_way.add(task)
+    task.add_done_callback(_under_way.discard)
+    return await asyncio.shield(task)
 
 
 class LoopThread:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import faulthandler
 import os
 import signal
@@ -20,6 +21,7 @@ __all__ = [
     "halt",
     "let_threads_switch_quickly",
     "lower_priority",
+    "on_exit",
     "on_status_request",
     "on_termination",
     "open_file_limit",
@@ -151,6 +153,17 @@ def write_stacks_on_request() -> None:
     """
     if sys.stderr is not None and hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGQUIT, all_threads=True)
+
+
+def on_exit(callback: Callable[[], None]) -> None:
+    """Call when this process ends in order. A process that is forked from it does not call."""
+    own = os.getpid()
+
+    def call() -> None:
+        if os.getpid() == own:
+            callback()
+
+    atexit.register(call)
 
 
 def lower_priority() -> None:

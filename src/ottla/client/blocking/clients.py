@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from ottla.client import bulk
 from ottla.client import consumer as consumers
 from ottla.client import producer as producers
 from ottla.client import share as shares
@@ -30,7 +40,16 @@ from ottla.runtime.loop import LoopThread
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Admin", "Consumer", "Future", "Producer", "ShareConsumer", "Transaction"]
+__all__ = [
+    "Admin",
+    "Consumer",
+    "Future",
+    "Producer",
+    "ShareConsumer",
+    "Transaction",
+    "read_topic",
+    "write_topic",
+]
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -90,6 +109,29 @@ class Future:
 
 async def _await(awaitable: Awaitable[T]) -> T:
     return await awaitable
+
+
+async def _next_or_none(items: AsyncIterator[T]) -> T | None:
+    return await anext(items, None)
+
+
+def read_topic(bootstrap_servers: Any, topic: str, **options: Any) -> pa.Table:
+    """As `ottla.read_topic`, also where a loop runs already, as in a notebook."""
+    return _run_once(bulk.read_topic(bootstrap_servers, topic, **options))
+
+
+def write_topic(bootstrap_servers: Any, topic: str, data: Any, **settings: Any) -> int:
+    """As `ottla.write_topic`, also where a loop runs already, as in a notebook."""
+    return _run_once(bulk.write_topic(bootstrap_servers, topic, data, **settings))
+
+
+def _run_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    thread = LoopThread("ottla-bulk")
+    thread.start()
+    try:
+        return thread.call(coroutine)
+    finally:
+        thread.stop()
 
 
 class Producer(_Client):
@@ -291,8 +333,8 @@ class Consumer(_Client, Generic[K, V]):
     ) -> dict[TopicPartition, FoundOffset | None]:
         return self._call(self._consumer.offsets_for_times(times_ms))
 
-    def partitions_for(self, topic: str) -> list[TopicPartition]:
-        return self._call(self._consumer.partitions_for(topic))
+    def partitions_for(self, topic: str, *, timeout_ms: int | None = None) -> list[TopicPartition]:
+        return self._call(self._consumer.partitions_for(topic, timeout_ms=timeout_ms))
 
     def poll(
         self, max_records: int | None = None, *, timeout_ms: float | None = 1_000
@@ -309,6 +351,21 @@ class Consumer(_Client, Generic[K, V]):
         return self._call(
             self._consumer.poll_arrow(max_bytes=max_bytes, timeout_ms=timeout_ms, columns=columns)
         )
+
+    def read_arrow(
+        self,
+        until: Mapping[Partition, int] | None = None,
+        *,
+        columns: Sequence[str] = consumers.ARROW_COLUMNS,
+    ) -> Iterator[pa.Table]:
+        """As `ottla.Consumer.read_arrow`."""
+        tables = self._consumer.read_arrow(until, columns=columns)
+        try:
+            while (table := self._call(_next_or_none(tables))) is not None:
+                yield table
+        finally:
+            if self._thread.is_running:
+                self._call(_await(tables.aclose()))
 
     def __iter__(self) -> Iterator[ConsumerRecord[K, V]]:
         """Yield records without end, one poll at a time. Leaving the loop makes the rest readable again."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import re
 import warnings
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
@@ -38,6 +40,8 @@ from ottla.client.telemetry_reporter import ClientTelemetryReporter
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import ConsumerRecord
+from ottla.runtime import process
+from ottla.runtime.loop import check_loop, run_to_end
 from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -59,6 +63,7 @@ V = TypeVar("V")
 
 ARROW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 """The columns of `poll_arrow`, those of Spark's Kafka source."""
+_WHERE = ("topic", "partition", "offset")
 Partition = TopicPartition | tuple[str, int]
 
 
@@ -134,6 +139,8 @@ class Consumer(Generic[K, V]):
         self._starting_membership: Subscription | None = None
         self._listener: RebalanceListener | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = process.pid()
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -144,7 +151,7 @@ class Consumer(Generic[K, V]):
         await self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_tasks", None) and not self._closed:
+        if getattr(self, "_tasks", None) and not self._closed and self._pid == process.pid():
             warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     async def start(self) -> None:
@@ -157,7 +164,7 @@ class Consumer(Generic[K, V]):
             self._closed = True
             await self._release()
             raise
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(part.run(), name=f"ottla-consumer-{type(part).__name__.lower()}")
             for part in (self._metadata_updater, self._offset_fetcher, self._fetcher)
@@ -168,6 +175,8 @@ class Consumer(Generic[K, V]):
         """Commit if commits are automatic, leave the group, and disconnect."""
         if self._closed:
             return
+        if self._tasks:
+            check_loop(self._loop, "the consumer")
         self._closed = True
         self._fetcher.arrived.set()  # a poll of another task that waits
         try:
@@ -177,7 +186,7 @@ class Consumer(Generic[K, V]):
             if self._membership is not None:
                 await self._membership.leave()
         finally:
-            await self._release()
+            await run_to_end(self._release())
 
     async def _release(self) -> None:
         await self._telemetry.close()
@@ -354,9 +363,13 @@ class Consumer(Generic[K, V]):
         found = await self._offset_fetcher.offsets.list(wanted, read_committed=self.config.read_committed)
         return all_or_raise(found)
 
-    async def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """The partitions of a topic; waits up to `default.api.timeout.ms` for the topic to be created."""
-        info = await self._cluster.topic(topic, timeout_ms=self.config.default_api_timeout_ms)
+    async def partitions_for(self, topic: str, *, timeout_ms: int | None = None) -> list[TopicPartition]:
+        """The partitions of a topic; waits for the topic to be created, up to `default.api.timeout.ms` or
+        this long.
+        """
+        if timeout_ms is None:
+            timeout_ms = self.config.default_api_timeout_ms
+        info = await self._cluster.topic(topic, timeout_ms=timeout_ms)
         return [TopicPartition(topic, p.partition) for p in info.partitions]
 
     # Reading.
@@ -419,6 +432,77 @@ class Consumer(Generic[K, V]):
             if not await self._fetch_collector.wait(deadline) or self._closed:
                 self._sensors.on_poll_done(0)
                 return schema.empty_table()
+
+    async def read_arrow(
+        self, until: Mapping[Partition, int] | None = None, *, columns: Sequence[str] = ARROW_COLUMNS
+    ) -> AsyncGenerator[pa.Table, None]:
+        """Yield tables, as `poll_arrow` does, until the positions of assigned partitions are at these
+        offsets, or at the ends that all of them have at the call. Ends also where the last offsets have no
+        records, such as markers of transactions. Other partitions are paused meanwhile. Raises
+        REQUEST_TIMED_OUT if nothing comes for `default.api.timeout.ms`.
+        """
+        if self._membership is not None or self._starting_membership is not None:
+            raise RuntimeError("read_arrow reads assigned partitions: this consumer has subscribed to topics")
+        self._check_open()
+        given = await self.end_offsets(self.assignment()) if until is None else until
+        ends = {TopicPartition(*partition): offset for partition, offset in given.items()}
+        decoded = (*columns, *(name for name in _WHERE if name not in columns))
+        resumed = [partition for partition in self.assignment() if partition not in self.paused()]
+        self.pause(*(partition for partition in resumed if partition not in ends))
+        try:
+            for partition in ends:
+                await self.position(partition)
+            async with aclosing(self._tables_until(ends, decoded)) as tables:
+                async for table in tables:
+                    yield table.select(columns)
+        finally:
+            self.resume(*(partition for partition in resumed if partition in self.assignment()))
+
+    async def _tables_until(
+        self, ends: Mapping[TopicPartition, int], columns: Sequence[str]
+    ) -> AsyncGenerator[pa.Table, None]:
+        import pyarrow as pa
+
+        left = list(ends)
+        before: dict[TopicPartition, int | None] = {}
+        while True:
+            now = {partition: self._subscriptions.of(partition).position for partition in left}
+            done = [partition for partition, at in now.items() if at is not None and at >= ends[partition]]
+            left = [partition for partition in left if partition not in done]
+            self.pause(*done)
+            if not left:
+                return
+            if now != before:
+                before, deadline = now, self._deadline(self.config.default_api_timeout_ms)
+            await self._turn()
+            batches = await self._fetch_collector.take_arrow(columns, None)
+            found = [batch for batch in map(partial(self._rows_before, ends), batches) if batch.num_rows]
+            if found:
+                yield pa.Table.from_batches(found)
+                continue
+            self._raise_error()
+            if any(self._subscriptions.of(partition).position != now[partition] for partition in left):
+                continue  # what was read has no rows
+            if not await self._fetch_collector.wait(deadline):
+                first = left[0]
+                raise KafkaError(
+                    ErrorCode.REQUEST_TIMED_OUT,
+                    f"{first}: no records from offset {now[first]} on, and the end is {ends[first]}, within "
+                    f"default.api.timeout.ms={self.config.default_api_timeout_ms}",
+                )
+
+    def _rows_before(self, ends: Mapping[TopicPartition, int], batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Cut a batch of one partition at its end, and leave the rest to be read again."""
+        if not batch.num_rows:
+            return batch
+        names = batch.schema.names
+        topic, number = (batch.column(names.index(name))[0].as_py() for name in ("topic", "partition"))
+        partition, offsets = TopicPartition(topic, number), batch.column(names.index("offset"))
+        end = ends[partition]
+        if offsets[-1].as_py() < end:
+            return batch
+        self.seek(partition, end)
+        return batch.slice(0, bisect_left(range(batch.num_rows), end, key=lambda row: offsets[row].as_py()))
 
     def __aiter__(self) -> AsyncIterator[ConsumerRecord[K, V]]:
         return self
@@ -584,6 +668,7 @@ class Consumer(Generic[K, V]):
             raise RuntimeError("the consumer is closed")
         if not self._tasks:
             raise RuntimeError("the consumer has not been started: use `async with`, or await start()")
+        check_loop(self._loop, "the consumer")
 
     def _states(self, partitions: Iterable[Partition]) -> list[TopicPartitionState]:
         return [self._subscriptions.of(TopicPartition(*partition)) for partition in partitions]

@@ -49,7 +49,7 @@ def _of_batch(
     import pyarrow.compute as pc
 
     places = _places(batch, route)
-    records = batch.select([name for name in RECORD_COLUMNS if name in batch.schema.names])
+    records = _without_views(batch.select([name for name in RECORD_COLUMNS if name in batch.schema.names]))
     if places is None or places.null_count == batch.num_rows:
         for encoder in encode_rows(records, default_timestamp=now_ms, max_batch_bytes=batch_bytes):
             yield router.sticky(route, encoder.size), encoder
@@ -73,6 +73,25 @@ def _of_batch(
     if rest.num_rows:
         for encoder in encode_rows(rest, default_timestamp=now_ms, max_batch_bytes=batch_bytes):
             yield router.sticky(route, encoder.size), encoder
+
+
+def _without_views(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Return bytes and texts in the layout that rows can be sorted in; Polars has another one."""
+    import pyarrow as pa
+
+    def plain(kind: pa.DataType) -> pa.DataType:
+        if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
+            return pa.large_binary()
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            return pa.list_(plain(kind.value_type))
+        if pa.types.is_struct(kind):
+            return pa.struct(
+                [(kind.field(n).name, plain(kind.field(n).type)) for n in range(kind.num_fields)]
+            )
+        return kind
+
+    wanted = pa.schema([(field.name, plain(field.type)) for field in records.schema])
+    return records if wanted.types == records.schema.types else records.cast(wanted)
 
 
 def _places(batch: pa.RecordBatch, route: TopicRoute) -> pa.Array | None:

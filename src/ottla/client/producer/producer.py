@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
+from weakref import WeakKeyDictionary
 
 from ottla.client.errors import BufferFull
 from ottla.client.metrics import ClientMetrics, MetricName
@@ -25,12 +27,16 @@ from ottla.client.telemetry_reporter import ClientTelemetryReporter
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import record_size_bound
+from ottla.runtime import process
+from ottla.runtime.loop import check_loop, run_to_end
 from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Producer", "ProducerInterceptor", "ProducerRecord", "QueuedRows", "SentBatch"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -79,13 +85,15 @@ class QueuedRows:
 
     async def delivered(self) -> list[SentBatch]:
         """Wait until the brokers have the rows, and return where they are. The first error is raised after
-        all were tried.
+        all were tried, with a note that says how many rows were delivered.
         """
         for batch in self._batches:
             await asyncio.shield(batch.done())
         found = [part for batch in self._batches for part in batch.sent_batches()]
         for part in found:
             if part.error is not None:
+                delivered = sum(each.count for each in found if each.error is None)
+                part.error.add_note(f"{delivered} of {sum(each.count for each in found)} rows were delivered")
                 raise part.error
         return [SentBatch(*part.partition, part.base_offset, part.count) for part in found]
 
@@ -152,6 +160,7 @@ class Producer:
         self._telemetry = ClientTelemetryReporter(self._cluster, self._metrics, self._resource)
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = process.pid()
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -162,7 +171,8 @@ class Producer:
         await self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_tasks", None) and not self._closed:
+        if getattr(self, "_tasks", None) and not self._closed and self._pid == process.pid():
+            self._warn_of_undelivered("was not closed")
             warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     async def start(self, *, keep_prepared: bool = False) -> None:
@@ -188,6 +198,7 @@ class Producer:
         for task in self._tasks:
             task.add_done_callback(self._on_task_ended)
         self._telemetry.start(push=self._own_cluster)
+        _watch_until_exit(self)
 
     def _on_task_ended(self, task: asyncio.Task[None]) -> None:
         """Fail all records when a task of the producer dies, rather than let callers wait without end."""
@@ -201,6 +212,8 @@ class Producer:
         """
         if self._closed:
             return
+        if self._tasks:
+            check_loop(self._loop, "the producer")
         self._closed = True
         self._routes.clear()
         try:
@@ -210,18 +223,30 @@ class Producer:
         except TimeoutError:
             pass
         finally:
-            await self._release()
+            await run_to_end(self._release())
 
     async def _release(self) -> None:
         await self._telemetry.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._warn_of_undelivered("was closed")
         self._fail_all(KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the producer was closed"))
         if self._own_cluster:
             await self._cluster.close()
         if self._own_runtime:
             self._runtime.close()
+
+    def _warn_of_undelivered(self, event: str) -> None:
+        batches = self._accumulator.incomplete_batches()
+        if batches:
+            log.warning(
+                "the producer %s with records that are not delivered: %d, the first for %s; close it without "
+                "a time-out, or use `with` or `async with`, to wait for them",
+                event,
+                sum(batch.count for batch in batches),
+                batches[0].partition,
+            )
 
     def _fail_all(self, error: KafkaError) -> None:
         for batch in self._accumulator.incomplete_batches():
@@ -378,6 +403,7 @@ class Producer:
         """Wait until everything sent before this call is delivered or has failed. Failures show on the
         handles.
         """
+        check_loop(self._loop, "the producer")
         self._accumulator.flushing += 1
         try:
             self._sender.wake()
@@ -419,6 +445,7 @@ class Producer:
             raise RuntimeError("the producer is closed")
         if not self._tasks:
             raise RuntimeError("the producer has not been started: use `async with`, or await start()")
+        check_loop(self._loop, "the producer")
 
     def _loop_time(self) -> float:
         assert self._loop is not None
@@ -437,3 +464,27 @@ class Producer:
                     ErrorCode.MESSAGE_TOO_LARGE,
                     f"topic {topic!r}: a record of {bound} bytes is larger than {name}={limit}",
                 )
+
+
+class _OpenProducers:
+    """The producers of this process that are at work: at its end, what they did not deliver is said."""
+
+    def __init__(self) -> None:
+        self.producers: WeakKeyDictionary[Producer, None] = WeakKeyDictionary()
+        self.pid = process.pid()
+        process.on_exit(self.warn)
+
+    def warn(self) -> None:
+        for producer in list(self.producers):
+            if not producer._closed:
+                producer._warn_of_undelivered("was not closed when the process ended,")
+
+
+_open_producers: _OpenProducers | None = None
+
+
+def _watch_until_exit(producer: Producer) -> None:
+    global _open_producers
+    if _open_producers is None or _open_producers.pid != process.pid():
+        _open_producers = _OpenProducers()
+    _open_producers.producers[producer] = None

@@ -38,6 +38,8 @@ from ottla.client.telemetry_reporter import ClientTelemetryReporter
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicIdPartition, TopicPartition
 from ottla.protocol.share import AcknowledgeType, ShareAcquireMode
+from ottla.runtime import process
+from ottla.runtime.loop import check_loop, run_to_end
 from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -149,6 +151,8 @@ class ShareConsumer(Generic[K, V]):
         self._polls = 0
         self._workers: WorkerPool[K, V] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = process.pid()
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -159,7 +163,7 @@ class ShareConsumer(Generic[K, V]):
         await self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_tasks", None) and not self._closed:
+        if getattr(self, "_tasks", None) and not self._closed and self._pid == process.pid():
             warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     async def start(self) -> None:
@@ -172,7 +176,7 @@ class ShareConsumer(Generic[K, V]):
             self._closed = True
             await self._release()
             raise
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(part.run(), name=f"ottla-share-consumer-{type(part).__name__.lower()}")
             for part in (self._metadata_updater, self._requests)
@@ -198,7 +202,7 @@ class ShareConsumer(Generic[K, V]):
                 await self._requests.end_sessions(self.config.request_timeout_ms / 1000)
             await self._leave()
         finally:
-            await self._release()
+            await run_to_end(self._release())
 
     async def _release(self) -> None:
         await self._telemetry.close()
@@ -789,6 +793,7 @@ class ShareConsumer(Generic[K, V]):
             raise RuntimeError("the share consumer is closed")
         if not self._tasks:
             raise RuntimeError("the share consumer has not been started: use `async with`, or await start()")
+        check_loop(self._loop, "the share consumer")
 
     def _check_subscribed(self) -> None:
         self._check_open()

@@ -19,8 +19,6 @@ import pytest
 
 from tests.support.import_graph import Graph, load_graph
 
-__all__ = ["Affected", "Selection", "add_option", "cache_of", "select"]
-
 ROOT: Final = Path(__file__).resolve().parents[2]
 UPSTREAMS: Final = ("@{upstream}", "origin/main")
 # The checks of the house read all texts, so every change touches them.

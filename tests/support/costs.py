@@ -21,8 +21,6 @@ from typing import IO, Any
 import psutil
 import pytest
 
-__all__ = ["Costs"]
-
 LOOK_SECONDS = 1.0
 # What a process is, by the words of its command; the first that fits counts.
 KINDS = (

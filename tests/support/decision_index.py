@@ -9,8 +9,6 @@ import re
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DIRECTORY", "INDEX", "render", "title_of"]
-
 DIRECTORY: Final = Path(__file__).parents[2] / "docs" / "decisions"
 INDEX: Final = DIRECTORY / "README.md"
 _TITLE: Final = re.compile(r"# (?P<number>\d{4}): (?P<title>.+)")

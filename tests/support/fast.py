@@ -20,8 +20,6 @@ import pytest
 
 from tests.support import tiers
 
-__all__ = ["Fast", "Processes", "add_option", "is_left_out"]
-
 LEFT_OUT: Final = ("exhaustive", "slow", "kafka", "spark")
 EXPRESSION: Final = " and ".join(f"not {mark}" for mark in LEFT_OUT)
 STARTS: Final = frozenset(

@@ -25,8 +25,6 @@ from typing import Any, Final
 from tests.house import checks
 from tests.house.checks import Module
 
-__all__ = ["Graph", "load_graph", "name_of"]
-
 FACE: Final = "ottla"  # its names are imported when they are first asked for
 PLUGIN: Final = "ottla.testing.plugin"
 KERNEL: Final = "ottla.records._kernel"

@@ -18,8 +18,6 @@ import time
 import psutil
 import pytest
 
-__all__ = ["RunLimits"]
-
 RUN_SECONDS = 75 * 60
 # Beyond a test's own time-out, which says more.
 GRACE_SECONDS = 120

@@ -32,8 +32,6 @@ import pytest
 from tests.support.import_graph import Graph, load_graph
 from tests.support.tiers import WITNESSES
 
-__all__ = ["MUTATIONS", "ROOT", "Mutation", "mutated"]
-
 ROOT: Final = Path(__file__).resolve().parents[2]
 PLUGIN: Final = "tests.support.mutations"
 FAILURES: Final = "OTTLA_MUTATION_FAILURES"  # the file to which the plugin, this module, writes what failed

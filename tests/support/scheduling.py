@@ -14,8 +14,6 @@ from typing import Final
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-__all__ = ["HeavyThingsTogether", "unit_of"]
-
 ROOT: Final = Path(__file__).resolve().parents[2]
 SPARK: Final = "what uses Spark"
 KAFKA: Final = "what uses Apache Kafka"

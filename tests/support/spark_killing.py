@@ -28,8 +28,6 @@ from tests.support.spark_query import DONE, QuerySpec
 from tests.support.spark_sink_stops import VARIABLE, StopPoint
 from tests.support.spark_standalone import StandaloneCluster
 
-__all__ = ["Kill", "Killing", "Target", "chosen_kills", "random_kills"]
-
 POINT_SECONDS = 600
 POLL_SECONDS = 0.05
 

@@ -37,8 +37,6 @@ from tests.support.command_line import CommandLine
 from tests.support.spark_sink_harness import await_markers
 from tests.support.waiting import wait_until
 
-__all__ = ["SECONDS", "Pipeline", "Run", "WarmPipeline", "WarmSpark", "order", "traced", "values"]
-
 SECONDS = 400.0
 
 

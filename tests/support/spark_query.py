@@ -10,8 +10,6 @@ import json
 import sys
 from dataclasses import asdict, dataclass, field
 
-__all__ = ["DONE", "QuerySpec"]
-
 DONE = "the query is done"
 
 

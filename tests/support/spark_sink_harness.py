@@ -19,8 +19,6 @@ from ottla.spark.sink.options import SinkOptions, sink_options
 from ottla.spark.sink.task_writer import TaskIdentity, write_transaction
 from tests.support.waiting import wait_until
 
-__all__ = ["Query", "await_markers", "committed_values"]
-
 MARKER_SECONDS = 120
 
 

@@ -17,8 +17,6 @@ from ottla.spark.class_archive import ClassArchive
 from ottla.spark.session import prepare_environment
 from ottla.testing.cluster_plan import free_ports
 
-__all__ = ["CORES", "HOSTS", "SHORT_LIVED", "StandaloneCluster", "driver_options"]
-
 # For JVMs of Spark that live for one test: its optimizing compiler would never pay off.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 

@@ -6,8 +6,6 @@ from typing import Final
 
 import pytest
 
-__all__ = ["WITNESSES", "add_option", "choose"]
-
 WITNESSES: Final = "(witness or not exhaustive)"
 
 

@@ -10,8 +10,6 @@ from ottla.protocol.messages.metadata import MetadataResponse, MetadataResponseT
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import ZERO_UUID
 
-__all__ = ["Broker", "ClusterMetadata", "PartitionInfo", "TopicInfo"]
-
 NO_LEADER = -1
 
 

@@ -13,8 +13,6 @@ from ottla.protocol.schema import Request, Response
 from ottla.rpc.channel import Lane
 from ottla.rpc.connection import BrokerConnection
 
-__all__ = ["CoordinatorClient"]
-
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Response)

@@ -26,8 +26,6 @@ from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import ZERO_UUID
 from ottla.rpc.connection import BrokerConnection
 
-__all__ = ["CommittedOffset", "GroupOffsets", "GroupMemberIdentity"]
-
 WITHOUT_TOPIC_IDS = 9
 STABLE_FROM = 7
 SINGLE_GROUP = 7

@@ -19,7 +19,6 @@ from ottla.rpc.connection_statistics import WINDOW_S, AverageAndMax
 if TYPE_CHECKING:
     from ottla.protocol.otlp import MetricPoint
 
-__all__ = ["ClientMetrics", "MetricName", "Total"]
 
 Tags: TypeAlias = tuple[tuple[str, str], ...]
 _DOMAIN: Final = "org.apache.kafka"

@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-__all__ = ["Deserializer", "Serializer", "deserializer", "serializer"]
-
 Serializer: TypeAlias = Callable[[Any], bytes | None]
 Deserializer: TypeAlias = Callable[[bytes], Any]
 

@@ -13,8 +13,6 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from ottla.runtime.address import Address
 from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings, is_security_setting
 
-__all__ = ["Servers", "connection_config", "dotted", "is_about_security", "settings_of"]
-
 DEFAULT_PORT = 9092
 
 

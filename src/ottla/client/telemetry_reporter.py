@@ -25,8 +25,6 @@ from ottla.protocol.schema import ZERO_UUID
 from ottla.records.types import Codec
 from ottla.rpc.connection import BrokerConnection
 
-__all__ = ["ClientTelemetryReporter"]
-
 log = logging.getLogger(__name__)
 
 FIRST_ASK_S: Final = 1.0

@@ -20,8 +20,6 @@ from ottla.client.errors import (
 )
 from ottla.protocol.errors import ErrorCode, KafkaError
 
-__all__ = ["ConsoleError", "ApiRequest", "JsonBody", "error_of", "page_of"]
-
 T = TypeVar("T")
 
 DEFAULT_PAGE: Final = 50

@@ -17,8 +17,6 @@ from ottla.client.producer import Producer
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["ClusterAccess"]
-
 CLIENT_ID: Final = "ottla-console"
 API_TIMEOUT_MS: Final = 10_000
 _TOPICS_NS: Final = 2_000_000_000

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from ottla.console.messages.topic_schemas import TopicSchemas
 
-__all__ = ["ConsoleConfig", "LoginMode"]
-
 
 class LoginMode(StrEnum):
     """Who may use the console: all who reach it, or who have the address that it has shown, acting as its own

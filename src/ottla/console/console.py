@@ -26,8 +26,6 @@ from ottla.runtime.http_server import HttpRoute, HttpServerRequest, HttpServerRe
 from ottla.runtime.runtime import Runtime
 from ottla.schemas.registry import SchemaRegistry
 
-__all__ = ["Console", "console_routes"]
-
 _log = logging.getLogger(__name__)
 
 _PAGES: Final = ("overview", "topics", "configs", "messages", "groups", "transactions", "security", "storage")

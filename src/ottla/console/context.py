@@ -19,8 +19,6 @@ from ottla.protocol.errors import ErrorCode
 from ottla.runtime.http_server import HttpServerResponse
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["ApiContext", "ConsoleRoute", "ConsoleServices", "WorkLimits"]
-
 MAX_BODY_BYTES: Final = 1024 * 1024
 _WHOLE_SECONDS: Final = 10.0
 

@@ -12,8 +12,6 @@ from ottla.console.cluster_access import ClusterAccess
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["GroupOffset", "PartitionLag", "committed_offsets", "end_offsets", "group_lags", "total_lag"]
-
 
 class GroupOffset(NamedTuple):
     """Where a group is in a partition. A share group has records behind its start offset that are done: its

@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 
 from ottla.console.api_request import ApiRequest, ConsoleError
 
-__all__ = ["SECURITY_HEADERS", "RequestGuard"]
-
 CSRF_HEADER: Final = "x-ottla-csrf"
 SAFE_METHODS: Final = frozenset(("GET", "HEAD"))
 LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "::1", "[::1]"))

@@ -16,8 +16,6 @@ from typing import Any, Final
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.clock import Clock
 
-__all__ = ["SampledHistory", "SampledHistories"]
-
 _log = logging.getLogger(__name__)
 
 # A sample takes at most this part of the time.

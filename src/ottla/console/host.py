@@ -16,8 +16,6 @@ from ottla.runtime.http_server import HttpMount, HttpServerResponse
 from ottla.runtime.loop import LoopThread
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["mount_in_thread"]
-
 _POOL_WORKERS: Final = 2
 
 

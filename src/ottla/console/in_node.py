@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ottla.runtime.http_server import HttpMount
     from ottla.runtime.runtime import Runtime
 
-__all__ = ["load_console", "mount_console"]
 
 # What a user can type in; the strongest first.
 LOGIN_MECHANISMS: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")

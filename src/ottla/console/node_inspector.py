@@ -18,8 +18,6 @@ from ottla.node.server.shared_server import SharedServer
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition
 from ottla.runtime.tasks import TaskStatus
 
-__all__ = ["RunningNodeInspector"]
-
 # Requests that wait for new data or for members: how long they take says nothing of the node.
 _WAITING: Final = ("Fetch", "ShareFetch", "JoinGroup", "SyncGroup")
 

@@ -19,8 +19,6 @@ from ottla.runtime.http_server import HttpRouter, HttpServer
 from ottla.runtime.network import NetworkListener
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["ConsoleServer", "ServerCertificate"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -28,8 +28,6 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.runtime.clock import Clock
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["ConsoleSession", "ConsoleSessions", "LoginThrottle"]
-
 COOKIE: Final = "ottla_console"
 # The parameter of an address that opens a session.
 KEY: Final = "token"

@@ -6,8 +6,6 @@ from typing import Final
 
 from ottla.runtime.metrics import Histogram
 
-__all__ = ["LogStatistics"]
-
 # From a tenth of a millisecond to ten seconds, in nanoseconds.
 _BOUNDS_NS: Final = tuple(
     int(ms * 1e6)

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Deletion", "DeletionReason", "RetainedSegment", "segments_to_delete"]
-
 
 class RetainedSegment(Protocol):
     @property

@@ -111,8 +111,6 @@ from ottla.runtime import invariants
 from ottla.runtime.disk import Buffer, remove_tree, write_file
 from ottla.runtime.pool import Pool
 
-__all__ = ["FetchDataInfo", "LogAppendInfo", "RemoteLogAuxState", "UnexpectedAppendOffset", "UnifiedLog"]
-
 MAX_OFFSET = (1 << 63) - 1
 
 _log = logging.getLogger(__name__)

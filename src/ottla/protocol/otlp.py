@@ -20,15 +20,6 @@ from typing import Final, NamedTuple, TypeAlias
 from ottla.protocol.errors import MalformedMessage
 from ottla.protocol.schema import Buffer
 
-__all__ = [
-    "Attributes",
-    "MetricPoint",
-    "PointKind",
-    "read_metrics",
-    "with_resource_attributes",
-    "write_metrics",
-]
-
 Attributes: TypeAlias = tuple[tuple[str, str], ...]
 """Names and values, in the order of the message."""
 

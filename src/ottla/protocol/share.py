@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["AcknowledgeType", "ShareAcquireMode"]
-
 
 class AcknowledgeType(IntEnum):
     """The ways in which a member acknowledges a record; 0 where there is no record at the offset."""

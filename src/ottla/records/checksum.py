@@ -13,8 +13,6 @@ from typing import Protocol, cast
 
 from ottla.runtime.disk import Buffer
 
-__all__ = ["crc32c"]
-
 
 class Checksum(Protocol):
     def __call__(self, data: Buffer, value: int = 0) -> int:

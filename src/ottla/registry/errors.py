@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["RegistryError"]
-
 _MODES: Final = "Invalid mode. Valid values are READWRITE, READONLY, IMPORT and FORWARD."
 _LEVELS: Final = (
     "Invalid compatibility level. Valid values are none, backward, forward, full, backward_transitive, "

@@ -26,8 +26,6 @@ from ottla.schemas.definitions import (
     parse_schema,
 )
 
-__all__ = ["SchemaParser", "SchemaSource", "referenced_sources", "source_of"]
-
 # What a schema may bring with it: references, those of these, and so on.
 _MAX_SOURCES: Final = 1000
 _MAX_CHARACTERS: Final = 4 * 1024 * 1024

@@ -31,8 +31,6 @@ from ottla.registry.subjects import DEFAULT_CONTEXT, GLOBAL_CONTEXT, WILDCARD, Q
 from ottla.schemas.compatibility import CompatibilityLevel
 from ottla.schemas.definitions import SchemaReference, SchemaType
 
-__all__ = ["Changes", "Page", "Registry", "RegistryStore", "SchemaRequest"]
-
 T = TypeVar("T")
 
 LATEST: Final = -1

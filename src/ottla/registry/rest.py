@@ -27,8 +27,6 @@ from ottla.runtime.http_server import (
 )
 from ottla.schemas.definitions import SchemaType
 
-__all__ = ["RegistryAccess", "RegistryApi", "RegistryRight"]
-
 CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 _JSON_TYPES: Final = frozenset(
     (CONTENT_TYPE, "application/vnd.schemaregistry+json", "application/json", "application/octet-stream")

@@ -21,8 +21,6 @@ from typing import Any, Final, TypeAlias
 from ottla.registry.stored import JsonObject, StoredSchema
 from ottla.registry.subjects import DEFAULT_CONTEXT, GLOBAL_CONTEXT, WILDCARD, QualifiedSubject
 
-__all__ = ["DEFAULT_LEVEL", "READ_WRITE", "RegistryState", "encode_key", "encode_value"]
-
 _log = logging.getLogger(__name__)
 
 Record: TypeAlias = "tuple[bytes, bytes | None]"

@@ -15,17 +15,6 @@ from uuid import UUID
 from ottla.registry.errors import RegistryError
 from ottla.schemas.definitions import SchemaReference
 
-__all__ = [
-    "CONFLUENT_VERSION",
-    "StoredSchema",
-    "merge_metadata",
-    "merge_rule_sets",
-    "parse_metadata",
-    "parse_references",
-    "parse_rule_set",
-    "with_confluent_version",
-]
-
 JsonObject = dict[str, Any]
 
 CONFLUENT_VERSION: Final = "confluent:version"

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["DEFAULT_CONTEXT", "GLOBAL_CONTEXT", "WILDCARD", "QualifiedSubject", "context_prefix"]
-
 DEFAULT_CONTEXT: Final = "."
 GLOBAL_CONTEXT: Final = ".__GLOBAL"
 """The context whose configuration and mode hold where neither a subject nor its context has one."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BrokerTopicStatistics", "TopicStatistics"]
-
 
 class TopicStatistics:
     """The counts of one topic; Kafka's `BrokerTopicMetrics`."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ottla.runtime.random import Random
 
-__all__ = ["ExponentialBackoff"]
-
 JITTER = 0.2
 
 

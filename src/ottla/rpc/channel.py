@@ -36,8 +36,6 @@ from ottla.rpc.errors import ClientFailure, RequestTimedOut, os_error
 from ottla.runtime.address import Address
 from ottla.runtime.network import DEFAULT_OPTIONS, Network, SocketOptions
 
-__all__ = ["BrokerChannel", "ChannelConfig", "Lane", "InterNodeClient"]
-
 _PEER_MAX_RESPONSE_BYTES: Final = 128 * 1024 * 1024
 # A node has many connections to its peers, and most of their responses are small.
 _PEER_BUFFER_BYTES: Final = 16 * 1024

@@ -29,8 +29,6 @@ from ottla.runtime.address import Address
 from ottla.runtime.network import DEFAULT_OPTIONS, Network, SocketOptions, TlsContext
 from ottla.runtime.tls import TlsFailure
 
-__all__ = ["PLAINTEXT", "BrokerConnection", "BrokerVersions", "ConnectionSecurity", "ExpectedNode"]
-
 R = TypeVar("R", bound=Response)
 
 BUFFER_BYTES = 64 * 1024

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["AverageAndMax", "ConnectionStatistics"]
-
 WINDOW_S: Final = 30.0
 
 

@@ -21,8 +21,6 @@ from typing import IO, Any, Final
 
 from ottla.runtime.pool import ThreadPool
 
-__all__ = ["ChildFailed", "ChildProcess", "ChildTimedOut", "serve_requests"]
-
 _HEAD: Final = struct.Struct(">II")
 _MAX_HEAD: Final = 16 * 1024 * 1024
 _MAX_PAYLOAD: Final = 1024 * 1024 * 1024

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock", "pause_thread"]
-
 
 class Clock(Protocol):
     def wall_ms(self) -> int:

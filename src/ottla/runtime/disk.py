@@ -35,24 +35,6 @@ if TYPE_CHECKING:
 if sys.platform != "win32":
     import fcntl
 
-__all__ = [
-    "Buffer",
-    "Disk",
-    "DiskUsage",
-    "File",
-    "Lock",
-    "NotInMemory",
-    "RealDisk",
-    "copy_range",
-    "drop_cached",
-    "is_in_memory",
-    "is_out_of_space",
-    "read_file",
-    "remove_tree",
-    "sorted_in_pieces",
-    "waiting",
-    "write_file",
-]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

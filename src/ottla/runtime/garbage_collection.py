@@ -15,8 +15,6 @@ import logging
 import time
 from typing import Any, Final
 
-__all__ = ["GarbageCollection"]
-
 _log = logging.getLogger(__name__)
 
 # New containers, minus those that are gone, for a collection of the youngest; such collections for one of the

@@ -26,8 +26,6 @@ from typing import Any, Final, TypeVar
 
 from ottla.runtime.pool import Pool
 
-__all__ = ["INLINE_US", "SHORT_US", "TURN_US", "HeavyWork"]
-
 T = TypeVar("T")
 
 # The most that one piece of work may take without a thread, and all of them in one round of the loop.

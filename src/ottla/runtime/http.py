@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["HttpError", "HttpRequest", "HttpResponse", "http_fetch"]
-
 MAX_BODY_BYTES: Final = 1024 * 1024
 _READ_BYTES: Final = 64 * 1024
 

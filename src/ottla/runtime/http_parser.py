@@ -14,18 +14,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-__all__ = [
-    "MAX_HEAD_BYTES",
-    "ChunkedBody",
-    "HttpHeaders",
-    "HttpProblem",
-    "RequestHead",
-    "SizedBody",
-    "body_of",
-    "find_head_end",
-    "parse_head",
-]
-
 MAX_LINE_BYTES: Final = 8 * 1024
 MAX_HEAD_BYTES: Final = 32 * 1024
 MAX_HEADERS: Final = 100

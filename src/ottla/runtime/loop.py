@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["LoopThread", "check_loop", "new_event_loop", "run", "run_to_end"]
-
 T = TypeVar("T")
 
 _STOP_SECONDS = 10.0

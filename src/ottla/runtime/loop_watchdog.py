@@ -42,8 +42,6 @@ from ottla.runtime import disk
 from ottla.runtime.garbage_collection import GarbageCollection
 from ottla.runtime.metrics import Histogram
 
-__all__ = ["DEFAULT_BOUND_MS", "LoopStatistics", "LoopWatchdog"]
-
 _log = logging.getLogger(__name__)
 
 DEFAULT_BOUND_MS: Final = 10.0

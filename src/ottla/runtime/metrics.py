@@ -27,22 +27,6 @@ from typing import Final, Generic, TypeAlias, TypeVar
 from ottla.runtime.on_demand import OnDemand
 from ottla.runtime.turns import Turns
 
-__all__ = [
-    "CONTENT_TYPE",
-    "OTHER",
-    "Counter",
-    "Gauge",
-    "Histogram",
-    "LabelledFamily",
-    "MetricKind",
-    "MetricsRegistry",
-    "MetricsText",
-    "RecentCounts",
-    "label_text",
-    "number_text",
-    "quantile",
-]
-
 _log = logging.getLogger(__name__)
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -6,8 +6,6 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["MetricSample", "parse_metrics"]
-
 _LINE: Final = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*\Z")
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"\s*,?\s*')
 _ESCAPED: Final = re.compile(r"\\(.)")

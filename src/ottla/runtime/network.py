@@ -28,19 +28,6 @@ if sys.platform != "win32":
 
 _log = logging.getLogger(__name__)
 
-__all__ = [
-    "AcceptGate",
-    "AcceptedProtocol",
-    "HostNotFound",
-    "NetworkListener",
-    "Network",
-    "RealNetwork",
-    "SocketOptions",
-    "TlsContext",
-    "TlsHandshakeFailed",
-    "peer_is_done",
-    "unacknowledged_bytes",
-]
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 

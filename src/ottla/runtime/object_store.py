@@ -30,20 +30,6 @@ from typing import Any, Final, NamedTuple, Protocol
 from ottla.runtime.disk import Disk, File, copy_range, drop_cached, read_file, sorted_in_pieces
 from ottla.runtime.pool import Pool
 
-__all__ = [
-    "CloudStore",
-    "DirectoryStore",
-    "FileContent",
-    "MemoryStore",
-    "ObjectNotFound",
-    "ObjectStore",
-    "ObjectStoreError",
-    "ObjectStoreKind",
-    "ObjectStoreSettings",
-    "StoredObject",
-    "open_object_store",
-]
-
 _PART_SUFFIX: Final = ".part"
 DEFAULT_PART_BYTES: Final = 8 * 1024 * 1024
 _PARTS_AT_ONCE: Final = 2

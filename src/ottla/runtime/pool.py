@@ -13,8 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-__all__ = ["CallOnce", "InlinePool", "Pool", "ThreadPool", "separate_pool"]
-
 T = TypeVar("T")
 
 

@@ -14,24 +14,6 @@ from collections.abc import Callable, Mapping
 if sys.platform != "win32":
     import resource
 
-__all__ = [
-    "cpu_ns",
-    "cpu_count",
-    "environment",
-    "halt",
-    "let_threads_switch_quickly",
-    "lower_priority",
-    "on_exit",
-    "on_status_request",
-    "on_termination",
-    "open_file_limit",
-    "open_files",
-    "pid",
-    "raise_open_file_limit",
-    "resident_bytes",
-    "write_stacks_on_crash",
-    "write_stacks_on_request",
-]
 
 # setrlimit on macOS refuses more than OPEN_MAX even where the hard limit reads as unlimited.
 _MACOS_OPEN_MAX = 10_240

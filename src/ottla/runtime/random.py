@@ -9,8 +9,6 @@ import os
 import random
 from typing import Protocol
 
-__all__ = ["Random", "SeededRandom", "SystemRandom"]
-
 
 class Random(Protocol):
     def randrange(self, start: int, stop: int) -> int:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ottla.runtime.object_store import ObjectStore, ObjectStoreSettings
     from ottla.runtime.zookeeper import ZooKeeperSession, ZooKeeperSettings
 
-__all__ = ["Runtime"]
-
 
 @dataclass(frozen=True, slots=True)
 class Runtime:

@@ -12,8 +12,6 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["ServiceManager"]
-
 _SOCKET: Final = "NOTIFY_SOCKET"
 _WATCHDOG_USEC: Final = "WATCHDOG_USEC"
 _WATCHDOG_PID: Final = "WATCHDOG_PID"

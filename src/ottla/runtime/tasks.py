@@ -25,17 +25,6 @@ from typing import Any, Final, Generic, TypeVar
 
 from ottla.runtime.clock import Clock
 
-__all__ = [
-    "Deferred",
-    "FailurePolicy",
-    "SupervisedTask",
-    "TaskState",
-    "TaskStatus",
-    "TaskSupervisor",
-    "cancel",
-    "close_unstarted",
-]
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")

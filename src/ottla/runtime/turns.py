@@ -30,8 +30,6 @@ from weakref import WeakKeyDictionary
 
 from ottla.runtime.clock import Clock
 
-__all__ = ["BUDGET_MS", "Turns"]
-
 # Half of what a turn of the loop may take: other callbacks run in the same turn.
 BUDGET_MS: Final = 5.0
 # Items of a turn for which the clock has not moved at all.

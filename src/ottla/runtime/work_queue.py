@@ -20,8 +20,6 @@ from ottla.runtime.clock import Clock
 from ottla.runtime.steps import Steps
 from ottla.runtime.turns import Turns
 
-__all__ = ["WorkQueue", "in_turns"]
-
 T = TypeVar("T")
 
 # Several queues may have a turn in the same turn of the loop.

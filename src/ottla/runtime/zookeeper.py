@@ -22,30 +22,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
-__all__ = [
-    "ANY_VERSION",
-    "CheckZNode",
-    "CreateZNode",
-    "DeleteZNode",
-    "KAZOO_LOGGER",
-    "KazooSession",
-    "SessionEvent",
-    "SetZNode",
-    "WatchEvent",
-    "WatchKind",
-    "ZNode",
-    "ZNodeAccess",
-    "ZNodeStat",
-    "ZooKeeperError",
-    "ZooKeeperErrorCode",
-    "ZooKeeperLogin",
-    "ZooKeeperOperation",
-    "ZooKeeperSession",
-    "ZooKeeperSettings",
-    "server_addresses",
-    "unreachable",
-]
-
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)

@@ -18,8 +18,6 @@ from ottla.schemas.columns import BOOLEAN, DOUBLE, JSON, LONG, TEXT, ColumnType,
 from ottla.schemas.columns import MAX_DEPTH as MAX_COLUMN_DEPTH
 from ottla.schemas.errors import SchemaError, WrongData
 
-__all__ = ["AvroSchema"]
-
 MAX_DEPTH: Final = 64
 MAX_VALUES: Final = 200_000
 # Some values take no bytes, as null does, and those around a value none of their own.

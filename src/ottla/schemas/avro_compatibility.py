@@ -13,8 +13,6 @@ from typing import Final
 
 from ottla.schemas.avro_definition import MAX_DEPTH, AvroField, AvroType
 
-__all__ = ["avro_differences"]
-
 _MAX_PAIRS: Final = 50_000
 # A pair that differs is counted wherever it is used, so that few differences could be found endlessly often.
 _MAX_PROBLEMS: Final = 100

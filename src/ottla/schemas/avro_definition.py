@@ -14,8 +14,6 @@ from typing import Any, ClassVar, Final
 from ottla.schemas.json_text import json_text, parse_json
 from ottla.schemas.parsed import InvalidSchemaError, ParsedSchema, SchemaType
 
-__all__ = ["AvroDefinition", "AvroField", "AvroType", "parse_avro"]
-
 MAX_DEPTH: Final = 100
 _MAX_NAMES: Final = 20_000
 _PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))

@@ -21,19 +21,6 @@ from typing import Any, Final
 
 from ottla.schemas.errors import SchemaError, WrongData
 
-__all__ = [
-    "BOOLEAN",
-    "DOUBLE",
-    "JSON",
-    "LONG",
-    "TEXT",
-    "ColumnType",
-    "Converter",
-    "Expansion",
-    "Fields",
-    "converter",
-]
-
 # A struct or list beyond this depth is text of JSON.
 MAX_DEPTH: Final = 8
 # The columns of one schema, with those inside of others.

@@ -14,8 +14,6 @@ from ottla.schemas.parsed import ParsedSchema
 from ottla.schemas.protobuf_compatibility import protobuf_differences
 from ottla.schemas.protobuf_definition import ProtobufDefinition
 
-__all__ = ["CompatibilityLevel", "check_compatibility"]
-
 _MAX_SHOWN: Final = 10 * 1024
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SchemaError", "WrongData"]
-
 
 class SchemaError(ValueError):
     """The text is no schema, or one that this decoder does not know."""

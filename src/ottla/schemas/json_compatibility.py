@@ -17,8 +17,6 @@ from typing import Any, Final
 from ottla.schemas.json_definition import JsonDefinition, JsonPart
 from ottla.schemas.json_schema import compiled_pattern
 
-__all__ = ["json_differences"]
-
 _MAX_PAIRS: Final = 50_000
 _MAX_PROBLEMS: Final = 100
 _MAX_DEPTH: Final = 120

@@ -16,8 +16,6 @@ from urllib.parse import unquote, urljoin
 from ottla.schemas.json_text import json_text, parse_json
 from ottla.schemas.parsed import InvalidSchemaError, ParsedSchema, SchemaType
 
-__all__ = ["JsonDefinition", "JsonPart", "parse_json_schema"]
-
 _MAX_PARTS: Final = 50_000
 _MAX_REFERENCES: Final = 100
 _DRAFTS: Final = {

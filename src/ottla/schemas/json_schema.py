@@ -23,7 +23,6 @@ from ottla.schemas.errors import SchemaError
 if TYPE_CHECKING:
     import re2
 
-__all__ = ["JsonSchema", "compiled_pattern"]
 
 MAX_PROBLEMS: Final = 5
 _MAX_STEPS: Final = 50_000

@@ -10,8 +10,6 @@ from typing import Any, Final, NoReturn
 
 from ottla.schemas.parsed import InvalidSchemaError, check_size
 
-__all__ = ["json_text", "parse_json"]
-
 # What looks like a comment in a string is none.
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _START: Final = re.compile(r'"|/\*|//')

@@ -7,15 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Final
 
-__all__ = [
-    "MAX_SCHEMA_CHARACTERS",
-    "InvalidSchemaError",
-    "ParsedSchema",
-    "SchemaReference",
-    "SchemaType",
-    "check_size",
-]
-
 # A larger schema does not fit into a record of a topic with default settings.
 MAX_SCHEMA_CHARACTERS: Final = 1024 * 1024
 

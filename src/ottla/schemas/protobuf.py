@@ -21,8 +21,6 @@ from typing import Any, Final
 from ottla.schemas.columns import BOOLEAN, DOUBLE, JSON, LONG, TEXT, ColumnType, Expansion, Fields
 from ottla.schemas.errors import SchemaError, WrongData
 
-__all__ = ["ProtobufSchema"]
-
 MAX_DEPTH: Final = 64
 MAX_VALUES: Final = 200_000
 _MAX_TOKENS: Final = 200_000

@@ -19,8 +19,6 @@ from ottla.schemas.protobuf_definition import (
 )
 from ottla.schemas.protobuf_file import EnumElement, FieldElement, MessageElement
 
-__all__ = ["protobuf_differences"]
-
 _MAX_STEPS: Final = 200_000
 _MAX_PROBLEMS: Final = 100
 _ENCODINGS: Final = {

@@ -30,8 +30,6 @@ from ottla.schemas.protobuf_file import (
     print_file,
 )
 
-__all__ = ["SCALARS", "ProtobufDefinition", "ProtobufType", "entry_types", "map_types", "parse_protobuf"]
-
 _MAX_TYPES: Final = 20_000
 _NUMBERS: Final = ("int32", "int64", "uint32", "uint64", "sint32", "sint64", "float", "double")
 SCALARS: Final = frozenset(

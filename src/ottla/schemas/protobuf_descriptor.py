@@ -23,8 +23,6 @@ from ottla.schemas.protobuf_file import (
     ServiceElement,
 )
 
-__all__ = ["read_descriptor"]
-
 _DESCRIPTOR: Final = """
 message File {
   string name = 1; string package = 2; repeated string dependency = 3; repeated Message message_type = 4;

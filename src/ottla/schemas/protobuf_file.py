@@ -15,24 +15,6 @@ from typing import Final
 
 from ottla.schemas.parsed import InvalidSchemaError, check_size
 
-__all__ = [
-    "MAX_NUMBER",
-    "EnumElement",
-    "ExtendElement",
-    "FieldElement",
-    "FileElement",
-    "MessageElement",
-    "OneOfElement",
-    "OptionElement",
-    "OptionText",
-    "OptionValue",
-    "Range",
-    "RpcElement",
-    "ServiceElement",
-    "parse_file",
-    "print_file",
-]
-
 MAX_DEPTH: Final = 64
 MAX_NUMBER: Final = 2**29 - 1
 _MAX_TOKENS: Final = 300_000

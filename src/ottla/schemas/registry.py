@@ -20,8 +20,6 @@ from ottla.runtime.pool import Pool
 from ottla.schemas.errors import SchemaError
 from ottla.schemas.schema import MessageSchema, make_schema
 
-__all__ = ["SchemaRegistry", "WireFormat", "parse_wire_format"]
-
 MAX_SCHEMAS: Final = 1_000
 MAX_REFERENCES: Final = 50
 # After a failure, the registry is not asked for that id again for so long.

@@ -13,8 +13,6 @@ from ottla.schemas.errors import SchemaError, WrongData
 from ottla.schemas.json_schema import JsonSchema
 from ottla.schemas.protobuf import ProtobufSchema
 
-__all__ = ["MessageSchema", "SchemaFormat", "make_schema"]
-
 MAX_SCHEMA_BYTES: Final = 1024 * 1024
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["LoopClock", "SimClock"]
-
 
 class SimClock:
     """A clock that only moves when a test moves it.

@@ -19,8 +19,6 @@ import random
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["BLOCK_BYTES", "Change", "Content", "Truncate", "Write", "survive"]
-
 BLOCK_BYTES = 4096
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["READ_ONLY", "Fault", "Op", "DiskOperation", "SimCrash", "DiskTrace"]
-
 
 class SimCrash(BaseException):
     """The machine lost power. Not an `Exception`, so that no handler in the code under test catches it."""

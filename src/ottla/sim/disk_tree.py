@@ -26,8 +26,6 @@ from typing import TypeAlias
 
 from ottla.sim.disk_content import Change, Content, Truncate, Write, survive
 
-__all__ = ["Directory", "NameChange", "Node", "SimInode", "Tree", "normal", "os_error", "split"]
-
 # A kernel writes back by itself after a while. So does this disk, oldest first, to keep memory bounded.
 _MAX_PENDING_CHANGES = 4096
 _NAME_MAX_BYTES = 255

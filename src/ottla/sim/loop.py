@@ -24,8 +24,6 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 
 from ottla.runtime.tasks import close_unstarted
 
-__all__ = ["Process", "SimDeadlock", "SimLoop", "SimOverrun", "current_process"]
-
 T = TypeVar("T")
 _Ts = TypeVarTuple("_Ts")
 

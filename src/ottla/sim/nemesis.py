@@ -15,8 +15,6 @@ from typing import Final
 
 from ottla.sim.world import SimMachine, World
 
-__all__ = ["AMBUSHES", "FAULTS", "Nemesis", "NemesisConfig"]
-
 
 @dataclass(frozen=True, slots=True)
 class NemesisConfig:

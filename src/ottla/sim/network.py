@@ -23,8 +23,6 @@ from ottla.runtime.network import DEFAULT_OPTIONS, AcceptGate, HostNotFound, Net
 from ottla.runtime.tls import TlsAcceptor
 from ottla.sim.loop import Process, SimLoop
 
-__all__ = ["Fabric", "Host", "SimNetwork"]
-
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _HIGH_WATER_BYTES: Final = 64 * 1024

@@ -22,8 +22,6 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.nemesis import Nemesis, NemesisConfig
 from ottla.sim.world import World
 
-__all__ = ["NodeRun", "NodeOutcome"]
-
 NODE = "node1"
 ADDRESS = f"{NODE}:9092"
 TOPIC = "orders"

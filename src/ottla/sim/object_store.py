@@ -24,8 +24,6 @@ from ottla.runtime.object_store import (
 from ottla.sim.loop import Process, current_process
 from ottla.sim.world import World
 
-__all__ = ["SimObjectStore"]
-
 T = TypeVar("T")
 
 _WAY_S: Final = 0.01

@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from ottla.sim.loop import current_process
 
-__all__ = ["Trace", "TraceHandler"]
-
 
 class Trace:
     """Keeps the last lines of a run; the fingerprint, equal for equal seeds, covers all of them."""

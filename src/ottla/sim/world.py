@@ -27,8 +27,6 @@ from ottla.sim.loop import Process, SimLoop
 from ottla.sim.network import Fabric, SimNetwork
 from ottla.sim.trace import Trace, TraceHandler
 
-__all__ = ["SimPool", "SimMachine", "Main", "World"]
-
 T = TypeVar("T")
 Main = Callable[[Runtime], Coroutine[Any, Any, None]]
 

@@ -42,8 +42,6 @@ from ottla.runtime.zookeeper import (
 )
 from ottla.sim.world import SimMachine, World
 
-__all__ = ["HOST", "PORT", "SimZooKeeper", "SimZooKeeperSession"]
-
 HOST, PORT = "zookeeper", 2181
 _LENGTH: Final = struct.Struct(">I")
 _RECONNECT_S: Final = 0.1

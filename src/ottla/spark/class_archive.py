@@ -28,8 +28,6 @@ from typing import Final
 from ottla.spark.cache import cache_dir
 from ottla.spark.java import Java
 
-__all__ = ["ClassArchive"]
-
 _SWITCH: Final = "OTTLA_SPARK_ARCHIVE"
 _NEEDED_BYTES: Final = 1 << 30
 # How long no archive is made after one could not be: it may have been for lack of memory or disk.

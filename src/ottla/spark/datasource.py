@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from ottla.spark.sink.listener import SinkListener
 
-__all__ = ["OttlaDataSource"]
-
 
 class OttlaDataSource(DataSource):
     """Kafka topics, with the options and columns of Spark's own `format("kafka")`."""

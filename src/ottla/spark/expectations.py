@@ -27,15 +27,6 @@ from typing import TYPE_CHECKING, Any, Final, overload
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = [
-    "Expectation",
-    "ExpectationAction",
-    "expect",
-    "expect_or_dead_letter",
-    "expect_or_drop",
-    "expect_or_fail",
-    "source_record",
-]
 
 METRIC: Final = "ottla.expectation"
 SOURCE: Final = "source"

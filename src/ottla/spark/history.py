@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ottla.spark.source.options import SourceOptions
     from ottla.spark.source.table_files import FileRange
 
-__all__ = ["read_topic"]
 
 _FILE_SCHEMA = (
     "partition int, offset bigint, timestamp timestamp, timestamp_type int, key binary, value binary, "

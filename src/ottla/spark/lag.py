@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["behind_latest", "distance", "lag_of", "positions"]
-
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 

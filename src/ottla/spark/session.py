@@ -44,7 +44,6 @@ from ottla.spark.java import Java, find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["connect_session", "kill_spark", "prepare_environment", "session", "socket_settings"]
 
 CHECKPOINTS: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"

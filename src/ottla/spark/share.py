@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from ottla.client.blocking import Admin
 
-__all__ = ["foreach_shared"]
 
 log = logging.getLogger(__name__)
 

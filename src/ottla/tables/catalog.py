@@ -11,7 +11,6 @@ from ottla.tables.settings import CatalogSettings
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-__all__ = ["catalog_properties", "has_catalog", "open_catalog"]
 
 CATALOG_FILE = "catalog.db"
 # A catalog has two tables, and each may be created by another process between a look and the attempt.

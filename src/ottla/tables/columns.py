@@ -22,16 +22,6 @@ from ottla.schemas.schema import MessageSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "ERROR",
-    "RECORD_COLUMNS",
-    "TypedColumns",
-    "arrow_type",
-    "error_field",
-    "record_table",
-    "record_schema",
-    "without_large",
-]
 
 ERROR: Final = "_error"
 # The header that says what of a record the table has not.

@@ -11,8 +11,6 @@ from ottla.tables.topic_table import MODE, TOPIC, TOPIC_ID
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-__all__ = ["SnapshotInfo", "TableInfo", "describe_table"]
-
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:

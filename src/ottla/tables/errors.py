@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MissedDeletes", "OffsetsMoved", "TableError"]
-
 
 class TableError(Exception):
     """The table cannot be used as it is; the text says what to do."""

@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import FileScanTask, Table
 
-__all__ = [
-    "NO_KEY",
-    "files_of",
-    "has_gap",
-    "latest_by_key",
-    "rewrite_partition",
-    "with_errors",
-    "without_tombstones",
-]
 
 NO_KEY: Final = "the record has no key, so it is the latest of none"
 # Rows that become one file.

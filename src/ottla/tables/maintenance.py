@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import FileScanTask, Table
 
-__all__ = ["RowCheck", "check_rows", "compact", "expire", "maintain", "remove_orphans", "repair_offsets"]
 
 _log = logging.getLogger(__name__)
 # Merges of one run: the next one continues.

@@ -17,17 +17,6 @@ from ottla.tables.errors import TableError
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
-__all__ = [
-    "BUILD_TIMES",
-    "OFFSETS",
-    "READ_TIMES",
-    "committed_build_times",
-    "committed_offsets",
-    "committed_read_times",
-    "noted_times",
-    "offsets_text",
-    "parse_offsets",
-]
 
 OFFSETS: Final = "ottla.offsets"
 # When each partition was read to its end, in milliseconds; only tables of latest values have it.

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.transforms import Transform
 
-__all__ = ["MAX_FILES", "coarsen", "crowded_field", "partition_spec"]
 
 _log = logging.getLogger(__name__)
 # Files of one write.

@@ -8,8 +8,6 @@ from urllib.parse import unquote, urlsplit
 
 from ottla.tables.settings import CatalogSettings
 
-__all__ = ["Secrets"]
-
 _HIDDEN = "[hidden]"
 _NAMES = ("secret", "password", "token", "credential", "key", "sas", "signature", "authorization")
 # Shorter ones would hide parts of ordinary words.

@@ -8,20 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-__all__ = [
-    "BROKER_SETTINGS",
-    "CATALOG_PREFIX",
-    "MAX_PART_BYTES",
-    "TABLE_STATUS",
-    "CatalogSettings",
-    "MaintenanceSettings",
-    "TableSettings",
-    "default_warehouse",
-    "meant_property",
-    "older_table_name",
-    "table_name",
-]
-
 CATALOG_PREFIX: Final = "table.catalog."
 # What a broker says of a topic's table to those who ask it for the topic's setting of this name. It cannot be
 # set, and is listed nowhere.

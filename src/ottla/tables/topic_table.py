@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table, Transaction
 
-__all__ = ["CommitResult", "TopicTable", "commit_once", "table_identifiers"]
 
 _log = logging.getLogger(__name__)
 

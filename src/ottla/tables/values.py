@@ -18,7 +18,6 @@ from ottla.tables.settings import TableSettings
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ValueColumns"]
 
 Decoder = Callable[[bytes], dict[str, Any]]
 # Ids without a schema that are looked up for one write. A producer of another format makes a new one with

@@ -20,8 +20,6 @@ from ottla.tables.secrets import Secrets
 from ottla.tables.settings import CatalogSettings, MaintenanceSettings, TableSettings
 from ottla.tables.topic_table import TopicTable
 
-__all__ = ["TableWorker"]
-
 _log = logging.getLogger(__name__)
 # Tables that are kept open; the one that was used longest ago goes.
 _MAX_TABLES: Final = 64

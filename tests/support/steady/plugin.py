@@ -22,8 +22,6 @@ from ottla.testing import cluster_process
 from tests.support import limits
 from tests.support.steady.processes import RUN_VARIABLE
 
-__all__ = ["REPORTS", "paused_by_a_test", "without_repeat"]
-
 REPORTS = "reports.jsonl"
 NOTES = "paused-by-tests"
 # In the brackets of the name of a repeated test, with the number.

@@ -18,8 +18,6 @@ from collections.abc import Iterator
 
 import psutil
 
-__all__ = ["RUN_VARIABLE", "RunProcesses", "guarded", "lives"]
-
 # In the environment of all processes of a run: its directory, which no other run has.
 RUN_VARIABLE = "OTTLA_STEADY_RUN"
 END_SECONDS = 20.0

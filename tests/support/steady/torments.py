@@ -27,8 +27,6 @@ from tests.support.steady import burden
 from tests.support.steady.plugin import paused_by_a_test
 from tests.support.steady.processes import RunProcesses
 
-__all__ = ["INTENSITIES", "Confinement", "Pause", "Tormentor"]
-
 MIN_SECONDS: Final = 0.1
 MEAN_SECONDS: Final = 1.5
 MAX_SECONDS: Final = 5.0

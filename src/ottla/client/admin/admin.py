@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ottla.client.admin.transactions import TransactionsAdmin
     from ottla.client.admin.users import UsersAdmin
 
-__all__ = ["Admin", "AdminConfig"]
-
 
 @dataclass(frozen=True, slots=True)
 class AdminConfig:

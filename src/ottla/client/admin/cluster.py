@@ -36,8 +36,6 @@ from ottla.protocol.messages.update_features import (
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC
 from ottla.runtime.address import Address
 
-__all__ = ["ClusterAdmin", "ClusterInfo", "Feature", "Quorum", "UpgradeType"]
-
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:

@@ -27,8 +27,6 @@ from ottla.protocol.messages.list_config_resources import (
     ListConfigResourcesResponse,
 )
 
-__all__ = ["Config", "ConfigSource", "ConfigsAdmin", "ResourceType"]
-
 _TOPICS_AT_ONCE = 500
 
 

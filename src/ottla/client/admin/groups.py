@@ -55,17 +55,6 @@ from ottla.protocol.messages.read_share_group_state import (
 from ottla.protocol.names import SharePartitionKey, TopicPartition
 from ottla.protocol.schema import Request
 
-__all__ = [
-    "DeliveredRange",
-    "GroupInfo",
-    "GroupsAdmin",
-    "ListedGroupInfo",
-    "MemberDescription",
-    "SharePartitionOffsetInfo",
-    "StreamsSubtopology",
-    "active_group_message",
-]
-
 G = TypeVar(
     "G",
     consumer_groups.ConsumerGroupDescribeResponse,

@@ -22,8 +22,6 @@ from ottla.protocol.messages.describe_log_dirs import (
 )
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["LogDir", "LogDirsAdmin", "ReplicaInfo"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:

@@ -24,8 +24,6 @@ from ottla.protocol.names import TopicPartition
 
 T = TypeVar("T")
 
-__all__ = ["FoundOffset", "OffsetSpec", "OffsetsAdmin"]
-
 
 # Kafka's replica id for a reader that any replica answers, not only the leader.
 _DEBUGGING_CONSUMER = -2

@@ -33,8 +33,6 @@ from ottla.protocol.messages.list_partition_reassignments import (
 )
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["ElectionType", "PartitionsAdmin", "Reassignment"]
-
 
 class ElectionType(IntEnum):
     PREFERRED = 0

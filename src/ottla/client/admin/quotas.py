@@ -25,8 +25,6 @@ from ottla.protocol.messages.describe_client_quotas import (
     EntityData as DescribedEntity,
 )
 
-__all__ = ["ANY_NAME", "AnyName", "EntityName", "EntityQuotas", "QuotasAdmin"]
-
 
 class AnyName(Enum):
     ANY = "any"

@@ -14,8 +14,6 @@ from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.errors import ClientFailure
 
-__all__ = ["AdminRequests", "HasError"]
-
 R = TypeVar("R", bound=Response)
 T = TypeVar("T")
 

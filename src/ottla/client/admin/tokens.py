@@ -28,8 +28,6 @@ from ottla.protocol.messages.renew_delegation_token import (
     RenewDelegationTokenResponse,
 )
 
-__all__ = ["DelegationTokenInfo", "DelegationTokensAdmin"]
-
 
 @dataclass(frozen=True, slots=True)
 class DelegationTokenInfo:

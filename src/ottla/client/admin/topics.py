@@ -31,8 +31,6 @@ from ottla.protocol.messages.delete_topics import (
 )
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
-__all__ = ["NewTopic", "TopicsAdmin"]
-
 # Between two attempts, where a broker does not say how long a quota is used up.
 _LEAST_WAIT_S: Final = 0.1
 

@@ -28,8 +28,6 @@ from ottla.protocol.messages.write_txn_markers import (
 )
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["ListedTransaction", "OpenTransaction", "TransactionInfo", "TransactionsAdmin"]
-
 
 class ListedTransaction(NamedTuple):
     transactional_id: str

@@ -24,8 +24,6 @@ from ottla.protocol.messages.describe_user_scram_credentials import (
 from ottla.protocol.scram import ScramMechanism
 from ottla.runtime.random import Random
 
-__all__ = ["UserCredentials", "UsersAdmin"]
-
 
 @dataclass(frozen=True, slots=True)
 class UserCredentials:

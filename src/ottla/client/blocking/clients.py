@@ -40,16 +40,6 @@ from ottla.runtime.loop import LoopThread
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "Admin",
-    "Consumer",
-    "Future",
-    "Producer",
-    "ShareConsumer",
-    "Transaction",
-    "read_topic",
-    "write_topic",
-]
 
 T = TypeVar("T")
 K = TypeVar("K")

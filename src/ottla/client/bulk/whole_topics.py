@@ -20,7 +20,6 @@ from ottla.protocol.names import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["read_topic", "write_topic"]
 
 TOPIC_WAIT_MS = 5_000
 Offsets = int | Mapping[int, int]

@@ -16,8 +16,6 @@ from ottla.protocol.names import TopicPartition
 from ottla.records.arrow import arrow_schema as record_schema
 from ottla.records.arrow import repeated
 
-__all__ = ["arrow_schema", "decode_fetches"]
-
 _SOURCE = {
     "topic": pa.field("topic", pa.string(), nullable=False),
     "partition": pa.field("partition", pa.int32(), nullable=False),

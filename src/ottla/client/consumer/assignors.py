@@ -13,8 +13,6 @@ from typing import NamedTuple, Protocol
 
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["ASSIGNORS", "Assignor", "MemberView", "user_data"]
-
 Plan = dict[str, list[TopicPartition]]
 MAX_MOVES_PER_PARTITION = 4
 

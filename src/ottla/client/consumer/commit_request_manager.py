@@ -18,8 +18,6 @@ from ottla.client.group_offsets import CommittedOffset, GroupMemberIdentity, Gro
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["CommitRequestManager"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

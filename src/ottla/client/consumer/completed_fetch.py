@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Buffer as AnyBuffer
 
-__all__ = ["CompletedFetch", "SerializationFailed", "UnreadableBatch"]
 
 PIECE_BYTES = 64 * 1024
 # Of compressed batches, which can inflate to thirty thousand times as much.

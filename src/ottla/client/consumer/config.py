@@ -10,8 +10,6 @@ from enum import Enum
 from ottla.records.types import MAX_DECOMPRESSED_BYTES
 from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
-__all__ = ["ConsumerConfig", "Reset", "ResetPolicy", "parse_reset"]
-
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 GROUP_PROTOCOLS = ("classic", "consumer")
 _DURATION = re.compile(

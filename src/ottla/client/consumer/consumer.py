@@ -47,8 +47,6 @@ from ottla.runtime.runtime import Runtime
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ARROW_COLUMNS", "Consumer", "ConsumerInterceptor"]
-
 
 class ConsumerInterceptor(Protocol):
     """Called by `poll` and `async for`, not by `poll_arrow`."""

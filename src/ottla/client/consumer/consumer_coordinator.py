@@ -57,8 +57,6 @@ from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.channel import Lane
 
-__all__ = ["ClassicHeartbeatSender", "ClassicConsumerCoordinator", "assignors_of"]
-
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Response)

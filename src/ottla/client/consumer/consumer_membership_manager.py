@@ -38,8 +38,6 @@ from ottla.protocol.messages.consumer_group_heartbeat import (
 )
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["ConsumerHeartbeatRequestManager", "ConsumerMembershipManager", "Target"]
-
 log = logging.getLogger(__name__)
 
 EPOCH_WAIT_S = 5.0

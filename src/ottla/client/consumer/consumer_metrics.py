@@ -10,8 +10,6 @@ from typing import Final
 from ottla.client.consumer.subscription_state import SubscriptionState
 from ottla.client.metrics import ClientMetrics, Measured
 
-__all__ = ["ConsumerMetrics"]
-
 _FETCHES: Final = "consumer-fetch-manager-metrics"
 _COORDINATOR: Final = "consumer-coordinator-metrics"
 # Partitions whose lag is shown one by one.

@@ -22,7 +22,6 @@ from ottla.runtime.pool import Pool
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FetchCollector"]
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -14,8 +14,6 @@ from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTop
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import ZERO_UUID
 
-__all__ = ["FetchSessionHandler", "Wanted"]
-
 MAX_EPOCH = 2**31 - 1
 _DENIED = frozenset(
     {

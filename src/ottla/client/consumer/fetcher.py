@@ -28,8 +28,6 @@ from ottla.rpc.channel import Lane
 from ottla.rpc.connection import BrokerConnection
 from ottla.rpc.errors import AuthenticationFailed
 
-__all__ = ["Fetcher"]
-
 log = logging.getLogger(__name__)
 
 FETCHES_AHEAD = 4

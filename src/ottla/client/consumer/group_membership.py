@@ -13,17 +13,6 @@ from ottla.client.cluster_metadata import ClusterMetadata
 from ottla.client.group_offsets import GroupMemberIdentity
 from ottla.protocol.names import TopicPartition
 
-__all__ = [
-    "MembershipOwner",
-    "GroupMembership",
-    "OnStalled",
-    "RebalanceListener",
-    "Stalled",
-    "Subscription",
-    "notify_listener",
-    "report_stall",
-]
-
 log = logging.getLogger(__name__)
 
 

@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from ottla.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatResponse
     from ottla.protocol.messages.share_group_heartbeat import ShareGroupHeartbeatResponse
 
-__all__ = [
-    "JOIN_EPOCH",
-    "LEAVE_EPOCH",
-    "HeartbeatLoop",
-    "HeartbeatSender",
-    "assigned_partitions",
-    "new_member_id",
-]
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,6 @@ from ottla.client.settings import ConnectionConfig
 from ottla.runtime.loop import LoopThread
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["HeartbeatThread"]
-
 
 class HeartbeatThread:
     """`post` calls a function in the thread, `call_back` one on the user's loop; only the thread may use

@@ -26,8 +26,6 @@ from ottla.protocol.messages.offset_for_leader_epoch import (
 )
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["OffsetFetcher"]
-
 log = logging.getLogger(__name__)
 
 

@@ -18,7 +18,6 @@ from ottla.protocol.names import TopicPartition
 if TYPE_CHECKING:
     from ottla.client.consumer.completed_fetch import CompletedFetch
 
-__all__ = ["SubscriptionState", "TopicPartitionState"]
 
 NO_EPOCH = -1
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from ottla.records._kernel import Encoder
 
-__all__ = ["encoders_of"]
 
 RECORD_COLUMNS = ("key", "value", "headers", "timestamp")
 _IGNORED = frozenset({"topic", "offset", "timestampType"})

@@ -9,8 +9,6 @@ from ottla.records.compression import check_level
 from ottla.records.types import Codec
 from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
-__all__ = ["ProducerConfig"]
-
 MAX_IN_FLIGHT_WITH_IDEMPOTENCE = 5
 ACKS = {"all": -1, "-1": -1, "0": 0, "1": 1, -1: -1, 0: 0, 1: 1}
 

@@ -10,8 +10,6 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["ProducerIdentity", "IdempotentProducerIdentity"]
-
 MAX_EPOCH = 32_767
 NO_TRANSACTION_TIMEOUT = 2**31 - 1
 

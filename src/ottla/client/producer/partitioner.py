@@ -21,15 +21,6 @@ from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import partition_for
 from ottla.runtime.random import Random
 
-__all__ = [
-    "Partitioner",
-    "RoundRobinPartitioner",
-    "TopicRoute",
-    "RecordRouter",
-    "BuiltInPartitioner",
-    "partitioner_of",
-]
-
 
 class Partitioner(Protocol):
     """Chooses by topic, serialized key and value, and the number of partitions."""

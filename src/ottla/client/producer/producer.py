@@ -34,7 +34,6 @@ from ottla.runtime.runtime import Runtime
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Producer", "ProducerInterceptor", "ProducerRecord", "QueuedRows", "SentBatch"]
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,6 @@ from ottla.records.batch import read_records
 from ottla.records.builder import BatchBuilder
 from ottla.records.types import Codec
 
-__all__ = ["Delivery", "ProducerBatch", "RecordMetadata"]
-
 NO_OFFSET = -1
 
 

@@ -7,8 +7,6 @@ from typing import Final
 from ottla.client.metrics import ClientMetrics
 from ottla.client.producer.record_accumulator import RecordAccumulator
 
-__all__ = ["ProducerMetrics"]
-
 
 class ProducerMetrics:
     """The sensors of one producer; they are read by its `ClientMetrics`."""

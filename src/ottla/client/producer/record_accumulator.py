@@ -18,8 +18,6 @@ from ottla.client.producer.producer_batch import Delivery, ProducerBatch
 from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import Encoder
 
-__all__ = ["RecordAccumulator", "PartitionQueue"]
-
 MAX_SEQUENCE = 2**31 - 1
 
 

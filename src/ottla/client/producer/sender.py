@@ -34,8 +34,6 @@ from ottla.protocol.schema import ZERO_UUID
 from ottla.rpc.connection import BrokerConnection
 from ottla.rpc.errors import AuthenticationFailed
 
-__all__ = ["Sender"]
-
 log = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 1.0

@@ -44,16 +44,6 @@ from ottla.protocol.messages.txn_offset_commit import (
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import ZERO_UUID
 
-__all__ = [
-    "GroupMember",
-    "OffsetSource",
-    "PreparedTransaction",
-    "Transaction",
-    "TransactionManager",
-    "TransactionManagerState",
-    "Transactions",
-]
-
 log = logging.getLogger(__name__)
 
 WITHOUT_TOPIC_IDS = 5

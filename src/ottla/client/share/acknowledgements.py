@@ -11,15 +11,6 @@ from typing import NamedTuple
 
 from ottla.protocol.share import AcknowledgeType
 
-__all__ = [
-    "AcknowledgedRange",
-    "AcquiredSlice",
-    "acquired_slices",
-    "merge_ranges",
-    "ranges_of",
-    "without_gaps",
-]
-
 
 class AcknowledgedRange(NamedTuple):
     first_offset: int

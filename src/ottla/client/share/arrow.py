@@ -11,8 +11,6 @@ from ottla.client.consumer.arrow import arrow_schema as consumer_schema
 from ottla.client.share.share_completed_fetch import ShareCompletedFetch
 from ottla.records.arrow import repeated
 
-__all__ = ["arrow_schema", "decode_fetch"]
-
 _DELIVERY_COUNT = pa.field("deliveryCount", pa.int16(), nullable=False)
 _SOURCE = ("topic", "partition", "deliveryCount")
 

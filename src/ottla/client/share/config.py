@@ -9,8 +9,6 @@ from typing import Any, Final
 from ottla.protocol.share import ShareAcquireMode
 from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
-__all__ = ["ShareConsumerConfig", "refuse_consumer_settings"]
-
 ACQUIRE_MODES: Final = {
     "batch_optimized": ShareAcquireMode.BATCH_OPTIMIZED,
     "record_limit": ShareAcquireMode.RECORD_LIMIT,

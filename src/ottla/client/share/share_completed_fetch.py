@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = [
-    "AcquiredRows",
-    "DamagedBatch",
-    "RecordDeserializationFailed",
-    "ShareCompletedFetch",
-    "ShareRecord",
-]
 
 K = TypeVar("K")
 V = TypeVar("V")

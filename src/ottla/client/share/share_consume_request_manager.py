@@ -35,8 +35,6 @@ from ottla.rpc.channel import Lane
 from ottla.rpc.connection import BrokerConnection
 from ottla.rpc.errors import AuthenticationFailed
 
-__all__ = ["AcknowledgementResult", "ShareConsumeRequestManager", "SubmittedAcknowledgements"]
-
 log = logging.getLogger(__name__)
 
 RENEWAL_SINCE = 2

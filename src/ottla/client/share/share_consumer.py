@@ -45,7 +45,6 @@ from ottla.runtime.runtime import Runtime
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SHARE_ARROW_COLUMNS", "AcknowledgementCommitCallback", "ShareConsumer"]
 
 log = logging.getLogger(__name__)
 

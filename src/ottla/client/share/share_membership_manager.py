@@ -32,8 +32,6 @@ from ottla.protocol.messages.share_group_heartbeat import (
 )
 from ottla.protocol.names import TopicIdPartition
 
-__all__ = ["ShareAssignment", "ShareHeartbeatRequestManager", "ShareMembershipManager"]
-
 log = logging.getLogger(__name__)
 
 ShareAssignment: TypeAlias = dict[TopicIdPartition, str]

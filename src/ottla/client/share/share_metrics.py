@@ -7,8 +7,6 @@ from typing import Final
 
 from ottla.client.metrics import ClientMetrics
 
-__all__ = ["ShareConsumerMetrics"]
-
 _FETCHES: Final = "consumer-share-fetch-manager-metrics"
 
 

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 
 from ottla.protocol.names import TopicIdPartition
 
-__all__ = ["FINAL_EPOCH", "ShareSessionHandler"]
-
 INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
 MAX_EPOCH = 2**31 - 1

@@ -21,8 +21,6 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.share import AcknowledgeType
 from ottla.runtime.pool import InlinePool, Pool, ThreadPool
 
-__all__ = ["Handler", "OnReject", "WorkerRecordSource", "WorkerPool", "WorkerResults"]
-
 log = logging.getLogger(__name__)
 
 K = TypeVar("K")

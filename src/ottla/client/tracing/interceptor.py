@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import SpanContext, Tracer
 
-__all__ = ["TracingInterceptor", "context_of"]
 
 _TRACESTATE: Final = "tracestate"
 # Links of one poll; OpenTelemetry's own limit for a span.

@@ -9,8 +9,6 @@ from ottla.console.api_request import ApiRequest, bad_request
 from ottla.console.context import ApiContext, ConsoleRoute
 from ottla.node.config.tables.topic import TOPIC
 
-__all__ = ["ROUTES"]
-
 # Broker settings that stand in for one of a topic in milliseconds.
 _MS: Final = {".hours": 3_600_000, ".minutes": 60_000}
 

@@ -30,8 +30,6 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.http_server import HttpServerResponse
 
-__all__ = ["ROUTES"]
-
 MAX_MEMBERS: Final = 1_000
 MAX_PARTITIONS: Final = 2_000
 MAX_RESET: Final = 20_000

@@ -32,8 +32,6 @@ from ottla.records._kernel import ConsumerRecord
 from ottla.runtime.http_server import HttpServerResponse
 from ottla.schemas.errors import WrongData
 
-__all__ = ["ROUTES"]
-
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 500
 MAX_EXPORT: Final = 100_000

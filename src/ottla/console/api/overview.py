@@ -22,8 +22,6 @@ from ottla.protocol.names import TopicPartition
 from ottla.runtime.http_server import HttpServerResponse
 from ottla.runtime.tasks import TaskState, TaskStatus
 
-__all__ = ["ROUTES"]
-
 T = TypeVar("T")
 
 _POINTS: Final = 300

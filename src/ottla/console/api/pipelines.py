@@ -17,8 +17,6 @@ from ottla.spark.pipelines.flow_graph import FlowNode, load_graph
 from ottla.spark.pipelines.project import Project, ProjectError, load_project
 from ottla.spark.pipelines.run_record import load_record
 
-__all__ = ["ROUTES"]
-
 STATE_DIR: Final = ".ottla"
 MAX_FLOWS: Final = 1_000
 

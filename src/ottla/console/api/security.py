@@ -16,8 +16,6 @@ from ottla.console.api_request import ApiRequest, JsonBody, bad_request, page_of
 from ottla.console.context import ApiContext, ConsoleRoute
 from ottla.protocol import scram
 
-__all__ = ["ROUTES"]
-
 E = TypeVar("E", AclOperation, AclPermissionType, AclResourceType, PatternType)
 
 _ENTITIES: Final = ("user", "client-id", "ip")

@@ -12,8 +12,6 @@ from ottla.log.dump.dump import NotReadable
 from ottla.protocol.acl import AclOperation
 from ottla.protocol.names import CLUSTER_METADATA_TOPIC, TopicPartition, invalid_topic_name
 
-__all__ = ["ROUTES"]
-
 _LARGEST: Final = 20
 _DEFAULT_ROWS: Final = 200
 

@@ -11,8 +11,6 @@ from ottla.console.context import ApiContext
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.http_server import HttpServerResponse, SseEvent, sse_stream
 
-__all__ = ["event_stream"]
-
 
 def event_stream(
     context: ApiContext, events: AsyncIterator[tuple[str, dict[str, Any]]]

@@ -15,8 +15,6 @@ from ottla.console.group_lag import committed_offsets, end_offsets, group_lags, 
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition, uuid_text
 
-__all__ = ["ROUTES"]
-
 MAX_PARTITIONS: Final = 500
 # How many partitions of a page are asked for their offsets and sizes.
 MAX_COUNTED_PARTITIONS: Final = 20_000

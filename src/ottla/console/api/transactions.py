@@ -13,8 +13,6 @@ from ottla.console.group_lag import end_offsets
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["ROUTES"]
-
 MAX_PARTITIONS: Final = 1_000
 MAX_OPEN: Final = 200
 _AT_ONCE: Final = 20

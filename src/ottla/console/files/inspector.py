@@ -15,8 +15,6 @@ from ottla.protocol.names import TopicPartition
 from ottla.runtime.disk import Disk
 from ottla.runtime.tasks import TaskStatus
 
-__all__ = ["DataDirectories", "NodeCounters", "NodeInspector", "PartitionState", "ScrubState"]
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:

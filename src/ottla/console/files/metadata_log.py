@@ -17,8 +17,6 @@ from ottla.records.batch import BatchHeader, read_records
 from ottla.runtime.disk import Disk
 from ottla.runtime.pool import Pool
 
-__all__ = ["MetadataLogSource"]
-
 _POLL_BYTES: Final = 4 * 1024 * 1024
 
 

@@ -21,8 +21,6 @@ from ottla.protocol.errors import KafkaError
 from ottla.records.batch import BatchHeader
 from ottla.runtime.disk import Disk
 
-__all__ = ["FileRows", "read_rows", "partition_files"]
-
 MAX_FILES: Final = 10_000
 MAX_PRODUCERS: Final = 200
 MAX_EPOCHS: Final = 1_000

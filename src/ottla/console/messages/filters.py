@@ -11,8 +11,6 @@ from ottla.console.messages.json_path import JsonPath
 from ottla.console.messages.payload import DecodedPayload
 from ottla.records._kernel import ConsumerRecord
 
-__all__ = ["MessageFilter"]
-
 # The part of a payload in which a text is looked for.
 MAX_SEARCHED_BYTES: Final = 16 * 1024 * 1024
 _PIECE_BYTES: Final = 256 * 1024

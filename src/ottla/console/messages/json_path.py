@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-__all__ = ["JsonPath", "JsonPathError"]
-
 MAX_STEPS: Final = 50
 # What one document may take to search: a `..` in a document with many levels must not stop the console.
 MAX_VISITED: Final = 100_000

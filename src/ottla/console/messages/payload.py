@@ -22,8 +22,6 @@ from ottla.schemas.errors import WrongData
 from ottla.schemas.registry import SchemaRegistry, message_indexes, parse_wire_format
 from ottla.schemas.schema import MessageSchema, SchemaFormat
 
-__all__ = ["FORMATS", "MAX_LIST_TEXT", "MAX_ONE_TEXT", "DecodedPayload", "PayloadDecoder"]
-
 FORMATS: Final = (
     *("auto", "json", "text", "hex", "avro", "protobuf", "json-schema"),
     *("int32", "int64", "float64"),

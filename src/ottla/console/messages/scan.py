@@ -26,8 +26,6 @@ from ottla.records._kernel import ConsumerRecord
 from ottla.runtime.clock import Clock
 from ottla.runtime.turns import Turns
 
-__all__ = ["MessageScan", "ScanBudget", "ScanCursor", "ScanEnd", "ScanProgress"]
-
 _FIRST_WINDOW: Final = 16
 _WINDOW_GROWTH: Final = 8
 _MAX_WINDOW: Final = 100_000

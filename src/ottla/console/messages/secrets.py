@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["hide_secrets"]
-
 _HIDDEN: Final = "(hidden)"
 _SECRET_FIELDS: Final = {
     "UserScramCredentialRecord": ("salt", "storedKey", "serverKey"),

@@ -15,8 +15,6 @@ from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import ConsumerRecord
 from ottla.records.types import MAX_DECOMPRESSED_BYTES
 
-__all__ = ["RecordReader", "RecordSource", "TopicSource"]
-
 POLL_RECORDS: Final = 500
 POLL_MS: Final = 500
 _BRIEF_MS: Final = 10

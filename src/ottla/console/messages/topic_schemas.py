@@ -22,8 +22,6 @@ from typing import Any, Final
 from ottla.schemas.errors import SchemaError
 from ottla.schemas.schema import MAX_SCHEMA_BYTES, MessageSchema, make_schema
 
-__all__ = ["TopicSchemas", "load_topic_schemas"]
-
 _PARTS: Final = ("key", "value")
 
 

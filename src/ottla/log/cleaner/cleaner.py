@@ -49,8 +49,6 @@ from ottla.runtime.pool import Pool
 from ottla.runtime.random import Random
 from ottla.runtime.turns import Turns
 
-__all__ = ["CleanerConfig", "LogCleaner"]
-
 SLICE_BYTES = 2 * 1024 * 1024
 MAP_ENTRY_BYTES = 24
 _OFFSET_INDEX_ENTRY_BYTES = 8

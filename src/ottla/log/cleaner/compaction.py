@@ -39,17 +39,6 @@ from ottla.records.compaction import OffsetMap, empty_batch, filter_batch, map_b
 from ottla.records.control import ControlType, read_control_records
 from ottla.runtime.disk import Buffer
 
-__all__ = [
-    "CleanedGroup",
-    "CleanedTransactionMetadata",
-    "CleanerStats",
-    "Compaction",
-    "CompactionPlan",
-    "MeasuredSegment",
-    "CompactionProgress",
-    "SegmentTooLarge",
-]
-
 _MAX_SEGMENT_BYTES = 0x7FFF_FFFF
 
 

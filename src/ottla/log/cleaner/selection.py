@@ -15,18 +15,6 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from ottla.log.config.log_config import LONG_MAX, LogConfig
 
-__all__ = [
-    "CleanableLog",
-    "CleanableSegment",
-    "OffsetsToClean",
-    "LogToClean",
-    "assess",
-    "cleanable_offsets",
-    "dirtiest",
-    "group_segments",
-    "segments_between",
-]
-
 MAX_GROUP_OFFSETS = 0x7FFF_FFFF
 
 

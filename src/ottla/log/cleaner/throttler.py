@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from ottla.runtime.clock import Clock
 
-__all__ = ["Throttler"]
-
-
 _CREDIT_NS = 300_000_000
 
 

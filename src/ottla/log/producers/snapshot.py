@@ -25,13 +25,6 @@ from ottla.records.checksum import crc32c
 from ottla.records.types import NO_SEQUENCE, NO_TIMESTAMP
 from ottla.runtime.disk import Buffer, Disk, read_file, write_file
 
-__all__ = [
-    "CorruptSnapshotError",
-    "ProducerSnapshots",
-    "decode_snapshot",
-    "encode_snapshot",
-]
-
 _VERSION = 1
 _PREFIX = struct.Struct(">hIi")  # version, crc, number of entries
 _CRC_START = 6

@@ -21,18 +21,6 @@ from ottla.records.control import ControlType, EndTransactionMarker
 from ottla.records.types import NO_PRODUCER_EPOCH, NO_SEQUENCE, NO_TIMESTAMP
 from ottla.records.validation import AppendOrigin
 
-__all__ = [
-    "SENTINEL_GUARD",
-    "BatchMetadata",
-    "CompletedTxn",
-    "LastRecord",
-    "ProducerAppendInfo",
-    "ProducerBatchHeader",
-    "ProducerStateEntry",
-    "VerificationGuard",
-    "VerificationStateEntry",
-]
-
 MAX_SEQUENCE = 0x7FFF_FFFF
 BATCHES_TO_RETAIN = 5
 

@@ -45,8 +45,6 @@ from ottla.records.validation import AppendOrigin
 from ottla.runtime import invariants
 from ottla.runtime.disk import Buffer
 
-__all__ = ["LATE_TRANSACTION_BUFFER_MS", "ProducerAppend", "ProducerStateManager"]
-
 LATE_TRANSACTION_BUFFER_MS = 5 * 60 * 1000
 
 _log = logging.getLogger(__name__)

@@ -21,8 +21,6 @@ from typing import NamedTuple
 
 from ottla.runtime.disk import Buffer, Disk
 
-__all__ = ["AbortedTxn", "CorruptTxnIndexError", "TransactionIndex", "TxnIndexSearchResult"]
-
 _ENTRY = struct.Struct(">hqqqq")
 _CURRENT_VERSION = 0
 

@@ -15,8 +15,6 @@ from ottla.node.config.tables.group import CLIENT_METRICS
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.re2_syntax import compile_re2
 
-__all__ = ["DEFAULT_INTERVAL_MS", "ClientMetricsSubscription", "parse_matching_patterns", "subscriptions_of"]
-
 DEFAULT_INTERVAL_MS: Final = 5 * 60 * 1000
 _MATCH_PARAMETERS: Final = frozenset(
     (

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["METRICS", "TRACES", "parse_headers", "signal_url"]
-
 METRICS: Final = "v1/metrics"
 TRACES: Final = "v1/traces"
 

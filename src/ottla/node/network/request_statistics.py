@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["TIME_BOUNDS_MS", "TIME_BOUNDS_NS", "ListenerStatistics", "NetworkStatistics", "RequestStatistics"]
-
 # The upper ends of the classes of total times; what is above all of them has a class of its own.
 TIME_BOUNDS_MS: Final = (
     *(0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0),

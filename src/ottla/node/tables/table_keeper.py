@@ -42,7 +42,6 @@ from ottla.tables.settings import MAX_PART_BYTES, CatalogSettings, MaintenanceSe
 if TYPE_CHECKING:
     from ottla.remote.log_reader import RemoteRecords
 
-__all__ = ["TableKeeper", "TableState", "topics_with_tables"]
 
 _log = logging.getLogger(__name__)
 

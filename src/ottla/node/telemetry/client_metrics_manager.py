@@ -36,8 +36,6 @@ from ottla.protocol.names import uuid_text
 from ottla.records.checksum import crc32c
 from ottla.records.types import Codec
 
-__all__ = ["MAX_INSTANCES", "ClientInstance", "ClientMetricsManager"]
-
 _log = logging.getLogger(__name__)
 
 MAX_INSTANCES: Final = 16_384

@@ -27,8 +27,6 @@ from ottla.protocol.otlp import Attributes, MetricPoint, PointKind
 from ottla.runtime.metrics import MetricKind, MetricsText, label_text, number_text
 from ottla.runtime.turns import Turns
 
-__all__ = ["MAX_SERIES_OF_CLIENT", "ClientMetricsStore", "PushedMetrics", "pushed_metrics"]
-
 MAX_SERIES_OF_CLIENT: Final = 1_000
 MAX_CLIENTS: Final = 2_000
 _MAX_LABELS: Final = 8

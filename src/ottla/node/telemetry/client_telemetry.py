@@ -29,8 +29,6 @@ from ottla.runtime.metrics import MetricsText
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.turns import Turns
 
-__all__ = ["ClientTelemetry"]
-
 _log = logging.getLogger(__name__)
 
 # A push that is this many times too large is answered as what it is; a bomb, as one that cannot be read.

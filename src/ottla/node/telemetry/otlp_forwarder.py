@@ -19,8 +19,6 @@ from ottla.runtime.http import HttpError, HttpRequest, http_fetch
 from ottla.runtime.metrics import MetricsText
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["OtlpForwarder"]
-
 _log = logging.getLogger(__name__)
 
 MAX_QUEUED_BYTES: Final = 16 * 1024 * 1024

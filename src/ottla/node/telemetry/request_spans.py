@@ -21,7 +21,6 @@ from ottla.protocol.headers import RequestHeader, request_header_version
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-__all__ = ["TracingDispatcher"]
 
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
 

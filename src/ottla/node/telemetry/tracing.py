@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
     from opentelemetry.trace import Tracer
 
-__all__ = ["SpanJsonExporter", "Tracing", "open_tracing"]
 
 _log = logging.getLogger(__name__)
 

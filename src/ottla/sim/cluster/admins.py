@@ -19,17 +19,6 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.environment import EVENTS, ClusterEnvironment, attempt
 from ottla.sim.cluster.writers import producer_settings
 
-__all__ = [
-    "Administrator",
-    "LevelRaiser",
-    "QuotaChanger",
-    "ReplicaMover",
-    "SettingsChanger",
-    "TopicChurn",
-    "VoterChanger",
-    "admin_settings",
-]
-
 T = TypeVar("T")
 VoterAddresses = Mapping[int, Mapping[str, Address]]
 

@@ -35,8 +35,6 @@ from ottla.sim.cluster.tier_checker import TierChecker
 from ottla.sim.disk import SimDisk
 from ottla.sim.world import SimMachine, World
 
-__all__ = ["ClusterChecker", "NodeWatcher"]
-
 _READ_BYTES = 1 << 20
 _KNOWN_IMAGES = 2_000
 

@@ -29,8 +29,6 @@ from ottla.sim.cluster.share_workers import JobsChurn, ShareWorker
 from ottla.sim.cluster.streams_groups import StreamsWorker
 from ottla.sim.cluster.writers import TransactionalWriter, TwoPhaseWriter, Writer
 
-__all__ = ["make_clients"]
-
 _STRATEGIES = (("range",), ("cooperative-sticky",), ("range", "cooperative-sticky"))
 
 

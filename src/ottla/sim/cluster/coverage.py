@@ -8,8 +8,6 @@ from itertools import combinations
 
 from ottla.sim.cluster.scenario import CLUSTER_FAULTS, FEATURES, ClusterScenario, are_compatible
 
-__all__ = ["PairCoverage"]
-
 Pair = tuple[str, str]
 
 

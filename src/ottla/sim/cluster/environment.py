@@ -13,21 +13,6 @@ from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.journal import Journal, OperationState, SentRecord
 from ottla.sim.world import World
 
-__all__ = [
-    "COPIES",
-    "EVENTS",
-    "EXPIRING",
-    "JOBS",
-    "LATEST",
-    "MANY",
-    "ORDERS",
-    "SimClient",
-    "ClusterEnvironment",
-    "attempt",
-    "key_of",
-    "keyed",
-]
-
 # Topics: written with any acks; written by idempotent producers only; copies of the orders; one with many
 # partitions, if the scenario has one; one that is deleted and created again, for share groups; and one whose
 # records expire, where topics are tiered.

@@ -26,8 +26,6 @@ from ottla.sim.object_store import SimObjectStore
 from ottla.sim.world import SimMachine, World
 from ottla.sim.zookeeper import SimZooKeeper
 
-__all__ = ["ClusterFaultInjector", "DiskFaultInjector", "StoreFaultInjector"]
-
 _WHOLE_DISK_BYTES = 1 << 50
 # How much space is left on a disk that is about to be full.
 _ROOM_BYTES = (0, 4_096, 40_000)

@@ -14,8 +14,6 @@ from ottla.records._kernel import Record
 from ottla.records.batch import BatchHeader, read_records
 from ottla.records.control import ControlType
 
-__all__ = ["CommittedRecord", "PartitionHistory", "Mismatch"]
-
 
 class Mismatch(AssertionError):
     """A replica has another batch than the one that was committed."""

@@ -10,18 +10,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = [
-    "OffsetCommit",
-    "OperationState",
-    "GroupHistory",
-    "Journal",
-    "PartitionKey",
-    "SentRecord",
-    "ClientTransaction",
-    "copy_of",
-    "original_of",
-]
-
 PartitionKey = tuple[str, int]
 
 

@@ -29,16 +29,6 @@ from ottla.sim.world import World
 from ottla.sim.zookeeper import HOST as ZOOKEEPER_HOST
 from ottla.sim.zookeeper import PORT as ZOOKEEPER_PORT
 
-__all__ = [
-    "BROKER_PORT",
-    "CLUSTER_ID",
-    "CONTROLLER_PORT",
-    "DIRECTORIES",
-    "ClusterMember",
-    "controller_addresses",
-    "make_members",
-]
-
 CLUSTER_ID = "simulated-cluster-id00"
 BROKER_PORT, CONTROLLER_PORT = 9092, 9093
 LISTENER = "CONTROLLER"

@@ -59,8 +59,6 @@ from ottla.zookeeper.driver.zookeeper_controller import ControllerWatches
 from ottla.zookeeper.driver.zookeeper_log_driver import LedEpoch, ZooKeeperLogDriver
 from ottla.zookeeper.znodes import BROKER_IDS
 
-__all__ = ["CLUSTER_BUGS", "cluster_bug_scenario", "plant_cluster_bug"]
-
 Patch = tuple[Any, str, Any]
 
 

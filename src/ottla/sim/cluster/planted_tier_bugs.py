@@ -25,8 +25,6 @@ from ottla.replication import tier_state_machine
 from ottla.replication.replica_fetcher import TierLookups
 from ottla.replication.tier_state_machine import TieredStart
 
-__all__ = ["TIER_BUGS"]
-
 Patch = tuple[Any, str, Any]
 
 

@@ -10,8 +10,6 @@ from ottla.runtime.tasks import TaskState
 from ottla.sim.cluster.checker import ClusterChecker
 from ottla.sim.cluster.members import ClusterMember
 
-__all__ = ["reason_healthy_replicas_lag", "reason_not_quiescent", "reason_rotten"]
-
 
 def reason_healthy_replicas_lag(members: Sequence[ClusterMember], checker: ClusterChecker) -> str | None:
     """The first reason why a replica in a directory without an error is not in sync; None if all are.

@@ -24,8 +24,6 @@ from ottla.sim.cluster.journal import (
 )
 from ottla.sim.cluster.writers import producer_settings
 
-__all__ = ["Copier", "StandaloneReader", "GroupReader"]
-
 ByteConsumer = Consumer[bytes, bytes]
 
 

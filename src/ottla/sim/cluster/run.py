@@ -38,8 +38,6 @@ from ottla.sim.object_store import SimObjectStore
 from ottla.sim.world import World
 from ottla.sim.zookeeper import SimZooKeeper, connector
 
-__all__ = ["ClusterRun", "ClusterOutcome"]
-
 # How long a new cluster may take to be ready, and how long everything may take to recover at the end.
 _START_S = 60.0
 _RECOVERY_S = 120.0

@@ -18,17 +18,6 @@ from ottla.metadata.features import (
 )
 from ottla.sim.nemesis import FAULTS, NemesisConfig
 
-__all__ = [
-    "CLIENTS",
-    "CLUSTER_FAULTS",
-    "FEATURES",
-    "MANY_PARTITIONS",
-    "ClusterScenario",
-    "ScenarioFeature",
-    "are_compatible",
-    "features_named",
-]
-
 # The kinds of clients of which the shape has some, by the name under which a scenario lists them. Features
 # have others.
 CLIENTS = (

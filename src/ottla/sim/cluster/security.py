@@ -38,15 +38,6 @@ from ottla.sim.cluster.environment import EVENTS, ClusterEnvironment, attempt
 from ottla.sim.cluster.journal import OperationState, SentRecord
 from ottla.sim.cluster.writers import producer_settings
 
-__all__ = [
-    "AccessView",
-    "GuardedWriter",
-    "SecurityChanger",
-    "first_users",
-    "login_settings",
-    "server_settings",
-]
-
 GUARDED_USER = "bob"
 _PRINCIPAL = f"User:{GUARDED_USER}"
 _PASSWORDS = ("first", "second")

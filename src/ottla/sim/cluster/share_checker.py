@@ -45,8 +45,6 @@ from ottla.records._kernel import Record
 from ottla.sim.cluster.history import CommittedRecord, PartitionHistory
 from ottla.sim.world import World
 
-__all__ = ["SHARE_GROUP", "SentAcknowledgement", "ShareChecker", "ShareGroupTerms", "ShareWatcher"]
-
 SHARE_GROUP: Final = "workers"
 _DONE: Final = frozenset((RecordState.ACKNOWLEDGED, RecordState.ARCHIVED))
 _FINAL_TYPES: Final = frozenset((AcknowledgeType.GAP, AcknowledgeType.ACCEPT, AcknowledgeType.REJECT))

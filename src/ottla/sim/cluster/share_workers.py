@@ -37,8 +37,6 @@ from ottla.sim.cluster.environment import EVENTS, JOBS, ORDERS, ClusterEnvironme
 from ottla.sim.cluster.share_checker import SHARE_GROUP, SentAcknowledgement, ShareGroupTerms
 from ottla.sim.cluster.writers import producer_settings
 
-__all__ = ["JobsChurn", "ShareWorker", "share_partitions"]
-
 _TOPICS: Final = (EVENTS, ORDERS, JOBS)
 _JOIN_EPOCH, _LEAVE_EPOCH = 0, -1
 _FIRST_EPOCH, _FINAL_EPOCH = 0, -1

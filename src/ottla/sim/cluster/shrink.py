@@ -15,8 +15,6 @@ from typing import Final, Protocol, TypeVar
 from ottla.sim.cluster.scenario import FEATURES, ClusterScenario
 from ottla.sim.nemesis import AMBUSHES
 
-__all__ = ["Story", "kind_of", "shorten", "timeline"]
-
 T = TypeVar("T")
 
 # Features whose removal would let the disks lose what the guarantees need.

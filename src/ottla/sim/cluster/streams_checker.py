@@ -14,8 +14,6 @@ from ottla.protocol.consumer_offsets_records import (
 from ottla.records._kernel import Record
 from ottla.sim.world import World
 
-__all__ = ["StreamsChecker"]
-
 
 class StreamsChecker:
     """Which member has which tasks, by the committed records of the group coordinator."""

@@ -25,8 +25,6 @@ from ottla.rpc.channel import Lane
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.environment import EVENTS, ORDERS, ClusterEnvironment, attempt
 
-__all__ = ["StreamsWorker"]
-
 _GROUP: Final = "streams"
 _SUBTOPOLOGY: Final = "0"
 _TOPICS: Final = (EVENTS, ORDERS)

@@ -40,8 +40,6 @@ from ottla.sim.loop import Process
 from ottla.sim.object_store import SimObjectStore
 from ottla.sim.world import SimMachine, World
 
-__all__ = ["TierChecker", "TierTerms", "TieredNode"]
-
 _FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 _DELETING = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
 _DELETED = RemoteLogSegmentState.DELETE_SEGMENT_FINISHED

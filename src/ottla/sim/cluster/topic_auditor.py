@@ -12,8 +12,6 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.environment import ClusterEnvironment, key_of
 from ottla.sim.cluster.readers import ByteConsumer, consumer_settings
 
-__all__ = ["TopicAuditor"]
-
 Records = list[tuple[int, bytes | None]]
 
 

@@ -23,8 +23,6 @@ from ottla.sim.cluster.journal import (
     original_of,
 )
 
-__all__ = ["verdict"]
-
 Offsets = Mapping[str, Mapping[PartitionKey, int]]
 """The committed offsets at the end, by group."""
 

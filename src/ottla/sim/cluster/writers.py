@@ -12,8 +12,6 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.environment import EVENTS, LATEST, ORDERS, ClusterEnvironment, attempt, key_of, keyed
 from ottla.sim.cluster.journal import ClientTransaction, OperationState, SentRecord
 
-__all__ = ["TransactionalWriter", "TwoPhaseWriter", "Writer", "producer_settings"]
-
 
 def producer_settings(runtime: Runtime) -> dict[str, Any]:
     """Settings of producers, with shorter timeouts than Kafka's: a run is short."""

@@ -14,8 +14,6 @@ from ottla.raft.driver.kafka_raft_log import KafkaRaftLog
 from ottla.records.batch import iter_batches, read_records
 from ottla.sim.world import World
 
-__all__ = ["QuorumChecker"]
-
 
 class _Batch(NamedTuple):
     next_offset: int

@@ -46,18 +46,6 @@ from ottla.runtime.runtime import Runtime
 from ottla.sim.quorum.checker import QuorumChecker
 from ottla.sim.world import SimMachine, World
 
-__all__ = [
-    "CLUSTER_ID",
-    "DIR",
-    "PORT",
-    "SimQuorumMember",
-    "SimQuorumMemberConfig",
-    "QuorumService",
-    "address_of",
-    "directory_of",
-    "format_member",
-]
-
 CLUSTER_ID = "simulated-cluster-id00"
 DIR = "/data"
 PORT = 9093

@@ -30,8 +30,6 @@ from ottla.runtime.disk import write_file
 from ottla.sim.nemesis import NemesisConfig
 from ottla.sim.quorum.run import QuorumScenario
 
-__all__ = ["QUORUM_BUGS", "plant_quorum_bug", "quorum_bug_scenario"]
-
 Patch = tuple[Any, str, Any]
 
 

@@ -32,8 +32,6 @@ from ottla.sim.quorum.member import (
 )
 from ottla.sim.world import SimMachine, World
 
-__all__ = ["QuorumRun", "QuorumOutcome", "QuorumScenario"]
-
 T = TypeVar("T")
 
 _AMBUSHES: tuple[Mapping[str, float], ...] = (

@@ -12,8 +12,6 @@ from typing import Final
 
 from ottla.spark.pipelines.project import Project
 
-__all__ = ["code_version"]
-
 DIGITS: Final = 12
 GIT_SECONDS: Final = 10.0
 

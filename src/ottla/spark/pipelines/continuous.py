@@ -20,8 +20,6 @@ from ottla.spark.pipelines.progress import PipelineProgress
 from ottla.spark.pipelines.project import ProjectError
 from ottla.spark.pipelines.spark_flows import FlowNotSupported
 
-__all__ = ["ContinuousFlows", "FlowQueries", "Triggers"]
-
 TRIGGER: Final = "ottla.trigger"
 """The setting for all flows; `ottla.trigger.<flow>` is for one."""
 STREAM_SECONDS: Final = 0.5

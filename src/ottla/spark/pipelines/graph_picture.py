@@ -9,8 +9,6 @@ from typing import Final
 
 from ottla.spark.pipelines.flow_graph import FlowKind, FlowNode
 
-__all__ = ["as_dot", "as_mermaid", "as_svg", "as_text"]
-
 _OUTSIDE: Final = "outside"
 _WIDTH: Final = 180
 _HEIGHT: Final = 44

@@ -18,18 +18,6 @@ from typing import Any, Final
 
 from ottla.spark.pipelines.plan import StreamRead
 
-__all__ = [
-    "EagerRead",
-    "OutsideRead",
-    "eager_reads",
-    "make_lazy",
-    "outside_reads",
-    "shape_of",
-    "shape_of_sql",
-    "stream_reads",
-    "streams_in_sql",
-]
-
 _RELATION: Final = "spark.connect.Relation"
 _NAME: Final = re.compile(r"\w+(\.\w+)*")
 _QUANTITY: Final = re.compile(

@@ -15,8 +15,6 @@ from typing import Final
 
 from ottla.spark.pipelines.project import CHECKPOINTS, Project, ProjectError, spark_location
 
-__all__ = ["check_storage", "keep_storage", "move_paths"]
-
 FILE_SINK_LOG: Final = "_spark_metadata"
 _DEFAULT_STORAGE: Final = "pipeline-storage"
 _FILE: Final = "storage.json"

@@ -20,21 +20,6 @@ from ottla.spark.pipelines.checkpoints import FlowCheckpoint, flow_checkpoints, 
 from ottla.spark.pipelines.project import CHECKPOINTS, ProjectError
 from ottla.spark.pipelines.selection import Selection, table_key
 
-__all__ = [
-    "Definitions",
-    "FlowAction",
-    "FlowDefinition",
-    "FlowRecord",
-    "KnownFlow",
-    "PlannedFlow",
-    "RunPlan",
-    "StreamRead",
-    "plan_run",
-    "rename_flows",
-    "rename_sinks",
-    "renamed",
-]
-
 FILE: Final = "flows.json"
 VERSION: Final = 2
 _RUN: Final = "ottla pipeline run"

@@ -36,8 +36,6 @@ from typing import IO, Any, Final
 
 from ottla.spark.pipelines.project import ProjectError
 
-__all__ = ["AlreadyRunning", "RunLock", "run_lock"]
-
 FILE: Final = "run.lock"
 TOUCH_SECONDS: Final = 5.0
 STALE_SECONDS: Final = 30.0

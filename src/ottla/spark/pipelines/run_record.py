@@ -16,8 +16,6 @@ from typing import Any, Final
 
 from ottla.spark.pipelines.progress import Flow, PipelineProgress
 
-__all__ = ["load_record", "record_run"]
-
 FILE: Final = "progress.json"
 WRITE_SECONDS: Final = 2.0
 STALE_SECONDS: Final = 30.0

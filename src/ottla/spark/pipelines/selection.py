@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-__all__ = ["Selection", "UnknownTables", "table_key"]
-
 
 class UnknownTables(Exception):
     """A run was asked to update tables that the definitions do not have."""

@@ -21,7 +21,6 @@ from ottla.spark.pipelines.progress import PipelineProgress, readable_error, sho
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["FlowNotSupported", "SparkFlows"]
 
 _PACKAGE: Final = "org.apache.spark.sql.pipelines.graph"
 _VIEWS: Final = "CompleteFlow"

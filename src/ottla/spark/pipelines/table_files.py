@@ -15,8 +15,6 @@ from typing import Any, Final
 from ottla.spark.pipelines.project import ProjectError
 from ottla.spark.pipelines.tables import committed_files, table_directories
 
-__all__ = ["TableRows", "format_of", "list_tables", "read_rows"]
-
 _FORMATS: Final = {".parquet": "parquet", ".orc": "orc", ".csv": "csv", ".json": "json"}
 _ATTEMPTS: Final = 5
 _HIDDEN: Final = (".", "_")

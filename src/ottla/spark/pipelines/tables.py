@@ -47,18 +47,6 @@ from ottla.spark.pipelines.project import CHECKPOINTS, SPEC_NAMES, Project, Proj
 from ottla.spark.pipelines.runner import RunListener
 from ottla.spark.pipelines.selection import Selection, UnknownTables, table_key
 
-__all__ = [
-    "PipelineTables",
-    "TableEntry",
-    "TableListener",
-    "committed_files",
-    "has_own_catalog",
-    "local_warehouse",
-    "name_sinks",
-    "next_checkpoints",
-    "table_directories",
-]
-
 FILE: Final = "catalog.json"
 VERSIONS: Final = ".versions"
 _DEFAULT_DATABASE: Final = "default"

@@ -25,8 +25,6 @@ from ottla.spark.sink.decision_log import DecisionLog
 from ottla.spark.sink.options import SinkOptions, TwoPhaseCommitMode
 from ottla.spark.sink.transaction_end import TransactionEnder
 
-__all__ = ["SinkClient", "sink_client"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

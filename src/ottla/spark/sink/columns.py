@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["check_schema", "check_timestamps", "columns_to_write", "largest_field", "rows_by_topic"]
 
 DEAD_LETTER = "_dead_letter"
 """The beginning of the names of columns with dead letters: structs of a topic and the fields of a record,

@@ -34,8 +34,6 @@ from ottla.spark.sink.recovery import complete_abandoned_writes, end_open_transa
 from ottla.spark.sink.task_writer import RunFenced, TaskIdentity, TransactionalTask
 from ottla.spark.sink.transaction_end import EndResult, OngoingTransaction, run_concurrently, transactional_id
 
-__all__ = ["CommitCoordinator", "LostTransactions", "UnexpectedBatch"]
-
 log = logging.getLogger(__name__)
 
 CLEAN_UP_INTERVAL_SECONDS = 10.0

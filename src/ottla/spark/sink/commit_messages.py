@@ -8,8 +8,6 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from ottla.spark.sink.decision_state import TaskTransaction
 
-__all__ = ["PreparedCommitMessage", "TaskCommitMessage"]
-
 
 @dataclass(frozen=True)
 class TaskCommitMessage(WriterCommitMessage):

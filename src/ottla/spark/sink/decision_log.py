@@ -24,8 +24,6 @@ from ottla.records.batch import iter_batches, read_records
 from ottla.spark.sink.decision_state import CommitDecision, DecisionRecord, DecisionState
 from ottla.spark.sink.fetch import fetch
 
-__all__ = ["DecisionLog", "DecisionLogMoved", "DecisionLogTruncated", "check_replication"]
-
 log = logging.getLogger(__name__)
 
 PARTITIONS = 16

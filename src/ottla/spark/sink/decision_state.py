@@ -33,17 +33,6 @@ from typing import Any, Final
 
 from ottla.spark.sink.lineage import BatchLineage
 
-__all__ = [
-    "CommitDecision",
-    "DecisionRecord",
-    "DecisionRecordKind",
-    "DecisionState",
-    "TaskTransaction",
-    "belongs_to_run",
-    "next_generation",
-    "trim_ranges",
-]
-
 VERSION = 1
 GENERATIONS_PER_RUN = 16
 GENERATIONS = 256

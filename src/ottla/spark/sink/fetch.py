@@ -12,8 +12,6 @@ from ottla.protocol.messages.fetch import (
 )
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["fetch"]
-
 LAST_VERSION_BY_NAME = 12
 
 

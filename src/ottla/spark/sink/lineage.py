@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["CODE_VERSION", "BatchLineage", "InputRange", "LineageSource"]
-
 CODE_VERSION: Final = "OTTLA_CODE_VERSION"
 """The environment variable with the version of the code; the option `codeVersion` takes precedence."""
 MAX_INPUTS: Final = 4_000

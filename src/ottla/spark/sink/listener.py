@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from ottla.spark.sink.decision_state import TaskTransaction
 
-__all__ = ["SinkListener"]
-
 
 class SinkListener:
     """Does nothing; override what is of interest."""

@@ -12,15 +12,6 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import Enum
 
-__all__ = [
-    "DEFAULT_DECISION_TOPIC",
-    "OWN_TOPICS",
-    "DeliveryGuarantee",
-    "SinkOptions",
-    "TwoPhaseCommitMode",
-    "sink_options",
-]
-
 log = logging.getLogger(__name__)
 
 DEFAULT_PREFIX = "ottla-spark"

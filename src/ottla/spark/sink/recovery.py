@@ -16,8 +16,6 @@ from ottla.spark.sink.decision_log import DecisionLog
 from ottla.spark.sink.decision_state import TaskTransaction, belongs_to_run
 from ottla.spark.sink.transaction_end import EndResult, OngoingTransaction, TransactionEnder, slot_of
 
-__all__ = ["complete_abandoned_writes", "end_open_transactions", "fence_writers", "take_over_scope"]
-
 log = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from typing import Final
 from ottla.spark.sink.decision_state import TaskTransaction
 from ottla.spark.sink.listener import SinkListener
 
-__all__ = ["VARIABLE", "StopPoint", "StoppingListener", "armed_file", "stopped_processes"]
-
 VARIABLE: Final = "OTTLA_SINK_STOPS"
 POLL_SECONDS: Final = 0.02
 # The first commit of a batch may fail: then the others continue without it.

@@ -42,15 +42,6 @@ if TYPE_CHECKING:
 
     from ottla.spark.sink.options import SinkOptions
 
-__all__ = [
-    "RunEnded",
-    "RunFenced",
-    "TaskIdentity",
-    "TransactionalTask",
-    "UnknownHistory",
-    "write_at_least_once",
-    "write_transaction",
-]
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,6 @@ from ottla.spark.sink.decision_state import (
 )
 from ottla.spark.sink.fetch import fetch
 
-__all__ = ["NotTraced", "TracedRecord", "trace"]
-
 FETCH_BYTES = 1024 * 1024
 _NO_PRODUCER = -1
 

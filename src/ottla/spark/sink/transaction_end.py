@@ -33,15 +33,6 @@ from ottla.protocol.names import TopicPartition
 from ottla.spark.sink.decision_state import GENERATIONS, TaskTransaction
 from ottla.spark.sink.fetch import fetch
 
-__all__ = [
-    "EndResult",
-    "OngoingTransaction",
-    "TransactionEnder",
-    "run_concurrently",
-    "slot_of",
-    "transactional_id",
-]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ottla.spark.sink.commit_messages import TaskCommitMessage
     from ottla.spark.sink.listener import SinkListener
 
-__all__ = ["BatchWriter", "StreamWriter", "batch_writer", "stream_writer"]
 
 BATCH_WRITE_ID = 0
 

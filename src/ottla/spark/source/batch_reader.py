@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from ottla.spark.source.segments import SegmentRange
     from ottla.spark.source.table_files import FileRange
 
-__all__ = [
-    "BatchReader",
-    "FilePartition",
-    "PushdownReader",
-    "RangePartition",
-    "SegmentPartition",
-    "batch_reader",
-    "check_schema",
-    "read_partition",
-]
-
 
 class FilePartition(InputPartition):
     """The files of a table that one task reads."""

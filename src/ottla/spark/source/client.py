@@ -22,8 +22,6 @@ from ottla.protocol.errors import KafkaError
 from ottla.runtime.loop import LoopThread
 from ottla.runtime.runtime import Runtime
 
-__all__ = ["SourceClient", "source_client"]
-
 T = TypeVar("T")
 
 MAX_CLIENTS = 8

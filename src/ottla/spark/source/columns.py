@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["COLUMNS", "BatchShaper", "arrow_schema", "spark_schema"]
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 """All columns in the order of Spark's own source."""

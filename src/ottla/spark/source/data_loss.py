@@ -6,8 +6,6 @@ import logging
 
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["DataLoss", "DataLossPolicy"]
-
 log = logging.getLogger(__name__)
 
 

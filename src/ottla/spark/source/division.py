@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ottla.spark.source.segments import SegmentRange
     from ottla.spark.source.table_files import FileRange, TopicFiles
 
-__all__ = ["Division", "StreamDivider", "limit_by_tables", "take_files"]
 
 # A batch with a larger range looks for tables and segments, though the last look found none there.
 LARGE_RANGE = 100_000

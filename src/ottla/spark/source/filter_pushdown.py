@@ -27,7 +27,6 @@ from pyspark.sql.datasource import (
 if TYPE_CHECKING:
     from ottla.spark.source.offset_reader import OffsetReader, Offsets
 
-__all__ = ["FilterBounds", "push_filters"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NEVER_NULL = frozenset({"topic", "partition", "offset", "timestamp", "timestampType"})

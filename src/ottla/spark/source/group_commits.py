@@ -16,8 +16,6 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.spark.source.client import SourceClient
 
-__all__ = ["GroupOffsetCommitter"]
-
 log = logging.getLogger(__name__)
 
 TIMEOUT_MS = 5_000

@@ -23,8 +23,6 @@ from ottla.spark.source.offset_reader import OffsetReader, Offsets, SourcePartit
 from ottla.spark.source.offsets import EARLIEST, LATEST, StreamOffset
 from ottla.spark.source.options import ReadFrom, SourceOptions
 
-__all__ = ["MicroBatchStream", "rate_limited"]
-
 POLL_INTERVAL_S = 0.025
 DISCOVERY_INTERVAL_S = 1.0
 SIZES_INTERVAL_S = 60.0

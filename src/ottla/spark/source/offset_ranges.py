@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 
 from ottla.protocol.names import TopicPartition
 
-__all__ = ["OffsetRange", "split"]
-
 MAX_TASKS = 100_000
 
 

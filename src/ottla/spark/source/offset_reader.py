@@ -33,8 +33,6 @@ from ottla.spark.source.client import SourceClient, source_client
 from ottla.spark.source.offsets import EARLIEST, LATEST, OffsetLimit, OffsetLimitKind
 from ottla.spark.source.options import SourceOptions
 
-__all__ = ["OffsetReader", "SourcePartitions", "UnknownTopic"]
-
 log = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, int]

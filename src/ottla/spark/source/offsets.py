@@ -18,17 +18,6 @@ from typing import Any
 
 from ottla.protocol.names import TopicPartition, parse_uuid, uuid_text
 
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "OffsetLimit",
-    "OffsetLimitKind",
-    "StreamOffset",
-    "parse_assign",
-    "parse_by_partition",
-    "parse_offsets_limit",
-]
-
 EARLIEST = -2
 LATEST = -1
 IDS_KEY = "@ids"

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ottla.client.settings import ConnectionConfig
     from ottla.protocol.names import TopicPartition
 
-__all__ = ["ReadFrom", "SourceOptions", "columns_of", "parse_bytes", "parse_duration_ms", "source_options"]
 
 log = logging.getLogger(__name__)
 

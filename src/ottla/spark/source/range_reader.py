@@ -40,7 +40,6 @@ from ottla.spark.source.options import SourceOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Fetched", "RangeReader", "read_range"]
 
 BATCH_ROWS = 100_000
 BATCH_BYTES = 8 * 1024 * 1024

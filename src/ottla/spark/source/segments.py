@@ -71,7 +71,6 @@ if TYPE_CHECKING:
 
     from ottla.spark.source.offset_reader import OffsetReader
 
-__all__ = ["SegmentRange", "find_segment_ranges", "read_segments"]
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from ottla.spark.source.micro_batch_stream import MicroBatchStream
 
-__all__ = ["StreamReader", "stream_reader"]
 
 Json = dict[str, dict[str, Any]]
 

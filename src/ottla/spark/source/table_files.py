@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.table import Table
 
-__all__ = ["FileRange", "TableFileGone", "TopicFiles", "bounds_of", "find_tables", "read_files"]
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,6 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["read_client_config", "use_client_config", "with_client_config"]
-
 FILE: Final = "OTTLA_SPARK_CLIENT_CONFIG"
 SERVERS: Final = "OTTLA_SPARK_CLIENT_CONFIG_SERVERS"
 _GROUPS: Final = ("sasl.", "ssl.")

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import gc
 
-__all__ = ["begin_task"]
-
 _tasks = 0
 
 

@@ -21,8 +21,6 @@ from ottla.spark.pipelines.testing.report import CaseOutcome, CaseResult, case_t
 from ottla.spark.pipelines.testing.warm_run import CaseDirectories, WarmSession
 from ottla.spark.sink.stop_points import StopPoint
 
-__all__ = ["CaseRunner"]
-
 _NOT_REACHED: Final = "no run of this case reaches this point"
 
 

@@ -36,8 +36,6 @@ from typing import Any, Final, Protocol
 
 from ottla.spark.pipelines.project import Project, ProjectError
 
-__all__ = ["DIRECTORY", "CasePipeline", "PipelineCase", "Rows", "choose_cases", "find_cases"]
-
 DIRECTORY: Final = "tests"
 Rows = Sequence[Mapping[str, Any]]
 _RECORD_FIELDS: Final = frozenset(

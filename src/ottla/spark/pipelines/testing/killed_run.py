@@ -24,8 +24,6 @@ from ottla.spark.pipelines.testing.warm_run import CaseDirectories, WarmSession
 from ottla.spark.session import connect_session
 from ottla.spark.sink.stop_points import VARIABLE, StopPoint, armed_file, stopped_processes
 
-__all__ = ["Kill", "flows_into_sinks", "run_and_kill"]
-
 RUN_SECONDS: Final = 900.0
 END_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.05

@@ -11,8 +11,6 @@ from ottla.client.blocking import Admin, Consumer, Producer
 from ottla.spark.pipelines.testing.cases import Rows, record_problem
 from ottla.spark.pipelines.testing.rows import canonical, compare, record_bytes, timestamp_ms
 
-__all__ = ["PipelineUnderTest", "UnexpectedRows"]
-
 READ_SECONDS: Final = 60.0
 _POLL_MS: Final = 200
 

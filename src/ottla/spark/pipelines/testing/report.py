@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
-__all__ = ["CaseOutcome", "CaseResult", "summary", "write_junit"]
-
 # Characters that XML 1.0 cannot hold.
 _NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

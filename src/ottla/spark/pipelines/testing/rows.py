@@ -17,8 +17,6 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
-__all__ = ["RowDifference", "canonical", "compare", "record_bytes", "timestamp_ms"]
-
 MAX_ROWS_SHOWN: Final = 20
 _DIGITS: Final = 12
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?")

@@ -18,8 +18,6 @@ from ottla.spark.pipelines.runner import run_once
 from ottla.spark.pipelines.selection import Selection
 from ottla.spark.pipelines.tables import PipelineTables, TableListener
 
-__all__ = ["TEST_SETTINGS", "CaseDirectories", "WarmSession"]
-
 TEST_SETTINGS: Final = {
     "spark.sql.pipelines.maxFlowRetryAttempts": "0",
     "spark.sql.shuffle.partitions": "2",

@@ -9,9 +9,20 @@ from importlib import import_module
 import pytest
 
 import ottla.node.api.handlers
+from ottla.node.api.response_errors import error_for_each_part
 from ottla.node.api.routes import ROUTES, ApiRoute, Forwarding, OnFailure
 from ottla.protocol.api import API, ListenerType
 from ottla.protocol.errors import ErrorCode
+from ottla.protocol.messages.elect_leaders import ElectLeadersRequest, PartitionResult, TopicPartitions
+from ottla.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from ottla.protocol.messages.share_group_describe import DescribedGroup, ShareGroupDescribeRequest
 
 every_route = pytest.mark.parametrize("route", ROUTES.values(), ids=lambda route: route.name)
 
@@ -61,6 +72,32 @@ def test_a_failure_of_the_whole_request_is_answered_as_the_route_says(route: Api
             assert isinstance(response, route.api.response_class)
         if route.on_failure is OnFailure.ERROR_CODE:
             assert getattr(response, "error_code", None) == ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def test_an_error_for_each_part_names_what_the_request_names() -> None:
+    topics = [
+        OffsetCommitRequestTopic(
+            name="orders", partitions=[OffsetCommitRequestPartition(partition_index=3, committed_offset=7)]
+        )
+    ]
+    response = error_for_each_part(OffsetCommitRequest(group_id="g", topics=topics), 16, "why")
+    assert response == OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                name="orders", partitions=[OffsetCommitResponsePartition(partition_index=3, error_code=16)]
+            )
+        ]
+    )
+    # Ids, and a part whose own error says enough.
+    described = error_for_each_part(ShareGroupDescribeRequest(group_ids=["g"]), 16, "why")
+    assert described.groups == [DescribedGroup(group_id="g", error_code=16, error_message="why")]
+    # At the top too.
+    elected = error_for_each_part(
+        ElectLeadersRequest(topic_partitions=[TopicPartitions(topic="orders", partitions=[3])]), 41, "why"
+    )
+    [result] = elected.replica_election_results
+    assert (elected.error_code, result.topic) == (41, "orders")
+    assert result.partition_result == [PartitionResult(partition_id=3, error_code=41, error_message="why")]
 
 
 @every_route

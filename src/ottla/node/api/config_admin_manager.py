@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from ottla.metadata.controller.configs import OpType
@@ -88,21 +88,6 @@ def parse_node_id(name: str) -> int | None:
         return None
     number = int(name)
     return number if -(2**31) <= number < 2**31 else None
-
-
-def all_failed(
-    resources: Iterable[NamedResource], code: int, message: str | None, respond: Callable[..., R]
-) -> list[R]:
-    """Return the same error for every resource."""
-    return [
-        respond(
-            error_code=int(code),
-            error_message=message,
-            resource_type=each.resource_type,
-            resource_name=each.resource_name,
-        )
-        for each in resources
-    ]
 
 
 def _preprocess(

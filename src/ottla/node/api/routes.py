@@ -44,6 +44,7 @@ class OnFailure(Enum):
     """How a client learns that its whole request failed."""
 
     ERROR_CODE = "the error code, and the message if there is one, at the top of the response"
+    EACH_PART = "the error code for each part that the request names, and at the top if there is a place"
     HANDLER = "the handler's module builds the response, by its `failure_response`"
     CLOSE = "the response has no place for it, so the connection is closed"
 
@@ -115,6 +116,10 @@ class ApiRoute:
         if self.on_failure is OnFailure.HANDLER:
             module = cast("HandlerModuleWithFailure", import_module(self.module_name(listener)))
             return module.failure_response
+        if self.on_failure is OnFailure.EACH_PART:
+            from ottla.node.api.response_errors import error_for_each_part
+
+            return error_for_each_part
         return _top_level_error if self.on_failure is OnFailure.ERROR_CODE else _no_response
 
     def load_decision(self) -> LocalDecision:
@@ -138,6 +143,7 @@ def _no_response(_request: Request, _code: int, _message: str | None) -> None:
 _WHOLE: Final = Forwarding.WHOLE
 _PART: Final = Forwarding.PART
 _HANDLER: Final = OnFailure.HANDLER
+_EACH: Final = OnFailure.EACH_PART
 _CLOSE: Final = OnFailure.CLOSE
 
 ROUTES: Final[dict[int, ApiRoute]] = {
@@ -147,7 +153,7 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ApiRoute("Produce", "produce", BROKER_ONLY, on_failure=_HANDLER),
         # On a controller's listener a Fetch reads the metadata log.
         ApiRoute("Fetch", "fetch", BOTH, controller_handler="fetch_metadata", on_failure=_HANDLER),
-        ApiRoute("ListOffsets", "list_offsets", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("ListOffsets", "list_offsets", BROKER_ONLY, on_failure=_EACH),
         ApiRoute("OffsetForLeaderEpoch", "offset_for_leader_epoch", BROKER_ONLY, on_failure=_CLOSE),
         ApiRoute("DeleteRecords", "delete_records", BROKER_ONLY, on_failure=_CLOSE),
         # The cluster as clients see it
@@ -157,7 +163,7 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ApiRoute("SaslAuthenticate", "sasl_authenticate", BOTH),
         ApiRoute("Metadata", "metadata", BROKER_ONLY, on_failure=_HANDLER, cached=True),
         ApiRoute("DescribeCluster", "describe_cluster", BOTH),
-        ApiRoute("DescribeTopicPartitions", "describe_topic_partitions", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("DescribeTopicPartitions", "describe_topic_partitions", BROKER_ONLY, on_failure=_EACH),
         ApiRoute("FindCoordinator", "find_coordinator", BROKER_ONLY, on_failure=_HANDLER),
         # Groups
         ApiRoute("JoinGroup", "join_group", BROKER_ONLY),
@@ -165,42 +171,38 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ApiRoute("Heartbeat", "heartbeat", BROKER_ONLY, on_failure=_HANDLER),
         ApiRoute("LeaveGroup", "leave_group", BROKER_ONLY),
         ApiRoute("ConsumerGroupHeartbeat", "consumer_group_heartbeat", BROKER_ONLY),
-        ApiRoute("OffsetCommit", "offset_commit", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("OffsetCommit", "offset_commit", BROKER_ONLY, on_failure=_EACH),
         ApiRoute("OffsetFetch", "offset_fetch", BROKER_ONLY),
         ApiRoute("OffsetDelete", "offset_delete", BROKER_ONLY),
         ApiRoute("ListGroups", "list_groups", BROKER_ONLY),
         ApiRoute("DescribeGroups", "describe_groups", BROKER_ONLY, on_failure=_CLOSE),
-        ApiRoute("ConsumerGroupDescribe", "consumer_group_describe", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("ConsumerGroupDescribe", "consumer_group_describe", BROKER_ONLY, on_failure=_EACH),
         ApiRoute("StreamsGroupHeartbeat", "streams_group_heartbeat", BROKER_ONLY),
-        ApiRoute("StreamsGroupDescribe", "streams_group_describe", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("StreamsGroupDescribe", "streams_group_describe", BROKER_ONLY, on_failure=_EACH),
         ApiRoute(
             "StreamsGroupTopologyDescriptionUpdate",
             "streams_group_topology_description_update",
             BROKER_ONLY,
         ),
-        ApiRoute("DeleteGroups", "delete_groups", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("DeleteGroups", "delete_groups", BROKER_ONLY, on_failure=_EACH),
         ApiRoute("ShareGroupHeartbeat", "share_group_heartbeat", BROKER_ONLY),
-        ApiRoute("ShareGroupDescribe", "share_group_describe", BROKER_ONLY, on_failure=_HANDLER),
-        ApiRoute(
-            "DescribeShareGroupOffsets", "describe_share_group_offsets", BROKER_ONLY, on_failure=_HANDLER
-        ),
+        ApiRoute("ShareGroupDescribe", "share_group_describe", BROKER_ONLY, on_failure=_EACH),
+        ApiRoute("DescribeShareGroupOffsets", "describe_share_group_offsets", BROKER_ONLY, on_failure=_EACH),
         ApiRoute("AlterShareGroupOffsets", "alter_share_group_offsets", BROKER_ONLY),
         ApiRoute("DeleteShareGroupOffsets", "delete_share_group_offsets", BROKER_ONLY),
         # Share groups, to the leaders of partitions
         ApiRoute("ShareFetch", "share_fetch", BROKER_ONLY),
         ApiRoute("ShareAcknowledge", "share_acknowledge", BROKER_ONLY),
         # The state of share groups, between brokers
-        ApiRoute(
-            "InitializeShareGroupState", "initialize_share_group_state", BROKER_ONLY, on_failure=_HANDLER
-        ),
-        ApiRoute("ReadShareGroupState", "read_share_group_state", BROKER_ONLY, on_failure=_HANDLER),
-        ApiRoute("WriteShareGroupState", "write_share_group_state", BROKER_ONLY, on_failure=_HANDLER),
-        ApiRoute("DeleteShareGroupState", "delete_share_group_state", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("InitializeShareGroupState", "initialize_share_group_state", BROKER_ONLY, on_failure=_EACH),
+        ApiRoute("ReadShareGroupState", "read_share_group_state", BROKER_ONLY, on_failure=_EACH),
+        ApiRoute("WriteShareGroupState", "write_share_group_state", BROKER_ONLY, on_failure=_EACH),
+        ApiRoute("DeleteShareGroupState", "delete_share_group_state", BROKER_ONLY, on_failure=_EACH),
         ApiRoute(
             "ReadShareGroupStateSummary",
             "read_share_group_state_summary",
             BROKER_ONLY,
-            on_failure=_HANDLER,
+            on_failure=_EACH,
         ),
         # Transactions
         ApiRoute(
@@ -212,11 +214,11 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ),
         ApiRoute("AddPartitionsToTxn", "add_partitions_to_txn", BROKER_ONLY, on_failure=_HANDLER),
         ApiRoute("AddOffsetsToTxn", "add_offsets_to_txn", BROKER_ONLY),
-        ApiRoute("TxnOffsetCommit", "txn_offset_commit", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("TxnOffsetCommit", "txn_offset_commit", BROKER_ONLY, on_failure=_EACH),
         ApiRoute("EndTxn", "end_txn", BROKER_ONLY),
         ApiRoute("WriteTxnMarkers", "write_txn_markers", BROKER_ONLY, on_failure=_HANDLER),
         ApiRoute("ListTransactions", "list_transactions", BROKER_ONLY),
-        ApiRoute("DescribeTransactions", "describe_transactions", BROKER_ONLY, on_failure=_HANDLER),
+        ApiRoute("DescribeTransactions", "describe_transactions", BROKER_ONLY, on_failure=_EACH),
         ApiRoute("DescribeProducers", "describe_producers", BROKER_ONLY, on_failure=_CLOSE),
         # Topics and partitions
         ApiRoute(
@@ -224,29 +226,29 @@ ROUTES: Final[dict[int, ApiRoute]] = {
             "create_topics",
             BOTH,
             forwarding=_WHOLE,
-            on_failure=_HANDLER,
+            on_failure=_EACH,
             decides_locally=True,
         ),
-        ApiRoute("DeleteTopics", "delete_topics", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
-        ApiRoute("CreatePartitions", "create_partitions", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
-        ApiRoute("ElectLeaders", "elect_leaders", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
+        ApiRoute("DeleteTopics", "delete_topics", BOTH, forwarding=_WHOLE, on_failure=_EACH),
+        ApiRoute("CreatePartitions", "create_partitions", BOTH, forwarding=_WHOLE, on_failure=_EACH),
+        ApiRoute("ElectLeaders", "elect_leaders", BOTH, forwarding=_WHOLE, on_failure=_EACH),
         ApiRoute(
             "AlterPartitionReassignments",
             "alter_partition_reassignments",
             BOTH,
             forwarding=_WHOLE,
-            on_failure=_HANDLER,
+            on_failure=_EACH,
         ),
         ApiRoute("ListPartitionReassignments", "list_partition_reassignments", BOTH, forwarding=_WHOLE),
         # Settings
         ApiRoute("DescribeConfigs", "describe_configs", BOTH, on_failure=_CLOSE),
-        ApiRoute("AlterConfigs", "alter_configs", BOTH, forwarding=_PART, on_failure=_HANDLER),
+        ApiRoute("AlterConfigs", "alter_configs", BOTH, forwarding=_PART, on_failure=_EACH),
         ApiRoute(
             "IncrementalAlterConfigs",
             "incremental_alter_configs",
             BOTH,
             forwarding=_PART,
-            on_failure=_HANDLER,
+            on_failure=_EACH,
         ),
         ApiRoute("ListConfigResources", "list_config_resources", BROKER_ONLY),
         ApiRoute(
@@ -260,7 +262,7 @@ ROUTES: Final[dict[int, ApiRoute]] = {
             on_failure=_HANDLER,
         ),
         ApiRoute("DescribeClientQuotas", "describe_client_quotas", BROKER_ONLY, on_failure=_HANDLER),
-        ApiRoute("AlterClientQuotas", "alter_client_quotas", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
+        ApiRoute("AlterClientQuotas", "alter_client_quotas", BOTH, forwarding=_WHOLE, on_failure=_EACH),
         ApiRoute("UpdateFeatures", "update_features", BOTH, forwarding=_WHOLE),
         # The metrics of clients
         ApiRoute(
@@ -272,8 +274,8 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ApiRoute("PushTelemetry", "push_telemetry", BROKER_ONLY, needs_telemetry_receiver=True),
         # ACLs
         ApiRoute("DescribeAcls", "describe_acls", BOTH),
-        ApiRoute("CreateAcls", "create_acls", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
-        ApiRoute("DeleteAcls", "delete_acls", BOTH, forwarding=_WHOLE, on_failure=_HANDLER),
+        ApiRoute("CreateAcls", "create_acls", BOTH, forwarding=_WHOLE, on_failure=_EACH),
+        ApiRoute("DeleteAcls", "delete_acls", BOTH, forwarding=_WHOLE, on_failure=_EACH),
         # Delegation tokens
         ApiRoute("CreateDelegationToken", "create_delegation_token", BOTH, forwarding=_PART),
         ApiRoute("RenewDelegationToken", "renew_delegation_token", BOTH, forwarding=_PART),

@@ -10,23 +10,9 @@ from ottla.protocol.acl import AclOperation
 from ottla.protocol.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
-    AlterClientQuotasResponseEntryData,
 )
 
 
 async def handle(context: ApiRequestContext, request: AlterClientQuotasRequest) -> AlterClientQuotasResponse:
     context.require_of_cluster(AclOperation.ALTER_CONFIGS)
     return await context.controller.control(lambda controller: controller.alter_client_quotas(request))
-
-
-def failure_response(
-    request: AlterClientQuotasRequest, code: int, message: str | None
-) -> AlterClientQuotasResponse:
-    return AlterClientQuotasResponse(
-        entries=[
-            AlterClientQuotasResponseEntryData(
-                error_code=int(code), error_message=message, entity=entry.entity
-            )
-            for entry in request.entries
-        ]
-    )

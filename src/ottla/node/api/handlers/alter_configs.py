@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ottla.metadata.controller.configs import OpType
 from ottla.metadata.image.entities import ConfigResource
-from ottla.node.api.config_admin_manager import Change, all_failed, alter
+from ottla.node.api.config_admin_manager import Change, alter
 from ottla.node.api.context import ApiRequestContext, ForwardedRequestContext
 from ottla.node.api.forwarding import at_controller
 from ottla.protocol.messages.alter_configs import (
@@ -45,10 +45,4 @@ async def handle(context: ApiRequestContext, request: AlterConfigsRequest) -> Al
 async def _decide(context: ApiRequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
     return await at_controller(
         context, request, lambda controller: controller.alter_configs(request, context.for_controller())
-    )
-
-
-def failure_response(request: AlterConfigsRequest, code: int, message: str | None) -> AlterConfigsResponse:
-    return AlterConfigsResponse(
-        responses=all_failed(request.resources, code, message, AlterConfigsResourceResponse)
     )

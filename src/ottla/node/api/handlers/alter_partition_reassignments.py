@@ -11,8 +11,6 @@ from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
-    ReassignablePartitionResponse,
-    ReassignableTopicResponse,
 )
 
 
@@ -30,24 +28,3 @@ async def handle(
             if partition.error_code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS:
                 partition.error_message = None
     return response
-
-
-def failure_response(
-    request: AlterPartitionReassignmentsRequest, code: int, message: str | None
-) -> AlterPartitionReassignmentsResponse:
-    return AlterPartitionReassignmentsResponse(
-        error_code=int(code),
-        error_message=message,
-        responses=[
-            ReassignableTopicResponse(
-                name=topic.name,
-                partitions=[
-                    ReassignablePartitionResponse(
-                        partition_index=part.partition_index, error_code=int(code), error_message=message
-                    )
-                    for part in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ],
-    )

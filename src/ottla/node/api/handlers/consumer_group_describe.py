@@ -27,17 +27,6 @@ def handle(
     return _describe(describe_groups(context, request, DescribeConsumerGroup, _failed, _topics, _DENIED))
 
 
-def failure_response(
-    request: ConsumerGroupDescribeRequest, code: int, message: str | None
-) -> ConsumerGroupDescribeResponse:
-    return ConsumerGroupDescribeResponse(
-        groups=[
-            DescribedGroup(group_id=group_id, error_code=int(code), error_message=message)
-            for group_id in request.group_ids
-        ]
-    )
-
-
 async def _describe(groups: Awaitable[list[DescribedGroup]]) -> ConsumerGroupDescribeResponse:
     return ConsumerGroupDescribeResponse(groups=await groups)
 

@@ -47,12 +47,6 @@ async def handle(context: ApiRequestContext, request: CreateAclsRequest) -> Crea
     return response
 
 
-def failure_response(request: CreateAclsRequest, code: int, message: str | None) -> CreateAclsResponse:
-    return CreateAclsResponse(
-        results=[AclCreationResult(error_code=int(code), error_message=message) for _ in request.creations]
-    )
-
-
 def _is_unknown(acl: AclCreation) -> bool:
     return (
         acl.resource_type not in RESOURCE_TYPES

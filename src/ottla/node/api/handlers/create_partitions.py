@@ -10,7 +10,6 @@ from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
-    CreatePartitionsTopicResult,
 )
 
 
@@ -25,14 +24,3 @@ async def handle(context: ApiRequestContext, request: CreatePartitionsRequest) -
         if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             topic.error_message = None
     return response
-
-
-def failure_response(
-    request: CreatePartitionsRequest, code: int, message: str | None
-) -> CreatePartitionsResponse:
-    return CreatePartitionsResponse(
-        results=[
-            CreatePartitionsTopicResult(name=topic.name, error_code=int(code), error_message=message)
-            for topic in request.topics
-        ]
-    )

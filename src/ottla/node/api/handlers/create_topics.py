@@ -13,7 +13,6 @@ from ottla.metadata.controller.state import ControllerRequestContext
 from ottla.node.api.context import ApiRequestContext
 from ottla.node.api.services import ApiServices
 from ottla.protocol.messages.create_topics import (
-    CreatableTopicResult,
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
@@ -40,12 +39,3 @@ async def _create(
     for topic in response.topics:
         topic.error_message = topic.error_message or None
     return response
-
-
-def failure_response(request: CreateTopicsRequest, code: int, message: str | None) -> CreateTopicsResponse:
-    return CreateTopicsResponse(
-        topics=[
-            CreatableTopicResult(name=topic.name, error_code=int(code), error_message=message)
-            for topic in request.topics
-        ]
-    )

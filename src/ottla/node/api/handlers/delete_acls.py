@@ -8,7 +8,6 @@ from ottla.node.network.connection import ProtocolViolation
 from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.delete_acls import (
-    DeleteAclsFilterResult,
     DeleteAclsRequest,
     DeleteAclsResponse,
 )
@@ -33,11 +32,3 @@ async def handle(context: ApiRequestContext, request: DeleteAclsRequest) -> Dele
     if context.services.node.authorizer is None:
         raise KafkaError(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured.")
     return await context.controller.control(lambda controller: controller.delete_acls(filters))
-
-
-def failure_response(request: DeleteAclsRequest, code: int, message: str | None) -> DeleteAclsResponse:
-    return DeleteAclsResponse(
-        filter_results=[
-            DeleteAclsFilterResult(error_code=int(code), error_message=message) for _ in request.filters
-        ]
-    )

@@ -25,15 +25,6 @@ async def handle(context: RequestContext, request: DeleteGroupsRequest) -> Delet
     )
 
 
-def failure_response(request: DeleteGroupsRequest, code: int, message: str | None) -> DeleteGroupsResponse:
-    return DeleteGroupsResponse(
-        results=[
-            DeletableGroupResult(group_id=group_id, error_code=int(code), error_message=message)
-            for group_id in request.groups_names
-        ]
-    )
-
-
 async def _delete(context: RequestContext, group_id: str) -> DeletableGroupResult:
     try:
         check_group(context, group_id, AclOperation.DELETE)

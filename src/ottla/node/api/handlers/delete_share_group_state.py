@@ -9,12 +9,12 @@ from collections.abc import Awaitable
 from functools import partial
 
 from ottla.node.api.context import RequestContext
+from ottla.node.api.response_errors import error_for_each_part
 from ottla.node.api.share_state_requests import fill_in, is_empty, run_for_partitions
+from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.delete_share_group_state import (
     DeleteShareGroupStateRequest,
     DeleteShareGroupStateResponse,
-    DeleteStateResult,
-    PartitionResult,
 )
 
 
@@ -27,23 +27,6 @@ def handle(
     return _delete(context, request)
 
 
-def failure_response(
-    request: DeleteShareGroupStateRequest, code: int, message: str | None
-) -> DeleteShareGroupStateResponse:
-    return DeleteShareGroupStateResponse(
-        results=[
-            DeleteStateResult(
-                topic_id=topic.topic_id,
-                partitions=[
-                    PartitionResult(partition=part.partition, error_code=int(code), error_message=message)
-                    for part in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
-
-
 async def _delete(
     context: RequestContext, request: DeleteShareGroupStateRequest
 ) -> DeleteShareGroupStateResponse:
@@ -51,6 +34,6 @@ async def _delete(
     results = await run_for_partitions(
         request.topics, lambda _: None, partial(coordinator.delete_state, request.group_id)
     )
-    response = failure_response(request, 0, None)
+    response: DeleteShareGroupStateResponse = error_for_each_part(request, ErrorCode.NONE, None)
     fill_in(response.results, results)
     return response

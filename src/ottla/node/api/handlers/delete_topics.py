@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from ottla.node.api.context import ApiRequestContext
 from ottla.protocol.messages.delete_topics import (
-    DeletableTopicResult,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
@@ -27,19 +26,3 @@ async def handle(context: ApiRequestContext, request: DeleteTopicsRequest) -> De
     if quota is not None:
         response.throttle_time_ms = quota.throttle_ms
     return response
-
-
-def failure_response(request: DeleteTopicsRequest, code: int, message: str | None) -> DeleteTopicsResponse:
-    named = [
-        DeletableTopicResult(name=name, error_code=int(code), error_message=message)
-        for name in request.topic_names
-    ]
-    return DeleteTopicsResponse(
-        responses=named
-        + [
-            DeletableTopicResult(
-                name=topic.name, topic_id=topic.topic_id, error_code=int(code), error_message=message
-            )
-            for topic in request.topics
-        ]
-    )

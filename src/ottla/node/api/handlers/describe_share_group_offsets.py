@@ -46,19 +46,6 @@ async def handle(
     return response
 
 
-def failure_response(
-    request: DescribeShareGroupOffsetsRequest, code: int, message: str | None
-) -> DescribeShareGroupOffsetsResponse:
-    return DescribeShareGroupOffsetsResponse(
-        groups=[
-            DescribeShareGroupOffsetsResponseGroup(
-                group_id=group.group_id, error_code=int(code), error_message=message
-            )
-            for group in request.groups
-        ]
-    )
-
-
 async def _describe(
     context: RequestContext, group: DescribeShareGroupOffsetsRequestGroup
 ) -> DescribeShareGroupOffsetsResponseGroup:

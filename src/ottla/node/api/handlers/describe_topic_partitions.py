@@ -78,17 +78,6 @@ def handle(
     return response
 
 
-def failure_response(
-    request: DescribeTopicPartitionsRequest, code: int, _message: str | None
-) -> DescribeTopicPartitionsResponse:
-    return DescribeTopicPartitionsResponse(
-        topics=[
-            DescribeTopicPartitionsResponseTopic(name=topic.name, error_code=int(code))
-            for topic in request.topics
-        ]
-    )
-
-
 def _denied(name: str) -> DescribeTopicPartitionsResponseTopic:
     """Whether the topic exists, and what it is, must not be disclosed."""
     return DescribeTopicPartitionsResponseTopic(name=name, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)

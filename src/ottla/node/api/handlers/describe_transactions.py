@@ -24,16 +24,6 @@ def handle(
     return _describe(context, deduplicate_long(request.transactional_ids))
 
 
-def failure_response(
-    request: DescribeTransactionsRequest, code: int, _message: str | None
-) -> DescribeTransactionsResponse:
-    return DescribeTransactionsResponse(
-        transaction_states=[
-            TransactionState(transactional_id=id, error_code=int(code)) for id in request.transactional_ids
-        ]
-    )
-
-
 async def _describe(
     context: RequestContext, transactional_ids: Sequence[str]
 ) -> DescribeTransactionsResponse:

@@ -10,8 +10,6 @@ from ottla.protocol.acl import AclOperation
 from ottla.protocol.messages.elect_leaders import (
     ElectLeadersRequest,
     ElectLeadersResponse,
-    PartitionResult,
-    ReplicaElectionResult,
 )
 
 
@@ -20,19 +18,3 @@ async def handle(context: ApiRequestContext, request: ElectLeadersRequest) -> El
     if request.topic_partitions == []:
         return ElectLeadersResponse()
     return await context.controller.control(lambda controller: controller.elect_leaders(request))
-
-
-def failure_response(request: ElectLeadersRequest, code: int, message: str | None) -> ElectLeadersResponse:
-    return ElectLeadersResponse(
-        error_code=int(code),
-        replica_election_results=[
-            ReplicaElectionResult(
-                topic=topic.topic,
-                partition_result=[
-                    PartitionResult(partition_id=index, error_code=int(code), error_message=message)
-                    for index in topic.partitions
-                ],
-            )
-            for topic in request.topic_partitions or ()
-        ],
-    )

@@ -7,7 +7,7 @@ change in this broker only. Version 1 is flexible.
 from __future__ import annotations
 
 from ottla.metadata.image.entities import ConfigResource
-from ottla.node.api.config_admin_manager import Change, all_failed, alter
+from ottla.node.api.config_admin_manager import Change, alter
 from ottla.node.api.context import ApiRequestContext, ForwardedRequestContext
 from ottla.node.api.forwarding import at_controller
 from ottla.protocol.messages.incremental_alter_configs import (
@@ -50,12 +50,4 @@ async def _decide(
         context,
         request,
         lambda controller: controller.incremental_alter_configs(request, context.for_controller()),
-    )
-
-
-def failure_response(
-    request: IncrementalAlterConfigsRequest, code: int, message: str | None
-) -> IncrementalAlterConfigsResponse:
-    return IncrementalAlterConfigsResponse(
-        responses=all_failed(request.resources, code, message, AlterConfigsResourceResponse)
     )

@@ -10,12 +10,12 @@ from functools import partial
 
 from ottla.coordinator.share.persister import InitialState
 from ottla.node.api.context import RequestContext
+from ottla.node.api.response_errors import error_for_each_part
 from ottla.node.api.share_state_requests import fill_in, is_empty, run_for_partitions
+from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.initialize_share_group_state import (
     InitializeShareGroupStateRequest,
     InitializeShareGroupStateResponse,
-    InitializeStateResult,
-    PartitionResult,
 )
 
 
@@ -28,23 +28,6 @@ def handle(
     return _initialize(context, request)
 
 
-def failure_response(
-    request: InitializeShareGroupStateRequest, code: int, message: str | None
-) -> InitializeShareGroupStateResponse:
-    return InitializeShareGroupStateResponse(
-        results=[
-            InitializeStateResult(
-                topic_id=topic.topic_id,
-                partitions=[
-                    PartitionResult(partition=part.partition, error_code=int(code), error_message=message)
-                    for part in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
-
-
 async def _initialize(
     context: RequestContext, request: InitializeShareGroupStateRequest
 ) -> InitializeShareGroupStateResponse:
@@ -54,6 +37,6 @@ async def _initialize(
         lambda part: InitialState(part.state_epoch, part.start_offset),
         partial(coordinator.initialize_state, request.group_id),
     )
-    response = failure_response(request, 0, None)
+    response: InitializeShareGroupStateResponse = error_for_each_part(request, ErrorCode.NONE, None)
     fill_in(response.results, results)
     return response

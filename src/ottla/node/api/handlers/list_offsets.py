@@ -50,21 +50,6 @@ def handle(
     return lookup.complete(missing) if lookup.is_incomplete else lookup.response()
 
 
-def failure_response(request: ListOffsetsRequest, code: int, _message: str | None) -> ListOffsetsResponse:
-    return ListOffsetsResponse(
-        topics=[
-            ListOffsetsTopicResponse(
-                name=topic.name,
-                partitions=[
-                    ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=int(code))
-                    for part in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
-
-
 class _Lookup:
     """One request: what was found, and what is looked up yet. Of a request for many partitions some are
     looked up in a turn of the event loop; a search that takes longer than that goes on in a thread.

@@ -15,6 +15,7 @@ from collections.abc import Awaitable
 from ottla.coordinator.group.requests import CommitOffsets
 from ottla.node.api.context import RequestContext
 from ottla.node.api.group_requests import check_committed_topic, check_group, existing, merge, submit
+from ottla.node.api.response_errors import error_for_each_part
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -49,10 +50,6 @@ def handle(
     return _commit(context, request, refused)
 
 
-def failure_response(request: OffsetCommitRequest, code: int, _message: str | None) -> OffsetCommitResponse:
-    return OffsetCommitResponse(topics=[_error(topic, ErrorCode.of(code)) for topic in request.topics])
-
-
 def _commit(
     context: RequestContext, request: OffsetCommitRequest, refused: list[OffsetCommitResponseTopic]
 ) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
@@ -62,7 +59,7 @@ def _commit(
         reply = ticket.then(lambda response: _with_refused(response, refused))
         return reply if isinstance(reply, OffsetCommitResponse) else _commit_later(request, reply, refused)
     except KafkaError as error:
-        return _with_refused(failure_response(request, error.code, None), refused)
+        return _with_refused(error_for_each_part(request, error.code, None), refused)
 
 
 async def _commit_later(
@@ -73,7 +70,7 @@ async def _commit_later(
     try:
         return await reply
     except KafkaError as error:
-        return _with_refused(failure_response(request, error.code, None), refused)
+        return _with_refused(error_for_each_part(request, error.code, None), refused)
 
 
 def _error(topic: OffsetCommitRequestTopic, code: ErrorCode) -> OffsetCommitResponseTopic:

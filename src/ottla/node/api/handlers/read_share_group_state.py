@@ -30,23 +30,6 @@ def handle(
     return _read(context, request)
 
 
-def failure_response(
-    request: ReadShareGroupStateRequest, code: int, message: str | None
-) -> ReadShareGroupStateResponse:
-    return ReadShareGroupStateResponse(
-        results=[
-            ReadStateResult(
-                topic_id=topic.topic_id,
-                partitions=[
-                    PartitionResult(partition=part.partition, error_code=int(code), error_message=message)
-                    for part in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
-
-
 async def _read(context: RequestContext, request: ReadShareGroupStateRequest) -> ReadShareGroupStateResponse:
     coordinator = context.broker.coordinators.share
     results = await run_for_partitions(

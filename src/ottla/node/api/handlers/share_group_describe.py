@@ -29,17 +29,6 @@ def handle(
     return _describe(describe_groups(context, request, DescribeShareGroup, _failed, _topics, _DENIED))
 
 
-def failure_response(
-    request: ShareGroupDescribeRequest, code: int, message: str | None
-) -> ShareGroupDescribeResponse:
-    return ShareGroupDescribeResponse(
-        groups=[
-            DescribedGroup(group_id=group_id, error_code=int(code), error_message=message)
-            for group_id in request.group_ids
-        ]
-    )
-
-
 async def _describe(groups: Awaitable[list[DescribedGroup]]) -> ShareGroupDescribeResponse:
     return ShareGroupDescribeResponse(groups=await groups)
 

@@ -34,17 +34,6 @@ def handle(
     return _describe(describe_groups(context, request, operation, _failed, _topics, _DENIED))
 
 
-def failure_response(
-    request: StreamsGroupDescribeRequest, code: int, message: str | None
-) -> StreamsGroupDescribeResponse:
-    return StreamsGroupDescribeResponse(
-        groups=[
-            DescribedGroup(group_id=group_id, error_code=int(code), error_message=message)
-            for group_id in request.group_ids
-        ]
-    )
-
-
 async def _describe(groups: Awaitable[list[DescribedGroup]]) -> StreamsGroupDescribeResponse:
     return StreamsGroupDescribeResponse(groups=await groups)
 

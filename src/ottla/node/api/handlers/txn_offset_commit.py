@@ -23,6 +23,7 @@ from ottla.node.api.group_requests import (
     merge,
     submit,
 )
+from ottla.node.api.response_errors import error_for_each_part
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.txn_offset_commit import (
@@ -67,12 +68,6 @@ def handle(
     return _commit_when_verified(context, request, refused, guard)
 
 
-def failure_response(
-    request: TxnOffsetCommitRequest, code: int, _message: str | None
-) -> TxnOffsetCommitResponse:
-    return TxnOffsetCommitResponse(topics=[_error(topic, ErrorCode.of(code)) for topic in request.topics])
-
-
 async def _commit_when_verified(
     context: RequestContext,
     request: TxnOffsetCommitRequest,
@@ -84,7 +79,7 @@ async def _commit_when_verified(
         return response if isinstance(response, TxnOffsetCommitResponse) else await response
     except KafkaError as error:
         # What was refused keeps its own errors.
-        failed = failure_response(request, error.code, None)
+        failed: TxnOffsetCommitResponse = error_for_each_part(request, error.code, None)
         merge(failed.topics, refused)
         return failed
 

@@ -13,13 +13,13 @@ from functools import partial
 
 from ottla.coordinator.share.persister import PersisterStateBatch, WriteState
 from ottla.node.api.context import RequestContext
+from ottla.node.api.response_errors import error_for_each_part
 from ottla.node.api.share_state_requests import fill_in, is_empty, run_for_partitions
+from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.write_share_group_state import (
     PartitionData,
-    PartitionResult,
     WriteShareGroupStateRequest,
     WriteShareGroupStateResponse,
-    WriteStateResult,
 )
 
 
@@ -32,23 +32,6 @@ def handle(
     return _write(context, request)
 
 
-def failure_response(
-    request: WriteShareGroupStateRequest, code: int, message: str | None
-) -> WriteShareGroupStateResponse:
-    return WriteShareGroupStateResponse(
-        results=[
-            WriteStateResult(
-                topic_id=topic.topic_id,
-                partitions=[
-                    PartitionResult(partition=part.partition, error_code=int(code), error_message=message)
-                    for part in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
-
-
 async def _write(
     context: RequestContext, request: WriteShareGroupStateRequest
 ) -> WriteShareGroupStateResponse:
@@ -56,7 +39,7 @@ async def _write(
     results = await run_for_partitions(
         request.topics, _state, partial(coordinator.write_state, request.group_id)
     )
-    response = failure_response(request, 0, None)
+    response: WriteShareGroupStateResponse = error_for_each_part(request, ErrorCode.NONE, None)
     fill_in(response.results, results)
     return response
 

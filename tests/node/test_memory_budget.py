@@ -299,7 +299,7 @@ def test_clients_that_read_a_little_are_closed_when_others_wait_the_slowest_firs
             # What waits is served, although all that hold the memory read something all the time.
             good = await bench.client()
             assert len(await good.ask(b"fetch 4000000")) >= pool.small
-            # Their second requests wait as well, so slow ones are closed even if this client came before them.
+            # Their second requests wait as well, so slow ones are closed even if this client came first.
             await until(lambda: pool.use().slow_readers_closed > 0)
             reading.cancel()
 

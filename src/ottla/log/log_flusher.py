@@ -4,9 +4,9 @@ Two kinds of callers wait for a sync. One has a log to make durable, perhaps onl
 may take long: `flush` does that by itself. The others have appended, and their records count once they are
 durable: producers, followers, coordinators. For those there is `commit`, a **group commit**: what is appended
 to a log while it is being synced waits, and the next sync has all of it, from all producers; and the logs
-that wait are synced in a few threads, each of which takes its share of them. So the number of syncs follows from
-the disk and from the number of logs that are written to, not from the number of appends, and a call of the
-pool, which costs more than a sync of a quick disk, is shared too.
+that wait are synced in a few threads, each of which takes its share of them. So the number of syncs follows
+from the disk and from the number of logs that are written to, not from the number of appends, and a call of
+the pool, which costs more than a sync of a quick disk, is shared too.
 
 There are no rounds that end with their slowest sync: a thread that is done takes what waits by then. A log
 that hangs holds up itself and those of its share.

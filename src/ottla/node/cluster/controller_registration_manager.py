@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Final
 
+from ottla.log.directory.meta_properties import StorageError
 from ottla.metadata.features import supported_features
 from ottla.metadata.log.metadata_log import MetadataLog
 from ottla.node.cluster.controller_channel import ControllerChannel
@@ -52,14 +54,17 @@ class ControllerRegistrationManager:
         self._registered: Final = asyncio.Event()
 
     async def run(self) -> None:
-        """Register, and stay so. It may begin again after an error."""
+        """Register, and stay so until the metadata log fails: then no registration is seen any more, and
+        the driver of the log has reported why. It may begin again after an error.
+        """
         await self._register()
         self._registered.set()
-        while True:
-            await self._metadata.until(lambda: self._is_registered or not self._has_registrations)
-            await self._metadata.until(lambda: self._has_registrations and not self._is_registered)
-            _log.warning("the registration of this controller is gone, and is made again")
-            await self._register()
+        with contextlib.suppress(StorageError):
+            while True:
+                await self._metadata.until(lambda: self._is_registered or not self._has_registrations)
+                await self._metadata.until(lambda: self._has_registrations and not self._is_registered)
+                _log.warning("the registration of this controller is gone, and is made again")
+                await self._register()
 
     async def _register(self) -> None:
         await self._channel.request_until(

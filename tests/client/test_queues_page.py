@@ -24,7 +24,7 @@ DEADLINE_S = 120.0
 @pytest.mark.slow
 async def test_tasks_are_done_or_end_in_the_dead_letter_topic(ottla_for_clients: LocalNode) -> None:
     servers = ottla_for_clients.bootstrap_servers
-    (commands,) = re.findall(r"^```console\n(.*?)^```", PAGE.read_text(), re.S | re.M)
+    commands = "".join(re.findall(r"^```console\n(.*?)^```", PAGE.read_text(), re.S | re.M))
     line = CommandLine(servers)
     for command in commands.splitlines():
         await asyncio.to_thread(line.ok, *shlex.split(command.removeprefix("$ ottla ")))

@@ -322,6 +322,13 @@ class Run:
             if self.settings.retry_backoff_ms and each.state is RecordState.AVAILABLE and each.count:
                 each.waits_until_ms = self.now_ms + self.settings.retry_delay_ms(each.count, at)
 
+    def end_waits(self) -> None:
+        """Have all that waits for a retry be available."""
+        self.now_ms += max(self.settings.retry_backoff_ms, self.settings.retry_backoff_max_ms) * 2
+        self.share.end_waits(self.now_ms)
+        for each in self.known.values():
+            each.waits_until_ms = 0
+
     def check(self) -> None:
         self.share.check_invariants()
         start = self.share.start_offset
@@ -411,6 +418,7 @@ def test_a_new_leader_goes_on_with_what_was_persisted(block: int) -> None:
                     at for at, (state, _) in run.persisted.items() if state == RecordState.ACKNOWLEDGED
                 }
                 run.reload()
+                run.end_waits()
                 run.share.check_invariants()
                 # Gaps are delivered again, so what the model knows is not the whole.
                 delivered = set()
@@ -440,6 +448,7 @@ def test_a_new_leader_goes_on_with_what_was_persisted(block: int) -> None:
                 ]
                 assert not missing, missing
                 run.reload()
+                run.end_waits()
                 for at, each in list(run.known.items()):
                     if each.state not in DONE:
                         del run.known[at]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
 import pytest
 from tests.node.registry_calls import CONTENT_TYPE, RegistryClient, record
@@ -404,3 +407,119 @@ def test_a_node_may_have_no_registry() -> None:
         )
         assert status == 404
         assert node.schema_registry_url is None
+
+
+def _nested_avro(depth: int) -> str:
+    return '{"type":"array","items":' * depth + '"int"' + "}" * depth
+
+
+HOSTILE: dict[str, tuple[str, str]] = {
+    "nested Avro": ("AVRO", _nested_avro(50_000)),
+    "nested JSON": ("JSON", '{"items":' * 50_000 + "{}" + "}" * 50_000),
+    "nested Protobuf": ("PROTOBUF", 'syntax="proto3";' + "message M {" * 50_000 + "}" * 50_000),
+    "a record of itself": (
+        "AVRO",
+        json.dumps({"type": "record", "name": "R", "fields": [{"name": "r", "type": ["null", "R"]}] * 2}),
+    ),
+    "references in a circle": (
+        "JSON",
+        json.dumps({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}),
+    ),
+    "a pattern that explodes": (
+        "JSON",
+        json.dumps(
+            {
+                "type": "object",
+                "patternProperties": {"^(a+)+$": {"type": "string"}},
+                "properties": {"a" * 60 + "b": {"type": "string"}},
+                "additionalProperties": False,
+            }
+        ),
+    ),
+    "a pattern that takes memory": (
+        "JSON",
+        json.dumps(
+            {"type": "object", "patternProperties": {"((((a{1,1000}){1,1000}){1,1000}){1,1000})": {}}}
+        ),
+    ),
+    "ten megabytes": ("JSON", json.dumps({"description": "x" * 10_000_000})),
+    "two megabytes": ("AVRO", json.dumps({"type": "string", "doc": "x" * 2_000_000})),
+    "many fields": ("PROTOBUF", 'syntax="proto3"; message M {' + "int32 a=1;" * 90_000 + "}"),
+    "many branches": (
+        "JSON",
+        json.dumps({"anyOf": [{"type": "object", "title": str(n)} for n in range(9_000)]}),
+    ),
+}
+
+
+def test_hostile_schemas_are_answered_while_others_are_served(registry: RegistryClient) -> None:
+    def register(name: str) -> int:
+        kind, text = HOSTILE[name]
+        subject = quote(f"hostile {name}")
+        client, path = RegistryClient(registry.url), f"/subjects/{subject}/versions"
+        body = {"schema": text, "schemaType": kind}
+        status = client.call("POST", path, body)[0]
+        # The same once more, and something like it, which is compared with it.
+        client.call("POST", path, {**body, "schema": text.replace("a", "b", 1)})
+        client.call("POST", f"/compatibility{path}?verbose=true", body)
+        return status
+
+    registry.register("harmless", "string")
+    with ThreadPoolExecutor(4) as pool:
+        answers = {name: pool.submit(register, name) for name in HOSTILE}
+        while not all(each.done() for each in answers.values()):
+            assert registry.get("/subjects/harmless/versions") == [1]
+        found = {name: each.result() for name, each in answers.items()}
+    assert found["ten megabytes"] == 413
+    refused = {
+        "nested Avro",
+        "nested JSON",
+        "nested Protobuf",
+        "two megabytes",
+        "many fields",
+        "a record of itself",
+    }
+    assert {name for name in refused if found[name] != 422} == set()
+    assert set(found.values()) <= {200, 413, 422}
+
+
+@pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF"])
+def test_references_that_double_at_each_step_are_bounded(registry: RegistryClient, kind: str) -> None:
+    """Each schema refers twice to the one before: to write them out would take 2^20 copies."""
+    statuses = []
+    for step in range(20):
+        names = [f"laugh{step - 1}{which}" for which in "ab"] if step else []
+        for which in "ab":
+            name = f"laugh{step}{which}"
+            if kind == "AVRO":
+                text = json.dumps(record(name, **{each: each for each in names}))
+            elif kind == "JSON":
+                text = json.dumps({"properties": {each: {"$ref": each} for each in names}})
+            else:
+                fields = "".join(f"{each} f{place + 1} = {place + 1};" for place, each in enumerate(names))
+                imports = "".join(f'import "{each}";' for each in names)
+                text = f'syntax="proto3";{imports} message {name} {{{fields}}}'
+            references = [{"name": each, "subject": f"{kind}-{each}", "version": 1} for each in names]
+            body = {"schema": text, "schemaType": kind, "references": references}
+            statuses.append(registry.call("POST", f"/subjects/{kind}-{name}/versions", body)[0])
+    assert set(statuses) <= {200, 422}
+    last = f"/subjects/{kind}-laugh19a/versions/1"
+    if statuses[-1] == 200:
+        assert len(registry.get(last)["references"]) == 2
+        registry.call("GET", f"{last}?format=resolved")
+        registry.call("GET", f"{last}?format=serialized")
+    assert registry.get("/subjects") != []
+
+
+def test_metrics(node: LocalNode, registry: RegistryClient) -> None:
+    assert node.http_url is not None
+    registry.register("measured", "string")
+    registry.call("GET", "/subjects/never-there/versions")
+    with urllib.request.urlopen(f"{node.http_url}/metrics", timeout=60) as answer:
+        lines = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[:1] != "#")
+    assert int(lines["ottla_schema_registry_subjects"]) >= 1
+    assert int(lines["ottla_schema_registry_versions"]) >= 1
+    assert int(lines["ottla_schema_registry_writes_total"]) >= 1
+    assert int(lines["ottla_schema_registry_conflicts_total"]) == 0
+    assert int(lines['ottla_schema_registry_answers_total{status="200"}']) >= 1
+    assert int(lines['ottla_schema_registry_answers_total{status="404"}']) >= 1

@@ -151,6 +151,14 @@ class SchemaParser:
         self._keep(parsed)
         return text
 
+    async def formatted_text(self, client: Hashable, source: SchemaSource, name: str) -> str:
+        """The text in a format that a client names, such as a descriptor of Protobuf in base64."""
+        text, parsed = await self._work.run(
+            client, _cost_us([source]), _formatted_text, source, name, self._known([source])
+        )
+        self._keep(parsed)
+        return text
+
     async def differences(
         self,
         client: Hashable,
@@ -208,6 +216,15 @@ def _canonical_text(source: SchemaSource, normalize: bool, known: _Parsed) -> tu
     parsed = dict(known)
     schema = _parse(source, parsed)
     return schema.normalized_text() if normalize else schema.canonical_text, {source.key: schema}
+
+
+def _formatted_text(source: SchemaSource, name: str, known: _Parsed) -> tuple[str, _Parsed]:
+    parsed = dict(known)
+    schema = _parse(source, parsed)
+    try:
+        return schema.formatted_text(name), {source.key: schema}
+    except (InvalidSchemaError, RecursionError) as error:
+        raise RegistryError.invalid_schema(str(error) or "The schema is nested too deeply.") from None
 
 
 def _parse(source: SchemaSource, parsed: _Parsed) -> ParsedSchema:

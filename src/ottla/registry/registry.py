@@ -217,9 +217,15 @@ class Registry:
                 return decided.answer
         return await self._store.write(decide)
 
+    async def formatted_text(self, client: Hashable, schema: StoredSchema, name: str) -> str:
+        """The text of a schema in a format that a client names; the one that is stored if it names none."""
+        if not name.strip() or name.lower() == "default":
+            return schema.text
+        return await self._parser.formatted_text(client, source_of(self._store.state, schema), name.lower())
+
     async def look_up(
         self, client: Hashable, subject: str, request: SchemaRequest, *, normalize: bool, deleted: bool
-    ) -> JsonObject:
+    ) -> StoredSchema:
         """Find the version of a subject that has this schema."""
         work = _Work(client, self._parser)
         await self._store.open()
@@ -607,7 +613,7 @@ async def _look_up(
     request: SchemaRequest,
     normalize: bool,
     deleted: bool,
-) -> JsonObject:
+) -> StoredSchema:
     names = [subject]
     if QualifiedSubject.parse(subject).context == DEFAULT_CONTEXT:
         names += [f":{context}:{subject}" for context in state.contexts if context != DEFAULT_CONTEXT]
@@ -629,7 +635,7 @@ async def _look_up(
             completed = _completed(new, state.config_in_scope(name), state.latest(name))
             found = _find(state, completed, deleted=deleted)
         if found is not None:
-            return found.to_response()
+            return found
     if not state.has(subject, deleted=deleted):
         raise RegistryError.subject_not_found(subject)
     raise RegistryError.schema_not_found()
@@ -639,6 +645,7 @@ async def _register(
     state: RegistryState, work: _Work, subject: str, request: SchemaRequest, *, normalize: bool
 ) -> Changes[JsonObject]:
     scope = state.config_in_scope(subject)
+    given = request
     request = _with_latest_references(state, subject, request)
     is_forced = any(name in scope for name in (*_CONFIG_METADATA, *_CONFIG_RULES))
     if request.text.strip() and not is_forced:
@@ -646,7 +653,7 @@ async def _register(
         source = await _canonical_source(state, work, subject, request, normalize=normalize)
         known = _find(state, _stored(subject, request, source), deleted=False)
         if known is not None and _is_asked_for(known, request):
-            return Changes(known.to_response(is_stored=False))
+            return Changes(_registered(known, given))
     _check_mode(state, subject, request)
     is_import = state.mode_in_scope(subject) in _IMPORTING
     all_versions = state.versions(subject)
@@ -673,7 +680,7 @@ async def _register(
     if request.version == 0:
         known = _find(state, new, deleted=False)
         if known is not None and request.id in (-1, known.id):
-            return Changes(known.to_response(is_stored=False))
+            return Changes(_registered(known, given))
     if not is_import:
         messages = await _differences(state, work, subject, source, new.metadata, active)
         if messages:
@@ -683,7 +690,19 @@ async def _register(
     elif request.version != new_version and not is_import:
         raise RegistryError.invalid_schema("Version is not one more than previous version")
     new = replace(new, id=_id_for(state, context, new))
-    return Changes(new.to_response(is_stored=False), _registration_records(state, context, new, all_versions))
+    return Changes(_registered(new, given), _registration_records(state, context, new, all_versions))
+
+
+def _registered(found: StoredSchema, given: SchemaRequest) -> JsonObject:
+    """The answer to a registration. Clients take a schema in it for the one that they have sent: it is there
+    only if the registry has added something, and in the text that was given.
+    """
+    has_text = bool(given.text.strip())
+    if has_text and (found.metadata, found.rule_set) == (given.metadata, given.rule_set):
+        return {"id": found.id, "version": found.version, "guid": found.guid}
+    answer = found.to_response(is_stored=False)
+    del answer["subject"]
+    return answer | ({"schema": given.text} if has_text else {})
 
 
 def _is_asked_for(known: StoredSchema, request: SchemaRequest) -> bool:

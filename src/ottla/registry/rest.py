@@ -7,6 +7,7 @@ qualifies the subjects behind it, and errors have the registry's form also where
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -133,6 +134,8 @@ class _Text:
 
 
 class RegistryApi:
+    """`answers` counts what was answered, by its status."""
+
     def __init__(
         self,
         registry: Registry,
@@ -141,12 +144,14 @@ class RegistryApi:
         *,
         cluster_id: str,
         version: str,
+        answers: Counter[int],
     ) -> None:
         self._registry: Final = registry
         self._access: Final = access
         self._work: Final = work
         self._cluster_id: Final = cluster_id
         self._version: Final = version
+        self._answers: Final = answers
 
     def routes(self, prefix: str = "") -> list[HttpRoute]:
         """The routes below a path of a server; what is behind it is the path of the registry."""
@@ -188,7 +193,10 @@ class RegistryApi:
         self, found: object, request: HttpServerRequest, status: int, client: str
     ) -> HttpServerResponse:
         if found is _NO_CONTENT:
-            return HttpServerResponse(204)
+            status = 204
+        self._answers[status] += 1
+        if found is _NO_CONTENT:
+            return HttpServerResponse(status)
         accepted = request.headers.get("accept") or ""
         kind = (
             "application/json"
@@ -218,6 +226,14 @@ class RegistryApi:
         """A schema may be read by those who may read a subject that has it."""
         if found and not any(self._may_read(call, each.subject) for each in found):
             self._check(call, RegistryRight.READ, found[0].subject)
+
+    async def _text_of(self, call: _Call, schema: StoredSchema) -> _Text:
+        return _Text(await self._registry.formatted_text(call.client, schema, call.text("format")))
+
+    async def _response_of(self, call: _Call, schema: StoredSchema) -> JsonObject:
+        """A schema as the body of an answer, in the format that the request asks for."""
+        text = await self._text_of(call, schema)
+        return {**schema.to_response(), "schema": text.text}
 
     # The server
 
@@ -278,7 +294,7 @@ class RegistryApi:
 
     async def _schema_by_id(self, call: _Call) -> JsonObject:
         found = await self._by_id(call)
-        answer = found.to_response()
+        answer = await self._response_of(call, found)
         del answer["id"]
         if not call.text("subject"):
             del answer["subject"], answer["version"]
@@ -288,7 +304,7 @@ class RegistryApi:
         return answer
 
     async def _text_by_id(self, call: _Call) -> _Text:
-        return _Text((await self._by_id(call)).text)
+        return await self._text_of(call, await self._by_id(call))
 
     async def _subjects_of_id(self, call: _Call) -> list[str]:
         found = await self._owners(call, deleted=call.flag("deleted"))
@@ -301,7 +317,7 @@ class RegistryApi:
     async def _schema_by_guid(self, call: _Call) -> JsonObject:
         found = await self._registry.read(lambda state: queries.by_guid(state, call.parts["guid"]))
         self._check_one(call, [schema for _, schema in found])
-        answer = found[0][1].to_response()
+        answer = await self._response_of(call, found[0][1])
         del answer["id"], answer["subject"], answer["version"]
         return answer
 
@@ -327,13 +343,14 @@ class RegistryApi:
 
     async def _look_up(self, call: _Call) -> JsonObject:
         self._check(call, RegistryRight.READ, call.subject)
-        return await self._registry.look_up(
+        found = await self._registry.look_up(
             call.client,
             call.subject,
             SchemaRequest.parse(call.body),
             normalize=call.flag("normalize"),
             deleted=call.flag("deleted"),
         )
+        return await self._response_of(call, found)
 
     async def _latest_with_metadata(self, call: _Call) -> JsonObject:
         self._check(call, RegistryRight.READ, call.subject)
@@ -341,7 +358,7 @@ class RegistryApi:
         found = await self._registry.read(
             lambda state: queries.with_metadata(state, call.subject, wanted, deleted=call.flag("deleted"))
         )
-        return found.to_response()
+        return await self._response_of(call, found)
 
     async def _delete_subject(self, call: _Call) -> list[int]:
         self._check(call, RegistryRight.DELETE, call.subject)
@@ -362,13 +379,12 @@ class RegistryApi:
 
     async def _register(self, call: _Call) -> JsonObject:
         self._check(call, RegistryRight.WRITE, call.subject)
-        found = await self._registry.register(
+        return await self._registry.register(
             call.client,
             call.subject,
             SchemaRequest.parse(call.body),
             normalize=call.flag("normalize"),
         )
-        return {name: value for name, value in found.items() if name != "subject"}
 
     async def _of_version(self, call: _Call, *, deleted: bool) -> StoredSchema:
         self._check(call, RegistryRight.READ, call.subject)
@@ -379,7 +395,7 @@ class RegistryApi:
 
     async def _version_of(self, call: _Call) -> JsonObject:
         found = await self._of_version(call, deleted=call.flag("deleted"))
-        answer = found.to_response()
+        answer = await self._response_of(call, found)
         parent = QualifiedSubject.parse(found.subject)
         if call.text("referenceFormat") == "qualified" and parent.context != DEFAULT_CONTEXT:
             for each in answer.get("references", ()):
@@ -387,7 +403,7 @@ class RegistryApi:
         return answer
 
     async def _text_of_version(self, call: _Call) -> _Text:
-        return _Text((await self._of_version(call, deleted=call.flag("deleted"))).text)
+        return await self._text_of(call, await self._of_version(call, deleted=call.flag("deleted")))
 
     async def _referenced_by(self, call: _Call) -> list[int]:
         self._check(call, RegistryRight.READ, call.subject)

@@ -86,6 +86,7 @@ class RegistryState:
         self._referrers: dict[Version, dict[Version, None]] = {}
         # Keys of other writers that mean the same as one of ours and are written in another way.
         self._other_keys: dict[LogicalKey, set[bytes]] = {}
+        self.version_count = 0
         # The names of subjects in order, until one comes or goes.
         self._sorted: list[str] | None = None
 
@@ -157,6 +158,7 @@ class RegistryState:
             versions = self._subjects[subject] = {}
             self._sorted = None
         versions[version] = schema
+        self.version_count += 1
         ids.by_id.setdefault(schema.id, {})[key] = None
         ids.by_guid[schema.guid] = schema.id
         for referred in self._referred(schema):
@@ -168,6 +170,7 @@ class RegistryState:
         schema = versions.pop(version, None)
         if schema is None:
             return
+        self.version_count -= 1
         if not versions:
             del self._subjects[subject]
             self._sorted = None
@@ -218,6 +221,11 @@ class RegistryState:
         return encode_key("NOOP"), encode_value({"maxIds": highest})
 
     # Subjects and versions
+
+    @property
+    def subject_count(self) -> int:
+        """Subjects with a version, soft-deleted ones too."""
+        return len(self._subjects)
 
     @property
     def _names(self) -> list[str]:

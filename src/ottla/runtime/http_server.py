@@ -109,7 +109,7 @@ _WRITE_LOW_BYTES: Final = 64 * 1024
 # Parts of a stream are sent in pieces of at least this size where the next part is ready at once.
 _MAX_WRITE_BYTES: Final = 256 * 1024
 # What is read and dropped of a client that was refused, so that it gets to see why.
-_MAX_DROPPED_BYTES: Final = 256 * 1024
+_MAX_DROPPED_BYTES: Final = 16 * 1024 * 1024
 _SSE_COMMENT: Final = b": keep-alive\n\n"
 
 

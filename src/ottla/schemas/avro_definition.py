@@ -118,6 +118,12 @@ class AvroDefinition(ParsedSchema):
         """Return the text with attributes and aliases in order, and full names."""
         return json_text(_Printer(self._foreign_names(), normalized=True).document(self.root, "", 0))
 
+    def formatted_text(self, name: str) -> str:
+        if name == "resolved":
+            # With the definitions of its references where they are first named.
+            return json_text(_Printer(set()).document(self.root, "", 0))
+        return super().formatted_text(name)
+
 
 def parse_avro(
     text: str, references: Iterable[AvroDefinition] = (), *, is_new: bool = True

@@ -47,6 +47,12 @@ class ParsedSchema(ABC):
     def normalized_text(self) -> str:
         """Return the text in which also the order of what has none is always the same."""
 
+    def formatted_text(self, name: str) -> str:
+        """Return the text in a format that a client names; where this kind of schema has none of that name,
+        the canonical text, as from Confluent's registry.
+        """
+        return self.canonical_text
+
     def __repr__(self) -> str:
         return f"<{self.schema_type.value} {self.canonical_text[:80]}>"
 

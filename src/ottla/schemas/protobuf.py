@@ -177,6 +177,10 @@ class ProtobufSchema:
             names = self._messages[found].children
         return found
 
+    def field_types(self, message: str) -> dict[str, str]:
+        """The types of a message's fields, by their names."""
+        return {name: each.type for name, each in self._messages[message].by_name.items()}
+
     def columns(self) -> Fields:
         """The fields of the message that values are, as columns. SchemaError if it has none."""
         fields = self._fields(self._root, 1, Expansion())

@@ -10,14 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ottla.schemas.protobuf_definition import (
-    SCALARS,
-    ProtobufDefinition,
-    ProtobufType,
-    entry_types,
-    map_types,
-)
-from ottla.schemas.protobuf_file import EnumElement, FieldElement, MessageElement
+from ottla.schemas.protobuf_definition import ProtobufDefinition, ProtobufType, entry_types
+from ottla.schemas.protobuf_file import SCALARS, EnumElement, FieldElement, MessageElement, map_types
 
 _MAX_STEPS: Final = 200_000
 _MAX_PROBLEMS: Final = 100

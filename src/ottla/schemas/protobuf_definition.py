@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar, Final
 
 from ottla.schemas.errors import WrongData
 from ottla.schemas.parsed import InvalidSchemaError, ParsedSchema, SchemaType
-from ottla.schemas.protobuf_descriptor import read_descriptor
+from ottla.schemas.protobuf_descriptor import read_descriptor, write_descriptor
 from ottla.schemas.protobuf_file import (
+    SCALARS,
     EnumElement,
     ExtendElement,
     FieldElement,
@@ -26,15 +27,12 @@ from ottla.schemas.protobuf_file import (
     OptionValue,
     Range,
     RpcElement,
+    map_types,
     parse_file,
     print_file,
 )
 
 _MAX_TYPES: Final = 20_000
-_NUMBERS: Final = ("int32", "int64", "uint32", "uint64", "sint32", "sint64", "float", "double")
-SCALARS: Final = frozenset(
-    (*_NUMBERS, "fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string", "bytes")
-)
 # What a file may import without a reference: only their names matter here.
 _KNOWN_MESSAGES: Final = {
     "google.protobuf": """Any Api Method Mixin Duration Empty FieldMask SourceContext Struct Value ListValue
@@ -138,6 +136,18 @@ class ProtobufDefinition(ParsedSchema):
         """Return the text with full names, and in the order of numbers and names."""
         return print_file(_Normalization(self).file())
 
+    def formatted_text(self, name: str) -> str:
+        if name == "serialized":
+            return base64.b64encode(write_descriptor(self.file, self._full_name)).decode()
+        if name == "ignore_extensions":
+            file: FileElement = _without_extensions(self.file)
+            return print_file(file)
+        return super().formatted_text(name)
+
+    def _full_name(self, name: str, scope: str) -> tuple[str, bool] | None:
+        found = self.resolve(name, scope)
+        return None if found is None else (found.full_name, isinstance(found.element, EnumElement))
+
     def check_types(self) -> None:
         """Refuse types that are defined nowhere, and numbers and names that come twice."""
         package = self.file.package or ""
@@ -204,12 +214,22 @@ def _from_base64(text: str) -> FileElement | None:
     return None if file is None else parse_file(print_file(file))
 
 
-def map_types(kind: str) -> tuple[str, str] | None:
-    """Return the types of keys and values of a map; None if the type is another."""
-    if not kind.startswith("map<"):
-        return None
-    key, _, value = kind[4:-1].partition(", ")
-    return key, value
+def _without_extensions(part: Any) -> Any:
+    """A file, or a part of one, without extensions and without options that are extensions."""
+    if isinstance(part, list):
+        return [
+            _without_extensions(each)
+            for each in part
+            if not isinstance(each, ExtendElement)
+            and not (isinstance(each, OptionElement) and each.is_extension)
+        ]
+    if isinstance(part, tuple):
+        return tuple(_without_extensions(each) for each in part)
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    return replace(
+        part, **{each.name: _without_extensions(getattr(part, each.name)) for each in fields(part)}
+    )
 
 
 def _candidates(name: str, scope: str) -> Iterator[str]:

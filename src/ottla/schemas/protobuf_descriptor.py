@@ -1,19 +1,23 @@
-"""The binary descriptor of a `.proto` file as the file's parts.
+"""The binary descriptor of a `.proto` file as the file's parts, and back.
 
 Options of extensions are left out: what they mean is in other files.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from ottla.schemas.parsed import InvalidSchemaError
 from ottla.schemas.protobuf import ProtobufSchema
 from ottla.schemas.protobuf_file import (
+    SCALARS,
     EnumElement,
     ExtendElement,
     FieldElement,
     FileElement,
+    GroupElement,
     MessageElement,
     OneOfElement,
     OptionElement,
@@ -21,6 +25,7 @@ from ottla.schemas.protobuf_file import (
     Range,
     RpcElement,
     ServiceElement,
+    map_types,
 )
 
 _DESCRIPTOR: Final = """
@@ -109,6 +114,8 @@ _ORDER: Final = (
 )
 _ENUM_OPTIONS: Final = frozenset(("optimize_for", "ctype", "jstype", "idempotency_level"))
 _Parts = dict[str, Any]
+Resolve: TypeAlias = "Callable[[str, str], tuple[str, bool] | None]"
+"""Gives the full name of a type by its name and the scope in which it stands, and whether it is an enum."""
 
 
 @cache
@@ -227,3 +234,172 @@ def _rpc(document: _Parts) -> RpcElement:
         document.get("server_streaming", False),
         _options(document),
     )
+
+
+def write_descriptor(file: FileElement, resolve: Resolve) -> bytes:
+    """Return the `FileDescriptorProto` of a file, named `default` as in Confluent's registry.
+    InvalidSchemaError if it names a type that is defined nowhere.
+    """
+    return _schema().encode(_DescriptorWriter(file, resolve).document())
+
+
+class _DescriptorWriter:
+    def __init__(self, file: FileElement, resolve: Resolve) -> None:
+        self._file: Final = file
+        self._resolve: Final = resolve
+        self._is_proto3: Final = file.syntax == "proto3"
+
+    def document(self) -> _Parts:
+        file, scope = self._file, self._file.package or ""
+        services = [
+            _with_options(
+                {"name": each.name, "method": [self._method(one, scope) for one in each.rpcs]},
+                each.options,
+                "DeprecatedLate",
+            )
+            for each in file.services
+        ]
+        document = {
+            "name": "default",
+            "package": file.package,
+            "dependency": [*file.imports, *file.public_imports],
+            "public_dependency": [len(file.imports) + index for index in range(len(file.public_imports))],
+            **self._types(file.types, scope),
+            "service": services,
+            "extension": self._extensions(file.extends, scope),
+            "syntax": file.syntax if self._is_proto3 else None,
+        }
+        return _with_options(document, file.options, "FileOptions")
+
+    def _types(self, types: Sequence[MessageElement | EnumElement], scope: str) -> dict[str, list[_Parts]]:
+        return {
+            "message_type": [
+                self._message(each, scope) for each in types if isinstance(each, MessageElement)
+            ],
+            "enum_type": [_enum_document(each) for each in types if isinstance(each, EnumElement)],
+        }
+
+    def _message(self, message: MessageElement, around: str) -> _Parts:
+        scope = f"{around}.{message.name}" if around else message.name
+        types = self._types(message.types, scope)
+        nested, oneofs = types["message_type"], [each.name for each in message.oneofs]
+        fields = [self._field(each, scope, nested) for each in message.fields]
+        for index, oneof in enumerate(message.oneofs):
+            fields += (self._field(each, scope, nested) | {"oneof_index": index} for each in oneof.fields)
+            fields += (self._group(each, scope, nested) | {"oneof_index": index} for each in oneof.groups)
+        fields += (self._group(each, scope, nested) for each in message.groups)
+        for each in fields:
+            if each.get("proto3_optional"):
+                # A compiler makes a oneof for each of these, behind all others.
+                each["oneof_index"] = len(oneofs)
+                oneofs.append(f"_{each['name']}")
+        document = {
+            "name": message.name,
+            "field": fields,
+            "nested_type": nested,
+            "enum_type": types["enum_type"],
+            "extension_range": [
+                _range_document(each, 1) for ranges, _ in message.extensions for each in ranges
+            ],
+            "extension": self._extensions(message.extends, scope),
+            "oneof_decl": [{"name": each} for each in oneofs],
+            **_reserved_documents(message.reserved, 1),
+        }
+        return _with_options(document, message.options, "MessageOptions")
+
+    def _field(self, one: FieldElement, scope: str, nested: list[_Parts]) -> _Parts:
+        document: _Parts = {"name": one.name, "number": one.number, "label": one.label or "optional"}
+        types = map_types(one.type)
+        if types is not None:
+            entry = "".join(part[:1].upper() + part[1:] for part in one.name.split("_")) + "Entry"
+            key, value = types
+            fields = [
+                {"name": "key", "number": 1, "label": "optional", **self._type(key, scope)},
+                {"name": "value", "number": 2, "label": "optional", **self._type(value, scope)},
+            ]
+            nested.append({"name": entry, "field": fields, "options": {"map_entry": True}})
+            document |= {"label": "repeated", "type": "message", "type_name": f".{scope}.{entry}"}
+        else:
+            document |= self._type(one.type, scope)
+        if self._is_proto3 and one.label == "optional":
+            document["proto3_optional"] = True
+        document |= {"default_value": one.default, "json_name": one.json_name}
+        return _with_options(document, one.options, "FieldOptions")
+
+    def _type(self, kind: str, scope: str) -> _Parts:
+        if kind in SCALARS:
+            return {"type": kind}
+        found = self._resolve(kind, scope)
+        if found is None:
+            raise InvalidSchemaError(f"Could not resolve type: {kind}")
+        name, is_enum = found
+        return {"type": "enum" if is_enum else "message", "type_name": f".{name}"}
+
+    def _group(self, group: GroupElement, scope: str, nested: list[_Parts]) -> _Parts:
+        name = f"{scope}.{group.name}"
+        inner: list[_Parts] = []
+        fields = [self._field(each, name, inner) for each in group.fields]
+        nested.append(_given({"name": group.name, "field": fields, "nested_type": inner}))
+        return {
+            "name": group.name.lower(),
+            "number": group.number,
+            "label": group.label or "optional",
+            "type": "group",
+            "type_name": f".{name}",
+        }
+
+    def _extensions(self, extends: Sequence[ExtendElement], scope: str) -> list[_Parts]:
+        found: list[_Parts] = []
+        for extend in extends:
+            name = self._type(extend.name, scope)["type_name"]
+            found += (self._field(each, scope, []) | {"extendee": name} for each in extend.fields)
+        return found
+
+    def _method(self, rpc: RpcElement, scope: str) -> _Parts:
+        document = {
+            "name": rpc.name,
+            "input_type": self._type(rpc.request, scope)["type_name"],
+            "output_type": self._type(rpc.response, scope)["type_name"],
+            "client_streaming": rpc.request_streams or None,
+            "server_streaming": rpc.response_streams or None,
+        }
+        return _with_options(document, rpc.options, "DeprecatedLate")
+
+
+def _enum_document(enum: EnumElement) -> _Parts:
+    values = [
+        _with_options({"name": name, "number": number}, options, "DeprecatedFirst")
+        for name, number, options in enum.constants
+    ]
+    document = {"name": enum.name, "value": values, **_reserved_documents(enum.reserved, 0)}
+    return _with_options(document, enum.options, "EnumOptions")
+
+
+def _reserved_documents(reserved: Sequence[Sequence[Range]], beyond: int) -> _Parts:
+    ranges = [each for several in reserved for each in several]
+    return {
+        "reserved_range": [_range_document(each, beyond) for each in ranges if not isinstance(each, str)],
+        "reserved_name": [each for each in ranges if isinstance(each, str)],
+    }
+
+
+def _range_document(each: Range, beyond: int) -> _Parts:
+    first, last = each if isinstance(each, tuple) else (each, each)
+    assert isinstance(first, int)
+    assert isinstance(last, int)
+    return {"start": first, "end": last + beyond}
+
+
+def _with_options(document: _Parts, options: Sequence[OptionElement], kind: str) -> _Parts:
+    """Add the options that a descriptor has fields for, and leave out what is not set."""
+    types = _schema().field_types(kind)
+    given = {}
+    for each in options:
+        if not each.is_extension and each.name in types and isinstance(each.value, OptionText):
+            text = each.value.text
+            given[each.name] = text == "true" if types[each.name] == "bool" else text
+    return _given(document | {"options": given})
+
+
+def _given(document: Mapping[str, Any]) -> _Parts:
+    return {name: value for name, value in document.items() if value not in (None, [], {})}

@@ -24,6 +24,10 @@ _TOKEN: Final = re.compile(
       |(?P<word>[A-Za-z0-9_.](?:[\w.]|(?<=\d[eE])[+-])*+)|(?P<sign>[{}\[\]()<>;=,:+\-/])|\Z)""",
     re.VERBOSE | re.DOTALL | re.ASCII,
 )
+_NUMBERS: Final = ("int32", "int64", "uint32", "uint64", "sint32", "sint64", "float", "double")
+SCALARS: Final = frozenset(
+    (*_NUMBERS, "fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string", "bytes")
+)
 _ESCAPE: Final = re.compile(r"\\(?:[xX]([0-9a-fA-F]{1,2})|([0-7]{1,3})|(.))", re.DOTALL)
 _ESCAPED: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _PRINTED: Final = str.maketrans(
@@ -145,6 +149,14 @@ class FileElement:
     types: list[MessageElement | EnumElement] = field(default_factory=list)
     extends: list[ExtendElement] = field(default_factory=list)
     services: list[ServiceElement] = field(default_factory=list)
+
+
+def map_types(kind: str) -> tuple[str, str] | None:
+    """Return the types of keys and values of a map; None if the type is another."""
+    if not kind.startswith("map<"):
+        return None
+    key, _, value = kind[4:-1].partition(", ")
+    return key, value
 
 
 def parse_file(text: str) -> FileElement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,8 @@ class SchemaRegistryService:
         is_serving: Callable[[], bool],
     ) -> None:
         self.store: Final = SchemaStore(runtime, tasks, topic)
+        # What was answered, by its status.
+        self.answers: Final[Counter[int]] = Counter()
         self._topic: Final = topic
         self._work: Final = work
         self._authorizer: Final = authorizer
@@ -52,6 +55,7 @@ class SchemaRegistryService:
             self._work,
             cluster_id=self._cluster_id,
             version=__version__,
+            answers=self.answers,
         )
         return HttpMount(api.routes(prefix))
 

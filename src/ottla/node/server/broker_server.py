@@ -476,6 +476,13 @@ class BrokerServer:
             lambda: shared.state.is_serving,
         )
         shared.stop_sequence.add(registry.close)
+
+        def collector() -> Collector:
+            from ottla.node.metrics.schema_registry import SchemaRegistryCollector
+
+            return SchemaRegistryCollector(registry).collect
+
+        shared.metrics.add_collector_on_demand("schema registry", collector)
         return registry
 
     def _make_client_telemetry(self) -> ClientTelemetry:

@@ -28,6 +28,7 @@ from tests.metadata.controller_harness import (
     raise_metadata_version,
     registration,
 )
+from tests.metadata.test_features import SAFE_DOWNGRADE, UPGRADE, update
 from tests.metadata.test_partitions import alter_isr
 
 
@@ -182,6 +183,21 @@ class TestFencing:
         partition = world.partition("orders")
         assert (partition.leader, partition.isr, partition.last_known_elr) == (0, (0,), ())
         assert partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
+
+    def test_who_led_before_there_were_eligible_replicas_is_the_last_resort_too(self) -> None:
+        world = ControllerHarness()
+        update(world, ("eligible.leader.replicas.version", 0, SAFE_DOWNGRADE))
+        world.create("orders", assignments=[[0]])
+        world.heartbeat(0, want_fence=True)
+        partition = world.partition("orders")
+        assert (partition.leader, partition.isr, partition.last_known_elr) == (NO_LEADER, (0,), ())
+        update(world, ("eligible.leader.replicas.version", 1, UPGRADE))
+        register(world, registration(0, incarnation=2), supersede=True)
+        partition = world.partition("orders")
+        assert (partition.leader, partition.isr, partition.elr) == (NO_LEADER, (), ())
+        assert partition.last_known_elr == (0,)
+        world.heartbeat(0)
+        assert world.partition("orders").leader == 0
 
     def test_after_a_clean_shutdown_it_simply_leads_again(self) -> None:
         world = ControllerHarness()

@@ -195,12 +195,18 @@ class PartitionChangeBuilder:
             record.leader = self.partition.leader
 
     def _record_last_known_leader(self, record: PartitionChangeRecord) -> None:
+        partition = self.partition
         if not self.elr_enabled:
             return
-        if record.leader == NO_LEADER and not self.partition.last_known_elr:
-            record.last_known_elr = [self.partition.leader]
-        elif record.leader >= 0 and self.partition.last_known_elr:
-            record.last_known_elr = []
+        if record.leader >= 0:
+            if partition.last_known_elr:
+                record.last_known_elr = []
+        elif not partition.last_known_elr:
+            if record.leader == NO_LEADER:
+                record.last_known_elr = [partition.leader]
+            elif partition.leader == NO_LEADER and len(partition.isr) == 1:
+                # It lost its leader before there were eligible leader replicas: that one stayed in the ISR.
+                record.last_known_elr = list(partition.isr)
 
     def _record_assignment(self, record: PartitionChangeRecord) -> None:
         partition = self.partition

@@ -470,11 +470,9 @@ class MetadataLog:
         while not condition():
             failure = self.client.failure
             if failure is not None:
-                raise (
-                    failure
-                    if isinstance(failure, StorageError)
-                    else StorageError(f"the metadata log failed: {failure}")
-                )
+                if isinstance(failure, StorageError):
+                    raise failure
+                raise StorageError(f"the metadata log failed: {failure}") from failure
             if self._changed is None:
                 self._changed = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._changed)

@@ -49,6 +49,15 @@ FORBIDDEN_PAIRS = frozenset(
     for lower in ("node", "coordinator", "replication", "metadata", "raft", "remote", "log")
 ) - {("spark", "remote")}
 
+# What attaches to a broker by a `BrokerExtension`, and the rooms that must not know of it.
+OPTIONAL_ROOMS = (
+    *("ottla.node.remote", "ottla.node.tables", "ottla.node.telemetry", "ottla.node.registry"),
+    *("ottla.tables", "ottla.registry", "ottla.console"),
+)
+CORE_ROOMS = frozenset(("log", "raft", "metadata", "replication", "coordinator", "node"))
+# The list of extensions; the handlers of an API that an extension has; the settings, which are parsed as one.
+NAME_OPTIONAL_ROOMS = ("ottla.node.standard_extensions", "ottla.node.api.handlers", "ottla.node.config")
+
 # Rooms that may touch the world without asking `runtime`: it itself, and those that no broker needs.
 OPEN_ROOMS = frozenset(("runtime", "cli", "testing", "sim", "spark", "console"))
 DOORS = frozenset(
@@ -246,6 +255,18 @@ def floor_breaches(modules: Iterable[Module]) -> Iterator[str]:
                 yield f"{where}: {module.room} imports {imported.target}, which is on a higher floor"
             elif (module.room, room) in FORBIDDEN_PAIRS:
                 yield f"{where}: {module.room} must not know {room}, and imports {imported.target}"
+
+
+def extension_breaches(modules: Iterable[Module]) -> Iterator[str]:
+    """Imports of an optional room by what a broker cannot do without: a broker calls its extensions by
+    `BrokerExtension`.
+    """
+    for module in modules:
+        if module.room not in CORE_ROOMS or _is_within(module.name, (*OPTIONAL_ROOMS, *NAME_OPTIONAL_ROOMS)):
+            continue
+        for imported in imports(module):
+            if _is_within(imported.target, OPTIONAL_ROOMS):
+                yield f"{module.path}:{imported.line}: a broker has to serve without {imported.target}"
 
 
 def module_cycles(modules: Iterable[Module], *, eager_only: bool = False) -> list[frozenset[str]]:

@@ -43,6 +43,9 @@ class TestTheHouse:
     def test_lower_floors_never_import_higher_ones(self, modules: list[Module]) -> None:
         hold(checks.floor_breaches(modules))
 
+    def test_a_broker_does_not_name_its_optional_parts(self, modules: list[Module]) -> None:
+        hold(checks.extension_breaches(modules))
+
     def test_no_modules_import_each_other_when_they_are_imported(self, modules: list[Module]) -> None:
         hold(checks.cycle_breaches(checks.module_cycles(modules, eager_only=True), (), (), "modules"))
 
@@ -247,6 +250,26 @@ class TestFloorCheck:
             [module("ottla", "from ottla.client import Producer", package=True)]
         )
         assert "make it lazy" in breach
+
+
+class TestExtensionCheck:
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "from ottla.node.remote.remote_storage import RemoteStorage",
+            "def f():\n    import ottla.node.tables.table_keeper",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ottla.node.telemetry import x",
+            "from ottla.registry import state",
+        ],
+    )
+    def test_an_optional_room_is_found_where_a_broker_names_it(self, source: str) -> None:
+        (breach,) = checks.extension_breaches([module("ottla.node.server.broker_server", source)])
+        assert "a broker has to serve without ottla." in breach
+        assert list(checks.extension_breaches([module("ottla.node.remote.extension", source)])) == []
+
+    def test_every_optional_room_exists(self, modules: list[Module]) -> None:
+        names = {each.name for each in modules}
+        assert {*checks.OPTIONAL_ROOMS, *checks.NAME_OPTIONAL_ROOMS} <= names
 
 
 class TestCycleCheck:

@@ -39,7 +39,7 @@ def test_what_is_served_is_announced(client: WireClient) -> None:
         key: route.announced_versions(ListenerType.BROKER, unstable=False)
         for key, route in ROUTES.items()
         # No push of a client would be seen: this node answers no HTTP and knows no collector.
-        if ListenerType.BROKER in route.listeners and not route.needs_telemetry_receiver
+        if ListenerType.BROKER in route.listeners and not route.is_optional
     }
     assert announced[API_BY_NAME["Produce"].key][0] == 0
 

@@ -80,17 +80,19 @@ def test_it_says_when_it_is_ready_and_ends_cleanly(tmp_path: Path, monkeypatch: 
 
 HANGING = """
 import sys, threading
+from ottla.node.api.broker_extension import BrokerExtension
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.run import run_node
 
-def prepare(node):
-    async def flush():
-        await node.shared.runtime.pool.run(threading.Event().wait)
-    node.shared.stop_sequence.add(flush, limit_seconds=0.1)
+class Hanging(BrokerExtension):
+    def __init__(self, broker):
+        async def flush():
+            await broker.shared.runtime.pool.run(threading.Event().wait)
+        broker.shared.stop_sequence.add(flush, limit_seconds=0.1)
 
 config = NodeConfig({"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": sys.argv[1], "http.listener": ""})
 ready = lambda node, addresses: print("ready", flush=True)
-run_node(config, ready=ready, report=print, prepare=prepare)
+run_node(config, ready=ready, report=print, extensions=(Hanging,))
 """
 
 

@@ -29,7 +29,15 @@ sys.exit(main(["start", "--data-dir", sys.argv[1], "--listen", "127.0.0.1:0"]))
 LATER = {
     *("click", "rich", "pyarrow", "numpy", "pyspark", "crc32c", "re2"),
     *("argparse", "email", "http", "importlib.metadata", "pathlib", "tempfile", "unittest"),
-    *("ottla.client", "ottla.console", "ottla.coordinator", "ottla.sim", "ottla.spark"),
+    *(
+        "ottla.client",
+        "ottla.console.console",
+        "ottla.console.in_node",
+        "ottla.coordinator",
+        "ottla.sim",
+        "ottla.spark",
+    ),
+    *("ottla.remote", "ottla.registry", "ottla.tables", "ottla.node.telemetry.client_telemetry"),
     *("cryptography", "ottla.security.authorizer", "ottla.security.sasl", "ottla.security.tls"),
     *(
         "ottla.node.api.group_requests",

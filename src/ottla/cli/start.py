@@ -17,7 +17,6 @@ from ottla.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from ottla.node.config.node_config import NodeConfig
     from ottla.node.node import Node
-    from ottla.runtime.http_server import HttpMount
 
 HELP: Final = """\
 Usage: ottla start [server.properties] [options]
@@ -186,6 +185,7 @@ def serve(settings: dict[str, str], log_level: str, ready: Callable[[Node, str],
 
     import logging
 
+    from ottla.console.extension import ConsoleExtension
     from ottla.node.config.loggers import configure_logging
     from ottla.node.config.node_config import NodeConfig, unknown_names
     from ottla.node.config.tables.config_def import ConfigError
@@ -203,7 +203,7 @@ def serve(settings: dict[str, str], log_level: str, ready: Callable[[Node, str],
             config,
             ready=ready,
             report=lambda status: print_line(f"ottla status: {status.to_json()}", flush=True),
-            prepare=_mount_console,
+            extensions=(ConsoleExtension,),
         )
     except ConfigError as error:
         return _fail(str(error))
@@ -225,19 +225,6 @@ def _remarks(config: NodeConfig, *, address_is_chosen: bool) -> Iterator[str]:
             "what runs inside of it can connect: add --listen 0.0.0.0:9092 --set "
             "advertised.listeners=PLAINTEXT://HOST:9092, with the name by which clients reach it"
         )
-
-
-def _mount_console(node: Node) -> None:
-    """Have the node answer for the console. Not even the module that mounts it is imported before."""
-    from ottla.node.http.mounts import MountAccess
-
-    async def load() -> HttpMount:
-        from ottla.console.in_node import load_console
-
-        return await load_console(node)
-
-    if node.config.is_broker and node.config.flag("http.console.enable"):
-        node.shared.http.mount("/", load, MountAccess.OWN)
 
 
 def announce(node: Node, addresses: str, began_ns: int) -> None:

@@ -1,17 +1,16 @@
-"""Mount the console at the HTTP listener of a node. Its code is imported with the first request for it."""
+"""Make the console of a node from the settings of the node."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
-
-from ottla.node.http.mounts import MountAccess
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ottla.console.config import ConsoleConfig
     from ottla.console.console import Console
-    from ottla.node.node import Node
+    from ottla.node.server.broker_server import BrokerServer
+    from ottla.node.server.shared_server import SharedServer
     from ottla.runtime.http_server import HttpMount
     from ottla.runtime.runtime import Runtime
 
@@ -26,30 +25,23 @@ _TRUST: Final = (
 )
 
 
-def mount_console(node: Node) -> None:
-    """Have a broker's HTTP listener answer for the console, unless `http.console.enable` is false."""
-    if node.config.is_broker and node.config.flag("http.console.enable"):
-        node.shared.http.mount("/", lambda: load_console(node), MountAccess.OWN)
-
-
-async def load_console(node: Node) -> HttpMount:
+async def load_console(broker: BrokerServer) -> HttpMount:
     """The console of a node that serves. HttpProblem if it does not, or its settings cannot be used."""
     # Some hundred modules: the node's loop has other things to do meanwhile.
-    await node.shared.runtime.pool.run(_import_console)
+    await broker.shared.runtime.pool.run(_import_console)
     from ottla.console.console import Console
     from ottla.console.host import mount_in_thread
     from ottla.console.node_inspector import RunningNodeInspector
     from ottla.runtime.http_server import HttpProblem
     from ottla.schemas.errors import SchemaError
 
-    if not node.shared.state.is_serving:
+    if not broker.shared.state.is_serving:
         raise HttpProblem(503, "The node is starting; the console comes with it.")
     try:
-        config = console_config(node)
+        config = console_config(broker.shared)
     except SchemaError as error:
         raise HttpProblem(500, f"http.console.schemas: {error}") from None
-    assert node.broker is not None, "a broker has the console"
-    inspector = RunningNodeInspector(node.shared, node.broker)
+    inspector = RunningNodeInspector(broker.shared, broker)
 
     def make(runtime: Runtime) -> Console:
         return Console(runtime, config, inspector)
@@ -64,7 +56,7 @@ def _import_console() -> None:
     api_routes()
 
 
-def console_config(node: Node) -> ConsoleConfig:
+def console_config(shared: SharedServer) -> ConsoleConfig:
     """How a console in a node reaches the cluster: through a listener of the node that needs no login, where
     only this machine reaches the console; otherwise through one with SASL, as the users that log in.
     """
@@ -75,9 +67,9 @@ def console_config(node: Node) -> ConsoleConfig:
     from ottla.runtime.address import Address
     from ottla.runtime.http_server import HttpProblem
 
-    http, config = node.shared.http.endpoint, node.config
+    http, config = shared.http.endpoint, shared.config
     assert http is not None
-    endpoints = node.client_endpoints()
+    endpoints = shared.endpoints.for_clients()
     open_ones = [each for each in endpoints if not each.protocol.tls and not each.protocol.sasl]
     secured = [each for each in endpoints if each.protocol.sasl]
     mechanisms: tuple[str, ...] = ()

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ottla.log.directory.directory import GOES_ON_WITH_ROOM
 from ottla.log.directory.meta_properties import StorageError
@@ -30,8 +31,10 @@ from ottla.protocol.errors import KafkaError
 from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
+    from ottla.node.api.broker_extension import BrokerExtension
     from ottla.node.server.broker_server import BrokerServer
     from ottla.node.server.health import NodeHealth
+    from ottla.node.server.storage import NodeStorage
     from ottla.runtime.http_server import HttpMount
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,10 @@ log = logging.getLogger(__name__)
 # How long a start takes before the node logs what it waits for, and how long until it does so again.
 _SLOW_START_SECONDS: Final = 20.0
 _SLOW_START_AGAIN_SECONDS: Final = 60.0
+
+
+MakeExtension: TypeAlias = "Callable[[BrokerServer], BrokerExtension]"
+MakeBroker: TypeAlias = "Callable[[SharedServer, SocketServers, QuorumMember, NodeStorage], BrokerServer]"
 
 
 class Node:
@@ -51,14 +58,17 @@ class Node:
         *,
         default_http: str = "",
         watch: ProcessWatch | None = None,
-        extensions: Sequence[Callable[[BrokerServer], object]] = (),
+        extensions: Sequence[MakeExtension] = (),
+        has_standard_extensions: bool = True,
     ) -> None:
         """`default_http` is where HTTP is answered if no setting says so and the address is free; `watch` is
-        that of a node with a process of its own. `extensions` are called with the broker before it starts.
+        that of a node with a process of its own. `extensions` make those that the broker has beside
+        `STANDARD_EXTENSIONS`.
         """
         self.shared: Final = SharedServer(runtime, config, default_http=default_http, watch=watch)
-        self._extensions: Final = extensions
-        self._broker_class: Final = _import_broker() if config.is_broker else None
+        self._make_broker: Final = (
+            _import_broker(extensions, has_standard_extensions) if config.is_broker else None
+        )
         # What the start makes, each as a whole.
         self.quorum: QuorumMember | None = None
         self.broker: BrokerServer | None = None
@@ -145,10 +155,8 @@ class Node:
         registration = None
         if controller is not None and endpoints:  # a node that is alone has none
             registration = controller.register(quorum, endpoints)
-        if self._broker_class is not None:
-            self.broker = self._broker_class(shared, sockets, quorum, storage)
-            for attach in self._extensions:
-                attach(self.broker)
+        if self._make_broker is not None:
+            self.broker = self._make_broker(shared, sockets, quorum, storage)
             await self.broker.start()
         if registration is not None:
             shared.state.enter("registering with the controller", registration.waits_for)
@@ -182,10 +190,14 @@ class Node:
         await self.shared.stop()
 
 
-def _import_broker() -> type[BrokerServer]:
+def _import_broker(extensions: Sequence[MakeExtension], has_standard_extensions: bool) -> MakeBroker:
     from ottla.node.server.broker_server import BrokerServer
 
-    return BrokerServer
+    if has_standard_extensions:
+        from ottla.node.standard_extensions import STANDARD_EXTENSIONS
+
+        extensions = (*STANDARD_EXTENSIONS, *extensions)
+    return partial(BrokerServer, extensions=extensions)
 
 
 async def _cancel_and_wait(task: asyncio.Task[Any]) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.http.listener import DEFAULT_HTTP_LISTENER
-from ottla.node.node import Node
+from ottla.node.node import MakeExtension, Node
 from ottla.node.server.process_status import ProcessStatus, ProcessWatch, process_status
 from ottla.runtime import process
 from ottla.runtime.address import Address
@@ -41,14 +41,14 @@ def run_node(
     *,
     ready: Callable[[Node, str], None],
     report: Callable[[ProcessStatus], None],
-    prepare: Callable[[Node], None] | None = None,
+    extensions: Sequence[MakeExtension] = (),
 ) -> None:
-    """Run a node until SIGTERM or SIGINT. `prepare` is called with the node before it starts; `ready` once it
-    serves, with its addresses; `report`, with the state of the process, for each SIGUSR1.
+    """Run a node until SIGTERM or SIGINT. `ready` is called with the node once it serves, with its addresses;
+    `report`, with the state of the process, for each SIGUSR1; `extensions` as `Node` has them.
 
     NodeFailed if it cannot start or has to give up.
     """
-    run(_main(config, ready, report, prepare))
+    run(_main(config, ready, report, extensions))
 
 
 async def _start_unless_stopped(node: Node, stop: asyncio.Event) -> bool:
@@ -70,7 +70,7 @@ async def _main(
     config: NodeConfig,
     ready: Callable[[Node, str], None],
     report: Callable[[ProcessStatus], None],
-    prepare: Callable[[Node], None] | None,
+    extensions: Sequence[MakeExtension],
 ) -> None:
     process.write_stacks_on_crash()
     process.raise_open_file_limit()
@@ -78,9 +78,7 @@ async def _main(
     runtime = Runtime.real(pool_workers=config.number("background.threads"))
     collections = GarbageCollection()
     watch = ProcessWatch(_watchdog(collections), collections)
-    node = Node(runtime, config, default_http=DEFAULT_HTTP_LISTENER, watch=watch)
-    if prepare is not None:
-        prepare(node)
+    node = Node(runtime, config, default_http=DEFAULT_HTTP_LISTENER, watch=watch, extensions=extensions)
     stop = asyncio.Event()
     undo = process.on_termination(lambda _signal: stop.set())
     with _watched_process(node, watch, report), _service_manager(node) as manager:

@@ -177,8 +177,10 @@ class LocalNode:
             self._ready.set()
 
     async def _serve(self) -> None:
+        from ottla.console.extension import ConsoleExtension
         from ottla.node.config.node_config import NodeConfig
         from ottla.node.node import Node
+        from ottla.node.registry.extension import SchemaRegistryExtension
         from ottla.runtime.runtime import Runtime
 
         assert self._data_dir is not None
@@ -200,17 +202,13 @@ class LocalNode:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         runtime = Runtime.real(guest=True)
-        node = Node(runtime, config)
-        if config.is_set("http.listener"):
-            from ottla.console.in_node import mount_console
-
-            mount_console(node)
+        node = Node(runtime, config, extensions=(ConsoleExtension,) if config.is_set("http.listener") else ())
         try:
             await node.start()
             self._port = node.client_endpoints()[0].port
             self._http_url = node.shared.http.url
             if node.broker is not None:
-                self._schema_registry_url = node.broker.schema_registry_url
+                self._schema_registry_url = node.broker.services.extension(SchemaRegistryExtension).url
             self._ready.set()
             await self._stop.wait()
         finally:

@@ -7,21 +7,19 @@ gets a response about it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from ottla.metadata.controller.state import ControllerRequestContext
-from ottla.node.config.node_config import NodeConfig
+from ottla.node.api.broker_extension import creatable_topic
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_topics import (
     CreatableTopic,
-    CreatableTopicConfig,
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
 from ottla.protocol.names import (
     CONSUMER_OFFSETS_TOPIC,
-    REMOTE_LOG_METADATA_TOPIC,
     SHARE_GROUP_STATE_TOPIC,
     TRANSACTION_STATE_TOPIC,
 )
@@ -35,8 +33,14 @@ _log = logging.getLogger(__name__)
 _CREATE_TOPICS_VERSION: Final = 7
 
 
-def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
-    """Describe a topic that is created automatically: by the defaults, or by the coordinator's settings."""
+def _creatable_topic(services: ApiServices, name: str) -> CreatableTopic:
+    """Describe a topic that is created automatically: as the extension or the coordinator wants it that it
+    belongs to, otherwise by the defaults.
+    """
+    for extension in () if services.broker is None else services.broker.extensions:
+        if (topic := extension.internal_topic(name)) is not None:
+            return topic
+    config = services.node.config
     if name == CONSUMER_OFFSETS_TOPIC:
         partitions, replicas = "offsets.topic.num.partitions", "offsets.topic.replication.factor"
         configs = {
@@ -68,48 +72,9 @@ def creatable_topic(name: str, config: NodeConfig) -> CreatableTopic:
             "retention.ms": "-1",
             "segment.bytes": str(config.number("share.coordinator.state.topic.segment.bytes")),
         }
-    elif name == config.text("schema.registry.topic"):
-        return _schemas_topic(name, config)
-    elif name == REMOTE_LOG_METADATA_TOPIC and config.flag("remote.log.storage.system.enable"):
-        return _remote_log_metadata_topic(config)
     else:
         partitions, replicas, configs = "num.partitions", "default.replication.factor", {}
-    return _creatable(name, config.number(partitions), config.number(replicas), configs)
-
-
-def _schemas_topic(name: str, config: NodeConfig) -> CreatableTopic:
-    """The topic of the schema registry: with as many replicas as the offsets of groups, and none out of sync
-    that may lead.
-    """
-    replicas = config.number("offsets.topic.replication.factor")
-    configs = {
-        "cleanup.policy": "compact",
-        "min.insync.replicas": str(2 if replicas > 2 else 1),
-        "unclean.leader.election.enable": "false",
-    }
-    return _creatable(name, 1, replicas, configs)
-
-
-def _remote_log_metadata_topic(config: NodeConfig) -> CreatableTopic:
-    from ottla.node.remote.settings import metadata_topic_settings
-
-    settings = metadata_topic_settings(config)
-    configs = {
-        "cleanup.policy": "delete",
-        "min.insync.replicas": str(settings.min_isr),
-        "remote.storage.enable": "false",
-        "retention.ms": str(settings.retention_ms),
-    }
-    return _creatable(REMOTE_LOG_METADATA_TOPIC, settings.partitions, settings.replication_factor, configs)
-
-
-def _creatable(name: str, partitions: int, replicas: int, configs: Mapping[str, str]) -> CreatableTopic:
-    return CreatableTopic(
-        name=name,
-        num_partitions=partitions,
-        replication_factor=replicas,
-        configs=[CreatableTopicConfig(name=key, value=value) for key, value in configs.items()],
-    )
+    return creatable_topic(name, config.number(partitions), config.number(replicas), configs)
 
 
 async def create_missing_topics(
@@ -122,7 +87,7 @@ async def create_missing_topics(
     fewer because brokers are missing: brokers that are registered but fenced get theirs when they are back,
     and where too few are registered the topic stays unknown, so that clients ask again.
     """
-    topics = [creatable_topic(name, services.node.config) for name in names]
+    topics = [_creatable_topic(services, name) for name in names]
     errors: dict[str, ErrorCode] = {}
     if quota is not None:
         errors = {topic.name: _client_error(code) for topic in topics if (code := _refusal(quota, topic))}

@@ -84,8 +84,8 @@ class ApiRoute:
     cached: bool = False
     # Whether the last version is served although Apache Kafka 4.3 holds it back (decision 0030).
     serves_unstable_version: bool = False
-    # Whether it is announced only by a node that has a use for what clients push (decision 0082).
-    needs_telemetry_receiver: bool = False
+    # Whether a broker announces it only if one of its extensions asks for that.
+    is_optional: bool = False
     # Whether the module has a `decide` for what this node's broker asks of this node's controller.
     decides_locally: bool = False
 
@@ -269,9 +269,9 @@ ROUTES: Final[dict[int, ApiRoute]] = {
             "GetTelemetrySubscriptions",
             "get_telemetry_subscriptions",
             BROKER_ONLY,
-            needs_telemetry_receiver=True,
+            is_optional=True,
         ),
-        ApiRoute("PushTelemetry", "push_telemetry", BROKER_ONLY, needs_telemetry_receiver=True),
+        ApiRoute("PushTelemetry", "push_telemetry", BROKER_ONLY, is_optional=True),
         # ACLs
         ApiRoute("DescribeAcls", "describe_acls", BOTH),
         ApiRoute("CreateAcls", "create_acls", BOTH, forwarding=_WHOLE, on_failure=_EACH),

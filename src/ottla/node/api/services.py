@@ -8,10 +8,13 @@ runs (`config`, `image`) is read again for each use: the objects are replaced, n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from ottla.node.api.broker_extension import BrokerExtension
+from ottla.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from ottla.log.log_manager import LogManager
     from ottla.metadata.image.cache import MetadataCache
@@ -28,8 +31,6 @@ if TYPE_CHECKING:
     from ottla.node.network.node_security import NodeSecurity
     from ottla.node.network.request_statistics import NetworkStatistics
     from ottla.node.share.share_partition_manager import SharePartitionManager
-    from ottla.node.tables.table_keeper import TableKeeper
-    from ottla.node.telemetry.client_telemetry import ClientTelemetry
     from ottla.replication.log_flush_scheduler import LogFlushScheduler
     from ottla.replication.replica_manager import ReplicaManager
     from ottla.runtime.heavy_work import HeavyWork
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from ottla.security.authorizer.audit_log import AuditLog
     from ottla.security.principal import KafkaPrincipal
     from ottla.security.quota.quota_managers import QuotaManagers
+
+E = TypeVar("E", bound=BrokerExtension)
 
 
 class Requester(Protocol):
@@ -102,8 +105,6 @@ class NodeServices:
     """The requests that were answered, and their errors."""
     heavy_work: HeavyWork
     """Where work is done that a client can make costly."""
-    has_telemetry_receiver: Callable[[], bool]
-    """Whether what clients push of their metrics is seen anywhere."""
 
     @property
     def config(self) -> NodeConfig:
@@ -133,23 +134,20 @@ class BrokerServices(NodeServices):
     coordinators: Coordinators
     producer_ids: ProducerIdManager
     share: OnDemand[SharePartitionManager]
-    client_telemetry: OnDemand[ClientTelemetry]
-    tables: OnDemand[TableKeeper]
+    extensions: Sequence[BrokerExtension]
+    """What this broker has beside those."""
 
     @property
     def share_partitions(self) -> SharePartitionManager:
         """The share partitions that this broker leads."""
         return self.share()
 
-    @property
-    def telemetry(self) -> ClientTelemetry:
-        """The metrics that clients push."""
-        return self.client_telemetry()
-
-    @property
-    def table_keeper(self) -> TableKeeper | None:
-        """What keeps the tables of topics, if a topic has ever had one."""
-        return self.tables.made
+    def extension(self, kind: type[E]) -> E:
+        """The extension of a class. KafkaError if this broker is without it."""
+        for extension in self.extensions:
+            if isinstance(extension, kind):
+                return extension
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"This broker is without {kind.name}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ order.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from importlib import import_module
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from ottla.log.config.log_config import LogConfig
@@ -19,9 +18,9 @@ from ottla.log.log_manager import LogManager
 from ottla.log.segment import handles
 from ottla.log.unified_log import UnifiedLog
 from ottla.metadata.image.delta import MetadataDelta
-from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.api.auto_topic_creation import create_missing_topics
+from ottla.node.api.broker_extension import BrokerExtension
 from ottla.node.api.services import ApiServices, BrokerServices
 from ottla.node.cluster.alter_replica_log_dirs import AlterReplicaLogDirsManager
 from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
@@ -29,11 +28,9 @@ from ottla.node.cluster.damaged_replicas import DamagedReplicas
 from ottla.node.cluster.quorum_member import QuorumMember
 from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.config.component_settings import producer_config
-from ottla.node.config.errors import NodeFailed
 from ottla.node.coordinators.coordinators import Coordinators
 from ottla.node.coordinators.producer_id_manager import ProducerIdManager
 from ottla.node.fetch.session import FetchSessionCache
-from ottla.node.http.mounts import MountAccess
 from ottla.node.server.broker_tasks import BrokerTasks
 from ottla.node.server.log_dir_failures import LogDirFailureChannel, LogDirFailureHandler
 from ottla.node.server.metadata_publisher import BrokerMetadataPublisher
@@ -51,14 +48,7 @@ from ottla.runtime import process
 from ottla.runtime.on_demand import OnDemand
 
 if TYPE_CHECKING:
-    from ottla.node.http.listener import NodeHttp
-    from ottla.node.registry.service import SchemaRegistryService
-    from ottla.node.remote.remote_storage import RemoteStorage
     from ottla.node.share.share_partition_manager import SharePartitionManager
-    from ottla.node.tables.table_keeper import TableKeeper
-    from ottla.node.telemetry.client_telemetry import ClientTelemetry
-    from ottla.runtime.http_server import HttpMount
-    from ottla.runtime.metrics import Collector
 
 _log = logging.getLogger(__name__)
 
@@ -67,18 +57,20 @@ _HAND_OVER_SECONDS: Final = 10.0
 _HAND_OVER_ALONE_SECONDS: Final = 1.0
 # How long a disk may take for what is not on it yet. After that the next start recovers the logs.
 _CLOSE_LOGS_SECONDS: Final = 600.0
-_SCHEMA_REGISTRY_PATH: Final = "/schema-registry"
-# How long a fetch of what is new in the schema registry's topic waits at its leader: there are few writes.
-_REGISTRY_FETCH_WAIT_MS: Final = 5_000
 
 
 class BrokerServer:
     def __init__(
-        self, shared: SharedServer, sockets: SocketServers, quorum: QuorumMember, storage: NodeStorage
+        self,
+        shared: SharedServer,
+        sockets: SocketServers,
+        quorum: QuorumMember,
+        storage: NodeStorage,
+        extensions: Iterable[Callable[[BrokerServer], BrokerExtension]],
     ) -> None:
-        """NodeFailed names a setting that cannot be used."""
-        self._shared: Final = shared
-        self._quorum: Final = quorum
+        """`extensions` make the optional parts. NodeFailed names a setting that cannot be used."""
+        self.shared: Final = shared
+        self.quorum: Final = quorum
         self._storage: Final = storage
         runtime, tasks, dynamic_config, config = (
             shared.runtime,
@@ -143,7 +135,7 @@ class BrokerServer:
             self.replicas,
             self.log_flushes,
             self.producer_ids,
-            self._create_internal_topic,
+            self.create_internal_topic,
             lambda: self.lifecycle.is_cut_off,
         )
         self.alter_log_dirs: Final = AlterReplicaLogDirsManager(
@@ -154,10 +146,8 @@ class BrokerServer:
             runtime.clock,
             runtime.pool,
         )
-        self.remote_storage: Final = self._make_remote_storage()
         self.share: Final = OnDemand(self._make_share_partitions)
-        self.tables: Final = OnDemand(self._make_table_keeper)
-        self._schema_registry: Final = OnDemand(self._make_schema_registry)
+        self.extensions: Final[list[BrokerExtension]] = []
         self._publisher: Final = BrokerMetadataPublisher(
             runtime.clock,
             metadata,
@@ -168,7 +158,7 @@ class BrokerServer:
             self.alter_log_dirs,
             self.coordinators,
             self._apply_to_share_partitions,
-            self.remote_storage,
+            self.extensions,
         )
         self.damaged_replicas: Final = DamagedReplicas(
             tasks,
@@ -203,7 +193,6 @@ class BrokerServer:
             quotas=shared.quotas,
             network_statistics=shared.network_statistics,
             heavy_work=shared.heavy_work,
-            has_telemetry_receiver=shared.has_telemetry_receiver,
             logs=self.logs,
             log_flushes=self.log_flushes,
             replicas=self.replicas,
@@ -218,13 +207,11 @@ class BrokerServer:
             coordinators=self.coordinators,
             producer_ids=self.producer_ids,
             share=self.share,
-            client_telemetry=OnDemand(self._make_client_telemetry),
-            tables=self.tables,
+            extensions=self.extensions,
         )
         add_broker_collectors(shared.metrics, shared.state, self.services, self.tasks)
-        if config.flag("schema.registry.enable"):
-            self._mount_schema_registry(shared.http, _SCHEMA_REGISTRY_PATH)
-        self._mount_schema_registry(shared.schema_registry_http, "")
+        # Each is given the complete broker.
+        self.extensions.extend(make(self) for make in extensions)
 
     # What it is asked
 
@@ -232,11 +219,11 @@ class BrokerServer:
         return self.lifecycle.epoch
 
     def _usable_directories(self) -> list[str]:
-        return [path for path in self._shared.config.log_dirs if path not in self._storage.failed]
+        return [path for path in self.shared.config.log_dirs if path not in self._storage.failed]
 
     def _topic_config(self, topic: str) -> LogConfig:
         """The settings of a topic's logs, as the newest image has them."""
-        return self._shared.dynamic_config.topic_config(topic, self._quorum.metadata.image)
+        return self.shared.dynamic_config.topic_config(topic, self.quorum.metadata.image)
 
     def storage_status(self) -> StorageStatus:
         """What of its storage does not serve."""
@@ -247,21 +234,11 @@ class BrokerServer:
             list(self.logs.directories_set_aside),
         )
 
-    @property
-    def schema_registry_url(self) -> str | None:
-        """Where clients of the schema registry connect; None if no listener answers for it."""
-        own, http = self._shared.schema_registry_http.url, self._shared.http.url
-        if own is not None:
-            return own.rstrip("/")
-        if http is None or not self._shared.config.flag("schema.registry.enable"):
-            return None
-        return http.rstrip("/") + _SCHEMA_REGISTRY_PATH
-
     # Starting
 
     async def start(self) -> None:
         """Start all parts, and serve. NodeFailed, StorageError or OSError say why that cannot be."""
-        shared = self._shared
+        shared = self.shared
         shared.state.enter("registering with the controller")
         await self._register()
         shared.state.enter("loading its logs")
@@ -273,8 +250,8 @@ class BrokerServer:
 
     async def _register(self) -> None:
         """Register this broker, fenced, and read the metadata log as far as that."""
-        shared, stops = self._shared, self._shared.stop_sequence
-        image = self._quorum.metadata.subscribe(self._on_metadata_update)
+        shared, stops = self.shared, self.shared.stop_sequence
+        image = self.quorum.metadata.subscribe(self._on_metadata_update)
         self.server.update_ip_quotas(image.client_quotas, image.client_quotas)
         # Addresses must be known before they are registered.
         await shared.endpoints.open_unknown(self.server)
@@ -284,27 +261,27 @@ class BrokerServer:
         previous_epoch = await runtime.pool.run(clean_shutdown_epoch, runtime.disk, directories)
         stops.add(self.lifecycle.close)
         shared.state.waits_for = self.lifecycle.waits_for
-        announce = self._quorum.announcer(shared.incarnation_id, endpoints)
+        announce = self.quorum.announcer(shared.incarnation_id, endpoints)
         await self.lifecycle.register(endpoints, previous_epoch, announce)
         await self.lifecycle.wait_until_caught_up()
 
     async def _load_logs(self) -> None:
-        stops = self._shared.stop_sequence
-        stops.add(self._shared.tasks.start("failures of log directories", self._failures.run).stop)
-        if self.remote_storage is None:
-            _check_no_remote_topics(self._quorum.metadata.image)
+        stops = self.shared.stop_sequence
+        stops.add(self.shared.tasks.start("failures of log directories", self._failures.run).stop)
+        for extension in self.extensions:
+            await extension.prepare(self.quorum.metadata.image)
         await self.logs.start(self._topic_config, self._is_assigned)
         stops.add(self._close_logs, limit_seconds=_CLOSE_LOGS_SECONDS)
 
     async def _take_up_replicas(self) -> None:
         """Host the replicas that the metadata assign to this broker, and follow the metadata."""
-        stops = self._shared.stop_sequence
+        stops = self.shared.stop_sequence
         stops.add(self.replication.close)
         stops.add(self.coordinators.close)
         stops.add(self.alter_log_dirs.stop)
-        if self.remote_storage is not None:
-            stops.add(self.remote_storage.close)
-        # Both read remote storage, and begin with the first image that is published.
+        for extension in self.extensions:
+            stops.add(extension.close)
+        # Both may read through an extension, and begin with the first image that is published.
         stops.add(self.replication.stop_fetchers)
         stops.add(self._close_share_partitions)
         stops.add(self._publisher.stop)
@@ -313,34 +290,32 @@ class BrokerServer:
         self._failures.handle_offline()
 
     async def _open_listeners(self) -> None:
-        shared = self._shared
+        shared = self.shared
         await shared.endpoints.open_known(self.server)
         shared.stop_sequence.add(self._leave)
         shared.endpoints.warn_of_open_listeners(is_authorized=shared.authorizer is not None)
         for text in start_warnings(
             shared.config,
-            self._quorum.metadata.image,
+            self.quorum.metadata.image,
             shared.endpoints.for_clients(),
-            sole_voter=self._quorum.is_sole_voter,
+            sole_voter=self.quorum.is_sole_voter,
         ):
             _log.warning("%s", text)
 
     async def _unfence(self) -> None:
         """Ask to be unfenced, and begin with the background tasks."""
-        if self.remote_storage is not None:
-            self.remote_storage.start()
         # From then on it may lead; what is damaged must not.
         await self.damaged_replicas.announce()
         self.damaged_replicas.check()
         await self.lifecycle.unfence()
         self.tasks.start()
-        self._shared.stop_sequence.add(self.tasks.stop)
-        image = self._quorum.metadata.subscribe(self._on_settings_of_tables)
-        self._update_tables(image.configs, image)
+        self.shared.stop_sequence.add(self.tasks.stop)
+        for extension in self.extensions:
+            extension.start()
 
     def answer_clients(self) -> None:
         """Answer the requests of clients, also those that have waited."""
-        self._shared.broker_gate.open(ApiServices(self.services, self._quorum, self.services))
+        self.shared.broker_gate.open(ApiServices(self.services, self.quorum, self.services))
 
     # While it serves
 
@@ -352,9 +327,9 @@ class BrokerServer:
 
     def _is_assigned(self, found: UnifiedLog) -> bool:
         """Whether the metadata assign the replica to the directory of this log, of two of one partition."""
-        node_id = self._shared.config.node_id
+        node_id = self.shared.config.node_id
         try:
-            registration = registration_of(found, self._quorum.metadata.image, node_id)
+            registration = registration_of(found, self.quorum.metadata.image, node_id)
         except KafkaError:
             if found.directory.is_online:
                 raise
@@ -368,27 +343,27 @@ class BrokerServer:
         await self._publisher.host_offline()
         self.damaged_replicas.check()
 
-    async def _create_internal_topic(self, name: str) -> None:
+    async def create_internal_topic(self, name: str) -> None:
         """Have a topic created that a coordinator needs; where that fails, the broker tries again later."""
-        await create_missing_topics(ApiServices(self.services, self._quorum), [name])
+        await create_missing_topics(ApiServices(self.services, self.quorum), [name])
 
     # Stopping
 
     async def _leave(self) -> None:
         """Hand over what this broker leads, then turn clients away."""
-        alone = self._quorum.is_sole_voter
+        alone = self.quorum.is_sole_voter
         if alone and not self._has_peers():
             # No other broker can take over. Clients would only hear that none is left, and some give up then.
             await self.server.stop()
-        hand_over = self._shared.config.flag("controlled.shutdown.enable")
+        hand_over = self.shared.config.flag("controlled.shutdown.enable")
         seconds = _HAND_OVER_ALONE_SECONDS if alone else _HAND_OVER_SECONDS
         if not (hand_over and await self.lifecycle.controlled_shutdown(seconds)):
             _log.info("leaving without having handed over all leaderships")
         await self.server.stop()
 
     def _has_peers(self) -> bool:
-        brokers = self._quorum.metadata.image.cluster.brokers.values()
-        return any(broker.is_active for broker in brokers if broker.id != self._shared.config.node_id)
+        brokers = self.quorum.metadata.image.cluster.brokers.values()
+        return any(broker.is_active for broker in brokers if broker.id != self.shared.config.node_id)
 
     async def _close_logs(self) -> None:
         await self.log_flushes.close()
@@ -400,7 +375,7 @@ class BrokerServer:
         from ottla.node.share.share_partition_manager import SharePartitionManager
 
         return SharePartitionManager(
-            self.services, lambda: self.coordinators.persister, self._shared.memory.clients
+            self.services, lambda: self.coordinators.persister, self.shared.memory.clients
         )
 
     def _apply_to_share_partitions(self, changes: ReplicaChanges) -> None:
@@ -410,157 +385,3 @@ class BrokerServer:
     async def _close_share_partitions(self) -> None:
         if self.share.made is not None:
             await self.share.made.close()
-
-    def _on_settings_of_tables(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        if delta.changed_configs:
-            self._update_tables(delta.changed_configs, image)
-
-    def _update_tables(self, changed: Iterable[ConfigResource], image: MetadataImage) -> None:
-        """Have the tables of topics kept, from the first topic on that asks for one."""
-        topics = [each for each in changed if each.type == ConfigResourceType.TOPIC]
-        if self.tables.made is not None or any(_has_table(topic, image) for topic in topics):
-            self.tables().update([topic.name for topic in topics], image)
-
-    def _make_table_keeper(self) -> TableKeeper:
-        from ottla.node.tables.table_keeper import TableKeeper
-
-        shared = self._shared
-        keeper = TableKeeper(self.services)
-        self.replicas.add_progress_listener(keeper.on_partition_progress)
-        shared.stop_sequence.add(keeper.close)
-        for name, work in (("upkeep of tables", keeper.run), ("upkeep of slow tables", keeper.run_slow)):
-            shared.stop_sequence.add(shared.tasks.start(name, work).stop)
-
-        def collector() -> Collector:
-            from ottla.node.metrics.tables import TableCollector
-
-            return TableCollector(keeper, shared.dynamic_config).collect
-
-        shared.metrics.add_collector_on_demand("tables", collector)
-        return keeper
-
-    def _mount_schema_registry(self, http: NodeHttp, path: str) -> None:
-        """Have a listener answer for the schema registry, which is made when the first client asks."""
-
-        async def load() -> HttpMount:
-            await self._shared.runtime.pool.run(import_module, "ottla.node.registry.service")
-            endpoint = http.endpoint
-            assert endpoint is not None
-            return self._schema_registry().mount(path, is_local=endpoint.is_loopback)
-
-        http.mount(path, load, MountAccess.USER)
-
-    def _make_schema_registry(self) -> SchemaRegistryService:
-        from ottla.node.cluster.internal_topic import InternalTopic
-        from ottla.node.registry.service import SchemaRegistryService
-
-        shared = self._shared
-        topic = InternalTopic(
-            shared.config.text("schema.registry.topic"),
-            shared.runtime,
-            shared.config.node_id,
-            self._quorum.metadata,
-            self.replication.peers,
-            self.replicas,
-            self.log_flushes,
-            self._create_internal_topic,
-            fetch_wait_ms=_REGISTRY_FETCH_WAIT_MS,
-        )
-        registry = SchemaRegistryService(
-            shared.runtime,
-            shared.tasks,
-            topic,
-            shared.heavy_work,
-            shared.authorizer,
-            self._storage.cluster_id,
-            lambda: shared.state.is_serving,
-        )
-        shared.stop_sequence.add(registry.close)
-
-        def collector() -> Collector:
-            from ottla.node.metrics.schema_registry import SchemaRegistryCollector
-
-            return SchemaRegistryCollector(registry).collect
-
-        shared.metrics.add_collector_on_demand("schema registry", collector)
-        return registry
-
-    def _make_client_telemetry(self) -> ClientTelemetry:
-        """Make what receives the metrics that clients push."""
-        from ottla.node.config.otlp import METRICS, parse_headers, signal_url
-        from ottla.node.telemetry.client_metrics_manager import ClientMetricsManager
-        from ottla.node.telemetry.client_metrics_store import ClientMetricsStore
-        from ottla.node.telemetry.client_telemetry import ClientTelemetry
-        from ottla.node.telemetry.otlp_forwarder import OtlpForwarder
-
-        shared, metadata = self._shared, self._quorum.metadata
-        runtime, config = shared.runtime, shared.config
-        forwarder = None
-        if endpoint := config.text("telemetry.otlp.endpoint"):
-            headers = parse_headers(str(config["telemetry.otlp.headers"] or ""))
-            forwarder = OtlpForwarder(runtime, signal_url(endpoint, METRICS), headers)
-            forwarding = shared.tasks.start("forwarding of client metrics", forwarder.run)
-            shared.stop_sequence.add(forwarding.stop)
-        telemetry = ClientTelemetry(
-            ClientMetricsManager(
-                lambda: metadata.image.configs, runtime.random.uuid, config.number("telemetry.max.bytes")
-            ),
-            ClientMetricsStore(
-                config.number("telemetry.max.series"), lambda: runtime.clock.monotonic_ns() // 1_000_000
-            ),
-            forwarder,
-            runtime,
-        )
-        shared.metrics.add_collector("client telemetry", telemetry.collect)
-        return telemetry
-
-    def _make_remote_storage(self) -> RemoteStorage | None:
-        """Make tiered storage, where the broker has it."""
-        shared, quorum = self._shared, self._quorum
-        if not shared.config.flag("remote.log.storage.system.enable"):
-            return None
-        from ottla.node.cluster.metadata_barrier import MetadataBarrier
-        from ottla.node.remote.remote_storage import RemoteStorage
-
-        remote = RemoteStorage(
-            shared.runtime,
-            shared.tasks,
-            shared.dynamic_config,
-            quorum.metadata,
-            self.replication.peers,
-            self.replicas,
-            self.log_flushes,
-            self._create_internal_topic,
-            MetadataBarrier(
-                shared.config.node_id, self._broker_epoch, quorum.controllers, quorum.metadata
-            ).newest_image,
-        )
-        self.replication.remote_log_reader = remote.reader
-
-        def collector() -> Collector:
-            from ottla.node.metrics.remote import RemoteStorageCollector
-
-            return RemoteStorageCollector(remote).collect
-
-        shared.metrics.add_collector_on_demand("remote", collector)
-        return remote
-
-
-def _has_table(topic: ConfigResource, image: MetadataImage) -> bool:
-    return image.config(topic).get("table.format", "none") != "none"
-
-
-def _check_no_remote_topics(image: MetadataImage) -> None:
-    """Raise if topics have segments in remote storage, and this broker has none."""
-    remote = sorted(
-        resource.name
-        for resource, values in image.configs.items()
-        if resource.type == ConfigResourceType.TOPIC and values.get("remote.storage.enable") == "true"
-    )
-    if remote:
-        named = ", ".join(remote[:5]) + (", ..." if len(remote) > 5 else "")
-        raise NodeFailed(
-            "You have to delete all topics with the property remote.storage.enable=true before disabling "
-            f"tiered storage cluster-wide: {named}. Start the node with "
-            "remote.log.storage.system.enable=true"
-        )

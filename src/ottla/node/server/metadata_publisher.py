@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ottla.log.directory.directory import LogDirectory
 from ottla.log.log_manager import LogManager
 from ottla.metadata.image.delta import MetadataDelta
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.metadata_log import MetadataLog
+from ottla.node.api.broker_extension import BrokerExtension
 from ottla.node.cluster.alter_replica_log_dirs import AlterReplicaLogDirsManager
 from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
 from ottla.node.cluster.replication import BrokerReplication
@@ -33,9 +34,6 @@ from ottla.runtime import invariants
 from ottla.runtime.clock import Clock
 from ottla.runtime.turns import Turns
 from ottla.runtime.work_queue import WorkQueue
-
-if TYPE_CHECKING:
-    from ottla.node.remote.remote_storage import RemoteStorage
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +53,7 @@ class BrokerMetadataPublisher:
         alter_log_dirs: AlterReplicaLogDirsManager,
         coordinators: Coordinators,
         apply_to_share_partitions: Callable[[ReplicaChanges], None],
-        remote_storage: RemoteStorage | None = None,
+        extensions: Sequence[BrokerExtension],
     ) -> None:
         self._clock: Final = clock
         self._metadata: Final = metadata
@@ -66,7 +64,7 @@ class BrokerMetadataPublisher:
         self._alter_log_dirs: Final = alter_log_dirs
         self._coordinators: Final = coordinators
         self._apply_to_share_partitions: Final = apply_to_share_partitions
-        self._remote_storage: Final = remote_storage
+        self._extensions: Final = extensions
         self._failures: Final = WorkQueue(clock, "replicas of failed directories")
         # From the first image until the broker stops; then replicas stay as they are.
         self.is_applying = False
@@ -119,21 +117,19 @@ class BrokerMetadataPublisher:
                     _attempt("replication", partial(self._replication.apply, alone))
             await turns.pause_if_due()
         _attempt("share partitions", lambda: self._apply_to_share_partitions(changes))
-        remote_storage = self._remote_storage
-        if remote_storage is not None:
+        for extension in self._extensions:
             for part in changes.parts(_PARTITIONS_AT_ONCE):
-                _attempt("tiered storage", partial(remote_storage.manager.apply, image, part))
+                _attempt(extension.name, partial(extension.apply_replicas, image, part))
                 await turns.pause_if_due()
-            _attempt("tiered storage", lambda: remote_storage.apply(image, delta))
+            _attempt(extension.name, partial(extension.apply_metadata, image, delta))
         internal = changes.of_topics(INTERNAL_TOPICS)
         _attempt("coordinators", lambda: self._coordinators.apply(image, internal, delta))
 
     def _give_up(self, partitions: list[TopicPartition]) -> None:
         _attempt("replication", lambda: self._replication.remove(partitions))
         _attempt("coordinators", lambda: self._coordinators.resign(partitions))
-        remote_storage = self._remote_storage
-        if remote_storage is not None:
-            _attempt("tiered storage", lambda: remote_storage.manager.resign(partitions))
+        for extension in self._extensions:
+            _attempt(extension.name, partial(extension.resign, partitions))
 
     def on_directory_failure(self, directory: LogDirectory) -> asyncio.Future[None]:
         """Give up the replicas in a data directory that failed, in turns."""

@@ -106,14 +106,6 @@ class SharedServer:
             authorizer=self.authorizer,
         )
         self.http.mount("/metrics", self._load_metrics)
-        self.schema_registry_http: Final = NodeHttp(
-            runtime,
-            config,
-            self.tasks,
-            setting="schema.registry.listener",
-            image=self.image,
-            authorizer=self.authorizer,
-        )
         add_process_collector(self.metrics, self.started_ms, runtime.pool, self.tasks, self.http, watch)
         # Elections of a replica that was not in sync, by the active controller on this node.
         self.unclean_elections = 0
@@ -132,8 +124,6 @@ class SharedServer:
         self.state.enter("checking its listeners")
         await self.http.open(self.security.listener_tls)
         self.stop_sequence.add(self.http.close)
-        await self.schema_registry_http.open(self.security.listener_tls)
-        self.stop_sequence.add(self.schema_registry_http.close)
         if self.security.has_certificates:
             self.stop_sequence.add(self.tasks.start("renewal of certificates", self.security.watch).stop)
         await self.endpoints.check()
@@ -196,7 +186,6 @@ class SharedServer:
             quotas=self.quotas,
             network_statistics=self.network_statistics,
             heavy_work=self.heavy_work,
-            has_telemetry_receiver=self.has_telemetry_receiver,
         )
 
     async def wait_for_leader(self, quorum: QuorumMember) -> None:
@@ -239,10 +228,6 @@ class SharedServer:
         if active_controller.current is not None:
             # Only here, so that neither other controllers nor a replay after a restart count one again.
             self.unclean_elections += sum(topic.unclean_elections() for topic in delta.topics.values())
-
-    def has_telemetry_receiver(self) -> bool:
-        """Whether what clients push is seen: at `/metrics`, or by a collector."""
-        return self.http.endpoint is not None or bool(self.config.text("telemetry.otlp.endpoint"))
 
     async def _load_metrics(self) -> HttpMount:
         from ottla.node.metrics.endpoint import MetricsEndpoint

@@ -21,7 +21,7 @@ from ottla.protocol.api import ListenerType
 
 if TYPE_CHECKING:
     from ottla.node.network.login import SaslListener
-    from ottla.node.telemetry.tracing import Tracing
+    from ottla.node.tracing.tracing import Tracing
 
 
 class SocketServers:
@@ -75,13 +75,13 @@ class SocketServers:
         dispatcher = Dispatcher(gate, listener, shared.quotas, statistics)
         if self._tracing is None:
             return dispatcher
-        from ottla.node.telemetry.request_spans import TracingDispatcher
+        from ottla.node.tracing.request_spans import TracingDispatcher
 
         return TracingDispatcher(dispatcher, self._tracing.tracer, endpoint.name)
 
 
 def _open_tracing(shared: SharedServer, cluster_id: str) -> Tracing:
-    from ottla.node.telemetry.tracing import open_tracing
+    from ottla.node.tracing.tracing import open_tracing
 
     tracing = open_tracing(shared.config, cluster_id)
 

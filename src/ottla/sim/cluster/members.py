@@ -11,6 +11,7 @@ from ottla.metadata.features import METADATA_VERSIONS, bootstrap_levels
 from ottla.metadata.image.image import MetadataImage
 from ottla.metadata.log.bootstrap_metadata import format_directory
 from ottla.metadata.records import MetadataRecord
+from ottla.node.api.broker_extension import BrokerExtension
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.node import Node
@@ -167,10 +168,11 @@ class ClusterMember:
         self._world.coverage["a node ends by itself"] += 1
         self._end(process)
 
-    def _watch(self, broker: BrokerServer) -> None:
+    def _watch(self, broker: BrokerServer) -> BrokerExtension:
         """Observe the replicas of a broker, and its share partitions from the first one on."""
         self.watcher = NodeWatcher(self._world, self._checker, self.id, broker, self.machine.disk)
         broker.share.on_made(partial(ShareWatcher, self._checker.share))
+        return BrokerExtension()
 
     def _ends(self) -> None:
         self.check_metadata()

@@ -307,7 +307,7 @@ class ClusterRun:
         return {
             partition.topic_partition: partition.log.log_start_offset
             for member in self.members
-            if member.broker is not None and member.broker.remote_storage is not None
+            if member.broker is not None
             for partition in member.broker.replicas
             if partition.is_leader
         }

@@ -334,7 +334,7 @@ class TierChecker:
 
 def _remote(broker: BrokerServer | None) -> list[Partition]:
     """The replicas of tiered topics."""
-    if broker is None or broker.remote_storage is None:
+    if broker is None:
         return []
     return [each for each in broker.replicas if each.log.config.is_remote]
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ottla.metadata.features import KRAFT_VERSION, SUPPORTED_FEATURES
-from ottla.node.api.context import RequestContext, RequestListener
+from ottla.node.api.context import RequestContext
 from ottla.node.api.routes import ROUTES
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import (
@@ -49,9 +49,7 @@ def handle(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsR
     return ApiVersionsResponse(
         api_keys=[
             ApiVersion(api_key=key, min_version=first, max_version=last)
-            for key, first, last in _announced_apis(
-                context.listener, has_receiver=context.services.node.has_telemetry_receiver()
-            )
+            for key, first, last in _announced_apis(context)
         ],
         supported_features=[
             SupportedFeatureKey(name=feature, min_version=levels.min, max_version=levels.max)
@@ -66,12 +64,13 @@ def handle(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsR
     )
 
 
-def _announced_apis(listener: RequestListener, *, has_receiver: bool) -> Iterator[tuple[int, int, int]]:
-    """The APIs that the listener serves, with their first and last versions; those of telemetry only if
-    what clients push is seen anywhere.
-    """
+def _announced_apis(context: RequestContext) -> Iterator[tuple[int, int, int]]:
+    """The APIs that the listener serves, with their first and last versions."""
+    listener, broker = context.listener, context.services.broker
+    extensions = () if broker is None else broker.extensions
+    optional = {key for extension in extensions for key in extension.announced_apis()}
     for key, route in sorted(ROUTES.items()):
-        if listener.kind in route.listeners and (has_receiver or not route.needs_telemetry_receiver):
+        if listener.kind in route.listeners and (key in optional or not route.is_optional):
             yield key, *route.announced_versions(listener.kind, unstable=listener.serves_unstable_versions)
 
 

@@ -2,11 +2,13 @@
 
 A broker answers for itself and for the cluster's defaults (the empty name), not for another broker. The
 response leaves out unknown names. A resource that is named twice is described twice, except in a request that
-names more of them than any client does (`deduplication`). Of a topic with a table, `table.status` is what
-this broker says of it; only those who name it get it. Version 3 added types and documentation.
+names more of them than any client does (`deduplication`). What extensions say of a
+topic (`table.status`) only those get who name it. Version 3 added types and documentation.
 """
 
 from __future__ import annotations
+
+from collections.abc import Container, Iterator
 
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.api.config_admin_manager import parse_node_id
@@ -24,7 +26,6 @@ from ottla.protocol.messages.describe_configs import (
     DescribeConfigsResult,
 )
 from ottla.protocol.names import invalid_topic_name
-from ottla.tables.settings import TABLE_STATUS
 
 
 def handle(context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
@@ -65,8 +66,8 @@ def _configs(
             if name not in context.image.topics.by_name:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
             found = view.topic(overrides)
-            if TABLE_STATUS in (resource.configuration_keys or ()):
-                found += _table_status(context, name)
+            if resource.configuration_keys:
+                found += _topic_status(context, name, resource.configuration_keys)
             return found
         case ConfigResourceType.BROKER:
             if not name:
@@ -116,18 +117,17 @@ def _check_own_id(context: RequestContext, name: str) -> None:
         )
 
 
-def _table_status(context: RequestContext, topic: str) -> list[DescribeConfigsResourceResult]:
-    """Describe how this broker gets on with the topic's table, for `ottla tables`: an extension of Ottla."""
+def _topic_status(
+    context: RequestContext, topic: str, names: Container[str]
+) -> Iterator[DescribeConfigsResourceResult]:
+    """What extensions of this broker say of a topic, to those who ask for it by name."""
     broker = context.services.broker
-    keeper = None if broker is None else broker.table_keeper
-    status = None if keeper is None else keeper.status(topic)
-    if status is None:
-        return []
-    return [
-        DescribeConfigsResourceResult(
-            name=TABLE_STATUS, value=status, read_only=True, config_source=ConfigValueSource.UNKNOWN
-        )
-    ]
+    for extension in () if broker is None else broker.extensions:
+        for name, value in extension.topic_status(topic).items():
+            if name in names:
+                yield DescribeConfigsResourceResult(
+                    name=name, value=value, read_only=True, config_source=ConfigValueSource.UNKNOWN
+                )
 
 
 def _loggers(names: list[str] | None) -> list[DescribeConfigsResourceResult]:

@@ -7,6 +7,7 @@ THROTTLING_QUOTA_EXCEEDED, unless it was to ask again. No ACL is needed.
 from __future__ import annotations
 
 from ottla.node.api.context import RequestContext
+from ottla.node.telemetry.extension import ClientTelemetryExtension
 from ottla.protocol.messages.get_telemetry_subscriptions import (
     GetTelemetrySubscriptionsRequest,
     GetTelemetrySubscriptionsResponse,
@@ -16,4 +17,5 @@ from ottla.protocol.messages.get_telemetry_subscriptions import (
 def handle(
     context: RequestContext, request: GetTelemetrySubscriptionsRequest
 ) -> GetTelemetrySubscriptionsResponse:
-    return context.broker.telemetry.get_subscription(request, context.client_id, context.connection)
+    telemetry = context.broker.extension(ClientTelemetryExtension).telemetry()
+    return telemetry.get_subscription(request, context.client_id, context.connection)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from ottla.node.api.context import RequestContext
+from ottla.node.telemetry.extension import ClientTelemetryExtension
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.push_telemetry import PushTelemetryRequest, PushTelemetryResponse
 
 
 def handle(context: RequestContext, request: PushTelemetryRequest) -> Awaitable[PushTelemetryResponse]:
-    return _answer(context.broker.telemetry.push(request, context.client_id, context.connection))
+    telemetry = context.broker.extension(ClientTelemetryExtension).telemetry()
+    return _answer(telemetry.push(request, context.client_id, context.connection))
 
 
 async def _answer(received: Awaitable[ErrorCode]) -> PushTelemetryResponse:

@@ -283,6 +283,59 @@ def test_a_time_before_1970_is_refused(sink: Sink) -> None:
     assert len(sink.records(topic)) == 2
 
 
+# A write that is repeated.
+
+
+def test_a_job_that_is_tried_again_writes_its_day_once(sink: Sink) -> None:
+    """As by a scheduler that has heard nothing of the first attempt."""
+    topic = sink.new_topic(partitions=2)
+    app = uuid.uuid4().hex[:8]
+    day = sink.spark.range(0, 100, 1, 3).selectExpr("string(id) AS value")
+    for _ in range(3):
+        sink.write(day, topic=topic, txnAppId=app, txnVersion="20260131")
+    once = {str(n).encode(): 1 for n in range(100)}
+    assert sink.committed(topic, 2) == once
+    with pytest.raises(Exception, match="it had 100 rows then and has 99 now"):
+        sink.write(day.where("value != '7'"), topic=topic, txnAppId=app, txnVersion="20260131")
+    sink.write(day.where("value = '7'"), topic=topic, txnAppId=app, txnVersion="20260201")
+    sink.write(day.where("false"), topic=topic, txnAppId=app, txnVersion="20260202")
+    assert sink.committed(topic, 2) == {**once, b"7": 2}
+    with pytest.raises(Exception, match=r"is committed already.*txnVersion, which has to grow"):
+        sink.write(day, topic=topic, txnAppId=app, txnVersion="20260130")
+    sink.write(day, topic=topic, txnAppId=f"other-{app}", txnVersion="1")
+    assert sink.committed(topic, 2).total() == 201
+    await_none_open(sink.admin)
+
+
+def test_a_batch_of_foreach_batch_that_fails_after_its_write_is_written_once(
+    sink: Sink, tmp_path: Path
+) -> None:
+    topic, app = sink.new_topic(), uuid.uuid4().hex[:8]
+    (tmp_path / "in").mkdir()
+    fails_at = {1}
+
+    def take(df: DataFrame, batch: int) -> None:
+        sink.write(df, topic=topic, txnAppId=app, txnVersion=str(batch))
+        if batch in fails_at:
+            raise ValueError("broken on purpose")
+
+    def run() -> None:
+        lines = sink.spark.readStream.text(str(tmp_path / "in"))
+        writer = lines.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "ck"))
+        writer.trigger(availableNow=True).start().awaitTermination(240)
+
+    (tmp_path / "in" / "1.txt").write_text("a\nb\n")
+    run()
+    (tmp_path / "in" / "2.txt").write_text("c\n")
+    with pytest.raises(Exception, match="broken on purpose"):
+        run()
+    fails_at.clear()
+    run()
+    (tmp_path / "in" / "3.txt").write_text("d\n")
+    run()
+    assert sink.committed(topic) == {b"a": 1, b"b": 1, b"c": 1, b"d": 1}
+
+
 # Refused before anything is written.
 
 

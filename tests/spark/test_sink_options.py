@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from ottla.spark.sink.options import DeliveryGuarantee, TwoPhaseCommitMode, sink_options
+from ottla.spark.sink.options import DeliveryGuarantee, SinkOptions, TwoPhaseCommitMode, sink_options
 
 BROKERS = {"kafka.bootstrap.servers": "here:9092"}
 
@@ -57,7 +57,20 @@ WRONG = [
     ({"kafka.enable.idempotence": "false"}, "enable.idempotence=false"),
     ({"kafka.compression.type": "brotli"}, "allowed are none, gzip, snappy, lz4, zstd"),
     ({"kafka.linger.ms": "soon"}, "'soon' is not a number"),
+    ({"txnVersion": "1"}, "txnAppId and txnVersion go together"),
+    ({"txnAppId": "nightly", "txnVersion": "-1"}, "a whole number from 0 to"),
+    ({"txnAppId": "x" * 101, "txnVersion": "1"}, "at most 100 characters"),
+    ({"txnAppId": "nightly", "txnVersion": "1", "delivery": "at-least-once"}, "nothing is recognised"),
 ]
+
+
+def test_the_identities_of_batch_writes_share_a_client_and_no_names() -> None:
+    def identified(app: str, version: int) -> SinkOptions:
+        return sink_options({**BROKERS, "txnAppId": app, "txnVersion": str(version)})
+
+    assert identified("nightly", 1) == identified("nightly", 2)
+    known = [identified(app, 0).write_id for app in ("app.b", "a-app.b", "a/b", "a b")]
+    assert [each.query for each in known if each] == ["app.app.b", "app.a%2Dapp.b", "app.a%2Fb", "app.a%20b"]
 
 
 @pytest.mark.parametrize(

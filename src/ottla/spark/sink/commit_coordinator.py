@@ -70,7 +70,8 @@ class UnexpectedBatch(KafkaError):
             f"{difference}. Nothing of it was written. Has an older checkpoint been restored, or a "
             "checkpoint been copied? Restore the newest checkpoint, or start with a new one whose "
             "startingOffsets follow on what is in the topic. If the query is not deterministic, and the "
-            "repeated batch may be left out, set onUnsafeRestart=continue",
+            "repeated batch may be left out, set onUnsafeRestart=continue. (In a batch write this is the "
+            "write with that txnVersion, which has to grow with each write of its txnAppId.)",
         )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import Enum
+from typing import Final
+from urllib.parse import quote
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +20,8 @@ DEFAULT_PREFIX = "ottla-spark"
 OWN_TOPICS = "__ottla_"
 """How names of topics begin that no pattern of the source reads: those of the sink's own records."""
 DEFAULT_DECISION_TOPIC = f"{OWN_TOPICS}spark_decisions"
+MAX_APP_ID: Final = 100
+MAX_VERSION: Final = 2**63 - 1
 _KNOWN = (
     "topic",
     "delivery",
@@ -33,6 +37,9 @@ _KNOWN = (
     "includeHeaders",
     # The context of a trace, for the header of that name.
     "traceparent",
+    # The identity of a batch write, by which one that is repeated is recognised.
+    "txnAppId",
+    "txnVersion",
 )
 # Options that Spark itself may pass to a data source.
 _ADDED_BY_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
@@ -76,6 +83,23 @@ class TwoPhaseCommitMode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class WriteId:
+    """What tells a batch write from others, and from itself when it is repeated: the application that makes
+    it, and a number that grows with each of its writes.
+    """
+
+    app: str
+    version: int
+
+    @property
+    def query(self) -> str:
+        """The application in the place of a query's id, in scopes and transactional ids. It has no dash, so
+        that it is not found at the end of another one.
+        """
+        return f"app.{quote(self.app, safe='').replace('-', '%2D')}"
+
+
+@dataclass(frozen=True, slots=True)
 class SinkOptions:
     """Where rows go and how. `producer` are checked settings of Kafka's producer, by their names, of which
     some are secrets.
@@ -91,6 +115,9 @@ class SinkOptions:
     fail_on_unsafe_restart: bool
     # The header `traceparent` of rows that have none.
     traceparent: str | None = None
+    # What a batch write is, for all of its repetitions; None if it is not to be recognised. The client of a
+    # process, which is known by the options, serves all writes.
+    write_id: WriteId | None = field(default=None, compare=False)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -142,6 +169,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         fail_on_lost=_one_of(given, "onLostTransactions", ["fail", "report"], "fail") == "fail",
         fail_on_unsafe_restart=_one_of(given, "onUnsafeRestart", ["fail", "continue"], "fail") == "fail",
         traceparent=_traceparent(given),
+        write_id=_write_id(given, delivery),
     )
     if found.transaction_timeout_ms is not None and found.transaction_timeout_ms < 1:
         raise ValueError(
@@ -172,6 +200,21 @@ def _traceparent(given: Mapping[str, str]) -> str | None:
             "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
         )
     return text or None
+
+
+def _write_id(given: Mapping[str, str], delivery: DeliveryGuarantee) -> WriteId | None:
+    app, version = given.get("txnappid", "").strip(), given.get("txnversion", "").strip()
+    if not app and not version:
+        return None
+    if not app or not version:
+        raise ValueError("txnAppId and txnVersion go together: together they say which write this is")
+    if len(app) > MAX_APP_ID:
+        raise ValueError(f"txnAppId={app!r} must have at most {MAX_APP_ID} characters")
+    if not version.isdecimal() or int(version) > MAX_VERSION:
+        raise ValueError(f"txnVersion={version!r} must be a whole number from 0 to {MAX_VERSION}")
+    if delivery is DeliveryGuarantee.AT_LEAST_ONCE:
+        raise ValueError("txnAppId is for delivery=exactly-once; with at-least-once, nothing is recognised")
+    return WriteId(app, int(version))
 
 
 def _one_of(given: Mapping[str, str], option: str, allowed: list[str], default: str) -> str:

@@ -58,7 +58,7 @@ class RunFenced(KafkaError):
         super().__init__(
             ErrorCode.PRODUCER_FENCED,
             f"{scope}: run {run} of this query has been replaced by run {owner}; nothing of this batch was "
-            "committed here. Is the query running twice on one checkpoint?",
+            "committed here. Is the query running twice on one checkpoint, or a job twice with one txnAppId?",
         )
 
 

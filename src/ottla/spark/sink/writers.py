@@ -46,12 +46,21 @@ def stream_writer(options: Mapping[str, str], schema: StructType, listener: Sink
     In complete mode the whole result is appended, as Spark's own sink does.
     """
     parsed = sink_options(options)
+    if parsed.write_id is not None:
+        raise ValueError(
+            "txnAppId and txnVersion are for batch writes, as in foreachBatch; a stream is recognised by its "
+            "checkpoint: omit them"
+        )
     check_schema(schema, parsed.topic)
     return StreamWriter(parsed, columns_to_write(schema), listener, LineageSource.of(options))
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes all rows of a data frame, or none. Spark uses one writer for the tasks, commit and abort."""
+    """Writes all rows of a data frame, or none. Spark uses one writer for the tasks, commit and abort.
+
+    A write with a `WriteId` is a batch of a query, as in a stream: the application is the query, the version
+    the batch, and each attempt at the write a run. So one that is repeated writes nothing.
+    """
 
     def __init__(self, options: SinkOptions, columns: tuple[str, ...], listener: SinkListener) -> None:
         self._options = options
@@ -61,7 +70,13 @@ class BatchWriter(DataSourceArrowWriter):
 
     @property
     def _scope(self) -> str:
-        return f"{self._options.prefix}-{self._run}"
+        known = self._options.write_id
+        return f"{self._options.prefix}-{self._run if known is None else known.query}"
+
+    @property
+    def _batch(self) -> int | None:
+        known = self._options.write_id
+        return None if known is None else known.version
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from ottla.spark.sink.task_writer import TaskIdentity, write_at_least_once, write_transaction
@@ -70,15 +85,20 @@ class BatchWriter(DataSourceArrowWriter):
         context = _task_context()
         if self._options.delivery is DeliveryGuarantee.AT_LEAST_ONCE:
             return write_at_least_once(self._options, self._columns, context.partitionId(), iterator)
-        identity = TaskIdentity(self._scope, self._run, context.partitionId(), context.attemptNumber())
+        identity = TaskIdentity(
+            self._scope, self._run, context.partitionId(), context.attemptNumber(), self._batch
+        )
         return write_transaction(self._options, self._columns, identity, iterator, self._listener)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _commit(self._options, self._listener, messages, BATCH_WRITE_ID, streaming=False)
+        batch = self._batch
+        streaming = batch is not None
+        _commit(self._options, self._listener, messages, batch or BATCH_WRITE_ID, streaming=streaming)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        write = self._scope, self._run
-        _abort(self._options, self._listener, messages, BATCH_WRITE_ID, write=write)
+        batch = self._batch
+        write = (self._scope, self._run) if batch is None else None
+        _abort(self._options, self._listener, messages, batch or BATCH_WRITE_ID, write=write)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):

@@ -167,6 +167,6 @@ def test_watermarks_and_dropped_columns_on_tables_of_the_pipeline(
     assert answer.stderr.startswith("starting Spark on local")
     pipeline.file("windowed.py").write_text(FILLED)
     ended = pipeline("run", "-b", pipeline.bootstrap)
-    assert ended.returncode == 1
+    assert ended.returncode == 4
     line = 1 + FILLED.splitlines().index("@dp.table")
     assert f"transformations/windowed.py, line {line}: flow filled: `fillna` on orders" in (ended.stderr)

@@ -327,7 +327,7 @@ def test_a_run_that_fails_leaves_results_readable(
     pipeline.file("orders.py").write_text("def (:\n")
     for arguments in ((), ("--full-refresh-all",)):
         ended = pipeline("run", "-b", pipeline.bootstrap, *arguments)
-        assert ended.returncode == 1
+        assert ended.returncode == 4
         assert "orders.py, line 1: SyntaxError" in ended.stderr
         check(pipeline, "fails", sent)
 

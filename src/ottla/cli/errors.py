@@ -1,7 +1,8 @@
 """The failures of a command: the message for the user, and the exit status.
 
 Every failure is one line on stderr that names the subject and says what to do next. The exit status tells
-scripts the kind of failure: the cluster or a file refused, the command line was wrong, or no broker answered.
+scripts the kind of failure: the cluster or a file refused, the command line was wrong, no broker answered,
+or a pipeline was not run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ USAGE: Final = 2
 """The command line is invalid."""
 UNREACHABLE: Final = 3
 """No broker answered."""
+REFUSED: Final = 4
+"""A pipeline was not run: a person has to change something first, and to try again does not help."""
+BUSY: Final = 5
+"""A pipeline was not run, as another run of it goes on: to try again later helps."""
 INTERRUPTED: Final = 130
 
 MAX_SUGGESTIONS: Final = 3

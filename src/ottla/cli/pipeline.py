@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from ottla.cli import command_config
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import CliError, WrongUsage
-from ottla.cli.options import BOOTSTRAP_VARIABLE, DEFAULT_TIMEOUT_S, Json, Timeout, named_values
+from ottla.cli.errors import BUSY, FAILED, REFUSED, CliError, WrongUsage
+from ottla.cli.options import DEFAULT_TIMEOUT_S, Json, Timeout, named_values
 from ottla.cli.output import note, print_json, print_line, print_table, time_text
 from ottla.cli.pipeline_options import (
     DEFAULT_MASTER,
-    STATE_DIR,
     Brokers,
     Embedded,
+    Environment,
     FullRefresh,
     FullRefreshAll,
     Master,
@@ -32,12 +32,15 @@ from ottla.cli.pipeline_options import (
     RenamedSink,
     Settings,
     Verbose,
+    brokers_of,
+    is_from_variable,
     log_file,
     naming_full_disks,
     project_of,
     state_directory,
 )
 from ottla.cli.pipeline_replay import replay
+from ottla.cli.pipeline_summary import RunSummary, summarized_run
 from ottla.cli.pipeline_test import play_tests
 from ottla.cli.session import terminable, with_admin
 
@@ -111,20 +114,32 @@ def run(
     renamed_flow: RenamedFlow = None,
     renamed_sink: RenamedSink = None,
     new_flow: NewFlow = None,
+    environment: Environment = None,
     settings: Settings = None,
     verbose: Verbose = False,
+    as_json: Json = False,
 ) -> None:
     """Run a pipeline once over the data that exists; with --continuous, also over what comes after it.
 
-    Exits with 1 if a flow fails, and says which one and why; and before anything is run if it would repeat or
-    leave out rows, as after changes of the definitions (`ottla pipeline plan` shows that).
+    Exits with 1 if a flow fails, and says which one and why; with 4, before anything is run, if the project
+    has to be changed first: it is not valid, or would repeat or leave out rows, as after changes of the
+    definitions (`ottla pipeline plan` shows that); and with 5 if another run goes on. With --json, stdout
+    gets a summary.
     """
     if runs is not None and not continuous:
         raise WrongUsage("--runs goes with --continuous")
     selection = _selection(refresh, full_refresh, full_refresh_all, renamed_flow, renamed_sink, new_flow)
-    started = _Start(project, bootstrap, embedded, master, settings, verbose)
+    started = _Start(project, bootstrap, embedded, master, settings, verbose, environment)
     lasting = continuous and runs is None
-    _start(started, selection, runs=runs if continuous else 1, interval_s=interval, continuous=lasting)
+    with summarized_run(as_json=as_json) as summary:
+        _start(
+            started,
+            selection,
+            runs=runs if continuous else 1,
+            interval_s=interval,
+            continuous=lasting,
+            summary=summary,
+        )
 
 
 def _selection(
@@ -160,16 +175,17 @@ def plan(
     renamed_flow: RenamedFlow = None,
     renamed_sink: RenamedSink = None,
     new_flow: NewFlow = None,
+    environment: Environment = None,
     settings: Settings = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Show what a run with these options would do with each stream, and why. Nothing is run or changed.
 
-    Exits with 1 if the run would be refused, and says what to do instead.
+    Exits with 4 if the run would be refused, and says what to do instead.
     """
     selection = _selection(refresh, full_refresh, full_refresh_all, renamed_flow, renamed_sink, new_flow)
-    started = _Start(project, bootstrap, False, master, settings, verbose)
+    started = _Start(project, bootstrap, False, master, settings, verbose, environment)
     _start(started, selection, runs=1, plan_only=True, as_json=as_json)
 
 
@@ -179,13 +195,14 @@ def dry_run(
     bootstrap: Brokers = None,
     embedded: Embedded = False,
     master: Master = DEFAULT_MASTER,
+    environment: Environment = None,
     settings: Settings = None,
     verbose: Verbose = False,
 ) -> None:
     """Check a pipeline without running it: its definitions, names, columns and types."""
     from ottla.spark.pipelines.selection import Selection
 
-    started = _Start(project, bootstrap, embedded, master, settings, verbose)
+    started = _Start(project, bootstrap, embedded, master, settings, verbose, environment)
     _start(started, Selection(), runs=1, dry=True)
 
 
@@ -198,6 +215,7 @@ class _Start(NamedTuple):
     master: str
     settings: list[str] | None
     verbose: bool
+    environment: str | None
 
 
 def _start(
@@ -210,23 +228,29 @@ def _start(
     plan_only: bool = False,
     continuous: bool = False,
     as_json: bool = False,
+    summary: RunSummary | None = None,
 ) -> None:
     """Start what a run needs, run, and stop it again."""
     from ottla.cli.pipeline_run import PipelineRequest, embedded_node, run_all
     from ottla.spark.java import NoJava
     from ottla.spark.pipelines.project import BOOTSTRAP, CREATE_TOPICS, ProjectError
     from ottla.spark.pipelines.run_lock import AlreadyRunning, run_lock
-    from ottla.spark.pipelines.runner import RunFailed
+    from ottla.spark.pipelines.runner import InvalidDefinitions, RunFailed
     from ottla.spark.pipelines.selection import UnknownTables
     from ottla.spark.session import NoSpark, kill_spark
     from ottla.spark.worker.client_config import use_client_config
 
+    if given.embedded and given.environment is not None:
+        raise WrongUsage("--embedded starts its own node, and an environment has its brokers: omit one")
     bootstrap = given.bootstrap
-    if given.embedded and bootstrap is not None and not _from_environment(bootstrap):
+    if given.embedded and bootstrap is not None and not is_from_variable(bootstrap):
         raise WrongUsage("--embedded starts its own node; omit --bootstrap-server")
     if given.embedded and command_config.given() not in (None, os.environ.get(command_config.VARIABLE)):
         raise WrongUsage("--embedded starts its own node, which is not secured; omit --command-config")
-    project = project_of(given.path)
+    project = project_of(given.path, given.environment)
+    bootstrap = brokers_of(project, bootstrap)
+    if summary is not None:
+        summary.pipeline, summary.environment = project.name, project.environment
     conf = named_values("--conf", given.settings or ())
     configuration = dict(project.configuration)
     with ExitStack() as stack:
@@ -243,7 +267,7 @@ def _start(
                 )
             except AlreadyRunning as error:
                 hint = ". To look only takes no node: name any address with -b" if dry or plan_only else ""
-                raise CliError(f"{error}{hint}") from None
+                raise CliError(f"{error}{hint}", status=BUSY) from None
         if starts_node:
             bootstrap = stack.enter_context(embedded_node(state / "node", state / "node.log"))
             note(f"node: {bootstrap}, data in {state / 'node'}")
@@ -270,21 +294,21 @@ def _start(
             plan_only,
             as_json,
             lock,
+            summary,
         )
         try:
             run_all(request, log)
-        except (ProjectError, NoJava, NoSpark) as error:
+        except ProjectError as error:
+            raise CliError(str(error), status=REFUSED) from None
+        except (NoJava, NoSpark) as error:
             raise CliError(str(error)) from None
         except UnknownTables as error:
             raise WrongUsage(str(error)) from None
         except RunFailed as failure:
             hint = _FULL_REFRESH_HINT if "DataLoss: " in str(failure) else ""
             more = "" if log is None else f"\nWhat Spark logged is in {state / 'spark.log'}."
-            raise CliError(f"{failure}{hint}{more}") from None
-
-
-def _from_environment(bootstrap: str) -> bool:
-    return os.environ.get(BOOTSTRAP_VARIABLE) == bootstrap
+            status = REFUSED if isinstance(failure, InvalidDefinitions) else FAILED
+            raise CliError(f"{failure}{hint}{more}", status=status) from None
 
 
 def _create_topics(bootstrap: str, wanted: str) -> None:
@@ -294,7 +318,7 @@ def _create_topics(bootstrap: str, wanted: str) -> None:
     try:
         topics = topics_to_create(wanted)
     except ProjectError as error:
-        raise CliError(str(error)) from None
+        raise CliError(str(error), status=REFUSED) from None
 
     async def work(admin: Admin) -> None:
         known = {topic.name for topic in await admin.topics.list()}
@@ -311,6 +335,7 @@ def show(
     table: Annotated[str, Argument(metavar="TABLE", help="A table of the project: NAME or DATABASE.NAME.")],
     project: ProjectPath = ".",
     limit: Annotated[int, Option("--limit", "-n", metavar="N", min=1, help="How many rows.")] = 20,
+    environment: Environment = None,
     as_json: Json = False,
 ) -> None:
     """Show rows of a table, as the last complete result has them. Spark is not started."""
@@ -318,7 +343,7 @@ def show(
     from ottla.spark.pipelines.project import ProjectError
 
     try:
-        show_table(project_of(project), table, limit, as_json=as_json)
+        show_table(project_of(project, environment), table, limit, as_json=as_json)
     except ProjectError as error:
         raise CliError(str(error)) from None
 
@@ -329,6 +354,7 @@ def sql(
     project: ProjectPath = ".",
     limit: Annotated[int, Option("--limit", "-n", metavar="N", min=1, help="How many rows.")] = 100,
     master: Master = DEFAULT_MASTER,
+    environment: Environment = None,
     settings: Settings = None,
     as_json: Json = False,
 ) -> None:
@@ -338,7 +364,7 @@ def sql(
     from ottla.spark.session import NoSpark
 
     check_query(query)
-    found = project_of(project)
+    found = project_of(project, environment)
     conf = named_values("--conf", settings or ())
     try:
         with (
@@ -357,6 +383,7 @@ def graph(
     dot: Annotated[bool, Option("--dot", help="For Graphviz.")] = False,
     mermaid: Annotated[bool, Option("--mermaid", help="For Mermaid, as in Markdown files.")] = False,
     svg: Annotated[bool, Option("--svg", help="As a picture.")] = False,
+    environment: Environment = None,
 ) -> None:
     """Show the flows of a pipeline and what they read, as the last run or dry-run has found them."""
     from ottla.cli.pipeline_results import print_graph
@@ -364,7 +391,7 @@ def graph(
     forms = [form for form, chosen in (("dot", dot), ("mermaid", mermaid), ("svg", svg)) if chosen]
     if len(forms) > 1:
         raise WrongUsage("choose one of --dot, --mermaid and --svg")
-    print_graph(project_of(project).directory / STATE_DIR, forms[0] if forms else "text")
+    print_graph(project_of(project, environment).state, forms[0] if forms else "text")
 
 
 @command(app, "status")
@@ -372,6 +399,7 @@ def status(
     project: ProjectPath = ".",
     bootstrap: Brokers = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
+    environment: Environment = None,
     as_json: Json = False,
 ) -> None:
     """Show the checkpoint of each flow, and its lag behind its topics.
@@ -382,7 +410,8 @@ def status(
     from ottla.spark.pipelines.project import ProjectError
     from ottla.spark.pipelines.run_lock import is_running
 
-    found = project_of(project)
+    found = project_of(project, environment)
+    bootstrap = brokers_of(found, bootstrap)
     try:
         checkpoints = read_checkpoints(found)
     except ProjectError as error:
@@ -396,7 +425,7 @@ def status(
     if as_json:
         print_json(rows)
         return
-    unfinished = "is in progress" if is_running(found.directory / STATE_DIR) else "will be run again"
+    unfinished = "is in progress" if is_running(found.state) else "will be run again"
     print_table(
         ["flow", "into", "batch", "at", "topics", "lag", "remark"],
         [

@@ -10,14 +10,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from ottla.cli import command_config
 from ottla.cli.commands import Option
-from ottla.cli.errors import CliError
+from ottla.cli.errors import REFUSED, CliError, WrongUsage
 from ottla.cli.options import BOOTSTRAP_VARIABLE
 
 if TYPE_CHECKING:
     from ottla.spark.pipelines.project import Project
 
-STATE_DIR: Final = ".ottla"
+ENVIRONMENT_VARIABLE: Final = "OTTLA_PIPELINE_ENV"
 DEFAULT_MASTER: Final = "local[*]"
 MAX_LOG_BYTES: Final = 64 * 1024 * 1024
 
@@ -28,6 +29,16 @@ ProjectPath = Annotated[
         "-p",
         metavar="DIR",
         help="The project, or its spark-pipeline.yml; by default that of the current directory.",
+    ),
+]
+Environment = Annotated[
+    str | None,
+    Option(
+        "--env",
+        "-e",
+        metavar="NAME",
+        envvar=ENVIRONMENT_VARIABLE,
+        help="An environment of the project's environments.yml, as dev or prod.",
     ),
 ]
 Brokers = Annotated[
@@ -94,16 +105,38 @@ NewFlow = Annotated[
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Show the log of Spark.")]
 
 
-def project_of(path: str) -> Project:
-    """The project of a command."""
+def project_of(path: str, environment: str | None = None) -> Project:
+    """The project of a command, in one of its environments. The client settings that this names are those of
+    the command, unless it was given others.
+    """
+    from ottla.spark.pipelines.environments import in_environment
     from ottla.spark.pipelines.project import ProjectError, find_project
 
     try:
-        return find_project(Path(path))
+        found = find_project(Path(path))
+        if environment is not None:
+            found = in_environment(found, environment)
     except ProjectError as error:
-        raise CliError(str(error)) from None
+        raise CliError(str(error), status=REFUSED) from None
     except ModuleNotFoundError as error:
         raise CliError(f"{error.name} is not installed; `pip install 'ottla[spark]'` brings it") from None
+    if found.client_config is not None and command_config.given() is None:
+        command_config.use(str(found.client_config))
+    return found
+
+
+def is_from_variable(bootstrap: str) -> bool:
+    """Whether the brokers of a command are those of the variable, and not given with it."""
+    return os.environ.get(BOOTSTRAP_VARIABLE) == bootstrap
+
+
+def brokers_of(project: Project, bootstrap: str | None) -> str | None:
+    """The brokers that the command names, or the environment of the project: it alone says where it is."""
+    if project.environment is None:
+        return bootstrap
+    if bootstrap is not None and not is_from_variable(bootstrap):
+        raise WrongUsage("--env says where the brokers are; omit --bootstrap-server")
+    return project.bootstrap_servers
 
 
 @contextmanager
@@ -111,9 +144,9 @@ def state_directory(project: Project, *, only_reads: bool) -> Iterator[Path]:
     """Where a command keeps its logs, and a run what it knows. A command that only reads may be used by a
     person who cannot write there; its logs then go to a directory of its own.
     """
-    state = project.directory / STATE_DIR
+    state = project.state
     try:
-        state.mkdir(exist_ok=True)
+        state.mkdir(parents=True, exist_ok=True)
         is_writable = os.access(state, os.W_OK | os.X_OK)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EROFS):

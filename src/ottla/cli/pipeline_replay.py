@@ -20,10 +20,12 @@ from ottla.cli.output import note
 from ottla.cli.pipeline_options import (
     DEFAULT_MASTER,
     Brokers,
+    Environment,
     Master,
     ProjectPath,
     Settings,
     Verbose,
+    brokers_of,
     naming_full_disks,
     project_of,
 )
@@ -47,6 +49,7 @@ def replay(
     lineage_topic: LineageTopic = None,
     decision_topic: DecisionTopic = None,
     master: Master = DEFAULT_MASTER,
+    environment: Environment = None,
     settings: Settings = None,
     verbose: Verbose = False,
 ) -> None:
@@ -64,9 +67,9 @@ def replay(
 
     if into == topic:
         raise WrongUsage("--into must be another topic than the one of the record")
-    found = project_of(project)
+    found = project_of(project, environment)
     conf = named_values("--conf", settings or ())
-    servers = bootstrap or found.bootstrap_servers or DEFAULT_BOOTSTRAP_SERVERS
+    servers = brokers_of(found, bootstrap) or found.bootstrap_servers or DEFAULT_BOOTSTRAP_SERVERS
     traced = find_record(servers, topic, partition, offset, lineage_topic, decision_topic)
     try:
         refuse_own_catalog(found, conf)

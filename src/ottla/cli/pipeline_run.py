@@ -26,10 +26,12 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from ottla.cli.errors import CliError
 from ottla.cli.options import DEFAULT_TIMEOUT_S
 from ottla.cli.output import note, print_json, print_line, print_table, printable
+from ottla.cli.pipeline_summary import RunSummary
 from ottla.cli.session import with_admin
 from ottla.spark.pipelines.checkpoints import begin_checkpoints, flow_checkpoints
 from ottla.spark.pipelines.code_version import code_version
 from ottla.spark.pipelines.continuous import ContinuousFlows, Triggers
+from ottla.spark.pipelines.environments import check_topic_prefix
 from ottla.spark.pipelines.flow_graph import save_graph
 from ottla.spark.pipelines.moved_project import check_storage, keep_storage
 from ottla.spark.pipelines.plan import (
@@ -53,7 +55,7 @@ from ottla.spark.pipelines.project import (
 from ottla.spark.pipelines.query_listener import listen_to_queries
 from ottla.spark.pipelines.run_lock import RunLock
 from ottla.spark.pipelines.run_record import record_run
-from ottla.spark.pipelines.runner import RunFailed, RunListener, run_once
+from ottla.spark.pipelines.runner import InvalidDefinitions, RunFailed, RunListener, run_once
 from ottla.spark.pipelines.selection import Selection, table_key
 from ottla.spark.pipelines.spark_flows import FlowNotSupported, SparkFlows
 from ottla.spark.pipelines.tables import (
@@ -99,6 +101,8 @@ class PipelineRequest:
     """Whether a plan is printed for programs."""
     lock: RunLock | None = None
     """The lock of the project; the JVM holds it as long as it lives. None for a dry run."""
+    summary: RunSummary | None = None
+    """What is told of the run when it has ended."""
 
 
 def run_all(request: PipelineRequest, log: IO[str] | None) -> None:
@@ -186,6 +190,8 @@ class _Session:
         request, tables = self._request, self.tables
         self._flows = None
         progress = self._progress = PipelineProgress()
+        if request.summary is not None:
+            request.summary.progress = progress
         if tables is not None:
             tables.begin_run(self._spark, selection)
         try:
@@ -207,7 +213,7 @@ class _Session:
                 )
         except RunFailed as failure:
             if _OTHER_TYPE in str(failure) and self._changed_types:
-                raise RunFailed("; ".join(self._changed_types), failure.flow) from None
+                raise InvalidDefinitions("; ".join(self._changed_types), failure.flow) from None
             raise
         finally:
             if tables is not None:
@@ -235,6 +241,7 @@ class _Session:
         """
         self._definitions = definitions
         request = self._request
+        check_topic_prefix(request.project, definitions)
         check_topics(definitions, request.configuration, is_dry=request.dry)
         storage = request.project.storage_path
         if request.dry:
@@ -420,7 +427,7 @@ def check_sink_columns(flows: SparkFlows, definitions: Definitions) -> None:
             try:
                 check_schema(flows.schema(node.name), definitions.topics[target])
             except ValueError as error:
-                raise RunFailed(f"flow {node.name} into sink {node.target}: {error}") from None
+                raise InvalidDefinitions(f"flow {node.name} into sink {node.target}: {error}") from None
 
 
 def print_plan(plan: RunPlan, *, as_json: bool) -> None:

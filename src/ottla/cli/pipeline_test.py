@@ -20,7 +20,6 @@ from ottla.cli.options import named_values
 from ottla.cli.output import note, print_line
 from ottla.cli.pipeline_options import (
     DEFAULT_MASTER,
-    STATE_DIR,
     Master,
     ProjectPath,
     Settings,
@@ -167,7 +166,7 @@ def test_log(project: Project, *, verbose: bool) -> AbstractContextManager[IO[st
     """The file for what Spark logs in a test; None to show it."""
     if verbose:
         return nullcontext()
-    state = project.directory / STATE_DIR
+    state = project.state
     state.mkdir(exist_ok=True)
     log: AbstractContextManager[IO[str]] = log_file(state / "test.log")
     return log

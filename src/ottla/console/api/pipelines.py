@@ -17,7 +17,6 @@ from ottla.spark.pipelines.flow_graph import FlowNode, load_graph
 from ottla.spark.pipelines.project import Project, ProjectError, load_project
 from ottla.spark.pipelines.run_record import load_record
 
-STATE_DIR: Final = ".ottla"
 MAX_FLOWS: Final = 1_000
 
 
@@ -84,7 +83,7 @@ async def _details(context: ApiContext, spec: Path) -> dict[str, Any]:
 
 def _read(spec: Path, now_ms: int) -> tuple[Project, dict[str, Any], list[FlowNode], list[Checkpoint]]:
     project = load_project(spec)
-    state = project.directory / STATE_DIR
+    state = project.state
     try:
         checkpoints = read_checkpoints(project)
     except (ProjectError, OSError, ValueError):

@@ -27,12 +27,13 @@ def check_storage(project: Project, state: Path, *, from_scratch: bool) -> None:
     storage, here = project.storage_path, project.directory / _DEFAULT_STORAGE
     if from_scratch or (storage is not None and (storage / CHECKPOINTS).is_dir()):
         return
-    if storage is not None and storage != here and not storage.is_dir() and (here / CHECKPOINTS).is_dir():
+    is_own = project.environment is None
+    if is_own and storage not in (None, here) and not storage.is_dir() and (here / CHECKPOINTS).is_dir():
         raise ProjectError(
             f"{storage}, the storage in {project.spec}, does not exist, and {here} has checkpoints: was the "
             f"project moved? Write `storage: {_DEFAULT_STORAGE}` there, and it goes on"
         )
-    former = _known_storage(state)
+    former = known_storage(state)
     if former is None or former == project.storage:
         return
     before = replace(project, storage=former).storage_path
@@ -46,7 +47,8 @@ def check_storage(project: Project, state: Path, *, from_scratch: bool) -> None:
     )
 
 
-def _known_storage(state: Path) -> str | None:
+def known_storage(state: Path) -> str | None:
+    """The storage with which the project has run; None if it has not."""
     try:
         return str(json.loads((state / _FILE).read_text())["storage"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -55,7 +57,7 @@ def _known_storage(state: Path) -> str | None:
 
 def keep_storage(project: Project, state: Path) -> None:
     """Note where the checkpoints of the project are."""
-    if _known_storage(state) == project.storage:
+    if known_storage(state) == project.storage:
         return
     draft = state / f"{_FILE}.tmp"
     draft.write_text(json.dumps({"version": 1, "storage": project.storage}))

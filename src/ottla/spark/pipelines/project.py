@@ -19,6 +19,7 @@ CREATE_TOPICS: Final = "ottla.create.topics"
 """The setting with the topics that a run creates if they are missing."""
 SPEC_NAMES: Final = ("spark-pipeline.yml", "spark-pipeline.yaml")
 CHECKPOINTS: Final = "_checkpoints"
+STATE_DIR: Final = ".ottla"
 _STRANGE_IN_PATH: Final = re.compile(r"[^A-Za-z0-9_.~/@+=,-]")
 
 
@@ -45,12 +46,18 @@ def spark_location(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """One pipeline. `configuration` has the settings that its specification passes to Spark."""
+    """One pipeline. `configuration` has the settings that its specification passes to Spark, or its
+    environment.
+    """
 
     spec: Path
     name: str
     storage: str
     configuration: Mapping[str, str]
+    environment: str | None = None
+    """The environment in which it runs; None for the specification alone."""
+    client_config: Path | None = None
+    """The file with the settings of clients that the environment names."""
 
     @property
     def directory(self) -> Path:
@@ -58,8 +65,17 @@ class Project:
 
     @property
     def warehouse(self) -> Path:
-        """Where tables are unless a setting says otherwise."""
-        return (self.directory / "spark-warehouse").resolve()
+        """Where tables are unless a setting says otherwise: beside the specification, by which a copy of the
+        project is known.
+        """
+        of_environment = f"-{self.environment}" if self.environment else ""
+        return (self.directory / f"spark-warehouse{of_environment}").resolve()
+
+    @property
+    def state(self) -> Path:
+        """Where a run keeps what the next one has to know."""
+        state = self.directory / STATE_DIR
+        return state / f"environment-{self.environment}" if self.environment else state
 
     @property
     def bootstrap_servers(self) -> str | None:
@@ -107,7 +123,7 @@ def load_project(spec: Path) -> Project:
         spec.resolve(),
         _text(spec, document, "name"),
         _text(spec, document, "storage"),
-        _settings(spec, document),
+        read_settings(str(spec), document.get("configuration")),
     )
     check_path(project.directory)
     if project.storage_path is not None:
@@ -137,13 +153,15 @@ def _text(spec: Path, document: Mapping[str, Any], field: str) -> str:
     return value
 
 
-def _settings(spec: Path, document: Mapping[str, Any]) -> dict[str, str]:
-    given = document.get("configuration") or {}
+def read_settings(where: str, given: Any) -> dict[str, str]:
+    """The settings for Spark in a file, which says where it has them."""
+    if not given:
+        return {}
     if not isinstance(given, dict):
-        raise ProjectError(f"{spec}: `configuration` must be names and values")
+        raise ProjectError(f"{where}: `configuration` must be names and values")
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise ProjectError(
-                f'{spec}: in `configuration`, {name} must be text: put quotes around "{value}"'
+                f'{where}: in `configuration`, {name} must be text: put quotes around "{value}"'
             )
     return dict(given)

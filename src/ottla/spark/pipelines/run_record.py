@@ -70,12 +70,17 @@ class _RunRecord:
             "startedMs": self._started_ms,
             "updatedMs": time.time_ns() // 1_000_000,
             "error": error,
-            "flows": [_flow(each) for each in list(self._progress.flows.values())],
+            "flows": flow_documents(self._progress),
         }
         draft = self._file.with_name(f"{FILE}.tmp")
         with contextlib.suppress(OSError):
             draft.write_text(json.dumps(document))
             draft.replace(self._file)
+
+
+def flow_documents(progress: PipelineProgress) -> list[dict[str, Any]]:
+    """The flows of a run, for programs."""
+    return [_flow(each) for each in list(progress.flows.values())]
 
 
 def _flow(flow: Flow) -> dict[str, Any]:

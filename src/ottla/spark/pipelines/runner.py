@@ -65,6 +65,10 @@ class RunFailed(Exception):
         self.flow = flow
 
 
+class InvalidDefinitions(RunFailed):
+    """The definitions cannot be run as they are: nothing was, and to try again does not help."""
+
+
 class RunListener:
     """What a run calls. The methods here do nothing."""
 
@@ -229,7 +233,7 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
                 parse(options)
             except ValueError as error:
                 where = _source(project, part.source_code_location)
-                raise RunFailed(f"{where}: {what}: {error}") from None
+                raise InvalidDefinitions(f"{where}: {what}: {error}") from None
 
         def register_sql(self, sql_text: str, file_path: Path) -> None:
             super().register_sql(sql_text, file_path)
@@ -253,7 +257,7 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
                 missing = "TABLE_OR_VIEW_NOT_FOUND" in str(error)
                 eager = [each for plan in plans for each in eager_reads(plan)]
                 hint = eager_hint(eager[0]) if eager and missing else readable_error(str(error))
-                raise RunFailed(f"{where}: flow {flow.name}: {hint}") from None
+                raise InvalidDefinitions(f"{where}: flow {flow.name}: {hint}") from None
             for plan in plans:
                 self._eager += [(where, flow.name, each) for each in eager_reads(plan)]
                 for read in outside_reads(plan):
@@ -274,7 +278,7 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
             """Refuse what Spark has resolved without the graph: the order of the flows would be wrong."""
             for where, name, each in self._eager:
                 if each.tables & self._datasets:
-                    raise RunFailed(f"{where}: flow {name}: {eager_hint(each)}")
+                    raise InvalidDefinitions(f"{where}: flow {name}: {eager_hint(each)}")
 
     return Registry()
 
@@ -372,11 +376,11 @@ def remove_unfinished_files(storage: Path | None) -> None:
             file.unlink(missing_ok=True)
 
 
-def definition_error(project: Project, error: Exception) -> RunFailed:
+def definition_error(project: Project, error: Exception) -> InvalidDefinitions:
     """The error in the project's own Python, with the innermost line that belongs to the project."""
     said = error.msg if isinstance(error, SyntaxError) else str(error)
     where = _project_line(project, error)
-    return RunFailed(f"{f'{where}: ' if where else ''}{type(error).__name__}: {said}")
+    return InvalidDefinitions(f"{f'{where}: ' if where else ''}{type(error).__name__}: {said}")
 
 
 def _project_line(project: Project, error: Exception) -> str | None:

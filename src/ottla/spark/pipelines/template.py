@@ -142,7 +142,7 @@ _TEST_ROWS: Final = """\
 {{"key": "ada", "value": {{"number": 1, "item": "tea", "cents": 7250}}}}
 """
 _PARTS: Final = ("transformations", "tests")
-_IGNORED: Final = ".ottla/\npipeline-storage/\nspark-warehouse/\nmetastore_db/\n__pycache__/\n"
+_IGNORED: Final = ".ottla/\npipeline-storage*/\nspark-warehouse*/\nmetastore_db/\n__pycache__/\n"
 
 
 def write_project(directory: Path) -> list[Path]:

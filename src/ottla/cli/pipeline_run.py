@@ -102,7 +102,7 @@ class PipelineRequest:
     lock: RunLock | None = None
     """The lock of the project; the JVM holds it as long as it lives. None for a dry run."""
     summary: RunSummary | None = None
-    """What is told of the run when it has ended."""
+    """What the caller learns of the run when it has ended."""
 
 
 def run_all(request: PipelineRequest, log: IO[str] | None) -> None:

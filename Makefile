@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DIST := build/dist/venv
+SITE := build/docs-venv
 FUZZ_SECONDS ?= 60
 SPARK_KILLS ?= 15
 SPARK_RACES ?= 100
@@ -35,7 +36,7 @@ PREPARE = @echo "Fetching what the tests run beside Ottla: this takes some minut
 LOCKED := $(PYTHON) -c 'import fcntl, subprocess, sys; lock = open("Makefile"); \
 	fcntl.flock(lock, fcntl.LOCK_EX); sys.exit(subprocess.call(sys.argv[1:]))'
 
-.PHONY: setup demo test witnesses test-all all-tests test-fast steady mutations test-faults test-cluster-faults soak lint bench fuzz dist clean sbom lock
+.PHONY: setup demo test witnesses test-all all-tests test-fast steady mutations test-faults test-cluster-faults soak lint bench fuzz dist docs clean sbom lock
 
 setup: $(STAMP)
 
@@ -140,6 +141,13 @@ dist:
 	$(DIST)/bin/python packaging/check.py
 	$(DIST)/bin/python packaging/try_wheels.py $(TRY_OPTIONS)
 
+# The documentation as a site, to be looked at by: python -m http.server --directory build/docs/site
+docs:
+	test -x $(SITE)/bin/zensical || ($(PYTHON) -m venv --clear $(SITE) && \
+		$(SITE)/bin/python -m pip install --quiet --upgrade pip && $(SITE)/bin/python -m pip install --quiet \
+		--constraint packaging/constraints-docs.txt --group docs)
+	$(SITE)/bin/python packaging/site.py
+
 # What is in an installation with these extras, as CycloneDX JSON: make sbom SBOM_EXTRAS='tables tiered' > sbom.json
 SBOM_EXTRAS ?= otel tables tiered zookeeper
 sbom: $(STAMP)
@@ -148,13 +156,17 @@ sbom: $(STAMP)
 # Takes the newest versions that pyproject.toml allows: run the tests before the change is pushed. The last file has
 # hashes, for an image on this platform: pip install --require-hashes.
 lock:
-	rm -rf build/lock && $(PYTHON) -m venv build/lock/dev && $(PYTHON) -m venv build/lock/dist
+	rm -rf build/lock && $(PYTHON) -m venv build/lock/dev && $(PYTHON) -m venv build/lock/dist && \
+		$(PYTHON) -m venv build/lock/docs
 	build/lock/dev/bin/python -m pip install --quiet --upgrade pip
 	build/lock/dev/bin/python -m pip install --quiet --editable '.[dev,kerberos]'
 	build/lock/dist/bin/python -m pip install --quiet --upgrade pip
 	build/lock/dist/bin/python -m pip install --quiet --group dist
+	build/lock/docs/bin/python -m pip install --quiet --upgrade pip
+	build/lock/docs/bin/python -m pip install --quiet --group docs
 	build/lock/dev/bin/python packaging/lock.py constraints > build/lock/constraints.txt
 	build/lock/dist/bin/python packaging/lock.py constraints-dist > build/lock/constraints-dist.txt
+	build/lock/docs/bin/python packaging/lock.py constraints-docs > build/lock/constraints-docs.txt
 	mv build/lock/constraints*.txt packaging/
 	build/lock/dev/bin/python -m pip install --quiet --dry-run --ignore-installed --report - \
 		--constraint packaging/constraints.txt '.[otel,tables,tiered,zookeeper]' \

@@ -1,9 +1,9 @@
 """Write which versions are used together: `python packaging/lock.py WHAT`.
 
-`constraints` and `constraints-dist` are the versions that are installed beside this Python, for `pip install
---constraint`: so a new release of another project comes with a change of ours, and its tests. `requirements`
-turns pip's report of what it would install (on stdin) into a file with hashes, for `pip install
---require-hashes` in an image.
+`constraints`, `constraints-dist` and `constraints-docs` are the versions that are installed beside this
+Python, for `pip install --constraint`: so a new release of another project comes with a change of ours,
+and its tests. `requirements` turns the report of pip on what it would install into a file with hashes, for
+`pip install --require-hashes` in an image.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def main() -> None:
             text = constraints(closure([f"{PROJECT}[{EXTRAS}]"]))
         case ["constraints-dist"]:
             text = constraints(closure(group("dist")))
+        case ["constraints-docs"]:
+            text = constraints(closure(group("docs")))
         case ["requirements"]:
             text = requirements(json.load(sys.stdin))
         case _:

@@ -46,6 +46,7 @@ def of_the_project() -> list[str]:
     [
         ("constraints.txt", of_the_project()),
         ("constraints-dist.txt", PROJECT["dependency-groups"]["dist"]),
+        ("constraints-docs.txt", PROJECT["dependency-groups"]["docs"]),
     ],
 )
 def test_tests_and_releases_use_exact_versions_that_are_allowed(file: str, requirements: list[str]) -> None:

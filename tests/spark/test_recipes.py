@@ -1,21 +1,18 @@
-"""The recipes of docs/spark as far as they can be checked without a cluster: commands have the options that
-they are given, programs compile, and manifests are what Kubernetes takes.
+"""The recipes of docs/spark as far as they can be checked without a cluster: manifests are what Kubernetes
+takes, and run commands that exist.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
-import pytest
 import yaml  # type: ignore[import-untyped, unused-ignore]
 from pyspark.sql import SparkSession
 
-from ottla.cli.app import root
+from tests.docs.test_commands import check_command
 
 DOCS = Path(__file__).parents[2] / "docs" / "spark"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -41,64 +38,11 @@ def manifests() -> list[dict[str, Any]]:
     ]
 
 
-def commands_in(line: str) -> Iterator[list[str]]:
-    """The arguments of each command `ottla ...` in a line."""
-    for part in re.split(r"\||&&", line):
-        words = shlex.split(part, comments=True)
-        for at, word in enumerate(words):
-            if Path(word).name == "ottla":
-                yield words[at + 1 :]
-                break
-
-
-def commands() -> list[list[str]]:
-    lines = [
-        line
-        for kind in ("console", "cron")
-        for _, text in blocks(kind)
-        for line in text.replace("\\\n", " ").splitlines()
-        if kind == "cron" or line.startswith("$ ")
-    ]
-    lines += [line for _, text in blocks("python") for line in re.findall(r'bash_command="(.*)"', text)]
-    found = [words for line in lines for words in commands_in(line)]
-    return found + [each["args"][1:] for manifest in manifests() for each in containers(manifest)]
-
-
 def containers(manifest: Any) -> Iterator[dict[str, Any]]:
     if isinstance(manifest, dict):
         yield from manifest.get("containers", ())
         for value in manifest.values():
             yield from containers(value)
-
-
-def check_command(words: list[str]) -> None:
-    """Raise UsageError if the command line is not one of ours."""
-    if words[0] == "start":
-        return
-    command: click.Command = root()
-    context = command.make_context("ottla", list(words))
-    while isinstance(command, click.Group):
-        rest = [*context._protected_args, *context.args]
-        name, found, rest = command.resolve_command(context, rest)
-        assert found is not None
-        command, context = found, found.make_context(name, rest, parent=context)
-
-
-def test_commands_have_the_options_that_they_are_given() -> None:
-    found = commands()
-    assert len(found) >= 15
-    for words in found:
-        try:
-            check_command(words)
-        except click.UsageError as error:
-            pytest.fail(f"ottla {shlex.join(words)}: {error.format_message()}")
-    with pytest.raises(click.UsageError):
-        check_command(["pipeline", "run", "--continuos"])
-
-
-def test_programs_compile() -> None:
-    for name, text in blocks("python"):
-        compile(text, name, "exec")
 
 
 def test_specifications_are_yaml() -> None:
@@ -114,6 +58,8 @@ def test_manifests_are_what_kubernetes_takes(spark: SparkSession) -> None:
         found = jvm.io.fabric8.kubernetes.client.utils.Serialization.unmarshal(yaml.safe_dump(manifest))
         kinds.append(found.getClass().getSimpleName())
         assert unknown_fields(found) == [], manifest
+        for container in containers(manifest):
+            check_command(container["args"][1:])
     assert {"PersistentVolumeClaim", "CronJob", "Deployment"} <= set(kinds)
     wrong = "apiVersion: batch/v1\nkind: CronJob\nspec: {schedule: x, concurencyPolicy: Forbid}\n"
     found = jvm.io.fabric8.kubernetes.client.utils.Serialization.unmarshal(wrong)

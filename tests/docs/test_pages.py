@@ -1,0 +1,54 @@
+"""Every page is three clicks from the start page, and in the navigation; what chapters name exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped, unused-ignore]
+
+from tests.docs.blocks import DOCS, ROOT
+
+_LINK = re.compile(r"\]\(([^)\s#]+\.md)(?:#[^)]*)?\)")
+_CODE = re.compile(r"`([a-z_]+/[a-z_/]*(?:\.pyx?)?)`")
+
+
+def links(page: Path) -> set[Path]:
+    return {(page.parent / found).resolve() for found in _LINK.findall(page.read_text()) if ":" not in found}
+
+
+def test_every_page_is_three_clicks_from_the_start() -> None:
+    reached = edge = {DOCS / "index.md"}
+    for _ in range(3):
+        edge = {other for page in edge for other in links(page)} - reached
+        reached = reached | edge
+    assert sorted(set(DOCS.rglob("*.md")) - reached) == []
+
+
+def test_every_page_but_the_decisions_is_in_the_navigation_once() -> None:
+    def listed(nav: Any) -> list[str]:
+        if isinstance(nav, str):
+            return [nav]
+        inside = nav if isinstance(nav, list) else nav.values()
+        return [page for each in inside for page in listed(each)]
+
+    pages = listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert len(set(pages)) == len(pages)
+    own = {page for page in pages if not page.startswith("project/")}
+    wanted = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert own == {page for page in wanted if not re.match(r"decisions/\d", page)}
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "internals").glob("*.md")), ids=lambda page: page.stem)
+def test_a_chapter_has_a_picture_and_names_code_that_exists(page: Path) -> None:
+    text = page.read_text()
+    if page.stem == "index":
+        return
+    assert "](../images/internals/" in text
+    _, said, code = text.partition("**In the code:**")
+    assert said
+    named = _CODE.findall(code)
+    assert named
+    assert [each for each in named if not (ROOT / "src" / "ottla" / each).exists()] == []

@@ -1,0 +1,96 @@
+"""What the pages show is what happens: commands run, on a node or on three, and print what is shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ottla.testing.cluster_plan import ClusterPlan, is_free
+from ottla.testing.local_node import LocalNode
+from tests.docs.blocks import DOCS, ROOT, Block, Walk, blocks, pages
+from tests.support.command_line import CommandLine
+
+pytestmark = pytest.mark.slow
+
+# Pages whose first command starts three nodes.
+OF_A_CLUSTER = {
+    page
+    for page in pages()
+    if "$ ottla cluster up --detach\n" in page.read_text() and any(block.is_walked for block in blocks(page))
+}
+OF_A_NODE = [
+    page for page in pages() if page not in OF_A_CLUSTER and any(block.is_walked for block in blocks(page))
+]
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture
+def walk(tmp_path: Path) -> Iterator[Walk]:
+    """A node as `ottla start` makes it, with its data in `ottla-data`."""
+    directory = tmp_path
+    settings = {"group.initial.rebalance.delay.ms": "0", "http.listener": "http://127.0.0.1:0"}
+    with (
+        LocalNode(settings, data_dir=str(directory / "ottla-data")) as node,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.chdir(directory)
+        here = {
+            "/home/you": str(directory),
+            "127.0.0.1:9092": node.bootstrap_servers,
+            "localhost:9092": node.bootstrap_servers,
+            "http://127.0.0.1:9644": str(node.http_url),
+        }
+        yield Walk(directory, node.bootstrap_servers, here, {"ottla start": None, "pip install": None})
+
+
+@pytest.mark.parametrize("page", OF_A_NODE, ids=name)
+def test_a_page_shows_what_a_node_does(page: Path, walk: Walk) -> None:
+    for block in blocks(page):
+        if block.is_walked:
+            walk.block(block)
+
+
+@pytest.mark.parametrize("page", sorted(OF_A_CLUSTER), ids=name)
+def test_a_page_shows_what_three_nodes_do(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "ottla-cluster"
+    first = next(port for port in range(21_000, 32_000, 10) if all(is_free(port + more) for more in range(6)))
+    here = {"/home/you": str(tmp_path)}
+    here |= {f"{9092 + node}": f"{first + node}" for node in range(3)}
+    servers = ",".join(f"127.0.0.1:{first + node}" for node in range(3))
+    line = CommandLine(servers)
+
+    def up(_: str) -> str:
+        return line.ok("cluster", "up", "--detach", "--port", str(first)).out
+
+    cluster = Walk(tmp_path, servers, here, {"ottla cluster up": up})
+    try:
+        for block in blocks(page):
+            if block.is_walked:
+                cluster.block(block)
+    finally:
+        if ClusterPlan.exists(str(home)):
+            line("cluster", "down")
+
+
+def test_every_block_runs_or_says_why_not() -> None:
+    found: list[Block] = [block for page in pages() for block in blocks(page)]
+    assert len(found) > 80
+    for block in found:
+        if block.runs_in is not None:
+            assert (ROOT / block.runs_in).is_file(), f"{block}: there is no {block.runs_in}"
+            assert block.page.name in (ROOT / block.runs_in).read_text(), (
+                f"{block.runs_in} does not name {block}"
+            )
+    for page in pages():
+        unnamed = re.findall(r"^```\n(?:\$ |ottla |python |import )", page.read_text(), re.MULTILINE)
+        assert not unnamed, f"{page.relative_to(ROOT)} has commands in blocks without `console` or `python`"
+    assert DOCS / "index.md" in OF_A_NODE

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import sys
 import threading
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -16,13 +14,11 @@ from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
 from ottla.client.producer import Producer
 from ottla.client.share import AcknowledgeType, RecordDeserializationFailed, ShareConsumer, ShareRecord
-from ottla.client.share.worker_pool import WorkerPool
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from tests.support.waiting import until, wait_until
 
 DEADLINE_S = 60.0
-_groups = itertools.count()
 Shared = ShareRecord[bytes, bytes]
 
 
@@ -66,42 +62,6 @@ async def lag(admin: Admin, group: str, topic: str) -> int | None:
     found = (await admin.groups.share_offsets(group))[TopicPartition(topic, 0)]
     assert not isinstance(found, KafkaError), found
     return found.lag
-
-
-async def try_without_pauses(
-    admin: Admin, longest_s: float, attempt: Callable[[str], Awaitable[None]]
-) -> None:
-    """Try until neither the machine nor the broker paused for so long, as locks expire meanwhile: an attempt
-    that fails without such a pause has failed. Each has a group of its own.
-    """
-    for number in range(10):
-        group = f"{next(_groups)}-with-locks"
-        await set_group(admin, group, {"share.auto.offset.reset": "earliest"})
-        pauses: list[float] = []
-        watch = asyncio.create_task(measure_pauses(admin, pauses))
-        try:
-            await attempt(group)
-            return
-        except (AssertionError, TimeoutError):
-            # A record whose locks expire before a poll returns it is archived after some deliveries.
-            if max(pauses, default=0.0) < longest_s or number == 9:
-                raise
-        finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-
-
-async def measure_pauses(admin: Admin, pauses: list[float]) -> None:
-    clock = asyncio.get_running_loop().time
-    answered = clock()
-    while True:
-        pauses.append(0.0)
-        try:
-            await admin.groups.list()
-        finally:
-            pauses[-1] = clock() - answered
-        answered = clock()
-        await asyncio.sleep(0.05)
 
 
 def values(records: list[ShareRecord[Any, Any]]) -> list[Any]:
@@ -231,62 +191,45 @@ async def test_the_implicit_mode_has_no_acknowledgements(servers: str, topic: st
 @pytest.mark.slow
 @pytest.mark.witness
 async def test_a_lock_that_expires_gives_the_record_to_another(
-    servers: str, queue: str, admin: Admin
+    servers: str, queue: str, group: str, admin: Admin
 ) -> None:
     await produce(servers, queue, [b"a"])
-
-    async def attempt(group: str) -> None:
-        await set_group(admin, group, {"share.record.lock.duration.ms": "1000"})
-        settings: dict[str, Any] = {"group_id": group, "share_acknowledgement_mode": "explicit"}
-        async with (
-            ShareConsumer[bytes, bytes](servers, **settings) as slow,
-            ShareConsumer[bytes, bytes](servers, **settings) as quick,
-        ):
-            slow.subscribe(queue)
-            (held,) = await take(slow, 1)
-            assert slow.acquisition_lock_timeout_ms == 1000
-            quick.subscribe(queue)
-            (record,) = await take(quick, 1)
-            assert record.delivery_count == 2
-            slow.accept(held)
-            (error,) = (await slow.commit()).values()
-            assert error is not None
-            assert error.code is ErrorCode.INVALID_RECORD_STATE
-            assert "renew" in error.message
-            quick.accept(record)
-            assert await quick.commit() == {TopicPartition(queue, 0): None}
-
-    await try_without_pauses(admin, 0.3, attempt)
+    await set_group(admin, group, {"share.record.lock.duration.ms": "1000"})
+    settings: dict[str, Any] = {"group_id": group, "share_acknowledgement_mode": "explicit"}
+    async with (
+        ShareConsumer[bytes, bytes](servers, **settings) as slow,
+        ShareConsumer[bytes, bytes](servers, **settings) as quick,
+    ):
+        slow.subscribe(queue)
+        (held,) = await take(slow, 1)
+        assert slow.acquisition_lock_timeout_ms == 1000
+        # The lock of the other one is not to end too.
+        await set_group(admin, group, {"share.record.lock.duration.ms": "60000"})
+        quick.subscribe(queue)
+        (record,) = await take(quick, 1)
+        assert record.delivery_count > held.delivery_count
+        slow.accept(held)
+        (error,) = (await slow.commit()).values()
+        assert error is not None
+        assert error.code is ErrorCode.INVALID_RECORD_STATE
+        assert "renew" in error.message
+        quick.accept(record)
+        assert await quick.commit() == {TopicPartition(queue, 0): None}
 
 
-@pytest.mark.slow
-async def test_a_renewed_lock_keeps_the_record(servers: str, queue: str, admin: Admin) -> None:
-    await produce(servers, queue, [b"a"])
-    lock_s = 2.0
-
-    async def attempt(group: str) -> None:
-        await set_group(admin, group, {"share.record.lock.duration.ms": f"{lock_s * 1000:.0f}"})
-        settings: dict[str, Any] = {"group_id": group, "share_acknowledgement_mode": "explicit"}
-        async with (
-            ShareConsumer[bytes, bytes](servers, **settings) as slow,
-            ShareConsumer[bytes, bytes](servers, **settings) as other,
-        ):
-            slow.subscribe(queue)
-            (held,) = await take(slow, 1)
-            other.subscribe(queue)
-            loop = asyncio.get_running_loop()
-            begun = loop.time()
-            async with asyncio.timeout(DEADLINE_S):
-                while loop.time() - begun < 2 * lock_s:
-                    slow.renew(held)
-                    assert await slow.commit() == {TopicPartition(queue, 0): None}
-                    assert await other.poll(timeout_ms=300) == []
-                    if not other.assignment():
-                        begun = loop.time()
-            slow.acknowledge(held, AcknowledgeType.ACCEPT)
-            assert await slow.commit() == {TopicPartition(queue, 0): None}
-
-    await try_without_pauses(admin, lock_s / 4, attempt)
+async def test_a_record_that_is_renewed_stays_with_its_consumer(
+    servers: str, topic: str, group: str, admin: Admin
+) -> None:
+    """What this does to locks is in test_share_locks.py, where time is virtual."""
+    await produce(servers, topic, [b"a"])
+    consumer = ShareConsumer[bytes, bytes](servers, group_id=group, share_acknowledgement_mode="explicit")
+    async with consumer:
+        consumer.subscribe(topic)
+        (held,) = await take(consumer, 1)
+        for type in (AcknowledgeType.RENEW, AcknowledgeType.RENEW, AcknowledgeType.ACCEPT):
+            consumer.acknowledge(held, type)
+            assert await consumer.commit() == {TopicPartition(topic, 0): None}
+    assert await lag(admin, group, topic) == 0
 
 
 async def test_iterating_accepts_each_record_with_the_next(servers: str, topic: str, group: str) -> None:
@@ -514,47 +457,6 @@ async def test_workers_accept_retry_and_reject(servers: str, topic: str, group: 
     assert sum(value == b"good" for value, _ in calls) == 21
     assert most <= 4
     assert (results.accepted, results.rejected, results.failed) == (22, 2, 0)
-
-
-@pytest.mark.slow
-async def test_workers_keep_the_lock_while_a_job_runs(servers: str, queue: str, admin: Admin) -> None:
-    await produce(servers, queue, [b"long"])
-
-    async def attempt(group: str) -> None:
-        await set_group(admin, group, {"share.record.lock.duration.ms": "1500"})
-        begun: list[int] = []
-
-        async def handle(record: Shared) -> None:
-            begun.append(record.delivery_count)
-            await until(lambda: bool(one.assignment() and two.assignment()))
-            before = renewed()
-            # A lock lasts three of them.
-            await until(lambda: renewed() - before >= 7)
-
-        settings: dict[str, Any] = {"group_id": group, "share_acknowledgement_mode": "explicit"}
-        async with (
-            ShareConsumer[bytes, bytes](servers, **settings) as one,
-            ShareConsumer[bytes, bytes](servers, **settings) as two,
-        ):
-            one.subscribe(queue)
-            two.subscribe(queue)
-
-            def pools() -> list[WorkerPool[bytes, bytes]]:
-                return [each._workers for each in (one, two) if each._workers is not None]
-
-            def renewed() -> int:
-                return sum(pool.results.renewed for pool in pools())
-
-            runs = [asyncio.create_task(each.run_workers(handle, concurrency=2)) for each in (one, two)]
-            await until(lambda: sum(pool.results.accepted for pool in pools()) > 0)
-            one.stop_workers()
-            two.stop_workers()
-            results = await asyncio.gather(*runs)
-        assert begun == [1]
-        assert sum(each.accepted for each in results) == 1
-        assert sum(each.failed for each in results) == 0
-
-    await try_without_pauses(admin, 0.4, attempt)
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ CONFIGS = "kafka.admin.ConfigCommand"
 SETTINGS = {
     "group.share.min.record.lock.duration.ms": 1000,
     "group.share.record.lock.duration.ms": 60_000,
+    "group.share.max.record.lock.duration.ms": 600_000,
 }
 
 
@@ -137,7 +138,7 @@ def test_what_is_polled_is_accepted_by_the_next_poll(
 def test_what_a_member_that_died_had_goes_to_others(
     node: LocalNode, java_driver: JavaDriver, driver: ShareDriver
 ) -> None:
-    begin(node, java_driver, "dying", 1, "share.record.lock.duration.ms=60000")
+    begin(node, java_driver, "dying", 1, "share.record.lock.duration.ms=600000")
     produce(node.bootstrap_servers, "dying", ["done", "left", "left"])
     with ShareDriver() as dying:
         member = dying.member(node.bootstrap_servers, "dying", "dying")
@@ -146,12 +147,10 @@ def test_what_a_member_that_died_had_goes_to_others(
         member.acknowledge(taken[:1])
         member.commit()
         dying.kill()
-    # At once, and not when the locks of a minute end.
-    began = time.monotonic()
+    # At once, and not when the locks of ten minutes end.
     other = driver.member(node.bootstrap_servers, "dying", "dying")
     again = other.take_until(lambda all: len(all) == 2)
     assert [(each.value, each.deliveries) for each in again] == [("left", 2)] * 2
-    assert time.monotonic() - began < 50
     other.close()
     assert lag(node, java_driver, "dying") == 0
 
@@ -160,25 +159,35 @@ def test_a_renewed_lock_does_not_expire(
     node: LocalNode, java_driver: JavaDriver, driver: ShareDriver
 ) -> None:
     lock_s = 8
-    begin(node, java_driver, "kept", 1, f"share.record.lock.duration.ms={lock_s * 1000}")
+    begin(node, java_driver, "kept", 1)
     renewing = driver.member(node.bootstrap_servers, "kept", "kept")
+
+    def set_lock(seconds: int) -> None:
+        setting = f"share.record.lock.duration.ms={seconds * 1000}"
+        configure(java_driver, node.bootstrap_servers, "kept", setting)
+
     with blocking.Admin(node.bootstrap_servers) as admin:
         # It has joined before there is a lock.
         wait_until(lambda: renewing.poll() == [] and has_members(admin, "kept", 1), "it does not join")
         produce(node.bootstrap_servers, "kept", ["kept"])
-        kept = renewing.take()
-        taken_at = time.monotonic()
-        # The lock that is renewed is not to end, whatever the machine does.
-        configure(java_driver, node.bootstrap_servers, "kept", "share.record.lock.duration.ms=60000")
-        renewing.acknowledge(kept, "RENEW")
-        assert renewing.commit() == {("kept", 0): None}
+        while True:
+            set_lock(lock_s)
+            asked_at = time.monotonic()
+            kept = renewing.take()
+            # The lock that is renewed is not to end, whatever the machine does.
+            set_lock(60)
+            renewing.acknowledge(kept, "RENEW")
+            if renewing.commit() == {("kept", 0): None}:
+                break
+            assert time.monotonic() > asked_at + lock_s, "a lock was not renewed in its time"
+        would_have_ended = time.monotonic() + lock_s
         rival = driver.member(node.bootstrap_servers, "kept", "kept")
 
-        def would_have_expired() -> bool:
+        def is_time() -> bool:
             assert rival.poll() == []
-            return time.monotonic() > taken_at + lock_s + 1 and has_members(admin, "kept", 2)
+            return time.monotonic() > would_have_ended and has_members(admin, "kept", 2)
 
-        wait_until(would_have_expired, "the rival does not join")
+        wait_until(is_time, "the rival does not join")
     # What is renewed is there again, for this member alone.
     assert renewing.poll() == kept
     assert rival.poll() == []
@@ -200,7 +209,7 @@ def test_a_late_acknowledgement_is_refused(
     configure(java_driver, node.bootstrap_servers, "late", "share.record.lock.duration.ms=60000")
     other = driver.member(node.bootstrap_servers, "late", "late")
     again = other.take()
-    assert [(each.value, each.deliveries) for each in again] == [("late", 2)]
+    assert [(each.value, each.deliveries) for each in again] == [("late", taken[0].deliveries + 1)]
     slow.acknowledge(taken)
     assert slow.commit() == {("late", 0): "InvalidRecordStateException"}
     other.acknowledge(again)

@@ -33,6 +33,8 @@ from tests.support.wire import WireClient
 
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 USERS = ("admin", "alice", "bob")
+# Ten minutes of them, so that no pause of the machine takes what was sent out of the windows.
+LONG_WINDOWS = {"quota.window.size.seconds": "60"}
 
 
 def password(user: str) -> str:
@@ -46,8 +48,7 @@ def node() -> Iterator[LocalNode]:
         "listeners": "SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
         "sasl.enabled.mechanisms": "PLAIN",
         "plain.sasl.jaas.config": f"{PLAIN_MODULE} required {users};",
-        # Ten minutes, so that no pause of the machine takes what was sent out of the windows.
-        "quota.window.size.seconds": "60",
+        **LONG_WINDOWS,
     }
     with LocalNode(settings) as node:
         yield node
@@ -111,16 +112,18 @@ def test_a_user_who_sends_what_only_nodes_may_send_is_throttled() -> None:
         transactional_id="t", producer_id=1, producer_epoch=0, verify_only=True, topics=[]
     )
     add = AddPartitionsToTxnRequest(transactions=[transaction])
-    with LocalNode(own_settings(["mallory"])) as node, ExitStack() as stack:
+    settings = {**own_settings(["mallory"]), **LONG_WINDOWS}
+    with LocalNode(settings) as node, ExitStack() as stack:
         admin = stack.enter_context(client_of(node.bootstrap_servers, ADMIN))
         quota = AlterClientQuotasRequestEntryData(
             entity=[EntityData(entity_type="user", entity_name=None)],
-            ops=[OpData(key="request_percentage", value=0.0001)],
+            ops=[OpData(key="request_percentage", value=0.000001)],
         )
         altered = admin.get(AlterClientQuotasRequest(entries=[quota]), 1, AlterClientQuotasResponse)
         assert altered.entries[0].error_code == 0
-        mallory = stack.enter_context(client_of(node.bootstrap_servers, "mallory"))
-        denied = [mallory.get(add, 4, AddPartitionsToTxnResponse) for _ in range(3)]
+        # Each by a connection of its own, as one that is throttled is not read from for a while.
+        mallory = [stack.enter_context(client_of(node.bootstrap_servers, "mallory")) for _ in range(3)]
+        denied = [each.get(add, 4, AddPartitionsToTxnResponse) for each in mallory]
         assert {each.error_code for each in denied} == {ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
         assert sum(each.throttle_time_ms > 0 for each in denied) >= 2
         # From those who may send it, it is exempt.

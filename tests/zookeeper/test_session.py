@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -180,16 +182,26 @@ async def test_a_wrong_password_is_said(zookeeper: ApacheZooKeeper) -> None:
         await session_at(zookeeper, ZooKeeperLogin("sasl-digest", "kafka", "wrong"))
 
 
+async def reason_of_no_session(reason: str, connect: str, **settings: Any) -> str:
+    """Fail to connect, within more time if no server was tried in less, and return what is said of it."""
+    for seconds in (3, 60):
+        within = ZooKeeperSettings(connect, connection_timeout_ms=seconds * 1000, **settings)
+        with pytest.raises(ConnectionError, match=f"did not answer within {seconds} s") as error:
+            await KazooSession.connect(within)
+        if reason in str(error.value):
+            break
+    return str(error.value)
+
+
 async def test_a_certificate_that_is_not_trusted_is_said(zookeeper: ApacheZooKeeper) -> None:
     tls = load_tls({"zookeeper.ssl.client.enable": "true"}, RealDisk())
-    settings = ZooKeeperSettings(zookeeper.tls_connect, tls_context=tls, connection_timeout_ms=6_000)
-    with pytest.raises(ConnectionError, match=r"within 6 s \(.*certificate.*\)\. Check.*its TLS settings"):
-        await KazooSession.connect(settings)
+    said = await reason_of_no_session("certificate", zookeeper.tls_connect, tls_context=tls)
+    assert re.search(r" s \(.*certificate.*\)\. Check.*its TLS settings", said)
 
 
 async def test_an_address_without_a_server_is_said() -> None:
-    with pytest.raises(ConnectionError, match=r"did not answer within 3 s \(Connection refused\)\. Check"):
-        await KazooSession.connect(ZooKeeperSettings("127.0.0.1:1", connection_timeout_ms=3_000))
+    said = await reason_of_no_session("refused", "127.0.0.1:1")
+    assert " s (Connection refused). Check" in said
 
 
 async def test_a_machine_that_answers_nothing_leaves_time_for_the_others(
@@ -202,9 +214,10 @@ async def test_a_machine_that_answers_nothing_leaves_time_for_the_others(
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(silent.getsockname())
-        hosts = f"127.0.0.1:{silent.getsockname()[1]},{zookeeper.connect}"
+        # Of ten servers, so that the silent one may take a tenth of the time.
+        hosts = [f"127.0.0.1:{silent.getsockname()[1]}", *[zookeeper.connect] * 9]
         session = await KazooSession.connect(
-            ZooKeeperSettings(hosts, session_timeout_ms=8_000, connection_timeout_ms=7_500)
+            ZooKeeperSettings(",".join(hosts), session_timeout_ms=40_000, connection_timeout_ms=39_500)
         )
         await session.close()
 

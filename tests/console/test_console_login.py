@@ -276,106 +276,93 @@ def test_a_console_on_another_loopback_address_is_reached_by_it() -> None:
         assert api.request("GET", "/api/session", headers={"Host": "127.0.0.3"}).status in (403, 421)
 
 
-def test_attempts_from_elsewhere_do_not_keep_a_user_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_attempts_from_elsewhere_do_not_keep_a_user_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: object) -> None:
         raise ConsoleError(401, "SASL_AUTHENTICATION_FAILED", "wrong")
 
-    async def check() -> None:
-        runtime = Runtime.real(pool_workers=1)
-        monkeypatch.setattr(ConsoleSessions, "_authenticated", refuse)
-        sessions = ConsoleSessions(runtime, ConsoleConfig({}, LoginMode.SASL, ("PLAIN",)))
-        codes = []
-        for peer in (*["127.0.0.2"] * 9, "127.0.0.1", "2001:db8::1", "2001:db8::2"):
-            with pytest.raises(ConsoleError) as refused:
-                await sessions.log_in("admin", "guess", None, peer)
-            codes.append(refused.value.code)
-        assert codes[5:9] == ["BUSY"] * 4
-        assert codes[9:] == ["SASL_AUTHENTICATION_FAILED"] * 3
-        for peer in (f"2001:db8::{n}" for n in range(5)):
-            with pytest.raises(ConsoleError) as refused:
-                await sessions.log_in("admin", "guess", None, peer)
-        assert refused.value.code == "BUSY"
-        runtime.close()
-
-    asyncio.run(check())
+    runtime = Runtime.real(pool_workers=1)
+    monkeypatch.setattr(ConsoleSessions, "_authenticated", refuse)
+    sessions = ConsoleSessions(runtime, ConsoleConfig({}, LoginMode.SASL, ("PLAIN",)))
+    codes = []
+    for peer in (*["127.0.0.2"] * 9, "127.0.0.1", "2001:db8::1", "2001:db8::2"):
+        with pytest.raises(ConsoleError) as refused:
+            await sessions.log_in("admin", "guess", None, peer)
+        codes.append(refused.value.code)
+    assert codes[5:9] == ["BUSY"] * 4
+    assert codes[9:] == ["SASL_AUTHENTICATION_FAILED"] * 3
+    for peer in (f"2001:db8::{n}" for n in range(5)):
+        with pytest.raises(ConsoleError) as refused:
+            await sessions.log_in("admin", "guess", None, peer)
+    assert refused.value.code == "BUSY"
+    runtime.close()
 
 
-def test_an_address_opens_a_console_once_and_the_next_one_is_shown() -> None:
+async def test_an_address_opens_a_console_once_and_the_next_one_is_shown() -> None:
     """Every user of the machine reaches the port: who has not the address that was printed may do nothing."""
+    runtime = Runtime.real(pool_workers=1)
+    config = ConsoleConfig({"bootstrap.servers": "127.0.0.1:1"}, LoginMode.ADDRESS, principal="User:admin")
+    shown: list[str] = []
+    try:
+        async with ConsoleServer(runtime, config, "127.0.0.1", 0, on_address=shown.append) as server:
+            base = f"http://127.0.0.1:{server.port}"
 
-    async def check() -> None:
-        runtime = Runtime.real(pool_workers=1)
-        config = ConsoleConfig(
-            {"bootstrap.servers": "127.0.0.1:1"}, LoginMode.ADDRESS, principal="User:admin"
-        )
-        shown: list[str] = []
-        try:
-            async with ConsoleServer(runtime, config, "127.0.0.1", 0, on_address=shown.append) as server:
-                base = f"http://127.0.0.1:{server.port}"
-
-                def visit() -> None:
-                    other, browser = ApiClient(base), ApiClient(base)
-                    for path in ("/", "/?token=", "/?token=0", "/?token=" + "0" * 64):
-                        assert other.request("GET", path).status == 302
-                        assert other.cookie is None
-                    session = other.get("/api/session")
-                    assert (session["loggedIn"], session["principal"]) == (False, None)
-                    assert other.request("GET", "/api/topics").error == "LOGIN_REQUIRED"
-                    assert other.send("POST", "/api/topics", {"name": "x"}).error == "LOGIN_REQUIRED"
-                    opening = shown[0].removeprefix(base)
-                    assert browser.request("GET", opening).headers["location"] == "/console/"
-                    session = browser.get("/api/session")
-                    assert (session["loggedIn"], session["principal"]) == (True, "User:admin")
-                    other.request("GET", opening)
+            def visit() -> None:
+                other, browser = ApiClient(base), ApiClient(base)
+                for path in ("/", "/?token=", "/?token=0", "/?token=" + "0" * 64):
+                    assert other.request("GET", path).status == 302
                     assert other.cookie is None
-                    other.request("GET", shown[1].removeprefix(base))
-                    assert other.get("/api/session")["loggedIn"]
+                session = other.get("/api/session")
+                assert (session["loggedIn"], session["principal"]) == (False, None)
+                assert other.request("GET", "/api/topics").error == "LOGIN_REQUIRED"
+                assert other.send("POST", "/api/topics", {"name": "x"}).error == "LOGIN_REQUIRED"
+                opening = shown[0].removeprefix(base)
+                assert browser.request("GET", opening).headers["location"] == "/console/"
+                session = browser.get("/api/session")
+                assert (session["loggedIn"], session["principal"]) == (True, "User:admin")
+                other.request("GET", opening)
+                assert other.cookie is None
+                other.request("GET", shown[1].removeprefix(base))
+                assert other.get("/api/session")["loggedIn"]
 
-                await asyncio.to_thread(visit)
-        finally:
-            runtime.close()
-        assert len(set(shown)) == 3
-
-    asyncio.run(check())
+            await asyncio.to_thread(visit)
+    finally:
+        runtime.close()
+    assert len(set(shown)) == 3
 
 
 @pytest.mark.parametrize("login", list(LoginMode))
-def test_a_read_only_console_changes_nothing_and_one_without_payloads_shows_none(login: LoginMode) -> None:
+async def test_a_read_only_console_changes_nothing_and_one_without_payloads_shows_none(
+    login: LoginMode,
+) -> None:
     """No endpoint is forgotten: each one that changes something, and each that shows messages."""
-
-    async def check() -> None:
-        runtime = Runtime.real(pool_workers=1)
-        config = ConsoleConfig({"bootstrap.servers": "127.0.0.1:1"}, login, read_only=True, payloads=False)
-        console = Console(runtime, config)
-        try:
-            session = await console.session(ApiRequest("GET", "/api/session", headers={"host": "localhost"}))
-            assert isinstance(session.body, bytes)
-            token = session.body.decode().partition('"csrfToken":"')[2].partition('"')[0]
-            headers = {"host": "localhost", "x-ottla-csrf": token, "content-type": "application/json"}
-            changes = shows = 0
-            for route in api_routes():
-                answer = (
-                    await console.answer(
-                        route, ApiRequest(route.method, route.path, headers=headers, data=b"{}")
-                    )
-                    if (route.method != "GET" or route.payloads)
-                    else None
-                )
-                if answer is None:
-                    continue
-                assert isinstance(answer.body, bytes)
-                text = answer.body.decode()
-                if login is not LoginMode.NONE:
-                    assert "LOGIN_REQUIRED" in text, route
-                elif route.method != "GET":
-                    changes += 1
-                    assert "READ_ONLY" in text, route
-                else:
-                    shows += 1
-                    assert "NO_PAYLOADS" in text, route
-            assert login is not LoginMode.NONE or (changes > 15 and shows == 5)
-        finally:
-            await console.close()
-            runtime.close()
-
-    asyncio.run(check())
+    runtime = Runtime.real(pool_workers=1)
+    config = ConsoleConfig({"bootstrap.servers": "127.0.0.1:1"}, login, read_only=True, payloads=False)
+    console = Console(runtime, config)
+    try:
+        session = await console.session(ApiRequest("GET", "/api/session", headers={"host": "localhost"}))
+        assert isinstance(session.body, bytes)
+        token = session.body.decode().partition('"csrfToken":"')[2].partition('"')[0]
+        headers = {"host": "localhost", "x-ottla-csrf": token, "content-type": "application/json"}
+        changes = shows = 0
+        for route in api_routes():
+            answer = (
+                await console.answer(route, ApiRequest(route.method, route.path, headers=headers, data=b"{}"))
+                if (route.method != "GET" or route.payloads)
+                else None
+            )
+            if answer is None:
+                continue
+            assert isinstance(answer.body, bytes)
+            text = answer.body.decode()
+            if login is not LoginMode.NONE:
+                assert "LOGIN_REQUIRED" in text, route
+            elif route.method != "GET":
+                changes += 1
+                assert "READ_ONLY" in text, route
+            else:
+                shows += 1
+                assert "NO_PAYLOADS" in text, route
+        assert login is not LoginMode.NONE or (changes > 15 and shows == 5)
+    finally:
+        await console.close()
+        runtime.close()

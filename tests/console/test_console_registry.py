@@ -116,21 +116,18 @@ def test_messages_in_the_wire_format_are_decoded_by_the_registry(registry: _Regi
     assert {login for _, login in registry.asked} == {"Basic dXNlcjpwYXNz"}
 
 
-def test_a_registry_that_is_down_costs_one_attempt() -> None:
-    async def check() -> None:
-        runtime = Runtime.real(pool_workers=1)
-        decoder = PayloadDecoder(
-            TopicSchemas(), SchemaRegistry("http://127.0.0.1:1", runtime.pool, runtime.clock), runtime.pool
-        )
-        try:
-            for _ in range(100):
-                found = await decoder.decode("t", "value", framed(1, b"x"))
-                assert found is not None
-                assert "cannot be used" in str(found.note)
-        finally:
-            runtime.close()
-
-    asyncio.run(check())
+async def test_a_registry_that_is_down_costs_one_attempt() -> None:
+    runtime = Runtime.real(pool_workers=1)
+    decoder = PayloadDecoder(
+        TopicSchemas(), SchemaRegistry("http://127.0.0.1:1", runtime.pool, runtime.clock), runtime.pool
+    )
+    try:
+        for _ in range(100):
+            found = await decoder.decode("t", "value", framed(1, b"x"))
+            assert found is not None
+            assert "cannot be used" in str(found.note)
+    finally:
+        runtime.close()
 
 
 class TestPipelines:

@@ -108,17 +108,16 @@ async def _as_stray(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("go", [_in_turns, _at_once, _as_stray])
-def test_a_topic_that_is_created_again_between_two_rounds_is_cleaned(go: Callable[[Broker], Any]) -> None:
-    async def test() -> None:
-        broker = await cleaned()
-        await go(broker)
-        assert broker.checkpoint() == {}
-        broker.create(NEW)
-        broker.fill()
-        assert await broker.clean()
-        assert broker.keys() == list(KEYS)
-
-    asyncio.run(test())
+async def test_a_topic_that_is_created_again_between_two_rounds_is_cleaned(
+    go: Callable[[Broker], Any],
+) -> None:
+    broker = await cleaned()
+    await go(broker)
+    assert broker.checkpoint() == {}
+    broker.create(NEW)
+    broker.fill()
+    assert await broker.clean()
+    assert broker.keys() == list(KEYS)
 
 
 class InterruptedPool(InlinePool):
@@ -205,57 +204,48 @@ def test_a_power_loss_at_any_step_lets_no_log_inherit_the_checkpoint(in_turns: b
     assert operations > 20
 
 
-def test_a_log_in_another_directory_is_dirty_from_its_start() -> None:
-    async def test() -> None:
-        broker = await Broker(A, B).start()
-        broker.create(OLD)
-        broker.fill()
-        assert await broker.clean()
-        here, other = (A, B) if broker.log.directory.path == A else (B, A)
-        target = next(each for each in broker.logs.directories if each.path == other)
-        target.directory_id = b"another-director"
-        future = broker.logs.get_or_create_log(TP, CONFIG, directory_id=target.directory_id, future=True)
-        for _, data in all_batches(broker.log):
-            future.append_as_follower(data, 0, now_ms=broker.clock.wall_ms())
-        broker.logs.replace_current_with_future_log(TP)
-        assert broker.checkpoint(here) == {}
-        assert broker.checkpoint(other) == {}
-        broker.fill(1)
-        assert await broker.clean()
-        assert broker.keys() == list(KEYS)
-
-    asyncio.run(test())
+async def test_a_log_in_another_directory_is_dirty_from_its_start() -> None:
+    broker = await Broker(A, B).start()
+    broker.create(OLD)
+    broker.fill()
+    assert await broker.clean()
+    here, other = (A, B) if broker.log.directory.path == A else (B, A)
+    target = next(each for each in broker.logs.directories if each.path == other)
+    target.directory_id = b"another-director"
+    future = broker.logs.get_or_create_log(TP, CONFIG, directory_id=target.directory_id, future=True)
+    for _, data in all_batches(broker.log):
+        future.append_as_follower(data, 0, now_ms=broker.clock.wall_ms())
+    broker.logs.replace_current_with_future_log(TP)
+    assert broker.checkpoint(here) == {}
+    assert broker.checkpoint(other) == {}
+    broker.fill(1)
+    assert await broker.clean()
+    assert broker.keys() == list(KEYS)
 
 
 @pytest.mark.parametrize("in_pool", [True, False])
-def test_what_is_truncated_is_dirty_again_also_after_a_crash(in_pool: bool) -> None:
-    async def test() -> None:
-        broker = await cleaned()
-        broker.fill(1)
-        kept = ROUNDS * len(KEYS) - 2
-        if in_pool:
-            truncation = broker.log.begin_truncation(kept)
-            await truncation.run(broker.pool)
-        else:
-            broker.logs.truncate_to({TP: kept})
-        assert broker.checkpoint() == {TP: kept}
-        broker.fill()
-        broker.disk.crash()
-        broker = await Broker(disk=broker.disk).start()
-        broker.log.update_high_watermark(broker.log.log_end_offset)
-        broker.log.flush()
-        assert broker.log.log_end_offset > kept + len(KEYS)
-        assert await broker.clean()
-        assert broker.keys() == list(KEYS)
-
-    asyncio.run(test())
+async def test_what_is_truncated_is_dirty_again_also_after_a_crash(in_pool: bool) -> None:
+    broker = await cleaned()
+    broker.fill(1)
+    kept = ROUNDS * len(KEYS) - 2
+    if in_pool:
+        truncation = broker.log.begin_truncation(kept)
+        await truncation.run(broker.pool)
+    else:
+        broker.logs.truncate_to({TP: kept})
+    assert broker.checkpoint() == {TP: kept}
+    broker.fill()
+    broker.disk.crash()
+    broker = await Broker(disk=broker.disk).start()
+    broker.log.update_high_watermark(broker.log.log_end_offset)
+    broker.log.flush()
+    assert broker.log.log_end_offset > kept + len(KEYS)
+    assert await broker.clean()
+    assert broker.keys() == list(KEYS)
 
 
-def test_a_log_that_is_no_longer_compacted_keeps_its_place() -> None:
-    async def test() -> None:
-        broker = await cleaned()
-        broker.log.update_config(replace(CONFIG, cleanup_policy=frozenset({"delete"})))
-        assert not await broker.clean()
-        assert broker.checkpoint() == {TP: ROUNDS * len(KEYS)}
-
-    asyncio.run(test())
+async def test_a_log_that_is_no_longer_compacted_keeps_its_place() -> None:
+    broker = await cleaned()
+    broker.log.update_config(replace(CONFIG, cleanup_policy=frozenset({"delete"})))
+    assert not await broker.clean()
+    assert broker.checkpoint() == {TP: ROUNDS * len(KEYS)}

@@ -6,6 +6,7 @@ import asyncio
 import errno
 
 import pytest
+from tests.support.loops import simulated
 
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
@@ -238,30 +239,26 @@ def test_the_wait_for_a_report_ends_when_the_replica_is_gone_before_the_controll
     nodes.run(life())
 
 
-def test_the_controller_is_told_of_a_directory_that_fails_while_the_broker_starts() -> None:
-    nodes = SimNodes(settings=TWO)
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        await nodes.create("wide", 1)
-        wide = TopicPartition("wide", 0)
-        await nodes.until(lambda: all("wide" in nodes.topics(id) for id in nodes.nodes))
-        leader = nodes.partition("wide", by=1).leader
-        other = next(id for id in nodes.nodes if id != leader)
-        # The broker knows of a topic before it has its logs.
-        await nodes.until(lambda: nodes.broker(leader).replicas.find(wide) is not None)
-        path = nodes.broker(leader).replicas.partition(wide).log.directory.path
-        await nodes.stop(leader)
-        nodes.machines[leader].disk.fail(errno.EIO, prefix=f"{path}/wide-0", times=None)
-        nodes.boot(leader)
-        await nodes.ready(leader)
-        await nodes.until(lambda: len(nodes.nodes[other].image.cluster.brokers[leader].directories) == 1)
-        partition = nodes.partition("wide", by=other)
-        assert partition.leader not in (-1, leader)
-        assert leader not in partition.isr
-
-    nodes.run(life())
+@simulated(lambda: SimNodes(settings=TWO))
+async def test_the_controller_is_told_of_a_directory_that_fails_while_the_broker_starts(
+    nodes: SimNodes,
+) -> None:
+    await nodes.create("wide", 1)
+    wide = TopicPartition("wide", 0)
+    await nodes.until(lambda: all("wide" in nodes.topics(id) for id in nodes.nodes))
+    leader = nodes.partition("wide", by=1).leader
+    other = next(id for id in nodes.nodes if id != leader)
+    # The broker knows of a topic before it has its logs.
+    await nodes.until(lambda: nodes.broker(leader).replicas.find(wide) is not None)
+    path = nodes.broker(leader).replicas.partition(wide).log.directory.path
+    await nodes.stop(leader)
+    nodes.machines[leader].disk.fail(errno.EIO, prefix=f"{path}/wide-0", times=None)
+    nodes.boot(leader)
+    await nodes.ready(leader)
+    await nodes.until(lambda: len(nodes.nodes[other].image.cluster.brokers[leader].directories) == 1)
+    partition = nodes.partition("wide", by=other)
+    assert partition.leader not in (-1, leader)
+    assert leader not in partition.isr
 
 
 def test_a_throttle_holds_the_copying_back() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from tests.support.loops import on_nodes_loop
 from tests.support.waiting import until
 
 from ottla.node.config.listeners import Endpoint
@@ -342,59 +343,53 @@ async def test_no_more_requests_are_started_than_may_be_in_work() -> None:
         assert [await client.receive() for _ in range(10)] == [b"waited %d" % n for n in range(10)]
 
 
-def test_many_clients_that_ask_for_much_at_once_have_one_request_in_work_each(
+@on_nodes_loop
+async def test_many_clients_that_ask_for_much_at_once_have_one_request_in_work_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "_MANY_IN_PROGRESS", 10)
-
-    async def main() -> None:
-        async with serving() as bench:
-            script, server = bench.script, bench.server
-            crowd = [await bench.client() for _ in range(4)]
-            crowd[0].send(*(b"wait first %d" % n for n in range(20)))
-            await until(lambda: len(script.gates) == 10)
-            for number, client in enumerate(crowd[1:], 1):
-                client.send(*(b"wait %d %d" % (number, n) for n in range(20)))
-                await until(lambda count=10 + number: len(script.gates) == count)  # type: ignore[misc]
-            await bench.settle()
-            assert len(script.gates) == 13
-            assert server._limits.in_progress == 13
-            # Each goes on by its own answers, and who has gone makes room for the others.
-            script.gates[b"1 0"].set_result(None)
-            await until(lambda: b"1 1" in script.gates)
-            for connection in server._connections:
-                if len(connection._pending) == 10:
-                    connection.abort()
-            await until(lambda: server._limits.in_progress == 3)
-            script.gates[b"2 0"].set_result(None)
-            await until(lambda: b"2 5" in script.gates)
-            server.abort_connections()
-            await until(lambda: server._limits.in_progress == 0)
-
-    run(main())
+    async with serving() as bench:
+        script, server = bench.script, bench.server
+        crowd = [await bench.client() for _ in range(4)]
+        crowd[0].send(*(b"wait first %d" % n for n in range(20)))
+        await until(lambda: len(script.gates) == 10)
+        for number, client in enumerate(crowd[1:], 1):
+            client.send(*(b"wait %d %d" % (number, n) for n in range(20)))
+            await until(lambda count=10 + number: len(script.gates) == count)  # type: ignore[misc]
+        await bench.settle()
+        assert len(script.gates) == 13
+        assert server._limits.in_progress == 13
+        # Each goes on by its own answers, and who has gone makes room for the others.
+        script.gates[b"1 0"].set_result(None)
+        await until(lambda: b"1 1" in script.gates)
+        for connection in server._connections:
+            if len(connection._pending) == 10:
+                connection.abort()
+        await until(lambda: server._limits.in_progress == 3)
+        script.gates[b"2 0"].set_result(None)
+        await until(lambda: b"2 5" in script.gates)
+        server.abort_connections()
+        await until(lambda: server._limits.in_progress == 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 @pytest.mark.parametrize("end", ["close", "reset"])
-def test_a_client_that_vanishes_while_it_is_not_read_from_is_noticed(
+@on_nodes_loop
+async def test_a_client_that_vanishes_while_it_is_not_read_from_is_noticed(
     monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     monkeypatch.setattr(server_module, "_GONE_SECONDS", 0.05)
-
-    async def main() -> None:
-        async with serving(queued_max_requests="2") as bench:
-            staying, leaving = await bench.client(), await bench.client()
-            for client in (staying, leaving):
-                client.send(*(b"wait %d" % n for n in range(10)))
-            await until(lambda: len(bench.script.started) == 4)
-            if end == "reset":
-                leaving.writer.transport.abort()
-            else:
-                leaving.writer.close()
-            await until(lambda: bench.server.connections == 1)
-            assert bench.server._limits.in_progress == 2
-
-    run(main())
+    async with serving(queued_max_requests="2") as bench:
+        staying, leaving = await bench.client(), await bench.client()
+        for client in (staying, leaving):
+            client.send(*(b"wait %d" % n for n in range(10)))
+        await until(lambda: len(bench.script.started) == 4)
+        if end == "reset":
+            leaving.writer.transport.abort()
+        else:
+            leaving.writer.close()
+        await until(lambda: bench.server.connections == 1)
+        assert bench.server._limits.in_progress == 2
 
 
 @scenario
@@ -546,21 +541,20 @@ def test_what_is_kept_for_a_client_ends_with_its_connection(monkeypatch: pytest.
     run(main())
 
 
-def test_clients_that_have_closed_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_nodes_loop
+async def test_clients_that_have_closed_are_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(server_module, "_LAST_RESPONSES_SECONDS", 0.05)
-
-    async def main() -> None:
-        async with serving() as bench:
-            bench.server._limits.max_half_closed = 2
-            for n in range(5):
-                client = await bench.client()
-                client.send(b"wait %d" % n)
-                client.writer.write_eof()
-            await until(lambda: len(bench.script.started) == 5)
-            await until(lambda: bench.server.connections == 0 and bench.server._limits.half_closed == 0)
-            assert all(gate.cancelled() for gate in bench.script.gates.values())
-
-    run(main())
+    async with serving() as bench:
+        bench.server._limits.max_half_closed = 2
+        for n in range(5):
+            client = await bench.client()
+            client.send(b"wait %d" % n)
+            client.writer.write_eof()
+        await until(lambda: len(bench.script.started) == 5)
+        await until(lambda: bench.server.connections == 0 and bench.server._limits.half_closed == 0)
+        assert all(gate.cancelled() for gate in bench.script.gates.values())
 
 
 @pytest.mark.slow

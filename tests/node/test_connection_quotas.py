@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
+from tests.support.loops import on_nodes_loop
 
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.network.connection import Parts, PendingRequest
@@ -73,54 +74,48 @@ async def serving(**settings: str) -> AsyncIterator[Bench]:
             client.writer.close()
 
 
-def test_brokers_connect_although_the_limit_is_reached_and_the_least_used_client_goes() -> None:
-    async def main() -> None:
-        async with serving(max_connections="3") as bench:
-            old, busy, other = [await bench.client() for _ in range(3)]
-            for client in (old, other, busy):
-                assert (await client.ask())[4:] == b"hi"
-            waiting = await bench.client()
-            waiting.writer.write(b"\0\0\0\2hi")
-            broker = await bench.client("BROKERS")
-            assert (await broker.ask())[4:] == b"hi"
-            assert await old.closed()
-            for client in (busy, other, broker):
-                assert (await client.ask())[4:] == b"hi"
-            assert bench.server.connections == 3
-            # One that waits to be accepted gets its place when there is one.
-            busy.writer.close()
-            other.writer.close()
-            assert (await waiting.ask())[4:] == b"hi"
-
-    run(main())
+@on_nodes_loop
+async def test_brokers_connect_although_the_limit_is_reached_and_the_least_used_client_goes() -> None:
+    async with serving(max_connections="3") as bench:
+        old, busy, other = [await bench.client() for _ in range(3)]
+        for client in (old, other, busy):
+            assert (await client.ask())[4:] == b"hi"
+        waiting = await bench.client()
+        waiting.writer.write(b"\0\0\0\2hi")
+        broker = await bench.client("BROKERS")
+        assert (await broker.ask())[4:] == b"hi"
+        assert await old.closed()
+        for client in (busy, other, broker):
+            assert (await client.ask())[4:] == b"hi"
+        assert bench.server.connections == 3
+        # One that waits to be accepted gets its place when there is one.
+        busy.writer.close()
+        other.writer.close()
+        assert (await waiting.ask())[4:] == b"hi"
 
 
-def test_the_limit_of_a_listener_holds_for_it_alone() -> None:
-    async def main() -> None:
-        async with serving(listener_name_clients_max_connections="1") as bench:
-            first, second = await bench.client(), await bench.client()
-            assert (await first.ask())[4:] == b"hi"
-            for _ in range(3):
-                assert (await (await bench.client("BROKERS")).ask())[4:] == b"hi"
-            assert bench.server.connections == 4
-            first.writer.close()
-            assert (await second.ask())[4:] == b"hi"
-
-    run(main())
+@on_nodes_loop
+async def test_the_limit_of_a_listener_holds_for_it_alone() -> None:
+    async with serving(listener_name_clients_max_connections="1") as bench:
+        first, second = await bench.client(), await bench.client()
+        assert (await first.ask())[4:] == b"hi"
+        for _ in range(3):
+            assert (await (await bench.client("BROKERS")).ask())[4:] == b"hi"
+        assert bench.server.connections == 4
+        first.writer.close()
+        assert (await second.ask())[4:] == b"hi"
 
 
-def test_a_lower_limit_closes_what_is_too_much() -> None:
-    async def main() -> None:
-        async with serving() as bench:
-            clients = [await bench.client() for _ in range(4)]
-            for client in clients:
-                await client.ask()
-            bench.server.configure(NodeConfig(TWO_LISTENERS | {"max.connections": "2"}))
-            assert await clients[0].closed()
-            assert await clients[1].closed()
-            assert (await clients[3].ask())[4:] == b"hi"
-
-    run(main())
+@on_nodes_loop
+async def test_a_lower_limit_closes_what_is_too_much() -> None:
+    async with serving() as bench:
+        clients = [await bench.client() for _ in range(4)]
+        for client in clients:
+            await client.ask()
+        bench.server.configure(NodeConfig(TWO_LISTENERS | {"max.connections": "2"}))
+        assert await clients[0].closed()
+        assert await clients[1].closed()
+        assert (await clients[3].ask())[4:] == b"hi"
 
 
 class Clock:
@@ -234,45 +229,41 @@ def test_the_rates_of_many_addresses_are_bounded(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_a_client_that_connects_too_often_is_closed_after_a_while() -> None:
-    async def main() -> None:
-        async with serving() as bench:
-            bench.server.update_ip_quotas(
-                {(("ip", "127.0.0.1"),): {"connection_creation_rate": 1.0}}, [(("ip", "127.0.0.1"),)]
-            )
-            kept = [await bench.client() for _ in range(10)]
-            for client in kept:
-                assert (await client.ask())[4:] == b"hi"
-            refused = await bench.client()
-            refused.writer.write(b"\0\0\0\2hi")
-            assert await refused.closed()
-            for client in kept:
-                assert (await client.ask())[4:] == b"hi"
-            assert bench.server.connections == 10
-
-    run(main())
+@on_nodes_loop
+async def test_a_client_that_connects_too_often_is_closed_after_a_while() -> None:
+    async with serving() as bench:
+        bench.server.update_ip_quotas(
+            {(("ip", "127.0.0.1"),): {"connection_creation_rate": 1.0}}, [(("ip", "127.0.0.1"),)]
+        )
+        kept = [await bench.client() for _ in range(10)]
+        for client in kept:
+            assert (await client.ask())[4:] == b"hi"
+        refused = await bench.client()
+        refused.writer.write(b"\0\0\0\2hi")
+        assert await refused.closed()
+        for client in kept:
+            assert (await client.ask())[4:] == b"hi"
+        assert bench.server.connections == 10
 
 
-def test_an_address_of_ipv4_is_the_same_on_a_socket_for_both() -> None:
-    async def main() -> None:
-        settings = {"listeners": "CLIENTS://:0", "listener.security.protocol.map": "CLIENTS:PLAINTEXT"}
-        config = NodeConfig(settings | {"max.connections.per.ip.overrides": "127.0.0.1:1"})
-        server = SocketServer(RealNetwork(), config, lambda endpoint: Echo())
-        opened = await server.listen(config.listeners)
-        try:
-            first, second = [
-                Client(*await asyncio.open_connection("127.0.0.1", opened["CLIENTS"].port)) for _ in range(2)
-            ]
-            assert (await first.ask())[4:] == b"hi"
-            assert [each.peer[0] for each in server._connections] == ["127.0.0.1"]
-            assert await second.closed()
-            first.writer.close()
-            second.writer.close()
-        finally:
-            await server.stop_listening()
-            server.abort_connections()
-
-    run(main())
+@on_nodes_loop
+async def test_an_address_of_ipv4_is_the_same_on_a_socket_for_both() -> None:
+    settings = {"listeners": "CLIENTS://:0", "listener.security.protocol.map": "CLIENTS:PLAINTEXT"}
+    config = NodeConfig(settings | {"max.connections.per.ip.overrides": "127.0.0.1:1"})
+    server = SocketServer(RealNetwork(), config, lambda endpoint: Echo())
+    opened = await server.listen(config.listeners)
+    try:
+        first, second = [
+            Client(*await asyncio.open_connection("127.0.0.1", opened["CLIENTS"].port)) for _ in range(2)
+        ]
+        assert (await first.ask())[4:] == b"hi"
+        assert [each.peer[0] for each in server._connections] == ["127.0.0.1"]
+        assert await second.closed()
+        first.writer.close()
+        second.writer.close()
+    finally:
+        await server.stop_listening()
+        server.abort_connections()
 
 
 @pytest.mark.slow

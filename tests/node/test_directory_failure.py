@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.support.loops import simulated
 
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaManager
@@ -17,29 +18,25 @@ TWO = {"log.dirs": "/data/a,/data/b", "log.dir.failure.timeout.ms": "20000"}
 
 
 @pytest.mark.parametrize("has_controller", [True, False])
-def test_a_broker_ends_if_it_cannot_report_a_failed_directory_in_time(has_controller: bool) -> None:
-    nodes = SimNodes(APART, settings=TWO)
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        node, broker = nodes.nodes[2], nodes.broker(2)
-        await nodes.until(lambda: bool(node.image.cluster.brokers))
-        if not has_controller:
-            nodes.kill(1)
-        failed = broker.logs.directories[1]
-        began = nodes.world.loop.time()
-        failed.fail("on purpose")
-        if has_controller:
-            await nodes.until(lambda: len(node.image.cluster.brokers[2].directories) == 1)
-            await asyncio.sleep(30)
-            assert node.shared.state.failure is None
-        else:
-            await nodes.until(lambda: node.shared.state.failure is not None)
-            assert 20 <= nodes.world.loop.time() - began < 30
-            assert "unable to communicate log dir failures" in str(node.shared.state.failure)
-
-    nodes.run(life())
+@simulated(lambda: SimNodes(APART, settings=TWO))
+async def test_a_broker_ends_if_it_cannot_report_a_failed_directory_in_time(
+    nodes: SimNodes, has_controller: bool
+) -> None:
+    node, broker = nodes.nodes[2], nodes.broker(2)
+    await nodes.until(lambda: bool(node.image.cluster.brokers))
+    if not has_controller:
+        nodes.kill(1)
+    failed = broker.logs.directories[1]
+    began = nodes.world.loop.time()
+    failed.fail("on purpose")
+    if has_controller:
+        await nodes.until(lambda: len(node.image.cluster.brokers[2].directories) == 1)
+        await asyncio.sleep(30)
+        assert node.shared.state.failure is None
+    else:
+        await nodes.until(lambda: node.shared.state.failure is not None)
+        assert 20 <= nodes.world.loop.time() - began < 30
+        assert "unable to communicate log dir failures" in str(node.shared.state.failure)
 
 
 def test_the_partitions_of_a_failed_directory_are_given_up_a_few_at_a_time(

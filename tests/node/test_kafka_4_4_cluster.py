@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
+from tests.support.loops import simulated
 from tests.support.wire import CLOSED, WireClient
 
 from ottla.client.admin import Admin
@@ -44,40 +45,36 @@ def unregister(controller: int) -> Callable[[Admin], Awaitable[None]]:
 
 
 @pytest.mark.slow
-def test_a_controller_that_is_gone_is_forgotten_and_one_that_runs_registers_again() -> None:
-    nodes = SimNodes()
+@simulated()
+async def test_a_controller_that_is_gone_is_forgotten_and_one_that_runs_registers_again(
+    nodes: SimNodes,
+) -> None:
+    active = nodes.active
+    assert active is not None
+    through, gone = (id for id in nodes.roles if id != active)
+    live = nodes.nodes[through]
 
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        active = nodes.active
-        assert active is not None
-        through, gone = (id for id in nodes.roles if id != active)
-        live = nodes.nodes[through]
+    def controllers() -> set[int]:
+        return set(live.image.cluster.controllers)
 
-        def controllers() -> set[int]:
-            return set(live.image.cluster.controllers)
-
-        await nodes.as_client(by_admin(through, refused(gone, ErrorCode.UNSUPPORTED_VERSION)))
-        await nodes.as_client(
-            by_admin(through, lambda admin: admin.cluster.update_features({"metadata.version": 33}))
-        )
-        await nodes.until(lambda: live.image.metadata_version.level == 33)
-        await nodes.as_client(by_admin(through, refused(active, ErrorCode.INVALID_REQUEST)))
-        await nodes.as_client(by_admin(through, refused(4711, ErrorCode.CONTROLLER_ID_NOT_REGISTERED)))
-        # One that runs is registered again at once, by a new record.
-        before = live.image.provenance.last_contained_offset
-        await nodes.as_client(by_admin(through, unregister(through)))
-        await nodes.until(
-            lambda: live.image.provenance.last_contained_offset >= before + 2 and controllers() == {1, 2, 3}
-        )
-        nodes.kill(gone)
-        await nodes.as_client(by_admin(through, unregister(gone)))
-        await nodes.until(lambda: controllers() == {active, through})
-        nodes.boot(gone)
-        await nodes.until(lambda: controllers() == {1, 2, 3})
-
-    nodes.run(life())
+    await nodes.as_client(by_admin(through, refused(gone, ErrorCode.UNSUPPORTED_VERSION)))
+    await nodes.as_client(
+        by_admin(through, lambda admin: admin.cluster.update_features({"metadata.version": 33}))
+    )
+    await nodes.until(lambda: live.image.metadata_version.level == 33)
+    await nodes.as_client(by_admin(through, refused(active, ErrorCode.INVALID_REQUEST)))
+    await nodes.as_client(by_admin(through, refused(4711, ErrorCode.CONTROLLER_ID_NOT_REGISTERED)))
+    # One that runs is registered again at once, by a new record.
+    before = live.image.provenance.last_contained_offset
+    await nodes.as_client(by_admin(through, unregister(through)))
+    await nodes.until(
+        lambda: live.image.provenance.last_contained_offset >= before + 2 and controllers() == {1, 2, 3}
+    )
+    nodes.kill(gone)
+    await nodes.as_client(by_admin(through, unregister(gone)))
+    await nodes.until(lambda: controllers() == {active, through})
+    nodes.boot(gone)
+    await nodes.until(lambda: controllers() == {1, 2, 3})
 
 
 def test_who_may_not_alter_the_cluster_or_read_the_group_is_refused() -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
+from tests.support.loops import on_nodes_loop
 from tests.support.waiting import until
 
 from ottla.node.config.node_config import NodeConfig
@@ -196,29 +197,27 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_clients_that_do_not_read_together_hold_no_more_than_the_limit() -> None:
-    async def main() -> None:
-        async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
-            pool, server = bench.pool, bench.server
-            good = await bench.client()
-            assert len(await good.ask(b"fetch 1000000")) == 1_000_000
-            slow = [await bench.client() for _ in range(23)]
-            for client in slow:
-                await client.send(b"fetch 4000000", b"fetch 4000000")
-                # Each is counted before the next response is made.
-                assert len(await good.ask(b"echo still here")) == 15
-                assert pool.used <= pool.limit + pool.small
-            await until(lambda: pool.use().unread_connections == 23)
-            in_transports = sum(each.transport.get_write_buffer_size() for each in server._connections)
-            assert in_transports <= pool.used <= pool.limit + pool.small
-            assert pool.is_short
-            # A client that reads gets small responses at once.
-            for _ in range(20):
-                assert 0 < len(await good.ask(b"fetch 4000000")) <= 2 * pool.small
-            assert server.connections == 24
-            assert pool.use().slow_readers_closed == 0
-
-    run(main())
+@on_nodes_loop
+async def test_clients_that_do_not_read_together_hold_no_more_than_the_limit() -> None:
+    async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
+        pool, server = bench.pool, bench.server
+        good = await bench.client()
+        assert len(await good.ask(b"fetch 1000000")) == 1_000_000
+        slow = [await bench.client() for _ in range(23)]
+        for client in slow:
+            await client.send(b"fetch 4000000", b"fetch 4000000")
+            # Each is counted before the next response is made.
+            assert len(await good.ask(b"echo still here")) == 15
+            assert pool.used <= pool.limit + pool.small
+        await until(lambda: pool.use().unread_connections == 23)
+        in_transports = sum(each.transport.get_write_buffer_size() for each in server._connections)
+        assert in_transports <= pool.used <= pool.limit + pool.small
+        assert pool.is_short
+        # A client that reads gets small responses at once.
+        for _ in range(20):
+            assert 0 < len(await good.ask(b"fetch 4000000")) <= 2 * pool.small
+        assert server.connections == 24
+        assert pool.use().slow_readers_closed == 0
 
 
 @pytest.mark.slow
@@ -322,42 +321,38 @@ def test_clients_that_read_a_little_are_closed_when_others_wait_the_slowest_firs
 
 
 @pytest.mark.usefixtures("patient")
-def test_requests_that_take_all_memory_once_decoded_are_answered_nevertheless() -> None:
-    async def main() -> None:
-        async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
-            pool = bench.pool
-            clients = [await bench.client() for _ in range(3)]
-            for number, client in enumerate(clients, 1):
-                await client.send(b"poll 6000000")
-                await until(lambda number=number: pool.requests >= number * 6_000_000)  # type: ignore[misc]
-            late = await bench.client()
-            await late.send(b"poll 6000000")
-            assert pool.requests < 4 * 6_000_000
-            bench.script.gate.set()
-            for client in (*clients, late):
-                assert len(await client.receive()) == 1000
-            await until(lambda: pool.used == 0)
-
-    run(main())
+@on_nodes_loop
+async def test_requests_that_take_all_memory_once_decoded_are_answered_nevertheless() -> None:
+    async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
+        pool = bench.pool
+        clients = [await bench.client() for _ in range(3)]
+        for number, client in enumerate(clients, 1):
+            await client.send(b"poll 6000000")
+            await until(lambda number=number: pool.requests >= number * 6_000_000)  # type: ignore[misc]
+        late = await bench.client()
+        await late.send(b"poll 6000000")
+        assert pool.requests < 4 * 6_000_000
+        bench.script.gate.set()
+        for client in (*clients, late):
+            assert len(await client.receive()) == 1000
+        await until(lambda: pool.used == 0)
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_response_that_waits_for_memory_is_made_when_others_have_read() -> None:
-    async def main() -> None:
-        async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
-            pool = bench.pool
-            slow = [await bench.client() for _ in range(100)]
-            for client in slow:
-                await client.send(b"fetch 4000000")
-            await until(lambda: len(pool._reading) > 0)
-            late = await bench.client()
-            await late.send(b"fetch 4000000")
-            for client in slow:
-                assert len(await client.receive()) >= pool.small
-            assert len(await late.receive()) >= pool.small
-            assert pool.waiting == 0
-
-    run(main())
+@on_nodes_loop
+async def test_a_response_that_waits_for_memory_is_made_when_others_have_read() -> None:
+    async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
+        pool = bench.pool
+        slow = [await bench.client() for _ in range(100)]
+        for client in slow:
+            await client.send(b"fetch 4000000")
+        await until(lambda: len(pool._reading) > 0)
+        late = await bench.client()
+        await late.send(b"fetch 4000000")
+        for client in slow:
+            assert len(await client.receive()) >= pool.small
+        assert len(await late.receive()) >= pool.small
+        assert pool.waiting == 0
 
 
 @pytest.mark.usefixtures("impatient")
@@ -383,49 +378,45 @@ def test_a_thousand_requests_of_which_only_the_beginning_comes(caplog: pytest.Lo
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_sender_that_stalls_while_it_goes_before_others_is_closed() -> None:
-    async def main() -> None:
-        async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
-            pool = bench.pool
-            bench.script.gate.set()
-            stalled = [await bench.client() for _ in range(pool.plenty // MB)]
-            for client in stalled[1:]:
-                await client.write(struct.pack(">i", 50 * MB) + bytes(1000))
-            await until(lambda: pool.use().incomplete_requests == len(stalled) - 1)
-            # The only one that may grow beyond what is plenty, and then it does not go on.
-            await stalled[0].write(struct.pack(">i", 50 * MB) + bytes(2 * MB + 1000))
-            await until(lambda: pool._express is not None)
-            good = await bench.client()
-            assert await good.ask(b"\0\0" + bytes(3 * MB)) == b"appended"
-
-    run(main())
+@on_nodes_loop
+async def test_a_sender_that_stalls_while_it_goes_before_others_is_closed() -> None:
+    async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
+        pool = bench.pool
+        bench.script.gate.set()
+        stalled = [await bench.client() for _ in range(pool.plenty // MB)]
+        for client in stalled[1:]:
+            await client.write(struct.pack(">i", 50 * MB) + bytes(1000))
+        await until(lambda: pool.use().incomplete_requests == len(stalled) - 1)
+        # The only one that may grow beyond what is plenty, and then it does not go on.
+        await stalled[0].write(struct.pack(">i", 50 * MB) + bytes(2 * MB + 1000))
+        await until(lambda: pool._express is not None)
+        good = await bench.client()
+        assert await good.ask(b"\0\0" + bytes(3 * MB)) == b"appended"
 
 
 @pytest.mark.usefixtures("patient")
-def test_large_requests_in_progress_over_many_connections_are_bounded() -> None:
-    async def main() -> None:
-        async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
-            pool, script = bench.pool, bench.script
-            clients = [await bench.client() for _ in range(12)]
-            body = b"\0\0" + bytes(700_000)
-            sends = [asyncio.create_task(client.send(*[body] * 6)) for client in clients]
-            await until(lambda: pool.waiting > 0 and script.in_progress > 0)
-            quiet = await bench.client()
-            for _ in range(50):
-                # What carries no records is served at once: a follower's fetch may be what all wait for.
-                assert await quiet.ask(b"heartbeat") == b"heartbeat"
-            assert 0 < script.most_in_progress <= pool.limit
-            assert pool.requests <= pool.limit + len(body) + MB
-            script.gate.set()
-            for client, sent in zip(clients, sends, strict=True):
-                for _ in range(6):
-                    assert await client.receive() == b"appended"
-                await sent
-            assert script.answered == 72
-            assert script.most_in_progress <= pool.limit + len(body)
-            await until(lambda: pool.requests == 0)
-
-    run(main())
+@on_nodes_loop
+async def test_large_requests_in_progress_over_many_connections_are_bounded() -> None:
+    async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
+        pool, script = bench.pool, bench.script
+        clients = [await bench.client() for _ in range(12)]
+        body = b"\0\0" + bytes(700_000)
+        sends = [asyncio.create_task(client.send(*[body] * 6)) for client in clients]
+        await until(lambda: pool.waiting > 0 and script.in_progress > 0)
+        quiet = await bench.client()
+        for _ in range(50):
+            # What carries no records is served at once: a follower's fetch may be what all wait for.
+            assert await quiet.ask(b"heartbeat") == b"heartbeat"
+        assert 0 < script.most_in_progress <= pool.limit
+        assert pool.requests <= pool.limit + len(body) + MB
+        script.gate.set()
+        for client, sent in zip(clients, sends, strict=True):
+            for _ in range(6):
+                assert await client.receive() == b"appended"
+            await sent
+        assert script.answered == 72
+        assert script.most_in_progress <= pool.limit + len(body)
+        await until(lambda: pool.requests == 0)
 
 
 @scenario
@@ -442,28 +433,26 @@ async def test_a_request_larger_than_the_budget_gets_through_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("patient")
-def test_other_nodes_are_served_while_clients_use_all_of_theirs() -> None:
-    async def main() -> None:
-        async with serving(
-            "CLIENTS://127.0.0.1:0,BROKERS://127.0.0.1:0",
-            listener_security_protocol_map="CLIENTS:PLAINTEXT,BROKERS:PLAINTEXT",
-            inter_broker_listener_name="BROKERS",
-            connections_memory_max_bytes=str(16 * MB),
-        ) as bench:
-            pool, nodes = bench.pool, bench.server.memory.nodes
-            follower = await bench.client("CLIENTS")
-            assert await follower.ask(b"broker") == b"broker"
-            for _ in range(40):
-                client = await bench.client("CLIENTS")
-                await client.send(b"fetch 4000000")
-            await until(lambda: pool.used > pool.plenty)
-            broker = await bench.client("BROKERS")
-            for node in (broker, follower):
-                assert len(await node.ask(b"fetch 500000")) == 500_000
-            await until(lambda: nodes.used == 0)
-            assert pool.used > pool.plenty
-
-    run(main())
+@on_nodes_loop
+async def test_other_nodes_are_served_while_clients_use_all_of_theirs() -> None:
+    async with serving(
+        "CLIENTS://127.0.0.1:0,BROKERS://127.0.0.1:0",
+        listener_security_protocol_map="CLIENTS:PLAINTEXT,BROKERS:PLAINTEXT",
+        inter_broker_listener_name="BROKERS",
+        connections_memory_max_bytes=str(16 * MB),
+    ) as bench:
+        pool, nodes = bench.pool, bench.server.memory.nodes
+        follower = await bench.client("CLIENTS")
+        assert await follower.ask(b"broker") == b"broker"
+        for _ in range(40):
+            client = await bench.client("CLIENTS")
+            await client.send(b"fetch 4000000")
+        await until(lambda: pool.used > pool.plenty)
+        broker = await bench.client("BROKERS")
+        for node in (broker, follower):
+            assert len(await node.ask(b"fetch 500000")) == 500_000
+        await until(lambda: nodes.used == 0)
+        assert pool.used > pool.plenty
 
 
 @pytest.mark.slow
@@ -512,17 +501,15 @@ async def test_a_slow_client_that_reads_is_not_idle() -> None:
         assert await steady.ask(b"echo") == b"echo"
 
 
-def test_the_use_of_memory_can_be_inspected() -> None:
-    async def main() -> None:
-        async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
-            client = await bench.client()
-            await client.send(b"fetch 2000000")
-            await client.write(struct.pack(">i", 100))
-            await until(lambda: bench.pool.use().responses > 0)
-            use = bench.pool.use()
-            assert use.limit == 10 * MB
-            assert use.used == use.requests + use.responses
-            assert use.unread_connections == 1
-            assert (use.waiting, use.slow_readers_closed, use.slow_senders_closed) == (0, 0, 0)
-
-    run(main())
+@on_nodes_loop
+async def test_the_use_of_memory_can_be_inspected() -> None:
+    async with serving(connections_memory_max_bytes=str(16 * MB)) as bench:
+        client = await bench.client()
+        await client.send(b"fetch 2000000")
+        await client.write(struct.pack(">i", 100))
+        await until(lambda: bench.pool.use().responses > 0)
+        use = bench.pool.use()
+        assert use.limit == 10 * MB
+        assert use.used == use.requests + use.responses
+        assert use.unread_connections == 1
+        assert (use.waiting, use.slow_readers_closed, use.slow_senders_closed) == (0, 0, 0)

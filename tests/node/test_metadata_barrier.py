@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.support.loops import simulated
+
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.cluster.metadata_barrier import MetadataBarrier
 from ottla.sim.cluster.sim_nodes import SimNodes
@@ -62,27 +64,21 @@ def test_a_broker_whose_image_is_behind_waits_for_what_was_committed() -> None:
     nodes.run(life())
 
 
-def test_a_leader_that_was_deposed_confirms_nothing() -> None:
+@simulated(lambda: SimNodes(ROLES, settings=SETTINGS))
+async def test_a_leader_that_was_deposed_confirms_nothing(nodes: SimNodes) -> None:
     """It is cut off with the broker, and does not know of the topic that the next one has created."""
-    nodes = SimNodes(ROLES, settings=SETTINGS)
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        leader = nodes.quorum(1).metadata.leader_id
-        assert leader is not None
-        others = [id for id in (1, 2, 3) if id != leader]
-        for id in others:
-            for cut_off in (leader, 4):
-                nodes.world.fabric.cut(f"node{id}", f"node{cut_off}")
-                nodes.world.fabric.cut(f"node{cut_off}", f"node{id}")
-        question = Question(nodes)
-        await nodes.until(lambda: nodes.quorum(others[0]).metadata.leader_id in others)
-        await nodes.create("newer", through=others[0], replicas=1)
-        assert await question.answer() is None
-        nodes.world.fabric.heal()
-        image = await Question(nodes).answer()
-        assert image is not None
-        assert "newer" in image.topics.by_name
-
-    nodes.run(life())
+    leader = nodes.quorum(1).metadata.leader_id
+    assert leader is not None
+    others = [id for id in (1, 2, 3) if id != leader]
+    for id in others:
+        for cut_off in (leader, 4):
+            nodes.world.fabric.cut(f"node{id}", f"node{cut_off}")
+            nodes.world.fabric.cut(f"node{cut_off}", f"node{id}")
+    question = Question(nodes)
+    await nodes.until(lambda: nodes.quorum(others[0]).metadata.leader_id in others)
+    await nodes.create("newer", through=others[0], replicas=1)
+    assert await question.answer() is None
+    nodes.world.fabric.heal()
+    image = await Question(nodes).answer()
+    assert image is not None
+    assert "newer" in image.topics.by_name

@@ -8,6 +8,7 @@ import errno
 from functools import partial
 
 import pytest
+from tests.support.loops import simulated
 
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
@@ -101,25 +102,19 @@ def test_changes_that_are_asked_for_while_the_controller_dies_are_made(seed: int
     nodes.run(life())
 
 
-def test_a_change_for_which_the_controller_has_no_room_is_made_by_the_next_one() -> None:
-    nodes = SimNodes()
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        first = nodes.active
-        assert first is not None
-        through = next(id for id in nodes.roles if id != first)
-        nodes.machines[first].disk.fail(
-            errno.ENOSPC, prefix="/data/__cluster_metadata-0", ops=["write", "create"], times=None
-        )
-        await nodes.create("orders", through)
-        assert nodes.quorum(first).metadata.failure is None
-        assert nodes.quorum(through).metadata.leader_id not in (None, first)
-        nodes.machines[first].disk.heal()
-        await nodes.until(lambda: nodes.topics(first) == {"orders"})
-
-    nodes.run(life())
+@simulated()
+async def test_a_change_for_which_the_controller_has_no_room_is_made_by_the_next_one(nodes: SimNodes) -> None:
+    first = nodes.active
+    assert first is not None
+    through = next(id for id in nodes.roles if id != first)
+    nodes.machines[first].disk.fail(
+        errno.ENOSPC, prefix="/data/__cluster_metadata-0", ops=["write", "create"], times=None
+    )
+    await nodes.create("orders", through)
+    assert nodes.quorum(first).metadata.failure is None
+    assert nodes.quorum(through).metadata.leader_id not in (None, first)
+    nodes.machines[first].disk.heal()
+    await nodes.until(lambda: nodes.topics(first) == {"orders"})
 
 
 @pytest.mark.slow
@@ -168,57 +163,40 @@ def test_controllers_whose_disks_are_full_wait_and_continue_by_themselves(seed: 
     nodes.run(life())
 
 
-def test_a_broker_whose_process_ended_is_fenced_at_once() -> None:
-    nodes = SimNodes()
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        active = nodes.active
-        assert active is not None
-        other = next(id for id in nodes.roles if id != active)
-        nodes.kill(other)
-        assert await nodes.until(lambda: nodes.is_fenced(other, active)) < 1
-        nodes.boot(other)
-        await nodes.ready(other)
-
-    nodes.run(life())
+@simulated()
+async def test_a_broker_whose_process_ended_is_fenced_at_once(nodes: SimNodes) -> None:
+    active, other = active_and_other(nodes)
+    nodes.kill(other)
+    assert await nodes.until(lambda: nodes.is_fenced(other, active)) < 1
+    nodes.boot(other)
+    await nodes.ready(other)
 
 
-def test_a_broker_that_falls_silent_is_fenced_before_its_session_ends() -> None:
-    nodes = SimNodes()
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        active = nodes.active
-        assert active is not None
-        other = next(id for id in nodes.roles if id != active)
-        isolate(nodes, other)
-        took = await nodes.until(lambda: nodes.is_fenced(other, active))
-        assert 2 < took < 6.5
-        nodes.world.fabric.heal()
-        await nodes.until(lambda: not nodes.is_fenced(other, active))
-
-    nodes.run(life())
+@simulated()
+async def test_a_broker_that_falls_silent_is_fenced_before_its_session_ends(nodes: SimNodes) -> None:
+    active, other = active_and_other(nodes)
+    isolate(nodes, other)
+    took = await nodes.until(lambda: nodes.is_fenced(other, active))
+    assert 2 < took < 6.5
+    nodes.world.fabric.heal()
+    await nodes.until(lambda: not nodes.is_fenced(other, active))
 
 
-def test_a_broker_whose_machine_takes_connections_has_its_whole_session() -> None:
-    nodes = SimNodes()
+@simulated()
+async def test_a_broker_whose_machine_takes_connections_has_its_whole_session(nodes: SimNodes) -> None:
+    active, other = active_and_other(nodes)
+    nodes.machines[other].pause()
+    took = await nodes.until(lambda: nodes.is_fenced(other, active))
+    assert 8.5 < took < 12
+    nodes.machines[other].resume()
+    await nodes.until(lambda: not nodes.is_fenced(other, active))
 
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        active = nodes.active
-        assert active is not None
-        other = next(id for id in nodes.roles if id != active)
-        nodes.machines[other].pause()
-        took = await nodes.until(lambda: nodes.is_fenced(other, active))
-        assert 8.5 < took < 12
-        nodes.machines[other].resume()
-        await nodes.until(lambda: not nodes.is_fenced(other, active))
 
-    nodes.run(life())
+def active_and_other(nodes: SimNodes) -> tuple[int, int]:
+    """The node with the active controller, and one without."""
+    active = nodes.active
+    assert active is not None
+    return active, next(id for id in nodes.roles if id != active)
 
 
 def isolate(nodes: SimNodes, lonely: int) -> None:
@@ -229,54 +207,44 @@ def isolate(nodes: SimNodes, lonely: int) -> None:
             nodes.world.fabric.cut(f"node{other}", f"node{lonely}")
 
 
-def test_an_active_controller_that_falls_silent_is_replaced_and_nobody_waits_for_it() -> None:
-    nodes = SimNodes()
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        silent = nodes.active
-        assert silent is not None
-        others = [id for id in nodes.roles if id != silent]
-        isolate(nodes, silent)
-        # This request goes to the silent node, as no node knows yet that it is.
-        began = nodes.world.loop.time()
-        await nodes.create("meanwhile", others[0], replicas=2)
-        assert nodes.world.loop.time() - began < 5
-        await nodes.until(lambda: all(nodes.is_fenced(silent, id) for id in others))
-        assert nodes.world.loop.time() - began < 7
-        nodes.world.fabric.heal()
-        await nodes.until(
-            lambda: nodes.topics(silent) == {"meanwhile"} and not nodes.is_fenced(silent, others[0])
-        )
-        assert nodes.active in others
-
-    nodes.run(life())
+@simulated()
+async def test_an_active_controller_that_falls_silent_is_replaced_and_nobody_waits_for_it(
+    nodes: SimNodes,
+) -> None:
+    silent = nodes.active
+    assert silent is not None
+    others = [id for id in nodes.roles if id != silent]
+    isolate(nodes, silent)
+    # This request goes to the silent node, as no node knows yet that it is.
+    began = nodes.world.loop.time()
+    await nodes.create("meanwhile", others[0], replicas=2)
+    assert nodes.world.loop.time() - began < 5
+    await nodes.until(lambda: all(nodes.is_fenced(silent, id) for id in others))
+    assert nodes.world.loop.time() - began < 7
+    nodes.world.fabric.heal()
+    await nodes.until(
+        lambda: nodes.topics(silent) == {"meanwhile"} and not nodes.is_fenced(silent, others[0])
+    )
+    assert nodes.active in others
 
 
-def test_a_controller_that_is_cut_off_fences_no_broker_by_its_silence() -> None:
+@simulated(lambda: SimNodes(settings={"controller.quorum.fetch.timeout.ms": "6000"}))
+async def test_a_controller_that_is_cut_off_fences_no_broker_by_its_silence(nodes: SimNodes) -> None:
     """To a controller without a majority all brokers are silent. What it decides then may be committed much
     later, when the broker that it fenced is the one with everything.
     """
-    nodes = SimNodes(settings={"controller.quorum.fetch.timeout.ms": "6000"})
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        active = nodes.active
-        assert active is not None
-        controller = nodes.quorum(active).active_controller.require()
-        for other in nodes.roles:
-            if other != active:
-                nodes.world.fabric.cut(f"node{active}", f"node{other}")
-                nodes.world.fabric.cut(f"node{other}", f"node{active}")
-        await asyncio.sleep(6.5)
-        assert nodes.quorum(active).active_controller.current is controller
-        assert not any(broker.fenced for broker in controller.decided_image.cluster.brokers.values())
-        nodes.world.fabric.heal()
-        await nodes.until(lambda: nodes.active is not None)
-
-    nodes.run(life())
+    active = nodes.active
+    assert active is not None
+    controller = nodes.quorum(active).active_controller.require()
+    for other in nodes.roles:
+        if other != active:
+            nodes.world.fabric.cut(f"node{active}", f"node{other}")
+            nodes.world.fabric.cut(f"node{other}", f"node{active}")
+    await asyncio.sleep(6.5)
+    assert nodes.quorum(active).active_controller.current is controller
+    assert not any(broker.fenced for broker in controller.decided_image.cluster.brokers.values())
+    nodes.world.fabric.heal()
+    await nodes.until(lambda: nodes.active is not None)
 
 
 def test_of_two_brokers_that_fall_silent_none_is_fenced_before_its_session_ends() -> None:
@@ -364,135 +332,97 @@ def test_an_address_that_leads_elsewhere_does_not_make_a_broker_dead() -> None:
     nodes.run(life())
 
 
-def test_a_whole_cluster_that_lost_power_comes_back_with_its_topics() -> None:
-    nodes = SimNodes()
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        await nodes.create("kept", 2)
-        for id in nodes.roles:
-            nodes.kill(id, silently=True)
-        nodes.boot()
-        await nodes.ready()
-        assert all(nodes.topics(id) == {"kept"} for id in nodes.roles)
-
-    nodes.run(life())
+@simulated()
+async def test_a_whole_cluster_that_lost_power_comes_back_with_its_topics(nodes: SimNodes) -> None:
+    await nodes.create("kept", 2)
+    for id in nodes.roles:
+        nodes.kill(id, silently=True)
+    nodes.boot()
+    await nodes.ready()
+    assert all(nodes.topics(id) == {"kept"} for id in nodes.roles)
 
 
-def test_a_node_that_stops_hands_over_what_it_leads_and_the_quorum() -> None:
-    nodes = SimNodes()
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        await nodes.create("orders", 1, partitions=6)
-        leaving = nodes.active
-        assert leaving is not None
-        rest = [id for id in nodes.roles if id != leaving]
-        await nodes.until(lambda: all("orders" in nodes.topics(id) for id in nodes.roles))
-        epochs = [nodes.partition("orders", index, by=leaving).leader_epoch for index in range(6)]
-        assert await nodes.stop(leaving) < 5
-        await nodes.until(lambda: nodes.active is not None)
-        for index in range(6):
-            partition = nodes.partition("orders", index, by=rest[0])
-            assert partition.leader in rest
-            assert leaving not in partition.isr
-            # One election at most: no node was without a leader in between.
-            assert partition.leader_epoch <= epochs[index] + 1
-        assert nodes.is_fenced(leaving, rest[0])
-        nodes.boot(leaving)
-        await nodes.ready()
-        await nodes.until(lambda: len(nodes.partition("orders", 5, by=rest[0]).isr) == 3)
-
-    nodes.run(life())
+@simulated()
+async def test_a_node_that_stops_hands_over_what_it_leads_and_the_quorum(nodes: SimNodes) -> None:
+    await nodes.create("orders", 1, partitions=6)
+    leaving = nodes.active
+    assert leaving is not None
+    rest = [id for id in nodes.roles if id != leaving]
+    await nodes.until(lambda: all("orders" in nodes.topics(id) for id in nodes.roles))
+    epochs = [nodes.partition("orders", index, by=leaving).leader_epoch for index in range(6)]
+    assert await nodes.stop(leaving) < 5
+    await nodes.until(lambda: nodes.active is not None)
+    for index in range(6):
+        partition = nodes.partition("orders", index, by=rest[0])
+        assert partition.leader in rest
+        assert leaving not in partition.isr
+        # One election at most: no node was without a leader in between.
+        assert partition.leader_epoch <= epochs[index] + 1
+    assert nodes.is_fenced(leaving, rest[0])
+    nodes.boot(leaving)
+    await nodes.ready()
+    await nodes.until(lambda: len(nodes.partition("orders", 5, by=rest[0]).isr) == 3)
 
 
-def test_a_broker_that_was_forgotten_registers_again() -> None:
-    nodes = SimNodes()
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        active = nodes.active
-        assert active is not None
-        other = next(id for id in nodes.roles if id != active)
-        epoch = nodes.broker(other).lifecycle.epoch
-        await nodes.quorum(active).control(lambda controller: controller.unregister_broker(other))
-        await nodes.until(lambda: nodes.broker(other).lifecycle.epoch > epoch)
-        await nodes.until(lambda: not nodes.is_fenced(other, active))
-
-    nodes.run(life())
+@simulated()
+async def test_a_broker_that_was_forgotten_registers_again(nodes: SimNodes) -> None:
+    active, other = active_and_other(nodes)
+    epoch = nodes.broker(other).lifecycle.epoch
+    await nodes.quorum(active).control(lambda controller: controller.unregister_broker(other))
+    await nodes.until(lambda: nodes.broker(other).lifecycle.epoch > epoch)
+    await nodes.until(lambda: not nodes.is_fenced(other, active))
 
 
-def test_settings_are_changed_through_any_broker() -> None:
-    nodes = SimNodes()
+@simulated()
+async def test_settings_are_changed_through_any_broker(nodes: SimNodes) -> None:
+    await nodes.create("orders", 1)
+    topic = ConfigResource(ConfigResourceType.TOPIC, "orders")
 
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        await nodes.create("orders", 1)
-        topic = ConfigResource(ConfigResourceType.TOPIC, "orders")
+    async def alter(id: int, runtime: Runtime) -> None:
+        async with Admin(f"node{id}:9092", runtime=runtime) as admin:
+            of_topic = {"retention.ms": str(id * 1000)}
+            await admin.configs.alter(ResourceType.TOPIC, "orders", set=of_topic)
+            await admin.configs.alter(ResourceType.BROKER, str(id), set={"log.cleaner.threads": "2"})
 
-        async def alter(id: int, runtime: Runtime) -> None:
-            async with Admin(f"node{id}:9092", runtime=runtime) as admin:
-                of_topic = {"retention.ms": str(id * 1000)}
-                await admin.configs.alter(ResourceType.TOPIC, "orders", set=of_topic)
-                await admin.configs.alter(ResourceType.BROKER, str(id), set={"log.cleaner.threads": "2"})
+    def are_told(id: int) -> bool:
+        told = {"retention.ms": str(id * 1000)}
+        heard = all(node.image.config(topic) == told for node in nodes.nodes.values())
+        return heard and nodes.nodes[id].config.number("log.cleaner.threads") == 2
 
-        def are_told(id: int) -> bool:
-            told = {"retention.ms": str(id * 1000)}
-            heard = all(node.image.config(topic) == told for node in nodes.nodes.values())
-            return heard and nodes.nodes[id].config.number("log.cleaner.threads") == 2
-
-        for id in nodes.roles:
-            await nodes.as_client(partial(alter, id))
-            await nodes.until(partial(are_told, id))
-
-    nodes.run(life())
+    for id in nodes.roles:
+        await nodes.as_client(partial(alter, id))
+        await nodes.until(partial(are_told, id))
 
 
-def test_a_node_stops_cleanly_while_the_metadata_goes_on() -> None:
-    nodes = SimNodes()
+@simulated()
+async def test_a_node_stops_cleanly_while_the_metadata_goes_on(nodes: SimNodes) -> None:
+    active = nodes.active
+    assert active is not None
+    leaving = next(id for id in nodes.roles if id != active)
+    for n in range(30):
+        await nodes.create(f"t{n}", leaving, partitions=2)
 
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        active = nodes.active
-        assert active is not None
-        leaving = next(id for id in nodes.roles if id != active)
-        for n in range(30):
-            await nodes.create(f"t{n}", leaving, partitions=2)
+    async def delete(runtime: Runtime) -> None:
+        """As soon as the broker may go, everything that it had changes."""
+        async with Admin(f"node{active}:9092", runtime=runtime) as admin:
+            while not nodes.is_fenced(leaving, by=active):  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(0.001)
+            for n in range(30):
+                await admin.topics.delete(f"t{n}")
 
-        async def delete(runtime: Runtime) -> None:
-            """As soon as the broker may go, everything that it had changes."""
-            async with Admin(f"node{active}:9092", runtime=runtime) as admin:
-                while not nodes.is_fenced(leaving, by=active):  # noqa: ASYNC110 - of another process
-                    await asyncio.sleep(0.001)
-                for n in range(30):
-                    await admin.topics.delete(f"t{n}")
-
-        deleting = asyncio.create_task(nodes.as_client(delete))
-        await nodes.stop(leaving)
-        await deleting
-
-    nodes.run(life())
+    deleting = asyncio.create_task(nodes.as_client(delete))
+    await nodes.stop(leaving)
+    await deleting
 
 
-def test_nodes_that_stop_all_at_once_do_not_wait_for_each_other() -> None:
-    nodes = SimNodes()
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        await nodes.create("orders", 1, partitions=6)
-        took = await asyncio.gather(*(nodes.stop(id) for id in nodes.roles))
-        assert max(took) < 15
-        nodes.boot()
-        await nodes.ready()
-        assert nodes.partition("orders", by=1).leader in nodes.roles
-
-    nodes.run(life())
+@simulated()
+async def test_nodes_that_stop_all_at_once_do_not_wait_for_each_other(nodes: SimNodes) -> None:
+    await nodes.create("orders", 1, partitions=6)
+    took = await asyncio.gather(*(nodes.stop(id) for id in nodes.roles))
+    assert max(took) < 15
+    nodes.boot()
+    await nodes.ready()
+    assert nodes.partition("orders", by=1).leader in nodes.roles
 
 
 def test_a_node_that_was_away_for_long_gets_a_snapshot_and_follows_the_difference() -> None:
@@ -600,31 +530,24 @@ def test_controllers_are_added_to_a_quorum_and_removed_from_it() -> None:
     nodes.run(life())
 
 
-def test_a_static_quorum_becomes_a_dynamic_one() -> None:
-    nodes = SimNodes()
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-
-        async def upgrade(runtime: Runtime) -> None:
-            async with Admin("node2:9092", runtime=runtime) as admin:
-                with pytest.raises(KafkaError, match="has not sent its directory id"):
-                    await admin.cluster.update_features({"kraft.version": 1})
-                await asyncio.sleep(10)
+@simulated()
+async def test_a_static_quorum_becomes_a_dynamic_one(nodes: SimNodes) -> None:
+    async def upgrade(runtime: Runtime) -> None:
+        async with Admin("node2:9092", runtime=runtime) as admin:
+            with pytest.raises(KafkaError, match="has not sent its directory id"):
                 await admin.cluster.update_features({"kraft.version": 1})
+            await asyncio.sleep(10)
+            await admin.cluster.update_features({"kraft.version": 1})
 
-        await nodes.as_client(upgrade)
-        await nodes.until(lambda: all(n.quorum.metadata.kraft_version == 1 for n in nodes.nodes.values()))
-        directories = [voter.key.directory_id for voter in nodes.quorum(1).metadata.voters.voters.values()]
-        assert bytes(16) not in directories
-        for id in nodes.roles:
-            nodes.kill(id, silently=True)
-        nodes.boot()
-        await nodes.ready()
-        await nodes.create("orders", 3)
-
-    nodes.run(life())
+    await nodes.as_client(upgrade)
+    await nodes.until(lambda: all(n.quorum.metadata.kraft_version == 1 for n in nodes.nodes.values()))
+    directories = [voter.key.directory_id for voter in nodes.quorum(1).metadata.voters.voters.values()]
+    assert bytes(16) not in directories
+    for id in nodes.roles:
+        nodes.kill(id, silently=True)
+    nodes.boot()
+    await nodes.ready()
+    await nodes.create("orders", 3)
 
 
 def test_controllers_join_a_quorum_by_themselves_if_they_are_told_to() -> None:

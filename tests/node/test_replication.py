@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
+from tests.support.loops import simulated
 
 from ottla.metadata.log.bootstrap_metadata import format_directory
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -126,45 +127,39 @@ def test_the_controller_learns_in_which_directory_each_replica_lies_and_where_it
     nodes.run(life())
 
 
-def test_a_broker_whose_disk_was_replaced_copies_what_it_is_to_have_and_leads_again() -> None:
-    nodes = cluster(1)
-
-    async def life() -> None:
-        first = await made(nodes)
-        end = append(nodes, first)
-        await nodes.until(lambda: agree(nodes))
-        nodes.kill(first)
-        await nodes.until(lambda: nodes.partition("orders", by=4).leader not in (first, -1))
-        disk = nodes.machines[first].disk
-        remove_tree(disk, "/data")
-        format_directory(disk, SeededRandom(7), disk.clock, "/data", cluster_id=CLUSTER_ID, node_id=first)
-        nodes.boot(first)
-        await nodes.ready(first)
-        await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
-        assert replica(nodes, first).log.log_end_offset == end
-        for other in {1, 2, 3} - {first}:
-            nodes.kill(other)
-        await nodes.until(lambda: nodes.partition("orders", by=4).leader == first)
-
-    nodes.run(life())
+@simulated(lambda: cluster(1), booted=False)
+async def test_a_broker_whose_disk_was_replaced_copies_what_it_is_to_have_and_leads_again(
+    nodes: SimNodes,
+) -> None:
+    first = await made(nodes)
+    end = append(nodes, first)
+    await nodes.until(lambda: agree(nodes))
+    nodes.kill(first)
+    await nodes.until(lambda: nodes.partition("orders", by=4).leader not in (first, -1))
+    disk = nodes.machines[first].disk
+    remove_tree(disk, "/data")
+    format_directory(disk, SeededRandom(7), disk.clock, "/data", cluster_id=CLUSTER_ID, node_id=first)
+    nodes.boot(first)
+    await nodes.ready(first)
+    await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
+    assert replica(nodes, first).log.log_end_offset == end
+    for other in {1, 2, 3} - {first}:
+        nodes.kill(other)
+    await nodes.until(lambda: nodes.partition("orders", by=4).leader == first)
 
 
-def test_when_a_directory_fails_others_lead_what_was_in_it() -> None:
-    nodes = cluster(1, log_dirs="/data,/more")
-
-    async def life() -> None:
-        first = await made(nodes)
-        append(nodes, first)
-        await nodes.until(lambda: agree(nodes))
-        directory = replica(nodes, first).log.directory
-        known = nodes.partition("orders", by=4)
-        assert known.directory(first) == directory.directory_id
-        directory.fail("its disk is gone")
-        await nodes.until(lambda: nodes.partition("orders", by=4).leader not in (first, -1))
-        assert first not in isr(nodes)
-        assert not nodes.is_fenced(first, 4), "the broker goes on with what it has left"
-
-    nodes.run(life())
+@simulated(lambda: cluster(1, log_dirs="/data,/more"), booted=False)
+async def test_when_a_directory_fails_others_lead_what_was_in_it(nodes: SimNodes) -> None:
+    first = await made(nodes)
+    append(nodes, first)
+    await nodes.until(lambda: agree(nodes))
+    directory = replica(nodes, first).log.directory
+    known = nodes.partition("orders", by=4)
+    assert known.directory(first) == directory.directory_id
+    directory.fail("its disk is gone")
+    await nodes.until(lambda: nodes.partition("orders", by=4).leader not in (first, -1))
+    assert first not in isr(nodes)
+    assert not nodes.is_fenced(first, 4), "the broker goes on with what it has left"
 
 
 def test_a_replica_that_had_no_room_is_made_and_catches_up_when_there_is_some(
@@ -222,45 +217,37 @@ def test_a_leader_without_room_lets_others_lead_and_is_in_sync_again_when_there_
     nodes.run(life())
 
 
-def test_a_follower_without_room_holds_up_writes_for_a_moment_only() -> None:
-    nodes = cluster(1)
+@simulated(lambda: cluster(1), booted=False)
+async def test_a_follower_without_room_holds_up_writes_for_a_moment_only(nodes: SimNodes) -> None:
+    first = await made(nodes)
+    append(nodes, first)
+    await nodes.until(lambda: agree(nodes))
+    other = next(id for id in (1, 2, 3) if id != first)
+    disk = nodes.machines[other].disk
+    full = disk.fail(errno.ENOSPC, prefix="/data/orders-0", ops=[Op.WRITE], times=None)
+    end = append(nodes, first)
+    took = await nodes.until(lambda: replica(nodes, first).log.high_watermark == end)
+    assert 4 < took < 10
+    end = append(nodes, first)
+    took = await nodes.until(lambda: replica(nodes, first).log.high_watermark == end)
+    assert took < 1
+    disk.heal(full)
+    await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
 
-    async def life() -> None:
-        first = await made(nodes)
+
+@simulated(lambda: cluster(1, min_insync_replicas="1"), booted=False)
+async def test_a_leader_without_room_stays_where_nobody_else_is_in_sync(nodes: SimNodes) -> None:
+    first = await made(nodes)
+    for other in {1, 2, 3} - {first}:
+        nodes.kill(other)
+    await nodes.until(lambda: isr(nodes) == {first} and replica(nodes, first).isr == {first})
+    nodes.machines[first].disk.fail(errno.ENOSPC, prefix="/data/orders-0", ops=[Op.WRITE], times=None)
+    with pytest.raises(KafkaError, match="no room"):
         append(nodes, first)
-        await nodes.until(lambda: agree(nodes))
-        other = next(id for id in (1, 2, 3) if id != first)
-        disk = nodes.machines[other].disk
-        full = disk.fail(errno.ENOSPC, prefix="/data/orders-0", ops=[Op.WRITE], times=None)
-        end = append(nodes, first)
-        took = await nodes.until(lambda: replica(nodes, first).log.high_watermark == end)
-        assert 4 < took < 10
-        end = append(nodes, first)
-        took = await nodes.until(lambda: replica(nodes, first).log.high_watermark == end)
-        assert took < 1
-        disk.heal(full)
-        await nodes.until(lambda: isr(nodes) == {1, 2, 3} and agree(nodes))
-
-    nodes.run(life())
-
-
-def test_a_leader_without_room_stays_where_nobody_else_is_in_sync() -> None:
-    nodes = cluster(1, min_insync_replicas="1")
-
-    async def life() -> None:
-        first = await made(nodes)
-        for other in {1, 2, 3} - {first}:
-            nodes.kill(other)
-        await nodes.until(lambda: isr(nodes) == {first} and replica(nodes, first).isr == {first})
-        nodes.machines[first].disk.fail(errno.ENOSPC, prefix="/data/orders-0", ops=[Op.WRITE], times=None)
-        with pytest.raises(KafkaError, match="no room"):
-            append(nodes, first)
-        began = nodes.world.loop.time()
-        await nodes.until(lambda: nodes.world.loop.time() > began + 15)
-        assert nodes.partition("orders", by=4).leader == first
-        assert not nodes.is_fenced(first, 4)
-
-    nodes.run(life())
+    began = nodes.world.loop.time()
+    await nodes.until(lambda: nodes.world.loop.time() > began + 15)
+    assert nodes.partition("orders", by=4).leader == first
+    assert not nodes.is_fenced(first, 4)
 
 
 def test_a_partition_that_gets_no_fetcher_leaves_those_of_others_alone(

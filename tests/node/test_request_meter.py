@@ -98,7 +98,7 @@ def test_only_the_time_counts_that_a_request_holds_the_loop() -> None:
     assert connection.throttled == []
 
 
-def test_errors_and_cancellations_pass_through() -> None:
+async def test_errors_and_cancellations_pass_through() -> None:
     clock = ManualClock()
 
     async def fail() -> None:
@@ -112,18 +112,15 @@ def test_errors_and_cancellations_pass_through() -> None:
             clock.ns += MS
             raise
 
-    async def main() -> None:
-        meter, _, _ = metered(clock, request_percentage=1.0)
-        with pytest.raises(ValueError, match="no"):
-            await meter.timed(fail())
-        task = asyncio.ensure_future(meter.timed(wait()))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert meter._busy_ns == MS
-
-    asyncio.run(main())
+    meter, _, _ = metered(clock, request_percentage=1.0)
+    with pytest.raises(ValueError, match="no"):
+        await meter.timed(fail())
+    task = asyncio.ensure_future(meter.timed(wait()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert meter._busy_ns == MS
 
 
 def test_requests_of_nodes_are_exempt() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from tests.support.loops import simulated
+
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequest,
@@ -156,149 +158,124 @@ def alteration(**topics: dict[int, int]) -> AlterShareGroupOffsetsRequest:
     )
 
 
-def test_a_new_group_has_its_partitions_within_a_second_and_a_half() -> None:
-    nodes = Cluster()
-
-    async def life() -> None:
-        await nodes.start(jobs=4)
-        await nodes.coordinator()  # makes the topic of groups
-        member = Member(nodes, "a", "jobs")
-        loop = asyncio.get_running_loop()
+@simulated(Cluster, booted=False)
+async def test_a_new_group_has_its_partitions_within_a_second_and_a_half(nodes: Cluster) -> None:
+    await nodes.start(jobs=4)
+    await nodes.coordinator()  # makes the topic of groups
+    member = Member(nodes, "a", "jobs")
+    loop = asyncio.get_running_loop()
+    await member.beat()
+    begin = loop.time()
+    await member.until_assigned({"jobs": [0, 1, 2, 3]})
+    second = Member(nodes, "b", "jobs")
+    while len(second.assigned.get("jobs", ())) != 2:
+        await second.beat()
         await member.beat()
-        begin = loop.time()
-        await member.until_assigned({"jobs": [0, 1, 2, 3]})
-        second = Member(nodes, "b", "jobs")
-        while len(second.assigned.get("jobs", ())) != 2:
-            await second.beat()
-            await member.beat()
-            await asyncio.sleep(0.1)
-        assert loop.time() - begin <= 2.5, "one and a half, and the time to make __share_group_state"
-        described = await nodes.group(ShareGroupDescribeRequest(group_ids=[GROUP]), 1)
-        (group,) = described.groups
-        assert (group.group_state, group.assignor_name, len(group.members)) == ("Stable", "simple", 2)
-        listed = await nodes.group(ListGroupsRequest(types_filter=["share"]), 5)
-        assert [(each.group_id, each.group_type) for each in listed.groups] == [(GROUP, "share")]
-
-    nodes.run(life())
+        await asyncio.sleep(0.1)
+    assert loop.time() - begin <= 2.5, "one and a half, and the time to make __share_group_state"
+    described = await nodes.group(ShareGroupDescribeRequest(group_ids=[GROUP]), 1)
+    (group,) = described.groups
+    assert (group.group_state, group.assignor_name, len(group.members)) == ("Stable", "simple", 2)
+    listed = await nodes.group(ListGroupsRequest(types_filter=["share"]), 5)
+    assert [(each.group_id, each.group_type) for each in listed.groups] == [(GROUP, "share")]
 
 
-def test_offsets_are_altered_described_and_deleted() -> None:
-    nodes = Cluster()
-
-    async def life() -> None:
-        await nodes.start(jobs=2, mails=1)
-        altered = await nodes.group(alteration(jobs={0: 3, 1: 0, 9: 1}, none={0: 1}), 0)
-        codes = {
-            (topic.topic_name, each.partition_index): ErrorCode.of(each.error_code)
-            for topic in altered.responses
-            for each in topic.partitions
-        }
-        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        assert codes == {
-            ("jobs", 0): ErrorCode.NONE,
-            ("jobs", 1): ErrorCode.NONE,
-            ("jobs", 9): unknown,
-            ("none", 0): unknown,
-        }
-        assert starts(await nodes.group(offsets_of(), 1)) == {"jobs": {0: (3, -3), 1: (0, 0)}}
-        await nodes.group(alteration(jobs={1: -(2**63)}), 0)
-        assert starts(await nodes.group(offsets_of(), 1))["jobs"][1] == (-(2**63), 2**63 - 1)
-        await nodes.group(alteration(jobs={1: 0}), 0)
-        asked = offsets_of(("jobs", [0]), ("mails", [0]), ("none", [5]))
-        assert starts(await nodes.group(asked, 1)) == {
-            "jobs": {0: (3, -3)},
-            "mails": {0: (-1, -1)},
-            "none": {5: (-1, -1)},
-        }
-        topics = [DeleteShareGroupOffsetsRequestTopic(topic_name=name) for name in ("jobs", "mails", "none")]
-        deleted = await nodes.group(DeleteShareGroupOffsetsRequest(group_id=GROUP, topics=topics), 0)
-        assert {each.topic_name: ErrorCode.of(each.error_code) for each in deleted.responses} == {
-            "jobs": ErrorCode.NONE,
-            "mails": unknown,
-            "none": unknown,
-        }
-        assert starts(await nodes.group(offsets_of(), 1)) == {}
-
-    nodes.run(life())
+@simulated(Cluster, booted=False)
+async def test_offsets_are_altered_described_and_deleted(nodes: Cluster) -> None:
+    await nodes.start(jobs=2, mails=1)
+    altered = await nodes.group(alteration(jobs={0: 3, 1: 0, 9: 1}, none={0: 1}), 0)
+    codes = {
+        (topic.topic_name, each.partition_index): ErrorCode.of(each.error_code)
+        for topic in altered.responses
+        for each in topic.partitions
+    }
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert codes == {
+        ("jobs", 0): ErrorCode.NONE,
+        ("jobs", 1): ErrorCode.NONE,
+        ("jobs", 9): unknown,
+        ("none", 0): unknown,
+    }
+    assert starts(await nodes.group(offsets_of(), 1)) == {"jobs": {0: (3, -3), 1: (0, 0)}}
+    await nodes.group(alteration(jobs={1: -(2**63)}), 0)
+    assert starts(await nodes.group(offsets_of(), 1))["jobs"][1] == (-(2**63), 2**63 - 1)
+    await nodes.group(alteration(jobs={1: 0}), 0)
+    asked = offsets_of(("jobs", [0]), ("mails", [0]), ("none", [5]))
+    assert starts(await nodes.group(asked, 1)) == {
+        "jobs": {0: (3, -3)},
+        "mails": {0: (-1, -1)},
+        "none": {5: (-1, -1)},
+    }
+    topics = [DeleteShareGroupOffsetsRequestTopic(topic_name=name) for name in ("jobs", "mails", "none")]
+    deleted = await nodes.group(DeleteShareGroupOffsetsRequest(group_id=GROUP, topics=topics), 0)
+    assert {each.topic_name: ErrorCode.of(each.error_code) for each in deleted.responses} == {
+        "jobs": ErrorCode.NONE,
+        "mails": unknown,
+        "none": unknown,
+    }
+    assert starts(await nodes.group(offsets_of(), 1)) == {}
 
 
-def test_negative_offsets_are_accepted_as_kafka_does() -> None:
-    nodes = Cluster()
-
-    async def life() -> None:
-        await nodes.start(jobs=2)
-        altered = await nodes.group(alteration(jobs={0: -5, 1: -1}), 0)
-        assert [each.error_code for each in altered.responses[0].partitions] == [0, 0]
-        assert starts(await nodes.group(offsets_of(), 1)) == {"jobs": {0: (-5, 5), 1: (-1, -1)}}
-
-    nodes.run(life())
+@simulated(Cluster, booted=False)
+async def test_negative_offsets_are_accepted_as_kafka_does(nodes: Cluster) -> None:
+    await nodes.start(jobs=2)
+    altered = await nodes.group(alteration(jobs={0: -5, 1: -1}), 0)
+    assert [each.error_code for each in altered.responses[0].partitions] == [0, 0]
+    assert starts(await nodes.group(offsets_of(), 1)) == {"jobs": {0: (-5, 5), 1: (-1, -1)}}
 
 
-def test_a_group_is_deleted_with_its_states() -> None:
-    nodes = Cluster()
-
-    async def life() -> None:
-        await nodes.start(jobs=2)
-        member = Member(nodes, "a", "jobs")
-        await member.until_assigned({"jobs": [0, 1]})
-        refused = await nodes.group(DeleteGroupsRequest(groups_names=[GROUP]), 2)
-        assert refused.results[0].error_code == ErrorCode.NON_EMPTY_GROUP
-        assert (await nodes.group(alteration(jobs={0: 1}), 0)).error_code == ErrorCode.NON_EMPTY_GROUP
-        await member.leave()
-        deleted = await nodes.group(DeleteGroupsRequest(groups_names=[GROUP]), 2)
-        assert deleted.results[0].error_code == ErrorCode.NONE
-        described = await nodes.group(ShareGroupDescribeRequest(group_ids=[GROUP]), 1)
-        assert described.groups[0].error_code == ErrorCode.GROUP_ID_NOT_FOUND
-        assert starts(await nodes.group(offsets_of(("jobs", [0])), 1)) == {"jobs": {0: (-1, -1)}}
-
-    nodes.run(life())
+@simulated(Cluster, booted=False)
+async def test_a_group_is_deleted_with_its_states(nodes: Cluster) -> None:
+    await nodes.start(jobs=2)
+    member = Member(nodes, "a", "jobs")
+    await member.until_assigned({"jobs": [0, 1]})
+    refused = await nodes.group(DeleteGroupsRequest(groups_names=[GROUP]), 2)
+    assert refused.results[0].error_code == ErrorCode.NON_EMPTY_GROUP
+    assert (await nodes.group(alteration(jobs={0: 1}), 0)).error_code == ErrorCode.NON_EMPTY_GROUP
+    await member.leave()
+    deleted = await nodes.group(DeleteGroupsRequest(groups_names=[GROUP]), 2)
+    assert deleted.results[0].error_code == ErrorCode.NONE
+    described = await nodes.group(ShareGroupDescribeRequest(group_ids=[GROUP]), 1)
+    assert described.groups[0].error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert starts(await nodes.group(offsets_of(("jobs", [0])), 1)) == {"jobs": {0: (-1, -1)}}
 
 
-def test_members_go_on_with_the_next_coordinator() -> None:
-    nodes = Cluster(**{"offsets.topic.replication.factor": "3", "default.replication.factor": "3"})
+@simulated(
+    lambda: Cluster(**{"offsets.topic.replication.factor": "3", "default.replication.factor": "3"}),
+    booted=False,
+)
+async def test_members_go_on_with_the_next_coordinator(nodes: Cluster) -> None:
+    await nodes.start(jobs=2)
+    member = Member(nodes, "a", "jobs")
+    await member.until_assigned({"jobs": [0, 1]})
+    first = await nodes.coordinator()
+    assert first != 1, "the only controller must live on"
+    nodes.kill(first, silently=True)
+    other = 5 - first
+    await nodes.until(lambda: nodes.is_fenced(first, by=1) and nodes.is_fenced(first, by=other))
+    epoch = member.epoch
+    await member.beat(by=other)
+    assert member.epoch >= epoch
+    assert member.assigned == {"jobs": [0, 1]}
 
-    async def life() -> None:
-        await nodes.start(jobs=2)
-        member = Member(nodes, "a", "jobs")
-        await member.until_assigned({"jobs": [0, 1]})
-        first = await nodes.coordinator()
-        assert first != 1, "the only controller must live on"
-        nodes.kill(first, silently=True)
-        other = 5 - first
-        await nodes.until(lambda: nodes.is_fenced(first, by=1) and nodes.is_fenced(first, by=other))
-        epoch = member.epoch
-        await member.beat(by=other)
-        assert member.epoch >= epoch
-        assert member.assigned == {"jobs": [0, 1]}
 
-    nodes.run(life())
-
-
-def test_without_the_feature_share_groups_are_refused() -> None:
-    nodes = Cluster()
-
-    async def life() -> None:
-        await nodes.start(jobs=1)
-        await nodes.coordinator()
-        off = FeatureUpdateKey(feature="share.version", max_version_level=0, upgrade_type=2)
-        updated = await nodes.ask(1, UpdateFeaturesRequest(feature_updates=[off]), 2)
-        assert updated.error_code == 0, updated
-        await nodes.until(
-            lambda: all(
-                node.image.features.levels.get("share.version", 0) == 0 for node in nodes.nodes.values()
-            )
-        )
-        unsupported = ErrorCode.UNSUPPORTED_VERSION
-        beat = ShareGroupHeartbeatRequest(
-            group_id=GROUP, member_id="a", member_epoch=0, subscribed_topic_names=["jobs"]
-        )
-        assert (await nodes.group(beat, 1)).error_code == unsupported
-        assert (await nodes.group(alteration(jobs={0: 1}), 0)).error_code == unsupported
-        assert (
-            await nodes.group(DeleteShareGroupOffsetsRequest(group_id=GROUP), 0)
-        ).error_code == unsupported
-        assert (await nodes.group(offsets_of(), 1)).groups[0].error_code == unsupported
-        described = await nodes.group(ShareGroupDescribeRequest(group_ids=[GROUP]), 1)
-        assert described.groups[0].error_code == unsupported
-
-    nodes.run(life())
+@simulated(Cluster, booted=False)
+async def test_without_the_feature_share_groups_are_refused(nodes: Cluster) -> None:
+    await nodes.start(jobs=1)
+    await nodes.coordinator()
+    off = FeatureUpdateKey(feature="share.version", max_version_level=0, upgrade_type=2)
+    updated = await nodes.ask(1, UpdateFeaturesRequest(feature_updates=[off]), 2)
+    assert updated.error_code == 0, updated
+    await nodes.until(
+        lambda: all(node.image.features.levels.get("share.version", 0) == 0 for node in nodes.nodes.values())
+    )
+    unsupported = ErrorCode.UNSUPPORTED_VERSION
+    beat = ShareGroupHeartbeatRequest(
+        group_id=GROUP, member_id="a", member_epoch=0, subscribed_topic_names=["jobs"]
+    )
+    assert (await nodes.group(beat, 1)).error_code == unsupported
+    assert (await nodes.group(alteration(jobs={0: 1}), 0)).error_code == unsupported
+    assert (await nodes.group(DeleteShareGroupOffsetsRequest(group_id=GROUP), 0)).error_code == unsupported
+    assert (await nodes.group(offsets_of(), 1)).groups[0].error_code == unsupported
+    described = await nodes.group(ShareGroupDescribeRequest(group_ids=[GROUP]), 1)
+    assert described.groups[0].error_code == unsupported

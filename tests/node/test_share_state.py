@@ -7,6 +7,7 @@ import random
 from typing import cast
 
 import pytest
+from tests.support.loops import simulated
 
 from ottla.client.admin import Admin
 from ottla.coordinator.share.persister import (
@@ -97,191 +98,168 @@ class Cluster(SimNodes):
         return self.partition(SHARE_GROUP_STATE_TOPIC, index, by=by).leader
 
 
-def test_every_broker_reads_what_another_has_written() -> None:
-    nodes = Cluster()
-
-    async def life() -> None:
-        partitions = await nodes.start()
-        one, two, three = map(nodes.persister, (1, 2, 3))
-        initial = {tp: InitialState(1, tp.partition) for tp in partitions}
-        assert await one.initialize_state(GROUP, initial) == dict.fromkeys(partitions, OK)
-        assert len({nodes.coordinator(tp, 1) for tp in partitions}) == 3, "each coordinates some of them"
-        writes = {tp: WriteState(1, 0, -1, 5, (batch(tp.partition, 50),)) for tp in partitions}
-        assert await two.write_state(GROUP, writes) == dict.fromkeys(partitions, OK)
-        assert await three.read_state(GROUP, dict.fromkeys(partitions, 0)) == {
-            tp: ShareState(state_epoch=1, start_offset=tp.partition, batches=(batch(tp.partition, 50),))
-            for tp in partitions
-        }
-        assert await one.read_summary(GROUP, dict.fromkeys(partitions, -1)) == {
-            tp: StateSummary(state_epoch=1, start_offset=tp.partition, delivery_complete_count=5)
-            for tp in partitions
-        }
-        assert await two.delete_state(GROUP, partitions) == dict.fromkeys(partitions, OK)
-        read = await three.read_state(GROUP, dict.fromkeys(partitions, 0))
-        assert {state.error for state in read.values()} == {ErrorCode.INVALID_REQUEST}
-
-    nodes.run(life())
+@simulated(Cluster, booted=False)
+async def test_every_broker_reads_what_another_has_written(nodes: Cluster) -> None:
+    partitions = await nodes.start()
+    one, two, three = map(nodes.persister, (1, 2, 3))
+    initial = {tp: InitialState(1, tp.partition) for tp in partitions}
+    assert await one.initialize_state(GROUP, initial) == dict.fromkeys(partitions, OK)
+    assert len({nodes.coordinator(tp, 1) for tp in partitions}) == 3, "each coordinates some of them"
+    writes = {tp: WriteState(1, 0, -1, 5, (batch(tp.partition, 50),)) for tp in partitions}
+    assert await two.write_state(GROUP, writes) == dict.fromkeys(partitions, OK)
+    assert await three.read_state(GROUP, dict.fromkeys(partitions, 0)) == {
+        tp: ShareState(state_epoch=1, start_offset=tp.partition, batches=(batch(tp.partition, 50),))
+        for tp in partitions
+    }
+    assert await one.read_summary(GROUP, dict.fromkeys(partitions, -1)) == {
+        tp: StateSummary(state_epoch=1, start_offset=tp.partition, delivery_complete_count=5)
+        for tp in partitions
+    }
+    assert await two.delete_state(GROUP, partitions) == dict.fromkeys(partitions, OK)
+    read = await three.read_state(GROUP, dict.fromkeys(partitions, 0))
+    assert {state.error for state in read.values()} == {ErrorCode.INVALID_REQUEST}
 
 
-def test_the_state_survives_its_coordinator() -> None:
-    nodes = Cluster()
+@simulated(Cluster, booted=False)
+async def test_the_state_survives_its_coordinator(nodes: Cluster) -> None:
+    partitions = await nodes.start()
+    one = nodes.persister(1)
+    await one.initialize_state(GROUP, {tp: InitialState(1, 0) for tp in partitions})
+    for end in range(5):
+        writes = {tp: WriteState(1, 0, -1, end, (batch(0, end),)) for tp in partitions}
+        assert await one.write_state(GROUP, writes) == dict.fromkeys(partitions, OK)
+    assert 3 in {nodes.coordinator(tp, 1) for tp in partitions}
+    nodes.kill(3, silently=True)
+    # Without waiting for the new coordinators: the persister does.
+    state = ShareState(state_epoch=1, start_offset=0, batches=(batch(0, 4),))
+    assert await one.read_state(GROUP, dict.fromkeys(partitions, 1)) == dict.fromkeys(partitions, state)
+    fenced = await nodes.persister(2).write_state(
+        GROUP, {tp: WriteState(1, 0, -1, 6, (batch(0, 6),)) for tp in partitions}
+    )
+    assert {result.error for result in fenced.values()} == {ErrorCode.FENCED_LEADER_EPOCH}
 
-    async def life() -> None:
-        partitions = await nodes.start()
-        one = nodes.persister(1)
-        await one.initialize_state(GROUP, {tp: InitialState(1, 0) for tp in partitions})
-        for end in range(5):
-            writes = {tp: WriteState(1, 0, -1, end, (batch(0, end),)) for tp in partitions}
-            assert await one.write_state(GROUP, writes) == dict.fromkeys(partitions, OK)
-        assert 3 in {nodes.coordinator(tp, 1) for tp in partitions}
-        nodes.kill(3, silently=True)
-        # Without waiting for the new coordinators: the persister does.
-        state = ShareState(state_epoch=1, start_offset=0, batches=(batch(0, 4),))
-        assert await one.read_state(GROUP, dict.fromkeys(partitions, 1)) == dict.fromkeys(partitions, state)
-        fenced = await nodes.persister(2).write_state(
-            GROUP, {tp: WriteState(1, 0, -1, 6, (batch(0, 6),)) for tp in partitions}
+
+@simulated(Cluster, booted=False)
+async def test_what_cannot_be_reached_in_time_is_an_error_of_its_partition(nodes: Cluster) -> None:
+    (tp,) = await nodes.start(1)
+    nodes.kill(2)
+    nodes.kill(3)
+    result = await nodes.persister(1).initialize_state(GROUP, {tp: InitialState(1, 0)})
+    assert result[tp].error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    gone = TopicIdPartition(b"?" * 16, 0)
+    assert (await nodes.persister(1).delete_state(GROUP, [gone]))[gone].error in (
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    )
+
+
+@simulated(Cluster, booted=False)
+async def test_a_partition_that_does_not_exist_is_not_asked_for_again(nodes: Cluster) -> None:
+    partitions = await nodes.start()
+    persister = nodes.persister(1)
+    await persister.initialize_state(GROUP, {tp: InitialState(1, 0) for tp in partitions})
+    began = nodes.world.loop.time()
+    gone = TopicIdPartition(b"?" * 16, 0)
+    result = await persister.initialize_state(GROUP, {gone: InitialState(1, 0)})
+    assert result[gone].error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert nodes.world.loop.time() - began < 1
+
+
+@simulated(lambda: Cluster(**{"share.coordinator.state.topic.num.partitions": "1"}), booted=False)
+async def test_redundant_records_are_pruned_on_all_replicas_and_deleted_topics_leave_nothing(
+    nodes: Cluster,
+) -> None:
+    partitions = await nodes.start(3)
+    persister = nodes.persister(1)
+    await persister.initialize_state(GROUP, {tp: InitialState(1, 0) for tp in partitions})
+    for end in range(20):
+        await persister.write_state(
+            GROUP, {tp: WriteState(1, 0, -1, end, (batch(0, end),)) for tp in partitions}
         )
-        assert {result.error for result in fenced.values()} == {ErrorCode.FENCED_LEADER_EPOCH}
-
-    nodes.run(life())
-
-
-def test_what_cannot_be_reached_in_time_is_an_error_of_its_partition() -> None:
-    nodes = Cluster()
-
-    async def life() -> None:
-        (tp,) = await nodes.start(1)
-        nodes.kill(2)
-        nodes.kill(3)
-        result = await nodes.persister(1).initialize_state(GROUP, {tp: InitialState(1, 0)})
-        assert result[tp].error is ErrorCode.COORDINATOR_NOT_AVAILABLE
-        gone = TopicIdPartition(b"?" * 16, 0)
-        assert (await nodes.persister(1).delete_state(GROUP, [gone]))[gone].error in (
-            ErrorCode.COORDINATOR_NOT_AVAILABLE,
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    logs = [
+        next(
+            partition.log
+            for partition in nodes.broker(id).replicas
+            if partition.topic_partition.topic == SHARE_GROUP_STATE_TOPIC
         )
+        for id in nodes.nodes
+    ]
+    await nodes.until(lambda: all(log.log_start_offset > 50 for log in logs))
+    leader = nodes.partition(SHARE_GROUP_STATE_TOPIC, by=1).leader
+    shard = nodes.broker(leader).coordinators.share.runtime.shard(0)
+    assert len(shard.partitions) == 3
 
-    nodes.run(life())
+    async def delete(runtime: Runtime) -> None:
+        async with Admin("node1:9092", runtime=runtime) as admin:
+            await admin.topics.delete("orders")
 
-
-def test_a_partition_that_does_not_exist_is_not_asked_for_again() -> None:
-    nodes = Cluster()
-
-    async def life() -> None:
-        partitions = await nodes.start()
-        persister = nodes.persister(1)
-        await persister.initialize_state(GROUP, {tp: InitialState(1, 0) for tp in partitions})
-        began = nodes.world.loop.time()
-        gone = TopicIdPartition(b"?" * 16, 0)
-        result = await persister.initialize_state(GROUP, {gone: InitialState(1, 0)})
-        assert result[gone].error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        assert nodes.world.loop.time() - began < 1
-
-    nodes.run(life())
+    await nodes.as_client(delete)
+    await nodes.until(lambda: not shard.partitions)
+    end = logs[0].log_end_offset
+    await nodes.until(lambda: all(log.log_start_offset == end - 1 for log in logs))
 
 
-def test_redundant_records_are_pruned_on_all_replicas_and_deleted_topics_leave_nothing() -> None:
-    nodes = Cluster(**{"share.coordinator.state.topic.num.partitions": "1"})
-
-    async def life() -> None:
-        partitions = await nodes.start(3)
-        persister = nodes.persister(1)
-        await persister.initialize_state(GROUP, {tp: InitialState(1, 0) for tp in partitions})
-        for end in range(20):
-            await persister.write_state(
-                GROUP, {tp: WriteState(1, 0, -1, end, (batch(0, end),)) for tp in partitions}
-            )
-        logs = [
-            next(
-                partition.log
-                for partition in nodes.broker(id).replicas
-                if partition.topic_partition.topic == SHARE_GROUP_STATE_TOPIC
-            )
-            for id in nodes.nodes
-        ]
-        await nodes.until(lambda: all(log.log_start_offset > 50 for log in logs))
-        leader = nodes.partition(SHARE_GROUP_STATE_TOPIC, by=1).leader
-        shard = nodes.broker(leader).coordinators.share.runtime.shard(0)
-        assert len(shard.partitions) == 3
-
-        async def delete(runtime: Runtime) -> None:
-            async with Admin("node1:9092", runtime=runtime) as admin:
-                await admin.topics.delete("orders")
-
-        await nodes.as_client(delete)
-        await nodes.until(lambda: not shard.partitions)
-        end = logs[0].log_end_offset
-        await nodes.until(lambda: all(log.log_start_offset == end - 1 for log in logs))
-
-    nodes.run(life())
-
-
-def test_the_apis_answer_each_partition_and_take_empty_requests_as_kafka_does() -> None:
-    nodes = Cluster(
+@simulated(
+    lambda: Cluster(
         {1: "broker,controller"},
         **{
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
         },
+    ),
+    booted=False,
+)
+async def test_the_apis_answer_each_partition_and_take_empty_requests_as_kafka_does(nodes: Cluster) -> None:
+    (tp,) = await nodes.start(1)
+    request = InitializeShareGroupStateRequest(
+        group_id=GROUP,
+        topics=[
+            InitializeStateData(
+                topic_id=tp.topic_id,
+                partitions=[
+                    PartitionData(partition=0, state_epoch=1, start_offset=0),
+                    PartitionData(partition=7, state_epoch=1, start_offset=0),
+                ],
+            )
+        ],
     )
-
-    async def life() -> None:
-        (tp,) = await nodes.start(1)
-        request = InitializeShareGroupStateRequest(
-            group_id=GROUP,
-            topics=[
-                InitializeStateData(
-                    topic_id=tp.topic_id,
-                    partitions=[
-                        PartitionData(partition=0, state_epoch=1, start_offset=0),
-                        PartitionData(partition=7, state_epoch=1, start_offset=0),
-                    ],
-                )
-            ],
-        )
-        before = cast("InitializeShareGroupStateResponse", await nodes.ask(request, 0))
-        codes = [part.error_code for part in before.results[0].partitions]
-        assert codes == [ErrorCode.COORDINATOR_NOT_AVAILABLE] * 2, "the topic does not exist yet"
-        await nodes.persister(1).read_summary(GROUP, {tp: 0})
-        response = cast("InitializeShareGroupStateResponse", await nodes.ask(request, 0))
-        results = response.results[0].partitions
-        assert [(part.partition, part.error_code) for part in results] == [
-            (0, 0),
-            (7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-        ]
-        assert results[0].error_message is None
-        # Twice the same partition: both are written.
-        part = WritePartitionData(partition=0, state_epoch=1, leader_epoch=0, start_offset=-1)
-        part.state_batches = [StateBatch(first_offset=0, last_offset=0, delivery_state=2, delivery_count=1)]
-        again = WritePartitionData(partition=0, state_epoch=1, leader_epoch=0, start_offset=-1)
-        again.state_batches = [StateBatch(first_offset=1, last_offset=1, delivery_state=2, delivery_count=1)]
-        write = WriteShareGroupStateRequest(
-            group_id=GROUP, topics=[WriteStateData(topic_id=tp.topic_id, partitions=[part, again])]
-        )
-        written = cast("WriteShareGroupStateResponse", await nodes.ask(write, 1))
-        assert [each.error_code for each in written.results[0].partitions] == [0, 0]
-        assert (await nodes.persister(1).read_state(GROUP, {tp: 0}))[tp].batches == (batch(0, 1),)
-        for empty in (
-            WriteShareGroupStateRequest(group_id="", topics=write.topics),
-            WriteShareGroupStateRequest(group_id=GROUP),
-            WriteShareGroupStateRequest(group_id=GROUP, topics=[WriteStateData(topic_id=tp.topic_id)]),
-        ):
-            assert cast("WriteShareGroupStateResponse", await nodes.ask(empty, 1)).results == []
-
-    nodes.run(life())
+    before = cast("InitializeShareGroupStateResponse", await nodes.ask(request, 0))
+    codes = [part.error_code for part in before.results[0].partitions]
+    assert codes == [ErrorCode.COORDINATOR_NOT_AVAILABLE] * 2, "the topic does not exist yet"
+    await nodes.persister(1).read_summary(GROUP, {tp: 0})
+    response = cast("InitializeShareGroupStateResponse", await nodes.ask(request, 0))
+    results = response.results[0].partitions
+    assert [(part.partition, part.error_code) for part in results] == [
+        (0, 0),
+        (7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    ]
+    assert results[0].error_message is None
+    # Twice the same partition: both are written.
+    part = WritePartitionData(partition=0, state_epoch=1, leader_epoch=0, start_offset=-1)
+    part.state_batches = [StateBatch(first_offset=0, last_offset=0, delivery_state=2, delivery_count=1)]
+    again = WritePartitionData(partition=0, state_epoch=1, leader_epoch=0, start_offset=-1)
+    again.state_batches = [StateBatch(first_offset=1, last_offset=1, delivery_state=2, delivery_count=1)]
+    write = WriteShareGroupStateRequest(
+        group_id=GROUP, topics=[WriteStateData(topic_id=tp.topic_id, partitions=[part, again])]
+    )
+    written = cast("WriteShareGroupStateResponse", await nodes.ask(write, 1))
+    assert [each.error_code for each in written.results[0].partitions] == [0, 0]
+    assert (await nodes.persister(1).read_state(GROUP, {tp: 0}))[tp].batches == (batch(0, 1),)
+    for empty in (
+        WriteShareGroupStateRequest(group_id="", topics=write.topics),
+        WriteShareGroupStateRequest(group_id=GROUP),
+        WriteShareGroupStateRequest(group_id=GROUP, topics=[WriteStateData(topic_id=tp.topic_id)]),
+    ):
+        assert cast("WriteShareGroupStateResponse", await nodes.ask(empty, 1)).results == []
 
 
-def test_a_request_for_many_share_partitions_is_answered_for_each() -> None:
-    nodes = Cluster(**{"share.coordinator.state.topic.num.partitions": "1"})
-
-    async def life() -> None:
-        partitions = await nodes.start(120)
-        initial = {tp: InitialState(1, tp.partition) for tp in partitions}
-        assert await nodes.persister(2).initialize_state(GROUP, initial) == dict.fromkeys(partitions, OK)
-        found = await nodes.persister(3).read_summary(GROUP, dict.fromkeys(partitions, 0))
-        assert [summary.start_offset for summary in found.values()] == list(range(120))
-
-    nodes.run(life())
+@simulated(lambda: Cluster(**{"share.coordinator.state.topic.num.partitions": "1"}), booted=False)
+async def test_a_request_for_many_share_partitions_is_answered_for_each(nodes: Cluster) -> None:
+    partitions = await nodes.start(120)
+    initial = {tp: InitialState(1, tp.partition) for tp in partitions}
+    assert await nodes.persister(2).initialize_state(GROUP, initial) == dict.fromkeys(partitions, OK)
+    found = await nodes.persister(3).read_summary(GROUP, dict.fromkeys(partitions, 0))
+    assert [summary.start_offset for summary in found.values()] == list(range(120))
 
 
 def test_others_have_their_turns_while_many_share_partitions_are_gone_through(
@@ -317,32 +295,26 @@ def test_others_have_their_turns_while_many_share_partitions_are_gone_through(
     nodes.run(life())
 
 
-def test_writes_that_come_together_are_one_batch_of_records() -> None:
-    nodes = Cluster(**{"share.coordinator.state.topic.num.partitions": "1"})
-
-    async def life() -> None:
-        partitions = await nodes.start(8)
-        leader = nodes.persister(1)
-        await leader.initialize_state(GROUP, {tp: InitialState(1, 0) for tp in partitions})
-        index = nodes.partition(SHARE_GROUP_STATE_TOPIC, by=1).leader
-        service = nodes.broker(index).coordinators.share
-        before = service.runtime.shard(0).partitions[SharePartitionKey(GROUP, *partitions[0])].updates
-        writes = [
-            (tp, WriteState(1, 0, -1, offset, (batch(offset, offset),)))
-            for offset in range(20)
-            for tp in partitions
-        ]
-        results = await asyncio.gather(*(service.write_state(GROUP, {tp: write}) for tp, write in writes))
-        assert all(list(result.values()) == [OK] for result in results)
-        assert service.writes >= len(writes)
-        updates = service.runtime.shard(0).partitions[SharePartitionKey(GROUP, *partitions[0])].updates
-        assert updates - before <= 4, "160 writes are at most four batches"
-        state = ShareState(state_epoch=1, start_offset=0, batches=(batch(0, 19),))
-        assert await leader.read_state(GROUP, dict.fromkeys(partitions, 0)) == dict.fromkeys(
-            partitions, state
-        )
-
-    nodes.run(life())
+@simulated(lambda: Cluster(**{"share.coordinator.state.topic.num.partitions": "1"}), booted=False)
+async def test_writes_that_come_together_are_one_batch_of_records(nodes: Cluster) -> None:
+    partitions = await nodes.start(8)
+    leader = nodes.persister(1)
+    await leader.initialize_state(GROUP, {tp: InitialState(1, 0) for tp in partitions})
+    index = nodes.partition(SHARE_GROUP_STATE_TOPIC, by=1).leader
+    service = nodes.broker(index).coordinators.share
+    before = service.runtime.shard(0).partitions[SharePartitionKey(GROUP, *partitions[0])].updates
+    writes = [
+        (tp, WriteState(1, 0, -1, offset, (batch(offset, offset),)))
+        for offset in range(20)
+        for tp in partitions
+    ]
+    results = await asyncio.gather(*(service.write_state(GROUP, {tp: write}) for tp, write in writes))
+    assert all(list(result.values()) == [OK] for result in results)
+    assert service.writes >= len(writes)
+    updates = service.runtime.shard(0).partitions[SharePartitionKey(GROUP, *partitions[0])].updates
+    assert updates - before <= 4, "160 writes are at most four batches"
+    state = ShareState(state_epoch=1, start_offset=0, batches=(batch(0, 19),))
+    assert await leader.read_state(GROUP, dict.fromkeys(partitions, 0)) == dict.fromkeys(partitions, state)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from tests.coordinator.group.streams_topologies import WORD_COUNT, subtopology, topic, topology
+from tests.support.loops import simulated
 
 from ottla.coordinator.group.streams.internal_topic_manager import StreamsStatus
 from ottla.protocol.errors import ErrorCode
@@ -100,32 +101,28 @@ def status(response: StreamsGroupHeartbeatResponse) -> list[tuple[int, str]]:
     return [(each.status_code, each.status_detail) for each in response.status or ()]
 
 
-def test_a_group_gets_its_internal_topics_and_its_tasks_whichever_broker_coordinates_it() -> None:
-    nodes = SimNodes(ROLES, settings=SETTINGS)
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        await nodes.create("lines", through=1, partitions=3, replicas=1)
-        member = _Member(nodes, "a", WORD_COUNT)
-        await member.find()
-        first = await member.beat()
-        assert status(first) == [
-            (
-                StreamsStatus.MISSING_INTERNAL_TOPICS,
-                "Internal topics are missing: counts-changelog, words-repartition",
-            )
-        ]
-        await nodes.until(lambda: "words-repartition" in nodes.topics(member.coordinator))
-        await member.beat_until_assigned()
-        assert member.tasks == {"0": [0, 1, 2], "1": [0, 1, 2]}
-        request = StreamsGroupDescribeRequest(group_ids=[GROUP, "none"])
-        described = cast("StreamsGroupDescribeResponse", await member.ask(member.coordinator, request))
-        group, missing = described.groups
-        assert (group.group_id, group.group_state, group.error_code) == (GROUP, "Stable", 0)
-        assert missing.error_code == ErrorCode.GROUP_ID_NOT_FOUND
-
-    nodes.run(life())
+@simulated(lambda: SimNodes(ROLES, settings=SETTINGS))
+async def test_a_group_gets_its_internal_topics_and_its_tasks_whichever_broker_coordinates_it(
+    nodes: SimNodes,
+) -> None:
+    await nodes.create("lines", through=1, partitions=3, replicas=1)
+    member = _Member(nodes, "a", WORD_COUNT)
+    await member.find()
+    first = await member.beat()
+    assert status(first) == [
+        (
+            StreamsStatus.MISSING_INTERNAL_TOPICS,
+            "Internal topics are missing: counts-changelog, words-repartition",
+        )
+    ]
+    await nodes.until(lambda: "words-repartition" in nodes.topics(member.coordinator))
+    await member.beat_until_assigned()
+    assert member.tasks == {"0": [0, 1, 2], "1": [0, 1, 2]}
+    request = StreamsGroupDescribeRequest(group_ids=[GROUP, "none"])
+    described = cast("StreamsGroupDescribeResponse", await member.ask(member.coordinator, request))
+    group, missing = described.groups
+    assert (group.group_id, group.group_state, group.error_code) == (GROUP, "Stable", 0)
+    assert missing.error_code == ErrorCode.GROUP_ID_NOT_FOUND
 
 
 def test_members_keep_their_tasks_and_epochs_when_another_broker_takes_over_the_group() -> None:
@@ -178,34 +175,24 @@ def test_internal_topics_that_cannot_be_created_are_told_with_the_reason() -> No
     nodes.run(life())
 
 
-def test_topologies_may_not_use_the_topics_of_coordinators() -> None:
-    nodes = SimNodes(ROLES, settings=SETTINGS)
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        for name, text in (
-            ("__consumer_offsets", "Use of Kafka internal topics __consumer_offsets in a Kafka Streams"),
-            ("a/b", "Topic names a/b are not valid topic names."),
-        ):
-            member = _Member(nodes, "a", topology(subtopology("0", name)))
-            response = await member.beat()
-            assert response.error_code == ErrorCode.STREAMS_INVALID_TOPOLOGY
-            assert (response.error_message or "").startswith(text)
-
-    nodes.run(life())
+@simulated(lambda: SimNodes(ROLES, settings=SETTINGS))
+async def test_topologies_may_not_use_the_topics_of_coordinators(nodes: SimNodes) -> None:
+    for name, text in (
+        ("__consumer_offsets", "Use of Kafka internal topics __consumer_offsets in a Kafka Streams"),
+        ("a/b", "Topic names a/b are not valid topic names."),
+    ):
+        member = _Member(nodes, "a", topology(subtopology("0", name)))
+        response = await member.beat()
+        assert response.error_code == ErrorCode.STREAMS_INVALID_TOPOLOGY
+        assert (response.error_message or "").startswith(text)
 
 
-def test_streams_groups_are_served_only_if_the_settings_say_so() -> None:
-    nodes = SimNodes(
+@simulated(
+    lambda: SimNodes(
         {1: "broker,controller"},
         settings={**SETTINGS, "group.coordinator.rebalance.protocols": "classic,consumer"},
     )
-
-    async def life() -> None:
-        nodes.boot()
-        await nodes.ready()
-        response = await _Member(nodes, "a", WORD_COUNT).beat()
-        assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
-
-    nodes.run(life())
+)
+async def test_streams_groups_are_served_only_if_the_settings_say_so(nodes: SimNodes) -> None:
+    response = await _Member(nodes, "a", WORD_COUNT).beat()
+    assert response.error_code == ErrorCode.UNSUPPORTED_VERSION

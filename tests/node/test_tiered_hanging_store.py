@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -83,34 +82,31 @@ def test_a_store_that_hangs_holds_up_only_those_that_read_from_it(store: FakeS3)
         assert found == list(range(120))
 
 
-def test_an_upload_in_parts_that_fails_is_aborted(store: FakeS3) -> None:
+async def test_an_upload_in_parts_that_fails_is_aborted(store: FakeS3) -> None:
     async def pieces(*, fail: bool) -> AsyncIterator[bytes]:
         for _ in range(12):
             yield b"x" * 1024 * 1024
             if fail:
                 raise OSError("the disk fails")
 
-    async def test() -> None:
-        settings = ObjectStoreSettings(
-            ObjectStoreKind.S3,
-            BUCKET,
-            endpoint=store.url,
-            region="us-east-1",
-            path_style=True,
-            part_bytes=5 * 1024 * 1024,
-            credentials={"access_key_id": "key", "secret_access_key": "secret"},
-        )
-        opened = open_object_store(settings, None, None)  # type: ignore[arg-type]
-        store.first_refused_part = 2
-        with pytest.raises(ObjectStoreError):
-            await opened.put("large", pieces(fail=False), 12 * 1024 * 1024)
-        assert store.aborted_uploads == 1
-        store.first_refused_part = None
-        with pytest.raises(OSError, match="the disk fails"):
-            await opened.put("large", pieces(fail=True), 12 * 1024 * 1024)
-        assert not store.uploads
-        assert not store.objects
+    settings = ObjectStoreSettings(
+        ObjectStoreKind.S3,
+        BUCKET,
+        endpoint=store.url,
+        region="us-east-1",
+        path_style=True,
+        part_bytes=5 * 1024 * 1024,
+        credentials={"access_key_id": "key", "secret_access_key": "secret"},
+    )
+    opened = open_object_store(settings, None, None)  # type: ignore[arg-type]
+    store.first_refused_part = 2
+    with pytest.raises(ObjectStoreError):
         await opened.put("large", pieces(fail=False), 12 * 1024 * 1024)
-        assert len(store.objects["large"]) == 12 * 1024 * 1024
-
-    asyncio.run(test())
+    assert store.aborted_uploads == 1
+    store.first_refused_part = None
+    with pytest.raises(OSError, match="the disk fails"):
+        await opened.put("large", pieces(fail=True), 12 * 1024 * 1024)
+    assert not store.uploads
+    assert not store.objects
+    await opened.put("large", pieces(fail=False), 12 * 1024 * 1024)
+    assert len(store.objects["large"]) == 12 * 1024 * 1024

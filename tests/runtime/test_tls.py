@@ -120,108 +120,90 @@ class Connected:
             self.tls.buffer_updated(size)
 
 
-def test_a_connection_gives_way_after_a_megabyte() -> None:
-    async def main() -> None:
-        it = Connected()
-        turns = 0
-        while it.sent:
-            before = it.counter.bytes
-            it.receive(it.sent)
-            assert it.counter.bytes - before <= MOST_BYTES
-            turns += 1
-            await asyncio.sleep(0)
-        assert it.counter.bytes == SENT_BYTES
-        assert turns >= SENT_BYTES // MOST_BYTES
-
-    asyncio.run(main())
-
-
-def test_who_has_paused_reading_is_not_woken_by_the_next_turn() -> None:
-    async def main() -> None:
-        it = Connected()
-        transport = it.counter.transport
-        assert transport is not None
+async def test_a_connection_gives_way_after_a_megabyte() -> None:
+    it = Connected()
+    turns = 0
+    while it.sent:
+        before = it.counter.bytes
         it.receive(it.sent)
-        transport.pause_reading()
+        assert it.counter.bytes - before <= MOST_BYTES
+        turns += 1
         await asyncio.sleep(0)
-        assert it.wire.is_paused
-        assert not transport.is_reading()
-        transport.resume_reading()
-        assert not it.wire.is_paused
-        it.receive(it.sent)
-        transport.pause_reading()
-        transport.resume_reading()
-        assert it.wire.is_paused, "others have not had their turn"
-        await asyncio.sleep(0)
-        assert not it.wire.is_paused
+    assert it.counter.bytes == SENT_BYTES
+    assert turns >= SENT_BYTES // MOST_BYTES
 
-    asyncio.run(main())
+
+async def test_who_has_paused_reading_is_not_woken_by_the_next_turn() -> None:
+    it = Connected()
+    transport = it.counter.transport
+    assert transport is not None
+    it.receive(it.sent)
+    transport.pause_reading()
+    await asyncio.sleep(0)
+    assert it.wire.is_paused
+    assert not transport.is_reading()
+    transport.resume_reading()
+    assert not it.wire.is_paused
+    it.receive(it.sent)
+    transport.pause_reading()
+    transport.resume_reading()
+    assert it.wire.is_paused, "others have not had their turn"
+    await asyncio.sleep(0)
+    assert not it.wire.is_paused
 
 
 @pytest.mark.parametrize("requested", [True, False])
-def test_a_connection_on_which_only_keys_are_changed_ends(requested: bool) -> None:
-    async def main() -> None:
-        it = Connected(0)
-        it.receive(it.data(10))
-        flood = bytearray().join(it.key_update(requested=requested) for _ in range(5_000))
-        size = len(flood)
-        while flood and not it.wire.is_closed:
-            it.receive(flood)
-            await asyncio.sleep(0)
-        assert it.tls.ended is not None
-        assert "changes the keys" in str(it.tls.ended)
-        assert len(it.wire.written) < size / 6
-        assert it.counter.bytes == 10
-
-    asyncio.run(main())
+async def test_a_connection_on_which_only_keys_are_changed_ends(requested: bool) -> None:
+    it = Connected(0)
+    it.receive(it.data(10))
+    flood = bytearray().join(it.key_update(requested=requested) for _ in range(5_000))
+    size = len(flood)
+    while flood and not it.wire.is_closed:
+        it.receive(flood)
+        await asyncio.sleep(0)
+    assert it.tls.ended is not None
+    assert "changes the keys" in str(it.tls.ended)
+    assert len(it.wire.written) < size / 6
+    assert it.counter.bytes == 10
 
 
-def test_answers_to_changes_of_keys_are_bounded_also_with_data_between_them() -> None:
-    async def main() -> None:
-        it = Connected(0)
-        sent = 0
-        while not it.wire.is_closed:
-            it.receive(it.key_update(requested=True) + it.data(1_000))
-            sent += 1
-            await asyncio.sleep(0)
-        assert 32 < sent <= 40
-
-    asyncio.run(main())
+async def test_answers_to_changes_of_keys_are_bounded_also_with_data_between_them() -> None:
+    it = Connected(0)
+    sent = 0
+    while not it.wire.is_closed:
+        it.receive(it.key_update(requested=True) + it.data(1_000))
+        sent += 1
+        await asyncio.sleep(0)
+    assert 32 < sent <= 40
 
 
-def test_a_connection_with_little_data_and_many_changes_of_keys_has_small_turns() -> None:
-    async def main() -> None:
-        it = Connected(0)
-        mixed = bytearray()
-        for _ in range(300):
-            for _ in range(30):
-                mixed += it.key_update(requested=False)
-            mixed += it.data(1)
+async def test_a_connection_with_little_data_and_many_changes_of_keys_has_small_turns() -> None:
+    it = Connected(0)
+    mixed = bytearray()
+    for _ in range(300):
+        for _ in range(30):
+            mixed += it.key_update(requested=False)
+        mixed += it.data(1)
+    it.receive(mixed)
+    turns = 1
+    while mixed:
+        await asyncio.sleep(0)
+        before = len(mixed)
         it.receive(mixed)
-        turns = 1
-        while mixed:
-            await asyncio.sleep(0)
-            before = len(mixed)
-            it.receive(mixed)
-            assert before - len(mixed) <= 17 * 1024
-            turns += 1
-        assert turns > 5
-        assert not it.wire.is_closed
-        assert it.counter.bytes == 300
-
-    asyncio.run(main())
+        assert before - len(mixed) <= 17 * 1024
+        turns += 1
+    assert turns > 5
+    assert not it.wire.is_closed
+    assert it.counter.bytes == 300
 
 
-def test_a_change_of_keys_now_and_then_is_answered() -> None:
-    async def main() -> None:
-        it = Connected(0)
-        for _ in range(100):
-            for sent in (it.key_update(requested=True), it.data(1024 * 1024)):
-                while sent:
-                    it.receive(sent)
-                    await asyncio.sleep(0)
-        assert it.counter.bytes == 100 * 1024 * 1024
-        assert not it.wire.is_closed
-        assert len(it.wire.written) >= 100 * 22
-
-    asyncio.run(main())
+async def test_a_change_of_keys_now_and_then_is_answered() -> None:
+    it = Connected(0)
+    for _ in range(100):
+        for sent in (it.key_update(requested=True), it.data(1024 * 1024)):
+            while sent:
+                it.receive(sent)
+                await asyncio.sleep(0)
+    assert it.counter.bytes == 100 * 1024 * 1024
+    assert not it.wire.is_closed
+    assert len(it.wire.written) >= 100 * 22

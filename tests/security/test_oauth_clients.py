@@ -267,7 +267,7 @@ def test_a_client_waits_for_a_token_server_that_is_away(node: LocalNode, issuer:
         asyncio.run(asyncio.wait_for(produce(), DEADLINE_SECONDS))
 
 
-def test_a_token_is_kept_for_most_of_its_life() -> None:
+async def test_a_token_is_kept_for_most_of_its_life() -> None:
     clock, fetched, fails = StoppedClock(), [0], [False]
 
     async def fetch() -> ClientToken:
@@ -276,22 +276,19 @@ def test_a_token_is_kept_for_most_of_its_life() -> None:
         fetched[0] += 1
         return ClientToken(Secret(f"t{fetched[0]}"), clock.now_ms, clock.now_ms + 3_600_000)
 
-    async def use() -> None:
-        tokens = RefreshingTokens(fetch, clock, SeededRandom(1), RefreshSettings())
-        both = await asyncio.gather(tokens.token(), tokens.token())
-        assert [each.value.reveal() for each in both] == ["t1", "t1"]
-        clock.now_ms += 2_800_000
-        assert (await tokens.token()).value.reveal() == "t1"
-        clock.now_ms += 300_000
-        assert (await tokens.token()).value.reveal() == "t2"
-        clock.now_ms += 3_500_000
-        fails[0] = True
-        assert (await tokens.token()).value.reveal() == "t2"
-        clock.now_ms += 200_000
-        with pytest.raises(TokenUnavailable):
-            await tokens.token()
-
-    asyncio.run(use())
+    tokens = RefreshingTokens(fetch, clock, SeededRandom(1), RefreshSettings())
+    both = await asyncio.gather(tokens.token(), tokens.token())
+    assert [each.value.reveal() for each in both] == ["t1", "t1"]
+    clock.now_ms += 2_800_000
+    assert (await tokens.token()).value.reveal() == "t1"
+    clock.now_ms += 300_000
+    assert (await tokens.token()).value.reveal() == "t2"
+    clock.now_ms += 3_500_000
+    fails[0] = True
+    assert (await tokens.token()).value.reveal() == "t2"
+    clock.now_ms += 200_000
+    with pytest.raises(TokenUnavailable):
+        await tokens.token()
 
 
 def test_what_is_no_token_is_not_sent() -> None:

@@ -132,30 +132,26 @@ def test_client_without_a_login_learns_why(node: LocalNode) -> None:
         asyncio.run(run())
 
 
-def test_session_outlives_the_credential(node: LocalNode) -> None:
+async def test_session_outlives_the_credential(node: LocalNode) -> None:
     """As in Kafka: the user who is removed cannot log in any more, and who has logged in stays."""
-
-    async def run() -> None:
-        settings = {"bootstrap.servers": node.bootstrap_servers, **node.client_settings}
-        async with Admin(settings) as admin:
-            await admin.users.set_password("eve", "eve-secret")
-            login_of_eve = {
-                "bootstrap.servers": node.bootstrap_servers,
-                "security.protocol": "SASL_PLAINTEXT",
-                "sasl.mechanism": "SCRAM-SHA-512",
-                "sasl.username": "eve",
-                "sasl.password": "eve-secret",
-            }
-            async with Admin(login_of_eve) as other:
-                await other.topics.list()
-                await admin.users.remove("eve", mechanism="SCRAM-SHA-512")
-                await other.topics.list()
-                with pytest.raises(KafkaError) as caught:
-                    async with Admin(login_of_eve):
-                        pass
-                assert caught.value.code is ErrorCode.SASL_AUTHENTICATION_FAILED
-
-    asyncio.run(run())
+    settings = {"bootstrap.servers": node.bootstrap_servers, **node.client_settings}
+    async with Admin(settings) as admin:
+        await admin.users.set_password("eve", "eve-secret")
+        login_of_eve = {
+            "bootstrap.servers": node.bootstrap_servers,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": "eve",
+            "sasl.password": "eve-secret",
+        }
+        async with Admin(login_of_eve) as other:
+            await other.topics.list()
+            await admin.users.remove("eve", mechanism="SCRAM-SHA-512")
+            await other.topics.list()
+            with pytest.raises(KafkaError) as caught:
+                async with Admin(login_of_eve):
+                    pass
+            assert caught.value.code is ErrorCode.SASL_AUTHENTICATION_FAILED
 
 
 def test_request_before_the_last_token_is_not_served(node: LocalNode) -> None:

@@ -105,31 +105,25 @@ def settings(node: LocalNode, mechanism: str, user: str, password: str) -> dict[
 @pytest.mark.parametrize(
     ("mechanism", "user"), [("PLAIN", "alice"), ("SCRAM-SHA-256", "bob"), ("SCRAM-SHA-512", "carol")]
 )
-def test_what_one_writes_another_reads(node: LocalNode, mechanism: str, user: str) -> None:
-    async def run() -> None:
-        given = settings(node, mechanism, user, f"{user}-secret")
-        async with Producer(given) as producer:
-            await producer.send(f"of-{user}", b"hello")
-        async with Consumer(given, group_id=user, auto_offset_reset="earliest") as consumer:
-            consumer.subscribe([f"of-{user}"])
-            records = await consumer.poll(timeout_ms=DEADLINE_SECONDS * 1000)
-            assert [record.value for record in records] == [b"hello"]
-
-    asyncio.run(run())
+async def test_what_one_writes_another_reads(node: LocalNode, mechanism: str, user: str) -> None:
+    given = settings(node, mechanism, user, f"{user}-secret")
+    async with Producer(given) as producer:
+        await producer.send(f"of-{user}", b"hello")
+    async with Consumer(given, group_id=user, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe([f"of-{user}"])
+        records = await consumer.poll(timeout_ms=DEADLINE_SECONDS * 1000)
+        assert [record.value for record in records] == [b"hello"]
 
 
-def test_java_settings_mean_the_same(node: LocalNode) -> None:
-    async def run() -> None:
-        given = {
-            "bootstrap.servers": node.bootstrap_servers,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "SCRAM-SHA-256",
-            "sasl.jaas.config": f'{SCRAM_MODULE} required username="bob" password="bob-secret";',
-        }
-        async with Admin(given) as admin:
-            assert await admin.cluster.describe()
-
-    asyncio.run(run())
+async def test_java_settings_mean_the_same(node: LocalNode) -> None:
+    given = {
+        "bootstrap.servers": node.bootstrap_servers,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.jaas.config": f'{SCRAM_MODULE} required username="bob" password="bob-secret";',
+    }
+    async with Admin(given) as admin:
+        assert await admin.cluster.describe()
 
 
 @pytest.mark.parametrize(

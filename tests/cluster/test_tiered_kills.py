@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from ottla.testing.local_cluster import LocalCluster
 from tests.node.test_tiered_copy import consume, create, settings
-from tests.support.remote_store import finished_segments, is_settled
+from tests.support.remote_store import finished_segments, unsettled
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -98,10 +98,13 @@ def check(cluster: LocalCluster, topic: str, store: Path, records: int) -> None:
     cluster.wait_in_sync()
     directory = data_dir(cluster, cluster.leader(topic))
 
+    left: list[str] = []
+
     def is_copied() -> bool:
         # The active segment is not copied; it has less than this.
         segments = finished_segments(directory, topic)
-        return bool(segments) and segments[-1].end_offset >= records - 40 and is_settled(directory, store)
+        left[:] = unsettled(directory, store)
+        return bool(segments) and segments[-1].end_offset >= records - 40 and not left
 
     wait_until(is_copied, "the store has not what the metadata know", 120, poll_s=0.5)
     assert consume(cluster.bootstrap_servers, topic, records) == list(range(records))

@@ -341,6 +341,19 @@ def test_what_a_dead_leader_did_not_finish_is_deleted_once_its_records_are_copie
     assert world.remote_log() == world.local_log()
 
 
+def test_a_copy_that_a_dead_leader_has_begun_is_deleted_also_if_that_is_known_late() -> None:
+    """The next leader may have read the metadata before the event was there."""
+    world = copied_world()
+    begun = RemoteLogSegmentState.COPY_SEGMENT_STARTED
+    first = world.segments()[0]
+    id = RemoteLogSegmentId(first.id.topic_id, first.id.topic_partition, b"of a dead leader")
+    late = replace(first, id=id, state=begun, broker_id=7)
+    world.in_broker(lambda: world.metadata._put(late))
+    world.run()
+    world.check_store()
+    assert late.id not in {each.id for each in world.segments()}
+
+
 def test_an_unfinished_copy_of_another_leader_is_kept_until_then() -> None:
     world = RemoteWorld()
     world.produce(8)

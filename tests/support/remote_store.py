@@ -82,9 +82,16 @@ def manifests(root: Path) -> list[dict[str, object]]:
     return [json.loads(path.read_text()) for path in sorted(root.rglob("*.rsm-manifest"))]
 
 
+def unsettled(data_dir: str | Path, root: Path) -> list[str]:
+    """Where the store has other objects than the metadata say, and which segments are under way."""
+    segments = known_segments(metadata_events(data_dir))
+    return sorted(stored_objects(root) ^ objects_of(segments)) + [
+        f"{each.id}: {each.state.name} of {each.start_offset} to {each.end_offset} by broker {each.broker_id}"
+        for each in segments
+        if each.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    ]
+
+
 def is_settled(data_dir: str | Path, root: Path) -> bool:
     """Whether the store has exactly what the metadata say, and nothing is under way."""
-    segments = known_segments(metadata_events(data_dir))
-    return stored_objects(root) == objects_of(segments) and all(
-        each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED for each in segments
-    )
+    return not unsettled(data_dir, root)

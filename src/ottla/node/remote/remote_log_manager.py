@@ -144,7 +144,6 @@ class _LedPartition:
         "log_start_offset",
         "partition",
         "seen_base",
-        "unfinished",
         "wanted_end",
     )
 
@@ -164,8 +163,6 @@ class _LedPartition:
         self.copying: RemoteLogSegmentMetadata | None = None
         # The log start as expiry has seen it.
         self.log_start_offset = -1
-        # Copies that were begun in an earlier life of a leader, as far as is known.
-        self.unfinished: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = {}
         # True if events of the metadata were lost, so the store may have more than they say.
         self.has_lost_metadata = False
         # True once the next segment was found to be one that cannot be copied.
@@ -475,6 +472,9 @@ class RemoteLogManager:
             if led.copied_offset is None and not led.copy.is_running:
                 self._submit_copy(led)
                 self._expirations.submit(led)
+            elif led.copied_offset is not None and self._left_copies(led):
+                # What an earlier leader has written may come later than its end.
+                self._expirations.submit(led)
             return
         partition = self._followed.get(id)
         if partition is not None and partition.log.config.is_remote:
@@ -582,7 +582,6 @@ class RemoteLogManager:
             await log.begin_restoring_producers(snapshot).run(self._runtime.pool)
         self._move_log_start(led)
         led.copied_offset = self._update_highest_offset(log, led.id)
-        led.unfinished = {each.id: each for each in self._metadata.unfinished_copies(led.id)}
 
     def _move_log_start(self, led: _LedPartition) -> None:
         """Have the log start where there are records: a broker that was killed may have deleted segments and
@@ -687,7 +686,7 @@ class RemoteLogManager:
             await self._copy_segment(led, found, epochs)
             config = led.log.config
             expires_first = config.retention_ms >= 0 and led.expiration.timer is None
-            if config.retention_bytes >= 0 or led.unfinished or expires_first:
+            if config.retention_bytes >= 0 or expires_first or self._left_copies(led):
                 # What is kept may be too much now, copies that were given up may not be needed any more, or
                 # this segment is the first to expire.
                 self._expirations.submit(led)
@@ -771,7 +770,6 @@ class RemoteLogManager:
             )
         )
         led.copying = None
-        led.unfinished.pop(metadata.id, None)
         known = self._metadata.segment_by_id(metadata.id)
         if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             # Another leader has given the copy up meanwhile, and deleted what was there by then.
@@ -826,11 +824,8 @@ class RemoteLogManager:
 
     async def _announce(self, led: _LedPartition, metadata: RemoteLogSegmentMetadata) -> None:
         """Write that a copy begins, unless that is known."""
-        is_known = self._metadata.segment_by_id(metadata.id) is not None
-        if not is_known and led.copying is not None:
-            led.unfinished[led.copying.id] = led.copying
         led.copying = metadata
-        if not is_known:
+        if self._metadata.segment_by_id(metadata.id) is None:
             await self._metadata.add_remote_log_segment_metadata(metadata)
 
     async def _give_up_copy(self, led: _LedPartition, metadata: RemoteLogSegmentMetadata) -> None:
@@ -948,27 +943,26 @@ class RemoteLogManager:
             # An earlier leader had begun with them.
             self._move_log_start(led)
             led.log_start_offset = log.log_start_offset
-        await self._delete_unfinished(led)
+        await self._delete_left_copies(led)
         if plan.next_check_ms is not None and led.is_led and not led.expiration.is_queued:
             self._expirations.submit_later(led, max(1, plan.next_check_ms - self._now_ms()))
 
-    async def _delete_unfinished(self, led: _LedPartition) -> None:
+    def _left_copies(self, led: _LedPartition) -> list[RemoteLogSegmentMetadata]:
+        """What was begun in an earlier life of a leader, or was given up, and is not deleted yet."""
+        return [
+            each
+            for each in self._metadata.unfinished_copies(led.id)
+            # An earlier leader of this broker gives its own up itself.
+            if each.id not in self._being_copied and (led.copying is None or led.copying.id != each.id)
+        ]
+
+    async def _delete_left_copies(self, led: _LedPartition) -> None:
         """Delete what copies have left that were given up, once other copies have their records."""
-        for metadata in list(led.unfinished.values()):
-            if not led.is_led:
-                return
-            known = self._metadata.segment_by_id(metadata.id)
-            if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-                led.unfinished.pop(metadata.id, None)
-            elif metadata.id in self._being_copied:
-                continue  # an earlier leader of this broker gives it up itself
-            elif (led.copying is None or led.copying.id != metadata.id) and is_covered_by_others(
-                metadata,
-                self._find_of(led.id),
-                led.log.leader_epoch_cache,
+        for metadata in self._left_copies(led):
+            if led.is_led and is_covered_by_others(
+                metadata, self._find_of(led.id), led.log.leader_epoch_cache
             ):
                 await self._delete_segment(metadata)
-                led.unfinished.pop(metadata.id, None)
 
     async def _delete_disabled(self, led: _LedPartition) -> None:
         """Delete all segments of a partition whose topic has turned remote storage off."""

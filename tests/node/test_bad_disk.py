@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 from ottla.protocol.errors import ErrorCode
-from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from ottla.protocol.messages.produce import (
     PartitionProduceData,
@@ -39,8 +38,7 @@ def test_one_file_that_cannot_be_read_costs_its_directory_and_not_the_node(tmp_p
     dirs = tmp_path / "a", tmp_path / "b"
     settings = {"log.dirs": ",".join(map(str, dirs)), "log.retention.ms": "-1"}
     with LocalNode(settings) as node, WireClient(node.bootstrap_servers) as wire:
-        topics = [CreatableTopic(name="t", num_partitions=PARTITIONS, replication_factor=1)]
-        wire.get(CreateTopicsRequest(topics=topics), 6, CreateTopicsResponse)
+        create_topic(wire, "t", PARTITIONS)
         assert {produce(wire, index) for index in range(PARTITIONS)} == {ErrorCode.NONE}
     lost = {int(path.name[2:]) for path in dirs[1].glob("t-*")}
     assert 0 < len(lost) < PARTITIONS

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.log.unified_log import UnifiedLog
@@ -15,7 +15,6 @@ from ottla.node.fetch import cold_reads
 from ottla.protocol.api import API_BY_NAME
 from ottla.protocol.headers import read_response
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from ottla.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from ottla.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -36,9 +35,7 @@ DEADLINE_S = 60
 def old_data(tmp_path: Path) -> str:
     """The data directory of a stopped node; what a running node wrote itself is still in its memory."""
     with LocalNode(data_dir=str(tmp_path)) as node, WireClient(node.bootstrap_servers) as wire:
-        keep = CreatableTopicConfig(name="retention.ms", value="-1")  # the records are from 1970
-        topic = CreatableTopic(name="old", num_partitions=1, replication_factor=1, configs=[keep])
-        wire.ask(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), 7)
+        create_topic(wire, "old", retention_ms="-1")  # the records are from 1970
         for n, value in enumerate(VALUES):
             data = PartitionProduceData(index=0, records=build_batch([(1000 + n, None, value)]))
             old = TopicProduceData(name="old", partition_data=[data])

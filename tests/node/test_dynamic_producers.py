@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 
 from tests.support.waiting import wait_until
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 from ottla.protocol.errors import ErrorCode
-from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -43,8 +42,7 @@ def test_producers_expire_by_a_setting_that_was_changed_since_the_start() -> Non
         LocalNode({"producer.id.expiration.check.interval.ms": 10}) as node,
         WireClient(node.bootstrap_servers) as wire,
     ):
-        topic = CreatableTopic(name="t", num_partitions=1, replication_factor=1)
-        wire.get(CreateTopicsRequest(topics=[topic]), 6, CreateTopicsResponse)
+        create_topic(wire, "t")
         now_ms = int(time.time() * 1000)
         batch = build_batch([(now_ms, None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0)
         data = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=batch)])

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.node_process import NodeProcess
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 from ottla.protocol.errors import ErrorCode
-from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from ottla.protocol.messages.fetch import (
     FetchPartition,
@@ -49,13 +48,6 @@ def node() -> Iterator[LocalNode]:
 def wire(node: LocalNode) -> Iterator[WireClient]:
     with WireClient(node.bootstrap_servers) as wire:
         yield wire
-
-
-def create(wire: WireClient, name: str, partitions: int = 1) -> bytes:
-    topics = [CreatableTopic(name=name, num_partitions=partitions, replication_factor=1)]
-    response = wire.get(CreateTopicsRequest(topics=topics), 7, CreateTopicsResponse)
-    assert response.topics[0].error_code == 0
-    return bytes(response.topics[0].topic_id)
 
 
 def produce(wire: WireClient, name: str, batch: bytes, partition: int = 0) -> PartitionProduceResponse:
@@ -96,7 +88,7 @@ def test_the_response_to_api_versions_has_no_tagged_fields_in_its_header(wire: W
 
 def test_an_empty_incremental_fetch_waits_instead_of_answering_at_once(wire: WireClient) -> None:
     """redpanda#1115: the consumer of an idle topic kept a core busy."""
-    topic_id = create(wire, "idle", 2)
+    topic_id = create_topic(wire, "idle", 2)
     first = wire.get(fetch_request(topic_id, 0, 0, session_epoch=0), 13, FetchResponse)
     session = {"session_id": first.session_id, "max_wait_ms": 300}
     assert first.session_id != 0
@@ -107,7 +99,7 @@ def test_an_empty_incremental_fetch_waits_instead_of_answering_at_once(wire: Wir
 
 
 def test_a_waiting_incremental_fetch_is_woken_by_a_record(node: LocalNode, wire: WireClient) -> None:
-    topic_id = create(wire, "woken", 2)
+    topic_id = create_topic(wire, "woken", 2)
     first = wire.get(fetch_request(topic_id, 0, 0, session_epoch=0), 13, FetchResponse)
 
     def write() -> None:
@@ -128,7 +120,7 @@ def test_a_waiting_incremental_fetch_is_woken_by_a_record(node: LocalNode, wire:
 
 def test_a_full_fetch_never_carries_made_up_offsets(wire: WireClient) -> None:
     """franz-go#1222: a high watermark of -1 in a full fetch lost data."""
-    topic_id = create(wire, "offsets")
+    topic_id = create_topic(wire, "offsets")
     for version in (13, 16, 18):
         data = only_partition(wire.get(fetch_request(topic_id, 0), version, FetchResponse))
         assert (data.error_code, data.high_watermark, data.last_stable_offset, data.log_start_offset) == (
@@ -140,7 +132,7 @@ def test_a_full_fetch_never_carries_made_up_offsets(wire: WireClient) -> None:
 
 
 def test_a_batch_may_begin_before_the_offset_that_was_asked_for(wire: WireClient) -> None:
-    topic_id = create(wire, "middle")
+    topic_id = create_topic(wire, "middle")
     produce(wire, "middle", records(b"0", b"1", b"2"))
     data = only_partition(wire.get(fetch_request(topic_id, 2), 13, FetchResponse))
     ((_, header),) = iter_batches(data.records or b"")
@@ -149,12 +141,12 @@ def test_a_batch_may_begin_before_the_offset_that_was_asked_for(wire: WireClient
 
 def test_a_topic_that_was_created_again_is_another_topic(wire: WireClient) -> None:
     """franz-go#1426: a session that kept the old id never got records again."""
-    old_id = create(wire, "again")
+    old_id = create_topic(wire, "again")
     produce(wire, "again", records(b"old"))
     session = wire.get(fetch_request(old_id, 0, session_epoch=0), 13, FetchResponse).session_id
     request = DeleteTopicsRequest(topics=[DeleteTopicState(name="again")])
     assert wire.get(request, 6, DeleteTopicsResponse).responses[0].error_code == 0
-    new_id = create(wire, "again")
+    new_id = create_topic(wire, "again")
     assert new_id != old_id
     stale = wire.get(fetch_request(old_id, session_id=session, session_epoch=1), 13, FetchResponse)
     assert only_partition(stale).error_code == ErrorCode.UNKNOWN_TOPIC_ID
@@ -166,7 +158,7 @@ def test_a_topic_that_was_created_again_is_another_topic(wire: WireClient) -> No
 
 def test_a_repeated_batch_is_answered_with_its_first_offset(wire: WireClient) -> None:
     """redpanda#3039: duplicates, because the broker kept no producer state."""
-    create(wire, "once")
+    create_topic(wire, "once")
     producer = wire.get(InitProducerIdRequest(transactional_id=None), 4, InitProducerIdResponse)
     batches = [
         records(b"%d" % n, producer_id=producer.producer_id, producer_epoch=0, base_sequence=n)
@@ -192,7 +184,7 @@ def test_a_fault_of_the_node_is_an_error_that_producers_retry(
     wire: WireClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """KAFKA-14034: UNKNOWN_SERVER_ERROR made the Java client write twice."""
-    create(wire, "fault")
+    create_topic(wire, "fault")
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")

@@ -18,13 +18,12 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from tests.support.messages import MessageMaker
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 from ottla.node.api.routes import ROUTES
 from ottla.protocol.api import API
 from ottla.protocol.headers import request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from ottla.protocol.schema import Struct
 from ottla.testing.local_node import LocalNode
 
@@ -107,8 +106,7 @@ def test_the_node_outlives_random_requests(node: LocalNode, caplog: pytest.LogCa
     chance = random.Random(SEED)
     memory = psutil.Process().memory_info
     with WireClient(node.bootstrap_servers) as other:
-        topics = [CreatableTopic(name="fuzz", num_partitions=1, replication_factor=1)]
-        other.ask(CreateTopicsRequest(topics=topics), 7)
+        create_topic(other, "fuzz")
         before = 0
         sent = 0
         deadline = time.monotonic() + SECONDS

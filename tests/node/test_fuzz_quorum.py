@@ -17,17 +17,11 @@ from collections.abc import Iterator
 import pytest
 from tests.node.test_fuzz import mutated
 from tests.support.messages import MessageMaker
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 from ottla.node.api.routes import ROUTES
 from ottla.protocol.api import API, ListenerType
-from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import request_parts
-from ottla.protocol.messages.create_topics import (
-    CreatableTopic,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-)
 from ottla.protocol.schema import Struct
 from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
@@ -112,7 +106,5 @@ def test_the_controller_outlives_random_requests(
                 sent += 1
             victim.recv(65536)
     with WireClient(node.bootstrap_servers) as client:
-        topics = [CreatableTopic(name="still", num_partitions=1, replication_factor=1)]
-        response = client.get(CreateTopicsRequest(topics=topics, timeout_ms=40_000), 7, CreateTopicsResponse)
-    assert response.topics[0].error_code == ErrorCode.NONE
+        create_topic(client, "still")
     assert [record.getMessage() for record in caplog.records] == []

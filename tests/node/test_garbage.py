@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 from ottla import LocalNode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest
-from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from ottla.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -71,11 +70,6 @@ def test_cycles_are_found() -> None:
     assert found["ottla.of_this_test._Cyclic"] == 2 * ROUNDS
 
 
-def create(client: WireClient, name: str, partitions: int = 1) -> None:
-    topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=1)
-    client.ask(CreateTopicsRequest(topics=[topic], timeout_ms=30_000), 7)
-
-
 def delete(client: WireClient, name: str) -> None:
     client.ask(DeleteTopicsRequest(topics=[DeleteTopicState(name=name)], timeout_ms=30_000), 6)
 
@@ -100,7 +94,7 @@ def fetch(name: str, session_epoch: int = -1) -> FetchRequest:
 
 def test_connections_leave_no_cycles(node: LocalNode) -> None:
     with WireClient(node.bootstrap_servers) as client:
-        create(client, "kept")
+        create_topic(client, "kept")
 
     def work() -> None:
         with WireClient(node.bootstrap_servers) as client:
@@ -117,7 +111,7 @@ def test_topics_leave_no_cycles(node: LocalNode) -> None:
     with WireClient(node.bootstrap_servers) as client:
 
         def work() -> None:
-            create(client, "dropped", 4)
+            create_topic(client, "dropped", 4)
             client.ask(produce("dropped"), 11)
             delete(client, "dropped")
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 from ottla.node.api.handlers import describe_producers
 from ottla.node.api.handlers import list_offsets as list_offsets_handler
@@ -21,12 +21,6 @@ from ottla.protocol.api import API_BY_NAME
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import read_response
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from ottla.protocol.messages.create_topics import (
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-)
 from ottla.protocol.messages.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -141,13 +135,6 @@ def bystander(node: LocalNode) -> Iterator[WireClient]:
         yield wire
 
 
-def create(wire: WireClient, name: str, **configs: str) -> None:
-    settings = [CreatableTopicConfig(name=key, value=value) for key, value in configs.items()]
-    topic = CreatableTopic(name=name, num_partitions=2, replication_factor=1, configs=settings)
-    created = wire.get(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), 7, CreateTopicsResponse)
-    assert created.topics[0].error_code == 0, created
-
-
 def produce(name: str, *batches: bytes, acks: int = 1) -> ProduceRequest:
     parts = [PartitionProduceData(index=index, records=data) for index, data in enumerate(batches)]
     return ProduceRequest(
@@ -171,13 +158,13 @@ def is_served(bystander: WireClient) -> bool:
 def test_others_are_served_while_a_batch_decompresses_to_much(
     wire: WireClient, bystander: WireClient, calls: Calls
 ) -> None:
-    create(wire, "bombs")
+    create_topic(wire, "bombs", 2)
     calls.held.clear()
     wire.send(produce("bombs", bomb(), bomb()), 9)
     wire.send(produce("bombs", build_batch([(NOW, None, b"behind it")])), 9)
     assert calls.begun.wait(60)
     assert is_served(bystander)
-    create(bystander, "bystander")
+    create_topic(bystander, "bystander", 2)
     bystander.send(produce("bystander", build_batch([(NOW, None, b"x")])), 9)
     assert produced(bystander)[0].error_code == 0
     calls.held.set()
@@ -189,7 +176,7 @@ def test_others_are_served_while_a_batch_decompresses_to_much(
 
 
 def test_an_ordinary_batch_is_checked_at_once(wire: WireClient, calls: Calls) -> None:
-    create(wire, "ordinary")
+    create_topic(wire, "ordinary", 2)
     for codec in (Codec.LZ4, Codec.ZSTD, Codec.SNAPPY, Codec.GZIP):
         data = build_batch([(NOW, None, b"%d " % number * 30) for number in range(200)], codec=codec)
         wire.send(produce("ordinary", data), 9)
@@ -206,7 +193,7 @@ def test_others_are_served_while_a_batch_is_compressed_for_its_topic(
     wire: WireClient, bystander: WireClient, calls: Calls, compression: dict[str, str]
 ) -> None:
     name = f"to-{compression['compression.type']}"
-    create(wire, name, **compression)
+    create_topic(wire, name, 2, **compression)
     calls.held.clear()
     values = [(NOW, None, b"%d" % (number * 7919) * 20) for number in range(2_000)]
     wire.send(produce(name, build_batch(values), build_batch(values)), 9)
@@ -220,14 +207,14 @@ def test_others_are_served_while_a_batch_is_compressed_for_its_topic(
 def test_a_batch_that_takes_too_long_to_compress_is_too_large(
     wire: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(wire, "too-long", **{"compression.type": "zstd", "compression.zstd.level": "19"})
+    create_topic(wire, "too-long", 2, **{"compression.type": "zstd", "compression.zstd.level": "19"})
     monkeypatch.setattr(validation, "MAX_COST_US", 1_000)
     wire.send(produce("too-long", build_batch([(NOW, None, bytes(100_000))])), 9)
     assert produced(wire)[0].error_code == ErrorCode.MESSAGE_TOO_LARGE
 
 
 def test_a_damaged_batch_is_refused_as_ever(wire: WireClient) -> None:
-    create(wire, "damaged")
+    create_topic(wire, "damaged", 2)
     header = batch.BatchHeader.parse(bomb())
     broken = bytes(
         join_batch(
@@ -252,7 +239,7 @@ def test_the_time_of_an_append_is_not_that_of_the_check(
     node: LocalNode, wire: WireClient, calls: Calls
 ) -> None:
     """What was appended meanwhile is not younger than what comes after it."""
-    create(wire, "append-time", **{"message.timestamp.type": "LogAppendTime"})
+    create_topic(wire, "append-time", 2, **{"message.timestamp.type": "LogAppendTime"})
     calls.held.clear()
     wire.send(produce("append-time", bomb()), 9)
     assert calls.begun.wait(60)
@@ -278,7 +265,7 @@ def test_others_are_served_while_a_timestamp_is_searched_in_a_large_batch(
     wire: WireClient, bystander: WireClient, calls: Calls, timestamp: int
 ) -> None:
     name = f"search{timestamp}"
-    create(wire, name)
+    create_topic(wire, name, 2)
     wire.send(produce(name, bomb(), bomb()), 9)
     assert [part.error_code for part in produced(wire)] == [0, 0]
     calls.seen.clear()
@@ -301,7 +288,7 @@ def test_a_search_over_many_batches_goes_on_in_a_thread(
     wire: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches whose timestamps do not rise have no entries in the time index between them."""
-    create(wire, "many-batches")
+    create_topic(wire, "many-batches", 2)
     steps: list[int] = []
     run = HeavyWork.run
 
@@ -325,7 +312,7 @@ def test_a_search_over_many_batches_goes_on_in_a_thread(
 
 
 def test_many_producers_are_described_in_turns(wire: WireClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    create(wire, "producers")
+    create_topic(wire, "producers", 2)
     for producer_id in range(10):
         data = build_batch([(NOW, None, b"")], producer_id=producer_id, producer_epoch=0, base_sequence=0)
         wire.send(produce("producers", data), 9)
@@ -350,7 +337,7 @@ def test_many_producers_are_described_in_turns(wire: WireClient, monkeypatch: py
 def test_a_request_for_many_partitions_is_looked_up_in_turns(
     wire: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(wire, "wide-lookup")
+    create_topic(wire, "wide-lookup", 2)
     monkeypatch.setattr(list_offsets_handler, "_PARTITIONS_AT_ONCE", 7)
     topics = [
         ListOffsetsTopic(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.support.waiting import wait_until
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 from ottla import blocking
 from ottla.client.admin.groups import StreamsNode
@@ -15,7 +15,6 @@ from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import read_response
 from ottla.protocol.messages.api_versions import ApiVersionsResponse
-from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from ottla.protocol.messages.delete_topics import (
     DeleteTopicsRequest,
@@ -92,14 +91,6 @@ def coordinators(node: LocalNode) -> None:
             wait_until(is_there)
 
 
-def make_topic(client: WireClient, name: str) -> bytes:
-    topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1)
-    request = CreateTopicsRequest(topics=[topic], timeout_ms=60_000)
-    (made,) = client.get(request, 7, CreateTopicsResponse).topics
-    assert made.error_code == 0, made
-    return made.topic_id
-
-
 # ApiVersions 5 (KIP-1242)
 
 
@@ -168,7 +159,7 @@ def test_a_group_that_cannot_be_deleted_says_why(client: WireClient) -> None:
 
 @pytest.mark.usefixtures("coordinators")
 def test_a_group_that_is_deleted_has_no_message(client: WireClient) -> None:
-    make_topic(client, "deleted-group")
+    create_topic(client, "deleted-group")
     offset = OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
     topic = OffsetCommitRequestTopic(name="deleted-group", partitions=[offset])
     commit = OffsetCommitRequest(group_id="deleted", topics=[topic])
@@ -233,7 +224,7 @@ class Transaction:
 
 @pytest.mark.usefixtures("coordinators")
 def test_offsets_of_a_transaction_are_committed_by_topic_id(client: WireClient) -> None:
-    topic_id = make_topic(client, "by-id")
+    topic_id = create_topic(client, "by-id")
     transaction = Transaction(client, "commits-by-id")
     response = transaction.commit(6, topic_id=topic_id)
     assert [(topic.name, topic.topic_id) for topic in response.topics] == [("", topic_id)]
@@ -254,10 +245,10 @@ def test_offsets_of_a_transaction_are_committed_by_topic_id(client: WireClient) 
 
 @pytest.mark.usefixtures("coordinators")
 def test_a_topic_that_was_created_again_takes_no_offsets_of_the_former(client: WireClient) -> None:
-    former = make_topic(client, "again")
+    former = create_topic(client, "again")
     delete = DeleteTopicsRequest(topics=[DeleteTopicState(name="again")], timeout_ms=60_000)
     client.get(delete, 6, DeleteTopicsResponse)
-    make_topic(client, "again")
+    create_topic(client, "again")
     transaction = Transaction(client, "commits-to-the-former")
     for topic_id in (former, bytes(16), b"\xff" * 16):
         response = transaction.commit(6, topic_id=topic_id)
@@ -267,7 +258,7 @@ def test_a_topic_that_was_created_again_takes_no_offsets_of_the_former(client: W
 
 @pytest.mark.usefixtures("coordinators")
 def test_a_generation_of_no_group_is_an_error_that_the_version_knows(client: WireClient) -> None:
-    topic_id = make_topic(client, "no-group")
+    topic_id = create_topic(client, "no-group")
     transaction = Transaction(client, "in-no-group")
     assert commit_codes(transaction.commit(5, name="no-group", epoch=3)) == [ErrorCode.ILLEGAL_GENERATION]
     assert commit_codes(transaction.commit(6, topic_id=topic_id, epoch=3)) == [ErrorCode.GROUP_ID_NOT_FOUND]
@@ -302,7 +293,7 @@ def update(client: WireClient, frame: bytes) -> tuple[int, str | None]:
 
 @pytest.mark.usefixtures("coordinators")
 def test_a_member_that_is_asked_describes_its_application(node: LocalNode, client: WireClient) -> None:
-    make_topic(client, "streamed")
+    create_topic(client, "streamed")
     topology = Topology(subtopologies=[Subtopology(subtopology_id="0", source_topics=["streamed"])])
     join = StreamsGroupHeartbeatRequest(
         group_id="app",

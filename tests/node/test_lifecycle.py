@@ -14,13 +14,12 @@ import psutil
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.support.node_process import READY, NodeProcess, run_start
-from tests.support.wire import CLOSED, WireClient
+from tests.support.wire import CLOSED, WireClient, create_topic
 
 from ottla.cli.surroundings import directory_remarks
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.server.storage import open_storage
-from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from ottla.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from ottla.protocol.messages.metadata import MetadataRequest
@@ -120,8 +119,7 @@ def test_readers_that_wait_for_records_do_not_hold_up_its_end(tmp_path: Path) ->
         topics=[FetchTopic(topic="quiet", partitions=[wanted])],
     )
     with NodeProcess(tmp_path) as node, WireClient(node.bootstrap) as wire:
-        topics = [CreatableTopic(name="quiet", num_partitions=1, replication_factor=1)]
-        wire.ask(CreateTopicsRequest(topics=topics, timeout_ms=60_000), 7)
+        create_topic(wire, "quiet")
         with contextlib.ExitStack() as stack:
             for _ in range(20):
                 stack.enter_context(WireClient(node.bootstrap)).send(request, 12)

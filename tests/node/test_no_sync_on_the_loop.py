@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 from tests.support.waiting import wait_until
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 from ottla.protocol.errors import ErrorCode
-from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from ottla.protocol.messages.list_offsets import (
@@ -80,8 +79,7 @@ def ends(wire: WireClient) -> list[int]:
 
 @pytest.mark.parametrize("acks", [0, 1])
 def test_first_records_of_new_partitions(wire: WireClient, syncs: list[str], acks: int) -> None:
-    topic = CreatableTopic(name="new", num_partitions=PARTITIONS, replication_factor=1)
-    wire.get(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), 7, CreateTopicsResponse)
+    create_topic(wire, "new", PARTITIONS)
     batch = build_batch([(int(time.time() * 1000), None, b"x")])
     parts = [PartitionProduceData(index=index, records=batch) for index in range(PARTITIONS)]
     wire.send(ProduceRequest(acks=acks, topic_data=[TopicProduceData(name="new", partition_data=parts)]), 9)
@@ -112,8 +110,7 @@ def test_first_records_of_coordinators(wire: WireClient, syncs: list[str]) -> No
         )
         return wire.get(request, 4, InitProducerIdResponse).error_code == ErrorCode.NONE
 
-    topic = CreatableTopic(name="new", num_partitions=1, replication_factor=1)
-    wire.get(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), 7, CreateTopicsResponse)
+    create_topic(wire, "new")
     for key_type, write in ((0, commit), (1, init)):
         wait_until(lambda key_type=key_type: is_found(key_type), "no coordinator")
         wait_until(write, "the coordinator does not write")

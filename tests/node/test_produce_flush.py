@@ -7,17 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 from tests.support.waiting import wait_until
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 from ottla.log.local_log import FlushPlan
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.protocol.messages.create_topics import (
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-)
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from ottla.protocol.messages.produce import (
     PartitionProduceData,
@@ -38,12 +32,7 @@ def node() -> Iterator[LocalNode]:
 @pytest.fixture
 def wire(node: LocalNode) -> Iterator[WireClient]:
     with WireClient(node.bootstrap_servers) as wire:
-        settings = [
-            CreatableTopicConfig(name="durability", value="disk"),
-            CreatableTopicConfig(name="retention.ms", value="-1"),  # the records are from 1970
-        ]
-        topic = CreatableTopic(name="sure", num_partitions=2, replication_factor=1, configs=settings)
-        wire.get(CreateTopicsRequest(topics=[topic]), 6, CreateTopicsResponse)
+        create_topic(wire, "sure", 2, durability="disk", retention_ms="-1")  # the records are from 1970
         yield wire
 
 

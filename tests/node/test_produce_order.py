@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 from ottla.node.api.handlers import produce
 from ottla.protocol.api import API_BY_NAME
@@ -67,8 +67,7 @@ def test_a_request_that_waits_holds_up_those_after_it(monkeypatch: pytest.Monkey
         WireClient(node.bootstrap_servers) as wire,
         WireClient(node.bootstrap_servers) as other,
     ):
-        topics = [CreatableTopic(name="order", num_partitions=1, replication_factor=1)]
-        wire.ask(CreateTopicsRequest(topics=topics), 7)
+        create_topic(wire, "order")
         for value, transactional_id in ((b"0", "t"), (b"1", None), (b"2", "t"), (b"3", None)):
             wire.send(request(value, transactional_id), 9)
         # Another connection is not held up; its round trips also make sure that the node has seen all four.

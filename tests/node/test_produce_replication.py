@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 from tests.support.waiting import wait_until
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import read_response
-from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -50,8 +49,7 @@ def node() -> Iterator[LocalNode]:
 @pytest.fixture
 def wire(node: LocalNode) -> Iterator[WireClient]:
     with WireClient(node.bootstrap_servers) as wire:
-        topic = CreatableTopic(name="t", num_partitions=2, replication_factor=1)
-        wire.get(CreateTopicsRequest(topics=[topic]), 6, CreateTopicsResponse)
+        create_topic(wire, "t", 2)
         yield wire
 
 

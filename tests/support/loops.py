@@ -41,7 +41,7 @@ def simulated(
             nodes.run(life())
 
         functools.update_wrapper(run_test, test)
-        del run_test.__wrapped__
+        run_test.__dict__.pop("__wrapped__")
         signature = inspect.signature(test)
         run_test.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=list(signature.parameters.values())[1:]

@@ -15,6 +15,12 @@ from typing import Final, Self, TypeAlias, TypeVar
 
 from ottla.protocol.api import API
 from ottla.protocol.headers import read_response, request_parts
+from ottla.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
 from ottla.protocol.schema import Buffer, Request, Response
 
 TIMEOUT_S: Final = 60.0
@@ -116,3 +122,18 @@ class WireClient:
                 return None
             data += part
         return bytes(data)
+
+
+def create_topic(wire: WireClient, name: str, partitions: int = 1, **configs: str) -> bytes:
+    """Create a topic that sets the scene of a test, and return its id."""
+    topic = CreatableTopic(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=1,
+        configs=[
+            CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in configs.items()
+        ],
+    )
+    (made,) = wire.get(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), 7, CreateTopicsResponse).topics
+    assert made.error_code == 0, made
+    return bytes(made.topic_id)

@@ -7,7 +7,6 @@ from typing import Any
 
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.protocol.errors import ErrorCode
-from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
@@ -24,7 +23,7 @@ from ottla.protocol.messages.produce import (
 )
 from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, create_topic
 
 DEADLINE_S = 60.0
 TOPIC = "t"
@@ -39,9 +38,7 @@ class WireProducer:
         self.topic = f"{TOPIC}-{name}"
 
     def make_topic(self) -> bytes:
-        topic = CreatableTopic(name=self.topic, num_partitions=2, replication_factor=1)
-        made = self.client.get(CreateTopicsRequest(topics=[topic]), 7, CreateTopicsResponse)
-        return made.topics[0].topic_id
+        return create_topic(self.client, self.topic, 2)
 
     def find(self) -> None:
         self._until(

@@ -19,6 +19,7 @@ from ottla.spark.pipelines.plan import (
     KnownFlow,
     RunPlan,
     StreamRead,
+    assumed_checkpoints,
     plan_run,
     rename_flows,
     rename_sinks,
@@ -86,6 +87,34 @@ def test_a_table_is_computed_again_with_all_that_reads_it_as_a_stream_or_not_at_
     plan(shop(), *ALL, selection=Selection(full_refresh_all=True)).check()
     # What has read nothing yet repeats nothing.
     plan(shop(), ("orders", "orders"), selection=Selection(full_refresh=["orders"])).check()
+
+
+def test_of_a_storage_elsewhere_the_flows_that_have_run_are_known() -> None:
+    """Its checkpoints cannot be seen from here, and would double all the same."""
+    known = {key: KnownFlow((ORDERS_TOPIC if key == ALL[0] else ORDERS,)) for key in ALL}
+    again = Selection(full_refresh=["orders"])
+    checkpoints = assumed_checkpoints(known, again)
+    refused = plan_run(shop(), again, checkpoints, known, is_elsewhere=True)
+    with pytest.raises(ProjectError, match=r"flow teas .*: `ottla pipeline run --full-refresh-all`"):
+        refused.check()
+    moved = Selection(renamed_flows={"find": "find_large"})
+    records = renamed(known, moved)
+    assert set(assumed_checkpoints(records, moved)) == {*ALL[:2], ("large", "find_large")}
+    plan_run(
+        shop(FlowDefinition("find_large", "large", (ORDERS,))),
+        moved,
+        assumed_checkpoints(records, moved),
+        records,
+        is_elsewhere=True,
+    ).check()
+
+
+def test_a_flow_that_was_renamed_is_not_missed_under_its_old_name(tmp_path: Path) -> None:
+    record = FlowRecord(tmp_path)
+    record.write(shop())
+    selection = Selection(renamed_flows={"find": "find_large"})
+    record.write(shop(FlowDefinition("find_large", "large", (ORDERS,))), selection)
+    assert {name for target, name in record.read() if target == "large"} == {"find_large"}
 
 
 def test_views_between_are_looked_through_and_streams_below_streams_are_named() -> None:
@@ -382,4 +411,16 @@ def test_a_project_that_is_moved_and_one_with_storage_elsewhere_go_on(
     other.run("--conf", link)
     large = values(pipeline.bootstrap, "remote.large-orders", 3)
     assert sorted(each["number"] for each in large) == [1, 2, 3]
+
+    refused = other("run", "-b", other.bootstrap, "--conf", link, "--full-refresh", "orders")
+    assert "To compute all of it again: `ottla pipeline run --full-refresh-all`" in refused.stderr
+    other.change("large_orders.py", "def find_large_orders", "def find_big_orders")
+    assert (
+        "--renamed-flow find_large_orders=find_big_orders"
+        in other("run", "-b", other.bootstrap, "--conf", link).stderr
+    )
+    producer.send("remote.orders", order(4, 10_000), partition=0)
+    other.run("--conf", link, "--renamed-flow", "find_large_orders=find_big_orders")
+    large = values(pipeline.bootstrap, "remote.large-orders", 4)
+    assert sorted(each["number"] for each in large) == [1, 2, 3, 4]
     assert list(remote.glob("storage/_checkpoints/**/offsets"))

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 HELP: Final = "Create, run and watch Spark pipelines over topics."
 _FULL_REFRESH_HINT: Final = (
-    "\nTo compute everything again from the current topics: ottla pipeline run --full-refresh-all "
+    "To compute everything again from the current topics: ottla pipeline run --full-refresh-all "
     "(records that were written to topics stay there, and are written again)."
 )
 app = group("pipeline", HELP)
@@ -305,10 +305,10 @@ def _start(
         except UnknownTables as error:
             raise WrongUsage(str(error)) from None
         except RunFailed as failure:
-            hint = _FULL_REFRESH_HINT if "DataLoss: " in str(failure) else ""
-            more = "" if log is None else f"\nWhat Spark logged is in {state / 'spark.log'}."
+            more = [_FULL_REFRESH_HINT] if "DataLoss: " in str(failure) else []
+            more += [] if log is None else [f"What Spark logged is in {state / 'spark.log'}."]
             status = REFUSED if isinstance(failure, InvalidDefinitions) else FAILED
-            raise CliError(f"{failure}{hint}{more}", status=status) from None
+            raise CliError(str(failure), *more, status=status) from None
 
 
 def _create_topics(bootstrap: str, wanted: str) -> None:

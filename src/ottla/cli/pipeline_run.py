@@ -38,6 +38,7 @@ from ottla.spark.pipelines.plan import (
     Definitions,
     FlowRecord,
     RunPlan,
+    assumed_checkpoints,
     plan_run,
     rename_flows,
     rename_sinks,
@@ -53,6 +54,7 @@ from ottla.spark.pipelines.project import (
     topics_to_create,
 )
 from ottla.spark.pipelines.query_listener import listen_to_queries
+from ottla.spark.pipelines.remote_storage import rename_elsewhere
 from ottla.spark.pipelines.run_lock import RunLock
 from ottla.spark.pipelines.run_record import record_run
 from ottla.spark.pipelines.runner import InvalidDefinitions, RunFailed, RunListener, run_once
@@ -246,16 +248,19 @@ class _Session:
         storage = request.project.storage_path
         if request.dry:
             return
+        # Beside the checkpoints, or with the project where those are not on this machine.
+        record = FlowRecord(request.state if storage is None else storage)
+        known = renamed(record.read(), selection)
         if storage is None:
             if not request.plan_only:
-                keep_storage(request.project, request.state)
-            return
-        if not request.plan_only:
-            rename_sinks(storage, selection.renamed_sinks, definitions)
-            rename_flows(storage, selection.renamed_flows, definitions)
-        record = FlowRecord(storage)
-        known = renamed(record.read(), selection)
-        plan = plan_run(definitions, selection, flow_checkpoints(storage / CHECKPOINTS), known)
+                rename_elsewhere(self._context, request.project.storage, selection, definitions)
+            checkpoints = assumed_checkpoints(known, selection)
+        else:
+            if not request.plan_only:
+                rename_sinks(storage, selection.renamed_sinks, definitions)
+                rename_flows(storage, selection.renamed_flows, definitions)
+            checkpoints = flow_checkpoints(storage / CHECKPOINTS)
+        plan = plan_run(definitions, selection, checkpoints, known, is_elsewhere=storage is None)
         if request.plan_only:
             print_plan(plan, as_json=request.as_json)
         plan.check()
@@ -263,7 +268,7 @@ class _Session:
             if not self._is_planned:
                 note_plan(plan)
             self._is_planned = True
-            record.write(definitions)
+            record.write(definitions, selection)
             keep_storage(request.project, request.state)
 
     def keep_flows(self, graph: str) -> None:

@@ -61,6 +61,8 @@ class Definitions:
     tables: dict[str, str] = field(default_factory=dict)
     streaming: set[str] = field(default_factory=set)
     sinks: set[str] = field(default_factory=set)
+    merged: set[str] = field(default_factory=set)
+    """Of the sinks, those that are tables that merge."""
     topics: dict[str, str | None] = field(default_factory=dict)
     """The topic of each sink into topics; None where each row names its own."""
     servers: dict[str, str] = field(default_factory=dict)
@@ -160,8 +162,10 @@ class FlowRecord:
                 "run cannot tell whether a flow reads something else now"
             ) from None
 
-    def write(self, definitions: Definitions) -> None:
-        """Keep what the flows are now. Those that are not declared any more stay: they may come back."""
+    def write(self, definitions: Definitions, selection: Selection | None = None) -> None:
+        """Keep what the flows are now. Those that are not declared any more stay: they may come back, unless
+        they have another name now.
+        """
         known = self.read()
         streams = [flow for flow in definitions.flows if definitions.is_stream(flow)]
         now = known | {
@@ -170,6 +174,10 @@ class FlowRecord:
             )
             for flow in streams
         }
+        for key in known:
+            under = _new_key(key, selection) if selection is not None else key
+            if under != key and under in now:
+                del now[key]
         if now == known:
             return
         flows = [
@@ -195,14 +203,16 @@ def renamed(
     records: Mapping[tuple[str, str], KnownFlow], selection: Selection
 ) -> dict[tuple[str, str], KnownFlow]:
     """The records of flows under the names that the flows and their sinks have now."""
+    under_new = {_new_key(key, selection): known for key, known in records.items()}
+    return under_new | dict(records)
+
+
+def _new_key(key: tuple[str, str], selection: Selection) -> tuple[str, str]:
+    """The key that a flow has now, if it or its sink was renamed."""
     flows = {table_key(old): table_key(new) for old, new in selection.renamed_flows.items()}
     sinks = {table_key(old): table_key(new) for old, new in selection.renamed_sinks.items()}
-    under_new = {
-        (sinks.get(target, target), flows.get(name, name)): known
-        for (target, name), known in records.items()
-        if target in sinks or name in flows
-    }
-    return under_new | dict(records)
+    target, name = key
+    return sinks.get(target, target), flows.get(name, name)
 
 
 def plan_run(
@@ -210,9 +220,13 @@ def plan_run(
     selection: Selection,
     checkpoints: Mapping[tuple[str, str], FlowCheckpoint],
     records: Mapping[tuple[str, str], KnownFlow],
+    *,
+    is_elsewhere: bool = False,
 ) -> RunPlan:
-    """Plan a run over the checkpoints of a storage, as `flow_checkpoints` finds them."""
-    planner = _Planner(definitions, selection, checkpoints, records)
+    """Plan a run over the checkpoints of a storage, as `flow_checkpoints` finds them, or, where that
+    `is_elsewhere` than on this machine, `assumed_checkpoints`.
+    """
+    planner = _Planner(definitions, selection, checkpoints, records, is_elsewhere=is_elsewhere)
     planner.plan()
     return RunPlan(tuple(planner.flows), tuple(planner.problems))
 
@@ -224,7 +238,10 @@ class _Planner:
         selection: Selection,
         checkpoints: Mapping[tuple[str, str], FlowCheckpoint],
         records: Mapping[tuple[str, str], KnownFlow],
+        *,
+        is_elsewhere: bool,
     ) -> None:
+        self._is_elsewhere = is_elsewhere
         self._definitions = definitions
         self._selection = selection
         self._checkpoints = checkpoints
@@ -254,7 +271,8 @@ class _Planner:
             return FlowAction.BEGINS, "nothing was read yet"
         if not self._restarts(flow):
             return FlowAction.CONTINUES, self._changes(flow)
-        if table_key(flow.target) in self._definitions.sinks:
+        target = table_key(flow.target)
+        if target in self._definitions.sinks - self._definitions.merged:
             return FlowAction.RESTARTS, "what it has written stays in its sink, and is written once more"
         return FlowAction.RESTARTS, "its table is computed again"
 
@@ -294,7 +312,10 @@ class _Planner:
         tables = ", ".join(sorted({name for flow in repeating for name in self._again_below(flow)}))
         flows = ", ".join(f"{flow.name} (into {flow.target})" for flow in repeating)
         command = " ".join([_RUN, *(f"--full-refresh {name}" for name in [*chosen, *below])])
-        sinks = [name for name in below if table_key(name) in self._definitions.sinks]
+        of_topics = self._definitions.sinks - self._definitions.merged
+        sinks = [name for name in below if table_key(name) in of_topics]
+        if sinks and self._is_elsewhere:  # their checkpoints cannot be begun again one by one
+            command = f"{_RUN} --full-refresh-all"
         again = (
             f". What is in the topic of {', '.join(sinks)} stays there, and is written once more"
             if sinks
@@ -409,6 +430,21 @@ class _Planner:
             f"--renamed-sink {former[0]}={where}`; if flow {flow.name} is to write all that it reads: "
             f"`{_RUN} --new-flow {flow.name}`"
         )
+
+
+def assumed_checkpoints(
+    records: Mapping[tuple[str, str], KnownFlow], selection: Selection
+) -> dict[tuple[str, str], FlowCheckpoint]:
+    """The checkpoints of a storage that this machine cannot read: each flow that has run has one, under the
+    name that it has now.
+    """
+    flows = set(map(table_key, selection.renamed_flows))
+    sinks = set(map(table_key, selection.renamed_sinks))
+    return {
+        (target, name): FlowCheckpoint(Path(target, name), has_batches=True)
+        for target, name in records
+        if target not in sinks and name not in flows
+    }
 
 
 def rename_sinks(storage: Path, renamed: Mapping[str, str], definitions: Definitions) -> None:

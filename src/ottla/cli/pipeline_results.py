@@ -19,11 +19,14 @@ from typing import IO, Any, Final
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.formats import readable
 from ottla.cli.output import Cell, note, print_json_line, print_table
+from ottla.spark.merge.options import data_files, merged_names, merged_table
 from ottla.spark.pipelines.flow_graph import load_graph
 from ottla.spark.pipelines.graph_picture import as_dot, as_mermaid, as_svg, as_text
 from ottla.spark.pipelines.progress import readable_error
 from ottla.spark.pipelines.project import Project, spark_location
 from ottla.spark.pipelines.table_files import format_of, list_tables, read_rows
+from ottla.tables.errors import TableError
+from ottla.tables.keyed_table import DELETED, SPECIAL
 
 NO_TABLES: Final = "there are no tables yet: no run has completed; start one with `ottla pipeline run`"
 _WAREHOUSE: Final = "spark.sql.warehouse.dir"
@@ -99,7 +102,11 @@ def run_query(
     from ottla.spark.session import connect_session
 
     tables = list_tables(project.warehouse)
-    if not tables:
+    try:
+        merged = {name: merged_table(project.warehouse, name) for name in merged_names(project.warehouse)}
+    except TableError as error:
+        raise CliError(str(error)) from None
+    if not (tables or merged):
         raise CliError(NO_TABLES)
     note(f"starting Spark on {master}")
     with (
@@ -114,11 +121,13 @@ def run_query(
         try:
             for name, directory in tables.items():
                 _define(spark, name, directory.resolve())
+            for name, table in merged.items():
+                _define_merged(spark, name, table)
             answer = spark.sql(query)
             columns = list(answer.columns)
             rows = [row.asDict(recursive=True) for row in answer.limit(limit + 1).collect()]
         except PySparkException as error:
-            raise CliError(query_error(str(error), tables)) from None
+            raise CliError(query_error(str(error), [*tables, *merged])) from None
     print_rows(columns, rows[:limit], as_json=as_json)
     if len(rows) > limit:
         note(f"the first {limit} rows; --limit shows more")
@@ -148,6 +157,14 @@ def _define(spark: Any, name: str, directory: Path) -> None:
     else:
         files = spark.read.format(kind).option("mergeSchema", "true")
         files.load(str(directory)).createOrReplaceTempView(table)
+
+
+def _define_merged(spark: Any, name: str, table: Any) -> None:
+    """Make a table that merges known, with the rows that it has now and without those that are deleted."""
+    files = data_files(table)
+    if files:
+        rows = spark.read.option("mergeSchema", "true").parquet(*files)
+        rows.where(f"not {DELETED}").drop(*SPECIAL).createOrReplaceTempView(name)
 
 
 def print_graph(state: Path, form: str) -> None:

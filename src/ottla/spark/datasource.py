@@ -57,9 +57,13 @@ class OttlaDataSource(DataSource):
         return batch_writer(self.options, schema, overwrite, self.sink_listener())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        begin_task()
+        if "mergeTable" in self.options:
+            from ottla.spark.merge.writer import merge_writer
+
+            return merge_writer(self.options, schema)
         from ottla.spark.sink.writers import stream_writer
 
-        begin_task()
         return stream_writer(self.options, schema, self.sink_listener())
 
     def sink_listener(self) -> SinkListener:

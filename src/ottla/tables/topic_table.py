@@ -572,7 +572,7 @@ class TopicTable:
                         unfit.add(wanted.name)
                         continue
                     index = present.get_field_index(wanted.name)
-                    if index >= 0 and _same_type(present.field(index).type, wanted.type):
+                    if index >= 0 and same_type(present.field(index).type, wanted.type):
                         continue
                     try:
                         with table.update_schema() as update:
@@ -616,7 +616,7 @@ def _short(topic_id: str) -> str:
     return topic_id.replace("-", "")[:8]
 
 
-def _same_type(one: pa.DataType, other: pa.DataType) -> bool:
+def same_type(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether types are the same but for the width of the lengths in memory."""
 
     def plain(kind: pa.DataType) -> str:

@@ -62,7 +62,7 @@ def make_lazy(relation: Any) -> Any:
     copy.CopyFrom(relation)
     for each in list(_relations(copy)):  # those inside of others first
         kind = each.WhichOneof("rel_type")
-        if kind not in ("drop", "with_watermark") or not _tables(each):
+        if kind not in ("drop", "with_watermark") or not tables_read(each):
             continue
         rewritten = _drop(each) if kind == "drop" else _watermark(each)
         if rewritten is not None:
@@ -77,7 +77,7 @@ def eager_reads(relation: Any) -> list[EagerRead]:
         kind = each.WhichOneof("rel_type")
         if kind == "aggregate" and each.aggregate.HasField("pivot") and not each.aggregate.pivot.values:
             kind = "pivot"
-        if kind in _EAGER and (tables := frozenset(_tables(each))):
+        if kind in _EAGER and (tables := frozenset(tables_read(each))):
             found.append(EagerRead(*_EAGER[kind], tables))
     return found
 
@@ -170,7 +170,7 @@ def _relations(message: Any) -> Iterator[Any]:
         yield message
 
 
-def _tables(relation: Any) -> set[str]:
+def tables_read(relation: Any) -> set[str]:
     """The names of the tables that a plan reads, without their databases."""
     names = []
     for each in _relations(relation):

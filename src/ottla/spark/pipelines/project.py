@@ -56,6 +56,8 @@ class Project:
     configuration: Mapping[str, str]
     environment: str | None = None
     """The environment in which it runs; None for the specification alone."""
+    case_warehouse: Path | None = None
+    """Where the tables of a test are."""
     client_config: Path | None = None
     """The file with the settings of clients that the environment names."""
 
@@ -68,6 +70,8 @@ class Project:
         """Where tables are unless a setting says otherwise: beside the specification, by which a copy of the
         project is known.
         """
+        if self.case_warehouse is not None:
+            return self.case_warehouse
         of_environment = f"-{self.environment}" if self.environment else ""
         return (self.directory / f"spark-warehouse{of_environment}").resolve()
 

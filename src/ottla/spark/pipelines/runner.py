@@ -16,6 +16,8 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from ottla.spark.merge.definitions import InvalidMerge, merge_flow, merge_sink
+from ottla.spark.merge.options import TABLE, merged_warehouse
 from ottla.spark.pipelines.lazy_plans import (
     EagerRead,
     eager_reads,
@@ -25,6 +27,7 @@ from ottla.spark.pipelines.lazy_plans import (
     shape_of_sql,
     stream_reads,
     streams_in_sql,
+    tables_read,
 )
 from ottla.spark.pipelines.plan import Definitions, FlowDefinition
 from ottla.spark.pipelines.progress import Flow, PipelineProgress, readable_error
@@ -190,6 +193,7 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
     resolved with the graph, and says which flow an error is in.
     """
     from pyspark.errors import PySparkException
+    from pyspark.pipelines.flow import AutoCdcFlow
     from pyspark.pipelines.flow import Flow as DefinedFlow
     from pyspark.pipelines.output import MaterializedView, Output, Sink, StreamingTable
     from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
@@ -200,15 +204,54 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
             self._datasets: set[str] = set()
             self.definitions = Definitions()
             self._eager: list[tuple[str, str, EagerRead]] = []
+            self._reads: list[tuple[str, str, set[str]]] = []
+            # A streaming table is registered with its flow: if that merges, it is none for Spark.
+            self._held: dict[str, StreamingTable] = {}
+            self._merging: list[AutoCdcFlow] = []
 
         def register_output(self, output: Output) -> None:
+            if isinstance(output, StreamingTable):
+                self._held[table_key(output.name)] = output
+            else:
+                self._register(output)
+
+        def _release(self, table: str) -> None:
+            """Register a streaming table that was held back."""
+            if (held := self._held.pop(table_key(table), None)) is not None:
+                self._register(held)
+
+        def register_auto_cdc_flow(self, flow: AutoCdcFlow) -> None:
+            self._merging.append(flow)
+
+        def _merge(self, flow: AutoCdcFlow) -> None:
+            """Register a flow of changes into a table that merges."""
+            where = _source(project, flow.source_code_location)
+            table = self._held.pop(table_key(flow.target), None)
+            if table is None:
+                why = (
+                    "it has another flow, and takes one"
+                    if table_key(flow.target) in self._datasets
+                    else (f'create it with create_streaming_table("{flow.target}")')
+                )
+                raise InvalidDefinitions(f"{where}: create_auto_cdc_flow into {flow.target}: {why}")
+            try:
+                sink = merge_sink(flow, table, merged_warehouse(project.warehouse))
+            except InvalidMerge as error:
+                raise InvalidDefinitions(
+                    f"{where}: create_auto_cdc_flow into {flow.target}: {error}"
+                ) from None
+            self.definitions.merged.add(table_key(flow.target))
+            self._register(sink)
+            self.register_flow(merge_flow(spark, flow))
+
+        def _register(self, output: Output) -> None:
             super().register_output(output)
             self._datasets.add(table_key(output.name))
             if isinstance(output, MaterializedView | StreamingTable):
                 self._add_table(output.name, streaming=isinstance(output, StreamingTable))
             elif isinstance(output, Sink):
                 self.definitions.sinks.add(table_key(output.name))
-                if output.format == _FORMAT:
+                if output.format == _FORMAT and TABLE not in (output.options or {}):
                     options = output.options or {}
                     self._check_options(sink_options, options, f"sink {output.name}", output)
                     parsed = sink_options(options)
@@ -246,6 +289,7 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
             plans: list[Any] = []
             shapes: list[str] = []
             where = _source(project, flow.source_code_location)
+            self._release(flow.target)
 
             def resolved_late() -> Any:
                 return _ResolvedLate(flow.func(), plans, shapes)
@@ -259,6 +303,7 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
                 hint = eager_hint(eager[0]) if eager and missing else readable_error(str(error))
                 raise InvalidDefinitions(f"{where}: flow {flow.name}: {hint}") from None
             for plan in plans:
+                self._reads.append((where, flow.name, tables_read(plan)))
                 self._eager += [(where, flow.name, each) for each in eager_reads(plan)]
                 for read in outside_reads(plan):
                     if read.format == _FORMAT:
@@ -275,7 +320,19 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
             self.definitions.sources += [(flow, servers, topic) for topic in topics if topic]
 
         def check(self) -> None:
-            """Refuse what Spark has resolved without the graph: the order of the flows would be wrong."""
+            """Register what was held back, and refuse what Spark has resolved without the graph: the order of
+            the flows would be wrong.
+            """
+            for merging in self._merging:
+                self._merge(merging)
+            for table in list(self._held):
+                self._release(table)
+            for where, name, tables in self._reads:
+                for table in sorted(tables & self.definitions.merged):
+                    raise InvalidDefinitions(
+                        f"{where}: flow {name}: {table} is a table that merges, which flows of its pipeline "
+                        f"cannot read; let the flow read the changes that {table} is made of"
+                    )
             for where, name, each in self._eager:
                 if each.tables & self._datasets:
                     raise InvalidDefinitions(f"{where}: flow {name}: {eager_hint(each)}")

@@ -12,8 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from ottla.spark.merge.options import merged_names, merged_table
 from ottla.spark.pipelines.project import ProjectError
 from ottla.spark.pipelines.tables import committed_files, table_directories
+from ottla.tables.errors import TableError
+from ottla.tables.keyed_table import keyed_rows
 
 _FORMATS: Final = {".parquet": "parquet", ".orc": "orc", ".csv": "csv", ".json": "json"}
 _ATTEMPTS: Final = 5
@@ -41,14 +44,18 @@ def read_rows(warehouse: Path, table: str, limit: int) -> TableRows:
     """The first rows of a table, of files that were committed. A full refresh at the same time moves them;
     then they are found in their new place.
     """
+    merged = merged_names(warehouse)
+    for name in merged:
+        if name.lower() == table.lower():
+            return _read_merged(warehouse, name, limit)
     for _ in range(_ATTEMPTS):
         found = list_tables(warehouse)
         spelled = {name.lower(): each for name, each in found.items()}
         directory = spelled.get(table.lower().removeprefix("default."))
         if directory is None:
             known = (
-                f"there are {', '.join(sorted(found))}"
-                if found
+                f"there are {', '.join(sorted({*found, *merged}))}"
+                if found or merged
                 else "no run has completed yet; start one with `ottla pipeline run`"
             )
             raise ProjectError(f"there is no table {table}; {known}")
@@ -57,6 +64,14 @@ def read_rows(warehouse: Path, table: str, limit: int) -> TableRows:
         except FileNotFoundError:
             continue
     raise ProjectError(f"the files of table {table} change while they are read; try again")
+
+
+def _read_merged(warehouse: Path, name: str, limit: int) -> TableRows:
+    try:
+        rows = keyed_rows(merged_table(warehouse, name))
+    except TableError as error:
+        raise ProjectError(str(error)) from None
+    return TableRows(rows.column_names, rows.slice(0, limit).to_pylist(), rows.num_rows)
 
 
 def _read_directory(directory: Path, table: str, limit: int) -> TableRows:

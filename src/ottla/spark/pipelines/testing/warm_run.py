@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
+from ottla.spark.merge.options import merged_names, merged_table
 from ottla.spark.pipelines.progress import PipelineProgress
 from ottla.spark.pipelines.project import Project, spark_location
 from ottla.spark.pipelines.query_listener import listen_to_queries
 from ottla.spark.pipelines.runner import run_once
 from ottla.spark.pipelines.selection import Selection
 from ottla.spark.pipelines.tables import PipelineTables, TableListener
+from ottla.tables.keyed_table import keyed_rows
 
 TEST_SETTINGS: Final = {
     "spark.sql.pipelines.maxFlowRetryAttempts": "0",
@@ -45,8 +47,9 @@ class CaseDirectories:
         return self.root / "state"
 
     def project(self, project: Project) -> Project:
-        """The project with its checkpoints in this directory."""
-        return replace(project, storage=spark_location(self.storage.resolve()))
+        """The project with its checkpoints and tables in this directory."""
+        storage = spark_location(self.storage.resolve())
+        return replace(project, storage=storage, case_warehouse=self.warehouse)
 
 
 class WarmSession:
@@ -57,6 +60,7 @@ class WarmSession:
         self._context = context
         self._log = log
         self._tables: PipelineTables | None = None
+        self._warehouse: Path | None = None
         self._settings: set[str] = set()
 
     @property
@@ -68,6 +72,7 @@ class WarmSession:
     ) -> PipelineProgress:
         """Run the pipeline once. Raises RunFailed with the flow that failed."""
         there = directories.project(project)
+        self._warehouse = there.warehouse
         if self._tables is None:
             self._tables = PipelineTables(there, directories.warehouse, directories.state)
         settings = {**TEST_SETTINGS, **configuration}
@@ -91,6 +96,9 @@ class WarmSession:
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """The rows of a table, times in UTC."""
+        if self._warehouse is not None and table in merged_names(self._warehouse):
+            merged: list[dict[str, Any]] = keyed_rows(merged_table(self._warehouse, table)).to_pylist()
+            return merged
         self._spark.catalog.refreshTable(table)
         found: list[dict[str, Any]] = self._spark.table(table).toArrow().to_pylist()
         return found

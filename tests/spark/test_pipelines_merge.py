@@ -1,0 +1,246 @@
+"""Tables that merge in pipelines: the changes of a database end as its rows, each once."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.pipelines.flow import AutoCdcFlow
+from pyspark.pipelines.output import StreamingTable
+from pyspark.pipelines.source_code_location import SourceCodeLocation
+from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType
+
+from ottla.client.blocking import Admin, Producer
+from ottla.spark import debezium
+from ottla.spark.merge.definitions import InvalidMerge, merge_sink
+from ottla.spark.merge.options import MergeOptions
+from ottla.spark.merge.writer import merge_writer
+from tests.support.spark_pipelines import Pipeline, Run, WarmPipeline
+
+CUSTOMERS = """\
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+
+from ottla.spark.debezium import APPLY_AS_DELETES, METADATA_COLUMNS, SEQUENCE_BY, debezium_changes
+
+spark = SparkSession.active()
+
+
+@dp.temporary_view
+def customer_changes() -> DataFrame:
+    topic = (
+        spark.readStream.format("ottla")
+        .option("kafka.bootstrap.servers", spark.conf.get("ottla.bootstrap.servers"))
+        .option("subscribe", "NAME.customers")
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", "20")
+        .load()
+    )
+    return debezium_changes(topic, "id long, name string, at timestamp")
+
+
+dp.create_auto_cdc_flow(
+    target="customers",
+    source="customer_changes",
+    keys=["id"],
+    sequence_by=SEQUENCE_BY,
+    apply_as_deletes=APPLY_AS_DELETES,
+    except_column_list=METADATA_COLUMNS,
+)
+dp.create_streaming_table("customers")
+"""
+
+
+class Database:
+    """A table of customers, whose changes Debezium would write."""
+
+    def __init__(self, producer: Producer, topic: str, *, with_schema: bool = False) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._with_schema = with_schema
+        self.rows: dict[int, str] = {}
+
+    def put(self, number: int, name: str) -> None:
+        before = self._row(number)
+        self.rows[number] = name
+        self._send(number, "u" if before else "c", before, self._row(number))
+
+    def delete(self, number: int) -> None:
+        before = self._row(number)
+        del self.rows[number]
+        self._send(number, "d", before, None)
+        self._producer.send(self._topic, None, key=str(number).encode(), partition=number % 2)
+
+    def _row(self, number: int) -> dict[str, Any] | None:
+        name = self.rows.get(number)
+        return None if name is None else {"id": number, "name": name, "at": "2026-01-31T12:00:00Z"}
+
+    def _send(
+        self, number: int, op: str, before: dict[str, Any] | None, after: dict[str, Any] | None
+    ) -> None:
+        change: dict[str, Any] = {
+            "before": before,
+            "after": after,
+            "op": op,
+            "ts_ms": 1,
+            "source": {"lsn": 7},
+        }
+        if self._with_schema:
+            change = {"schema": {"type": "struct"}, "payload": change}
+        self._producer.send(
+            self._topic, json.dumps(change).encode(), key=str(number).encode(), partition=number % 2
+        )
+
+
+def prepared(pipeline: Pipeline, name: str) -> None:
+    pipeline.define("customers.py", CUSTOMERS.replace("NAME", name), cases={})
+    pipeline.create_topics(f"{name}.customers:2")
+
+
+def shown(pipeline: Pipeline) -> dict[int, str]:
+    ended = pipeline("show", "customers", "--json", "--limit", "1000")
+    assert ended.returncode == 0, ended.stderr
+    rows = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert len({row["id"] for row in rows}) == len(rows)
+    return {row["id"]: row["name"] for row in rows}
+
+
+def test_columns_of_a_database_are_fields() -> None:
+    assert doctest.testmod(debezium).failed == 0
+
+
+def cdc_flow(**changed: Any) -> AutoCdcFlow:
+    from pyspark.sql.connect.functions.builtin import col, expr
+
+    flow = AutoCdcFlow(
+        name="customers",
+        target="customers",
+        source="customer_changes",
+        keys=[col("id")],
+        sequence_by=expr("change_offset"),
+        apply_as_deletes=None,
+        column_list=None,
+        except_column_list=[col("change_op"), col("`at`")],
+        stored_as_scd_type=None,
+        track_history_column_list=None,
+        track_history_except_column_list=None,
+        spark_conf={},
+        source_code_location=SourceCodeLocation("customers.py", 7),
+    )
+    given = {
+        name: [expr(each) if "(" in each else col(each) for each in value]
+        if isinstance(value, list)
+        else value
+        for name, value in changed.items()
+    }
+    return replace(flow, **given)
+
+
+def streaming_table(**changed: Any) -> StreamingTable:
+    where = SourceCodeLocation("customers.py", 5)
+    table = StreamingTable("customers", None, where, {}, None, None, None, None)
+    return replace(table, **changed)
+
+
+def test_a_flow_of_changes_becomes_a_sink(tmp_path: Path) -> None:
+    sink = merge_sink(cdc_flow(), streaming_table(), tmp_path)
+    options = MergeOptions.from_spark({name.lower(): value for name, value in sink.options.items()})
+    assert options == MergeOptions("customers", str(tmp_path), ("id",), without=("change_op", "at"))
+    assert [name for name in ("ID", "name", "At", "change_op") if options.selects(name)] == ["ID", "name"]
+
+
+@pytest.mark.parametrize(
+    ("flow", "table", "problem"),
+    [
+        ({"stored_as_scd_type": 2}, {}, "stored_as_scd_type=2: here a table has the latest row"),
+        ({"target": "shop.customers"}, {}, "no database in its name"),
+        ({"keys": ["upper(id)"]}, {}, "keys: names of columns are expected"),
+        ({"keys": ["_deleted"]}, {}, "_deleted is a column of the table itself"),
+        ({}, {"schema": "id long"}, "omit schema and partition_cols"),
+    ],
+)
+def test_what_a_table_that_merges_is_not(
+    flow: dict[str, Any], table: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidMerge, match=problem):
+        merge_sink(cdc_flow(**flow), streaming_table(**table), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"name": StringType()}, "there is no column id, which is a key"),
+        ({"_sequence": StructType([])}, "by which changes cannot be ordered"),
+        ({"_deleted": StringType()}, "apply_as_deletes is string, and not true or false"),
+    ],
+)
+def test_changes_that_cannot_be_merged(columns: dict[str, DataType], problem: str, tmp_path: Path) -> None:
+    options = MergeOptions("customers", str(tmp_path), ("id",)).to_spark()
+    key: dict[str, DataType] = {} if "name" in columns else {"id": LongType()}
+    given = {**key, "_sequence": LongType(), "_deleted": BooleanType(), **columns}
+    schema = StructType([StructField(name, kind) for name, kind in given.items()])
+    with pytest.raises(ValueError, match=problem):
+        merge_writer(options, schema)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_changes_of_a_database_end_as_its_rows(
+    warm_pipeline: Callable[[str], WarmPipeline], admin: Admin, producer: Producer
+) -> None:
+    pipeline = warm_pipeline("cdc")
+    prepared(pipeline, "cdc")
+    admin.topics.create("cdc.customers", partitions=2)
+    database = Database(producer, "cdc.customers")
+    for number in range(6):
+        database.put(number, f"n{number}")
+    pipeline.run()
+    assert shown(pipeline) == database.rows
+
+    database.put(1, "changed")
+    database.delete(2)
+    database.put(7, "new")
+    database.put(2, "back")
+    database.delete(3)
+    assert "plan: 1 flow continues" in pipeline.run()
+    assert shown(pipeline) == database.rows
+    answer = pipeline(
+        "sql", "SELECT count(*) AS n, max(name) AS name, min(year(at)) AS y FROM customers", "--json"
+    )
+    assert json.loads(answer.stdout) == {"n": 6, "name": "new", "y": 2026}, answer.stderr
+
+    database.put(4, "after")
+    pipeline.run("--full-refresh", "customers")
+    assert shown(pipeline) == database.rows
+
+    reads = '@dp.materialized_view\ndef names() -> DataFrame:\n    return spark.read.table("customers")\n\n\n'
+    pipeline.change("customers.py", "dp.create_auto_cdc_flow(", f"{reads}dp.create_auto_cdc_flow(")
+    ended = pipeline("run", "-b", pipeline.bootstrap)
+    assert (ended.returncode, "flow names: customers is a table that merges" in ended.stderr) == (4, True)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.spark
+def test_runs_that_are_killed_merge_each_change_once(
+    new_pipeline: Callable[[str], Pipeline], producer: Producer
+) -> None:
+    pipeline = new_pipeline("killed")
+    prepared(pipeline, "killed")
+    pipeline.run()
+    database = Database(producer, "killed.customers", with_schema=True)
+    for round_ in range(4):
+        for number in range(60):
+            database.put(number, f"n{round_}")
+            if number % 5 == round_:
+                database.delete(number)
+        with Run(pipeline) as run:
+            run.reaches("customers: running")
+            run.kill(jvm=round_ % 2 == 0)
+    pipeline.run()
+    assert shown(pipeline) == database.rows

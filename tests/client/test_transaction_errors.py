@@ -25,3 +25,22 @@ async def test_the_sender_is_not_woken_for_records_that_only_an_abort_can_follow
         for _ in range(5):
             await asyncio.sleep(0)
     assert not woken
+
+
+async def test_partitions_are_not_added_any_more_by_a_producer_that_is_closed() -> None:
+    """What adds them belongs to nobody else, and would fail at a client that is closed."""
+    config = ProducerConfig(transactional_id="orders")
+    asked = asyncio.Event()
+
+    async def coordinator(*_: object) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    cluster = SimpleNamespace(config=config, coordinator=coordinator, new_backoff=lambda: None)
+    manager = TransactionManager(cast("Any", cluster), config, lambda: None)
+    manager.state = TransactionManagerState.IN_TRANSACTION
+    assert not manager.may_send_to(TopicPartition("orders", 0))
+    await asked.wait()
+    tasks = len(asyncio.all_tasks())
+    await manager.close()
+    assert len(asyncio.all_tasks()) == tasks - 1

@@ -139,12 +139,13 @@ class Producer:
         self._routes = self._router.routes
         self._keyless_stick = chosen is None
         self._metadata_updater = MetadataUpdater(self._cluster, self._wake_sender)
+        self._transaction_manager: TransactionManager | None = None
         self._transactions: Transactions | None = None
         identity: ProducerIdentity
         if self.config.transactional_id is not None:
-            manager = TransactionManager(self._cluster, self.config, self._wake_sender)
-            self._transactions = Transactions(manager, self._accumulator, self.flush)
-            identity = manager
+            identity = TransactionManager(self._cluster, self.config, self._wake_sender)
+            self._transaction_manager = identity
+            self._transactions = Transactions(identity, self._accumulator, self.flush)
         else:
             identity = IdempotentProducerIdentity(self._cluster)
         self._metrics = ClientMetrics("producer", self.config.client_id, self._cluster)
@@ -229,6 +230,8 @@ class Producer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._transaction_manager is not None:
+            await self._transaction_manager.close()
         self._warn_of_undelivered("was closed")
         self._fail_all(KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the producer was closed"))
         if self._own_cluster:

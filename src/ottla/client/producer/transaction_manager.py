@@ -154,6 +154,12 @@ class TransactionManager:
         self._joined.add(partition)  # it may be written or not
         self._transition_to_abortable_error(error)
 
+    async def close(self) -> None:
+        """Give up adding partitions: the transaction is left to its timeout."""
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.gather(self._joining, return_exceptions=True)
+
     # Begin and end.
 
     async def init(self, *, keep_prepared: bool = False) -> None:

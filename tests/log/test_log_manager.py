@@ -25,6 +25,7 @@ from ottla.records.builder import build_batch
 from ottla.runtime.disk import Disk, RealDisk, read_file, remove_tree, write_file
 from ottla.runtime.pool import InlinePool, Pool, ThreadPool
 from ottla.runtime.random import SeededRandom
+from ottla.runtime.turns import Turns
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import Op
@@ -487,6 +488,39 @@ async def test_a_new_log_inherits_nothing_from_one_of_the_same_name() -> None:
     node.log().flush()
     await node.crash()
     assert (node.log().log_start_offset, node.log().log_end_offset) == (0, 3)
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["at once", "after a restart"])
+async def test_what_nobody_else_has_is_not_committed_as_a_former_log_had_more(restarts: bool) -> None:
+    node = Node()
+    await node.start()
+    log = node.log()
+    node.fill(log)
+    log.update_high_watermark(log.log_end_offset)
+    await node.manager.checkpoint_high_watermarks()
+    await node.manager.delete_logs_in_turns([log.topic_partition], Turns(node.clock))
+    if restarts:
+        await node.crash()
+    node.fill(node.log(), 3)
+    node.log().flush()
+    await node.crash()
+    assert (node.log().high_watermark, node.log().log_end_offset) == (0, 3)
+
+
+async def test_a_former_log_that_went_with_a_crash_leaves_no_high_watermark() -> None:
+    node = Node()
+    await node.start()
+    log = node.log()
+    node.fill(log)
+    log.update_high_watermark(log.log_end_offset)
+    await node.manager.checkpoint_high_watermarks()
+    node.disk.rename(log.dir, f"{log.dir}.00000000000000000000000000000000-delete")
+    node.disk.sync_dir(node.manager.directories[0].path)
+    await node.crash()
+    node.fill(node.log(), 3)
+    node.log().flush()
+    await node.crash()
+    assert (node.log().high_watermark, node.log().log_end_offset) == (0, 3)
 
 
 async def test_a_stray_log_is_kept_but_not_served() -> None:

@@ -279,6 +279,10 @@ class LogManager:
         self._strays.extend(contents.strays)
         self._set_aside.extend(contents.damaged)
         options = LoadOptions(contents.clean_epoch is not None, self._producer_config)
+        directory.high_watermarks.load(contents.high_watermarks)
+        directory.high_watermarks.forget(
+            contents.high_watermarks.keys() - {each.partition for each in contents.partitions}
+        )
         found = [(each, config_of(each.partition.topic)) for each in contents.partitions]
         size = min(_AT_ONCE, max(1, -(-len(found) // self._recovery_threads)))
         parts = iter([found[start : start + size] for start in range(0, len(found), size)])
@@ -307,7 +311,6 @@ class LogManager:
             logs = self._future_logs if kind is DirKind.FUTURE else self._logs
             if partition in high_watermarks:
                 result.update_high_watermark(high_watermarks[partition])
-                directory.high_watermarks.load({partition: high_watermarks[partition]})
             if logs.setdefault(partition, result) is not result:
                 self._duplicates.append((logs, result))
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import posixpath
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -218,26 +220,44 @@ class HighWatermarkCheckpoint:
     """The high watermarks of a directory's logs, collected and written by what has moved.
 
     A log whose high watermark moves puts itself into `moved`; one that stands still costs nothing. A lost
-    write costs a follower a longer truncation check, and never a record.
+    write costs a follower a longer truncation check, and never a record. But a high watermark of a former log
+    of the same name would count records as committed that are not, so it goes before a new log has records.
     """
 
-    __slots__ = ("_changed", "_disk", "_gone", "_is_written", "_lines", "moved", "path")
+    __slots__ = (
+        "_changed",
+        "_disk",
+        "_gone",
+        "_is_written",
+        "_known",
+        "_lines",
+        "_staged",
+        "_writing",
+        "moved",
+        "path",
+    )
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self.path = path
         # Logs whose high watermark is not in the file, in the order in which they moved.
         self.moved: dict[LogWithHighWatermark, None] = {}
-        # What the next write changes: logs that are gone, and then high watermarks.
+        # What is to be staged next: logs that are gone, and then high watermarks.
         self._gone: list[TopicPartition] = []
         self._changed: dict[TopicPartition, int] = {}
+        # What was staged and not written, in order: any thread that writes takes all of it.
+        self._staged: deque[tuple[list[TopicPartition], dict[TopicPartition, int]]] = deque()
+        self._writing = threading.Lock()
         # The lines of the file, as of the last write; only the write itself changes them.
         self._lines: dict[TopicPartition, str] = {}
         self._is_written = True
+        # Logs of which the file may have a line.
+        self._known: set[TopicPartition] = set()
 
     def load(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Begin with what the file holds of the logs that are here."""
+        """Begin with what the file holds."""
         self._lines.update((tp, _offset_line(tp, at)) for tp, at in offsets.items())
+        self._known.update(offsets)
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop logs that are not in this directory any more, and are closed."""
@@ -245,32 +265,44 @@ class HighWatermarkCheckpoint:
             self._changed.pop(tp, None)
             self._gone.append(tp)
 
+    def knows(self, partition: TopicPartition) -> bool:
+        """Whether the file may have a high watermark of this log."""
+        return partition in self._known
+
+    def on_forgotten(self, partitions: Iterable[TopicPartition]) -> None:
+        """Note that a write ended which was staged after these were dropped."""
+        self._known.difference_update(partitions)
+
     def collect(self, limit: int) -> bool:
         """Read the high watermarks of so many logs that have moved; True if there are more."""
         for log in list(islice(self.moved, limit)):
             del self.moved[log]
             if not log.is_closed:
                 self._changed[log.topic_partition] = log.high_watermark
+                self._known.add(log.topic_partition)
         return bool(self.moved)
 
     def stage(self) -> Callable[[], None] | None:
-        """Return what writes the high watermarks that were collected, in any thread, one write at a time;
-        None if the file holds them.
+        """Return what writes the high watermarks that were collected, in any thread; None if the file holds
+        them.
         """
         if not self._changed and not self._gone and self._is_written:
             return None
-        gone, self._gone = self._gone, []
-        changed, self._changed = self._changed, {}
+        self._staged.append((self._gone, self._changed))
+        self._gone, self._changed = [], {}
         self._is_written = False
+        return self._write
 
-        def write() -> None:
-            for tp in gone:
-                self._lines.pop(tp, None)
-            self._lines.update((tp, _offset_line(tp, at)) for tp, at in changed.items())
+    def _write(self) -> None:
+        with self._writing:
+            self._is_written = False
+            while self._staged:
+                gone, changed = self._staged.popleft()
+                for tp in gone:
+                    self._lines.pop(tp, None)
+                self._lines.update((tp, _offset_line(tp, at)) for tp, at in changed.items())
             write_file(self._disk, self.path, encode_entries(self._lines.values()))
-            self._is_written = True
-
-        return write
+            self._is_written = not self._staged
 
 
 def encode_topic_id(topic_id: bytes) -> bytes:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import logging
 import posixpath
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ottla.log.directory import checkpoints
 from ottla.log.directory.checkpoints import HighWatermarkCheckpoint, OffsetCheckpoint
@@ -223,13 +223,19 @@ class LogDirectory:
         old.
         """
         gone = frozenset(partitions)
-        self.high_watermarks.forget(sorted(gone))
+        write = self._forget_high_watermarks(gone)
+        if write is not None:
+            write()
+        self.high_watermarks.on_forgotten(gone)
         for checkpoint in self._checkpoints:
             checkpoint.write({tp: at for tp, at in checkpoint.offsets.items() if tp not in gone})
 
     async def forget_in_pool(self, gone: set[TopicPartition], pool: Pool) -> None:
         """The same in the pool; other writes may come in between."""
-        self.high_watermarks.forget(sorted(gone))
+        write = self._forget_high_watermarks(gone)
+        if write is not None:
+            await pool.run(write)
+        self.high_watermarks.on_forgotten(gone)
         for checkpoint in self._checkpoints:
             while not gone.isdisjoint(checkpoint.offsets):
                 async with checkpoint.staging:
@@ -244,8 +250,15 @@ class LogDirectory:
                     else:
                         await pool.run(staged.drop)
 
+    def _forget_high_watermarks(self, gone: Collection[TopicPartition]) -> Callable[[], None] | None:
+        self.high_watermarks.forget(sorted(gone))
+        known = any(self.high_watermarks.knows(partition) for partition in gone)
+        return self.high_watermarks.stage() if known else None
+
     def knows(self, partition: TopicPartition) -> bool:
-        return any(partition in checkpoint.offsets for checkpoint in self._checkpoints)
+        return self.high_watermarks.knows(partition) or any(
+            partition in checkpoint.offsets for checkpoint in self._checkpoints
+        )
 
     # Delayed deletion
 

@@ -28,7 +28,7 @@ def test_a_worker_hides_what_its_catalog_and_registry_must_not_show() -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("the-id:the-secret, the-secret, pass%40word pass@word sesame registry-word here")
 
-    worker._on_open = fail  # type: ignore[assignment]
+    worker._open = fail  # type: ignore[assignment]
     secrets.learn_url(table["registry_url"])
     answer = worker.answer({"op": "open", "table": table}, b"")
     assert answer == {"error": "RuntimeError: [hidden], [hidden], [hidden] [hidden] [hidden] [hidden] here"}

@@ -379,7 +379,7 @@ async def test_a_table_that_hangs_does_not_hold_up_the_others(tmp_path: Path) ->
         async with asyncio.timeout(60):
             while not is_so():
                 good.due_ms = min(good.due_ms, 0)
-                keeper._fast.changed.set()
+                keeper._fast.woken.set()
                 await asyncio.sleep(0.01)
 
     await wait_for(lambda: bad.is_slow and len(limits) == 3)

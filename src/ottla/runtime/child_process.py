@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, Any, Final
 
 from ottla.runtime.pool import ThreadPool
@@ -51,7 +51,7 @@ class ChildProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def request(self, head: dict[str, Any], payload: bytes = b"") -> dict[str, Any]:
+    async def request(self, head: Mapping[str, Any], payload: bytes = b"") -> dict[str, Any]:
         """Send a request and return the answer. The child starts with the first one. One that takes too long,
         or whose caller goes away, ends the child.
         """

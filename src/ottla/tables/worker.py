@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ottla.runtime import process
 from ottla.runtime.child_process import serve_requests
@@ -19,6 +19,17 @@ from ottla.tables.errors import MissedDeletes, OffsetsMoved, TableError
 from ottla.tables.secrets import Secrets
 from ottla.tables.settings import CatalogSettings, MaintenanceSettings, TableSettings
 from ottla.tables.topic_table import TopicTable
+from ottla.tables.worker_messages import (
+    Append,
+    Appended,
+    Commit,
+    Committed,
+    Configure,
+    Maintain,
+    Offsets,
+    Open,
+    WorkerRequest,
+)
 
 _log = logging.getLogger(__name__)
 # Tables that are kept open; the one that was used longest ago goes.
@@ -36,7 +47,7 @@ class TableWorker:
 
     def answer(self, head: dict[str, Any], payload: bytes) -> dict[str, Any]:
         try:
-            return {"ok": getattr(self, f"_on_{head['op']}")(head, payload)}
+            return {"ok": self._answer(cast("WorkerRequest", head), payload)}
         except OffsetsMoved as error:
             self._tables.pop(str(head.get("topic")), None)
             return {"moved": self._secrets.hide(str(error))}
@@ -49,12 +60,26 @@ class TableWorker:
             self._catalog = None
             return {"error": f"{type(error).__name__}: {self._secrets.hide(str(error))[:500]}"}
 
-    def _on_configure(self, head: dict[str, Any], _: bytes) -> None:
-        self._catalog_settings = CatalogSettings(**head["catalog"])
+    def _answer(self, request: WorkerRequest, records: bytes) -> object:
+        if request["op"] == "configure":
+            self._configure(request)
+            return None
+        if request["op"] == "open":
+            return self._open(request)
+        if request["op"] == "append":
+            return self._append(request, records)
+        if request["op"] == "commit":
+            return self._commit(request)
+        if request["op"] == "maintain":
+            return self._maintain(request)
+        raise TableError(f"the worker knows no request {request!r:.100}")
+
+    def _configure(self, request: Configure) -> None:
+        self._catalog_settings = CatalogSettings(**request["catalog"])
         self._secrets.learn(self._catalog_settings)
 
-    def _on_open(self, head: dict[str, Any], _: bytes) -> dict[str, int]:
-        settings = TableSettings(**head["table"])
+    def _open(self, request: Open) -> Offsets:
+        settings = TableSettings(**request["table"])
         self._secrets.learn_url(settings.registry_url)
         if self._catalog is None:
             self._catalog = open_catalog(self._catalog_settings, create=True)
@@ -66,43 +91,41 @@ class TableWorker:
         self._tables[settings.topic] = table
         while len(self._tables) > _MAX_TABLES:
             del self._tables[next(iter(self._tables))]
-        return {str(partition): offset for partition, offset in table.open(head.get("now_ms", 0)).items()}
+        return {str(partition): offset for partition, offset in table.open(request.get("now_ms", 0)).items()}
 
-    def _on_append(self, head: dict[str, Any], payload: bytes) -> dict[str, Any]:
-        """`rebuild`: nothing was taken, and the partition is wanted again from the start of its log."""
-        aborted = [(int(producer), int(first)) for producer, first in head["aborted"]]
-        table = self._tables[head["topic"]]
+    def _append(self, request: Append, records: bytes) -> Appended:
+        aborted = [(int(producer), int(first)) for producer, first in request["aborted"]]
+        table = self._tables[request["topic"]]
         try:
             following = table.append(
-                head["partition"],
-                head["offset"],
-                payload,
+                request["partition"],
+                request["offset"],
+                records,
                 aborted,
-                is_rebuilt=head["rebuild"],
-                now_ms=head["now_ms"],
+                is_rebuilt=request["rebuild"],
+                now_ms=request["now_ms"],
             )
         except MissedDeletes as error:
             _log.warning("%s: its rows are built again", error)
             return {"rebuild": True}
         return {"next": following, "full": table.is_full}
 
-    def _on_commit(self, head: dict[str, Any], _: bytes) -> dict[str, Any]:
-        """Commit; without rows only if `always`: offsets that no row stands behind can wait."""
-        table = self._tables[head["topic"]]
-        if not table.has_rows and not head["always"]:
+    def _commit(self, request: Commit) -> Committed:
+        table = self._tables[request["topic"]]
+        if not table.has_rows and not request["always"]:
             return {"rows": 0, "files": 0, "bytes": 0}
-        result = table.commit(head["complete"])
+        result = table.commit(request["complete"])
         import pyarrow as pa
 
         # Some kilobytes that inflate to hundreds of megabytes would be held for good.
         pa.default_memory_pool().release_unused()
         return {"rows": result.rows, "files": result.files, "bytes": result.bytes}
 
-    def _on_maintain(self, head: dict[str, Any], _: bytes) -> dict[str, Any]:
+    def _maintain(self, request: Maintain) -> dict[str, Any]:
         from ottla.tables.maintenance import maintain
 
-        table = self._tables[head["topic"]].table
-        return maintain(table.refresh(), MaintenanceSettings(**head["settings"]), SystemClock().wall_ms())
+        table = self._tables[request["topic"]].table
+        return maintain(table.refresh(), MaintenanceSettings(**request["settings"]), SystemClock().wall_ms())
 
 
 def _without_offset(settings: TableSettings) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -38,6 +38,17 @@ from ottla.runtime.disk import NotInMemory
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.turns import Turns
 from ottla.tables.settings import MAX_PART_BYTES, CatalogSettings, MaintenanceSettings, TableSettings
+from ottla.tables.worker_messages import (
+    Append,
+    Appended,
+    Commit,
+    Committed,
+    Configure,
+    Maintain,
+    Offsets,
+    Open,
+    WorkerRequest,
+)
 
 if TYPE_CHECKING:
     from ottla.remote.log_reader import RemoteRecords
@@ -95,7 +106,7 @@ class TableBroker(Protocol):
 
 
 class Worker(Protocol):
-    async def request(self, head: dict[str, Any], payload: bytes = b"") -> dict[str, Any]: ...
+    async def request(self, head: Mapping[str, Any], payload: bytes = b"") -> dict[str, Any]: ...
     async def close(self) -> None: ...
 
 
@@ -150,13 +161,15 @@ class WorkerLane:
         self._timeout_seconds: Final = timeout_seconds
         self._make_worker: Final = make_worker
         self._worker: Worker | None = None
-        self.changed: Final = asyncio.Event()
+        # Set when what a table of the lane waits for has changed.
+        self.woken: Final = asyncio.Event()
 
     async def worker(self, catalog: Callable[[], CatalogSettings]) -> Worker:
         if self._worker is None:
             settings = catalog()
             worker = self._worker = self._make_worker(self._timeout_seconds)
-            await worker.request({"op": "configure", "catalog": settings.to_json()})
+            configure: Configure = {"op": "configure", "catalog": settings.to_json()}
+            await worker.request(configure)
         return self._worker
 
     async def replace_worker(self) -> None:
@@ -167,7 +180,7 @@ class WorkerLane:
     async def wait(self, pause_ms: int) -> None:
         try:
             async with asyncio.timeout(max(pause_ms, 0) / 1000):
-                await self.changed.wait()
+                await self.woken.wait()
         except TimeoutError:
             pass
 
@@ -239,8 +252,8 @@ class TableKeeper:
                     state.due_ms, state.backoff_ms = self._now_ms(), 0
             else:
                 self._topics.discard(topic)
-        self._fast.changed.set()
-        self._slow.changed.set()
+        self._fast.woken.set()
+        self._slow.woken.set()
 
     # The tasks
 
@@ -248,7 +261,7 @@ class TableKeeper:
         """Keep the tables of the first lane."""
         lane = self._fast
         while True:
-            lane.changed.clear()
+            lane.woken.clear()
             await self._take_up()
             await self._keep_due(lane)
             if not self._tables:
@@ -261,7 +274,7 @@ class TableKeeper:
         lane = self._slow
         idle_ms = self._now_ms()
         while True:
-            lane.changed.clear()
+            lane.woken.clear()
             kept = await self._keep_due(lane)
             for state in list(self._tables.values()):
                 if state.maintenance_ms <= self._now_ms() and state.topic in self._topics:
@@ -304,7 +317,7 @@ class TableKeeper:
             if found is not None and state is None:
                 interval_ms = self._broker.config.number("table.maintenance.interval.ms")
                 self._tables[topic] = TableState(topic, found.id, now_ms, now_ms, now_ms + interval_ms)
-                self._slow.changed.set()
+                self._slow.woken.set()
 
     async def _keep(self, state: TableState) -> None:
         """Do one round of a table, and decide when the next one is due."""
@@ -314,7 +327,7 @@ class TableKeeper:
             state.error, state.backoff_ms, state.repeats = None, 0, 0
             if state.is_slow and self._now_ms() - started_ms < _BACK_MS:
                 state.is_slow = False
-                self._fast.changed.set()
+                self._fast.woken.set()
             if is_complete:
                 state.complete_ms = started_ms
                 state.due_ms = started_ms + self._setting(state.topic, "table.freshness.ms")
@@ -338,7 +351,7 @@ class TableKeeper:
             self._on_failure(state, text)
             if isinstance(error, ChildTimedOut) and not state.is_slow:
                 state.is_slow = True
-                self._slow.changed.set()
+                self._slow.woken.set()
 
     def _on_failure(self, state: TableState, text: str) -> None:
         state.forget_positions()
@@ -371,8 +384,8 @@ class TableKeeper:
             await turns.pause_if_due()
         if not ends:
             return True
-        head = {"op": "open", "topic": state.topic, "table": self._table(state), "now_ms": now_ms}
-        answer = await self._ask(self._lane(state), head)
+        request: Open = {"op": "open", "topic": state.topic, "table": self._table(state), "now_ms": now_ms}
+        answer: Offsets = await self._ask(self._lane(state), request)
         offsets = {int(partition): offset for partition, offset in answer.items()}
         is_complete = await self._send(state, led, ends, offsets)
         for index, partition in led.items():
@@ -424,7 +437,7 @@ class TableKeeper:
                 if not read.records:
                     break
                 left -= len(read.records)
-                head: dict[str, Any] = {
+                append: Append = {
                     "op": "append",
                     "topic": state.topic,
                     "partition": index,
@@ -433,7 +446,7 @@ class TableKeeper:
                     "rebuild": is_rebuilt,
                     "now_ms": self._clock.wall_ms(),
                 }
-                answer = await self._ask(self._lane(state), head, read.records)
+                answer: Appended = await self._ask(self._lane(state), append, read.records)
                 if "rebuild" in answer and not is_rebuilt:
                     is_rebuilt, position = True, partition.log.log_start_offset
                     continue
@@ -444,8 +457,8 @@ class TableKeeper:
         moved = sum(position - offsets.get(index, 0) for index, position in positions.items())
         always = moved >= _MANY_OFFSETS
         complete = [index for index, position in positions.items() if position >= ends[index]]
-        head = {"op": "commit", "topic": state.topic, "always": always, "complete": complete}
-        result = await self._ask(self._lane(state), head)
+        commit: Commit = {"op": "commit", "topic": state.topic, "always": always, "complete": complete}
+        result: Committed = await self._ask(self._lane(state), commit)
         state.positions |= positions
         if result["rows"] or always:
             state.commits += 1
@@ -530,13 +543,13 @@ class TableKeeper:
 
     async def _merge_and_expire(self, state: TableState) -> None:
         config = self._broker.config
-        head: dict[str, Any] = {"op": "open", "topic": state.topic, "table": self._table(state)}
-        offsets = await self._ask(self._slow, head)
+        request: Open = {"op": "open", "topic": state.topic, "table": self._table(state)}
+        offsets: Offsets = await self._ask(self._slow, request)
         if any(offsets.get(str(index), 0) < position for index, position in state.positions.items()):
             # The table was dropped, or rolled back: a round has to look at it again.
             state.forget_positions()
             state.due_ms = self._now_ms()
-            self._lane(state).changed.set()
+            self._lane(state).woken.set()
         settings = MaintenanceSettings(
             target_bytes=config.number("table.file.target.bytes"),
             min_files=config.number("table.compaction.min.files"),
@@ -544,13 +557,13 @@ class TableKeeper:
             snapshot_max_count=config.number("table.snapshot.max.count"),
             orphan_min_age_ms=config.number("table.orphan.min.age.ms"),
         )
-        head = {"op": "maintain", "topic": state.topic, "settings": settings.to_json()}
-        await self._ask(self._slow, head)
+        maintain: Maintain = {"op": "maintain", "topic": state.topic, "settings": settings.to_json()}
+        await self._ask(self._slow, maintain)
 
-    async def _ask(self, lane: WorkerLane, head: dict[str, Any], payload: bytes = b"") -> Any:
+    async def _ask(self, lane: WorkerLane, request: WorkerRequest, records: bytes = b"") -> Any:
         """Send a request to the worker of a lane. UpkeepFailed if the answer is an error."""
         worker = await lane.worker(self._catalog)
-        answer = await worker.request(head, payload)
+        answer = await worker.request(request, records)
         if "moved" in answer:
             raise TableChanged(answer["moved"])
         if "ok" not in answer:

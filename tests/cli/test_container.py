@@ -22,6 +22,7 @@ from ottla.cli.container import (
 )
 from ottla.node.config.node_config import NodeConfig, unknown_names
 from ottla.testing.cluster_plan import free_ports
+from tests.docs.test_commands import check_command
 
 # What the compose files of Kafka's repository and Testcontainers have in common.
 ALONE = {
@@ -220,6 +221,10 @@ def test_a_node_as_testcontainers_starts_it(tmp_path: Path) -> None:
 def test_the_compose_file_of_three_nodes(directories: Directories) -> None:
     file = Path(__file__).parents[2] / "packaging" / "image" / "compose.yaml"
     services = yaml.safe_load(file.read_text())["services"]
+    for name in ("console", "spark"):
+        command = services.pop(name)
+        assert command["profiles"] == [name]
+        check_command(command["command"][1:])
     for number, (name, service) in enumerate(services.items(), 1):
         variables = {variable: str(value) for variable, value in service["environment"].items()}
         config = NodeConfig(settings_of(variables, directories))

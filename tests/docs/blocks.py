@@ -179,17 +179,16 @@ class Walk:
         for name, call in self.instead.items():
             if text.startswith(name) and call is not None:
                 return call(text)
-        parts = text.split(" | ")
-        own = next((at for at, part in enumerate(parts) if part.startswith("ottla ")), None)
-        if own is None:
-            return self._shell(text, "")
-        given = self._shell(" | ".join(parts[:own]), "") if own else ""
-        arguments = self._shell(f"printf '%s\\0' {parts[own].removeprefix('ottla ')}", "").split("\0")[:-1]
-        ended = CommandLine(self.servers)(*arguments, stdin=given)
-        assert ended.status == 0, f"`{text}` ended with {ended.status}: {ended.err}"
-        if parts[own + 1 :]:
-            return self._shell(" | ".join(parts[own + 1 :]), ended.out)
-        return ended.out + ended.err
+        printed = ""
+        for part in text.split(" | "):
+            if not part.startswith("ottla "):
+                printed = self._shell(part, printed)
+                continue
+            words = self._shell(f"printf '%s\\0' {part.removeprefix('ottla ')}", "").split("\0")[:-1]
+            ended = CommandLine(self.servers)(*words, stdin=printed)
+            assert ended.status == 0, f"`{part}` ended with {ended.status}: {ended.err}"
+            printed = ended.out if part != text else ended.out + ended.err
+        return printed
 
     def _shell(self, command: str, given: str) -> str:
         done = subprocess.run(

@@ -193,6 +193,18 @@ def test_the_sources_of_a_union_keep_their_places(
     assert [problem in each for each in found] == [True] if problem else not found
 
 
+def test_of_several_flows_that_are_gone_the_one_of_the_last_run_is_named(tmp_path: Path) -> None:
+    """The others were gone before: their checkpoints would have all read again that was read since."""
+    record = FlowRecord(tmp_path)
+    for name in ("a_dead_one", "find", "another"):
+        record.write(shop(FlowDefinition(name, "large", (ORDERS,), name)))
+    record.write(shop(*(FlowDefinition(name, "large", (ORDERS,), name) for name in ("find", "another"))))
+    edited = shop(FlowDefinition("find_large", "large", (ORDERS,), "find"))
+    known = (("large", "a_dead_one"), ("large", "another"), ("large", "find"))
+    with pytest.raises(ProjectError, match=r"find, another, a_dead_one.*--renamed-flow find=find_large"):
+        plan(edited, *known, read=record.read()).check()
+
+
 def test_a_sink_under_another_name_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     definitions = shop(FlowDefinition("find", "large", (ORDERS,)))
     definitions.topics["large"] = "shop.large"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -131,6 +131,8 @@ class KnownFlow:
     """The topic that it wrote to, if it is one into a sink."""
     is_ordered: bool = True
     """Whether the order of its streams is that of its query; earlier releases did not keep it."""
+    is_last: bool = True
+    """Whether it was declared in the last run, and not only in an earlier one."""
 
 
 class FlowRecord:
@@ -151,6 +153,7 @@ class FlowRecord:
                     flow.get("shape", ""),
                     flow.get("topic"),
                     is_ordered,
+                    flow.get("last", True),
                 )
                 for flow in document["flows"]
             }
@@ -168,7 +171,7 @@ class FlowRecord:
         """
         known = self.read()
         streams = [flow for flow in definitions.flows if definitions.is_stream(flow)]
-        now = known | {
+        now = {key: replace(flow, is_last=False) for key, flow in known.items()} | {
             flow.key: KnownFlow(
                 definitions.streams_of(flow), flow.shape, definitions.topics.get(table_key(flow.target))
             )
@@ -187,6 +190,7 @@ class FlowRecord:
                 "streams": [[each.kind, each.what] for each in flow.streams],
                 "shape": flow.shape,
                 "topic": flow.topic,
+                "last": flow.is_last,
             }
             for (target, name), flow in sorted(now.items())
         ]
@@ -385,7 +389,8 @@ class _Planner:
             return
         declared = {each.key for each in self._streams}
         gone = sorted(
-            known for at, known in self._checkpoints if at == target and (at, known) not in declared
+            (known for at, known in self._checkpoints if at == target and (at, known) not in declared),
+            key=lambda known: self._unlikeness(flow, (target, known)),
         )
         if not gone:
             self._check_name_of_sink(flow)
@@ -406,21 +411,30 @@ class _Planner:
                 f"`{_RUN} --full-refresh {where}`"
             )
 
+    def _unlikeness(self, flow: FlowDefinition, former: tuple[str, str]) -> tuple[bool, bool, bool, str]:
+        """How little a flow of the past is likely to be this one, for an order. One that was gone before the
+        last run has a checkpoint from then: to go on with that would read again what was read since.
+        """
+        known = self._records.get(former)
+        if known is None:
+            return True, True, True, former[1]
+        streams = self._definitions.streams_of(flow)
+        return not known.is_last, known.streams != streams, known.shape != flow.shape, former[1]
+
     def _check_name_of_sink(self, flow: FlowDefinition) -> None:
         """Refuse a sink that may be one of the past under a new name, into the same topic."""
         target, _ = flow.key
         topic = self._definitions.topics.get(target)
         if topic is None:
             return
-        former = sorted(
-            {
-                at
-                for at, name in self._checkpoints
-                if at not in self._definitions.sinks
-                and (known := self._records.get((at, name))) is not None
-                and known.topic == topic
-            }
+        found = sorted(
+            (self._unlikeness(flow, (at, name)), at)
+            for at, name in self._checkpoints
+            if at not in self._definitions.sinks
+            and (known := self._records.get((at, name))) is not None
+            and known.topic == topic
         )
+        former = list(dict.fromkeys(at for _, at in found))
         if not former:
             return
         where = flow.target.rpartition(".")[2]

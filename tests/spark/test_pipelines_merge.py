@@ -22,6 +22,7 @@ from ottla.spark.merge.options import MergeOptions
 from ottla.spark.merge.writer import merge_writer
 from tests.support.spark_pipelines import Pipeline, Run, WarmPipeline
 
+MENDED = '"id long, name string, at timestamp").selectExpr("* except (name)", "upper(name) as name")'
 CUSTOMERS = """\
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -64,6 +65,8 @@ class Database:
         self._topic = topic
         self._with_schema = with_schema
         self.rows: dict[int, str] = {}
+        self.changed_ms: dict[int, int] = {}
+        self.now_ms = 1_000_000
 
     def put(self, number: int, name: str) -> None:
         before = self._row(number)
@@ -92,9 +95,10 @@ class Database:
         }
         if self._with_schema:
             change = {"schema": {"type": "struct"}, "payload": change}
-        self._producer.send(
-            self._topic, json.dumps(change).encode(), key=str(number).encode(), partition=number % 2
-        )
+        self.now_ms += 1_000
+        self.changed_ms[number] = self.now_ms
+        value, key = json.dumps(change).encode(), str(number).encode()
+        self._producer.send(self._topic, value, key=key, partition=number % 2, timestamp=self.now_ms)
 
 
 def prepared(pipeline: Pipeline, name: str) -> None:
@@ -214,6 +218,21 @@ def test_the_changes_of_a_database_end_as_its_rows(
     )
     assert json.loads(answer.stdout) == {"n": 6, "name": "new", "y": 2026}, answer.stderr
 
+    # The code is mended, and what came wrong in some hours is read again.
+    said = pipeline("run", "-b", pipeline.bootstrap, "--to", "1h").stderr
+    assert "--to goes with --from" in said
+    pipeline.change("customers.py", '"id long, name string, at timestamp")', MENDED)
+    since, until = database.changed_ms[4], database.changed_ms[7]
+    pipeline.run("--from", f"@{since}", "--to", f"@{until}")
+    mended = {
+        number: name.upper() if since <= database.changed_ms[number] < until else name
+        for number, name in database.rows.items()
+    }
+    assert shown(pipeline) == mended
+    assert sum(name.isupper() for name in mended.values()) == 3
+    assert not list(pipeline.directory.glob("pipeline-storage/_again/*"))
+    pipeline.change("customers.py", MENDED, '"id long, name string, at timestamp")')
+
     database.put(4, "after")
     pipeline.run("--full-refresh", "customers")
     assert shown(pipeline) == database.rows
@@ -244,3 +263,18 @@ def test_runs_that_are_killed_merge_each_change_once(
             run.kill(jvm=round_ % 2 == 0)
     pipeline.run()
     assert shown(pipeline) == database.rows
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_range_of_time_is_not_read_again_where_rows_would_be_doubled(
+    warm_pipeline: Callable[[str], WarmPipeline], admin: Admin
+) -> None:
+    pipeline = warm_pipeline("plain")
+    for topic in ("plain.orders", "plain.large-orders"):
+        admin.topics.create(topic)
+    ended = pipeline("run", "-b", pipeline.bootstrap, "--from", "2026-01-01")
+    assert ended.returncode == 4
+    assert (
+        "no table here merges (create_auto_cdc_flow), and rows of all others would be doubled" in ended.stderr
+    )

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ottla.client.admin import Admin
     from ottla.spark.pipelines.checkpoints import Checkpoint
     from ottla.spark.pipelines.run_lock import RunLock
-    from ottla.spark.pipelines.selection import Selection
+    from ottla.spark.pipelines.selection import Selection, TimeRange
 
 HELP: Final = "Create, run and watch Spark pipelines over topics."
 _FULL_REFRESH_HINT: Final = (
@@ -115,6 +115,17 @@ def run(
     renamed_sink: RenamedSink = None,
     new_flow: NewFlow = None,
     environment: Environment = None,
+    since: Annotated[
+        str | None,
+        Option(
+            "--from",
+            metavar="TIME",
+            help="Read the records since this time again, into the tables that merge; nothing else runs.",
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, Option("--to", metavar="TIME", help="With --from: those before this time.")
+    ] = None,
     settings: Settings = None,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -128,6 +139,9 @@ def run(
     """
     if runs is not None and not continuous:
         raise WrongUsage("--runs goes with --continuous")
+    times = _times(since, until)
+    if times is not None and (continuous or refresh or full_refresh or full_refresh_all):
+        raise WrongUsage("--from reads a range of time again: omit --continuous and --refresh")
     selection = _selection(refresh, full_refresh, full_refresh_all, renamed_flow, renamed_sink, new_flow)
     started = _Start(project, bootstrap, embedded, master, settings, verbose, environment)
     lasting = continuous and runs is None
@@ -139,7 +153,25 @@ def run(
             interval_s=interval,
             continuous=lasting,
             summary=summary,
+            times=times,
         )
+
+
+def _times(since: str | None, until: str | None) -> TimeRange | None:
+    from ottla.cli.positions import parse_time
+    from ottla.runtime.clock import SystemClock
+    from ottla.spark.pipelines.selection import TimeRange
+
+    if since is None:
+        if until is not None:
+            raise WrongUsage("--to goes with --from")
+        return None
+    now_ms = SystemClock().wall_ms()
+    start = parse_time("--from", since, now_ms)
+    end = None if until is None else parse_time("--to", until, now_ms)
+    if end is not None and end <= start:
+        raise WrongUsage("--to is not after --from")
+    return TimeRange(start, end)
 
 
 def _selection(
@@ -229,6 +261,7 @@ def _start(
     continuous: bool = False,
     as_json: bool = False,
     summary: RunSummary | None = None,
+    times: TimeRange | None = None,
 ) -> None:
     """Start what a run needs, run, and stop it again."""
     from ottla.cli.pipeline_run import PipelineRequest, embedded_node, run_all
@@ -294,6 +327,7 @@ def _start(
             plan_only,
             as_json,
             lock,
+            times,
             summary,
         )
         try:

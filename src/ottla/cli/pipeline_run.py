@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from hashlib import sha256
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic, sleep
@@ -54,11 +55,17 @@ from ottla.spark.pipelines.project import (
     topics_to_create,
 )
 from ottla.spark.pipelines.query_listener import listen_to_queries
-from ottla.spark.pipelines.remote_storage import rename_elsewhere
+from ottla.spark.pipelines.remote_storage import remove_directories, rename_elsewhere
 from ottla.spark.pipelines.run_lock import RunLock
 from ottla.spark.pipelines.run_record import record_run
-from ottla.spark.pipelines.runner import InvalidDefinitions, RunFailed, RunListener, run_once
-from ottla.spark.pipelines.selection import Selection, table_key
+from ottla.spark.pipelines.runner import (
+    InvalidDefinitions,
+    RunFailed,
+    RunListener,
+    run_once,
+    storage_for_spark,
+)
+from ottla.spark.pipelines.selection import Selection, TimeRange, table_key
 from ottla.spark.pipelines.spark_flows import FlowNotSupported, SparkFlows
 from ottla.spark.pipelines.tables import (
     WAREHOUSE,
@@ -103,6 +110,8 @@ class PipelineRequest:
     """Whether a plan is printed for programs."""
     lock: RunLock | None = None
     """The lock of the project; the JVM holds it as long as it lives. None for a dry run."""
+    times: TimeRange | None = None
+    """The range of time that is read again, if it is not a run as any other."""
     summary: RunSummary | None = None
     """What the caller learns of the run when it has ended."""
 
@@ -138,6 +147,9 @@ def _run_all(request: PipelineRequest, log: IO[str] | None) -> None:
         note(f"Spark {context.version} on {request.master} is ready, {monotonic() - began:.1f} s")
         if request.lock is not None:
             request.lock.check()
+        if request.times is not None:
+            _read_again(spark, context, request, request.times, log, began)
+            return
         session = _Session(spark, context, request, log, began)
         if warehouse is not None and not (request.dry or request.plan_only):
             session.tables = PipelineTables(project, warehouse, request.state)
@@ -163,6 +175,23 @@ def _run_all(request: PipelineRequest, log: IO[str] | None) -> None:
             number += 1
 
 
+def _read_again(
+    spark: Any, context: Any, request: PipelineRequest, times: TimeRange, log: IO[str] | None, began: float
+) -> None:
+    """Read a range of time again, with checkpoints of its own: one that was killed goes on, and with other
+    code it begins again.
+    """
+    project = request.project
+    code = sha256(os.environ[CODE_VERSION].encode()).hexdigest()[:_CODE_DIGITS]
+    root, name = f"{storage_for_spark(project).rstrip('/')}/{_AGAIN}", f"{times.name}-{code}"
+    remove_directories(context, root, other_than=name)
+    there = replace(request, project=replace(project, storage=f"{root}/{name}"))
+    _Session(spark, context, there, log, began).run(Selection(), number=1)
+    remove_directories(context, root)
+
+
+_AGAIN: Final = "_again"
+_CODE_DIGITS: Final = 8
 _OTHER_TYPE: Final = "CANNOT_MERGE_INCOMPATIBLE_DATA_TYPE"
 
 
@@ -212,6 +241,7 @@ class _Session:
                     plan_only=request.plan_only,
                     output=self._log,
                     listener=_SessionListener(self, selection),
+                    times=request.times,
                 )
         except RunFailed as failure:
             if _OTHER_TYPE in str(failure) and self._changed_types:
@@ -245,6 +275,8 @@ class _Session:
         request = self._request
         check_topic_prefix(request.project, definitions)
         check_topics(definitions, request.configuration, is_dry=request.dry)
+        if request.times is not None:
+            return
         storage = request.project.storage_path
         if request.dry:
             return
@@ -273,6 +305,8 @@ class _Session:
 
     def keep_flows(self, graph: str) -> None:
         """Keep what Spark knows of the flows, and a copy for `ottla pipeline graph`."""
+        if self._request.times is not None:
+            return  # it is not all of them
         try:
             self._flows = SparkFlows(self._spark, self._context, graph, dry=self._request.dry)
             save_graph(self._flows.nodes(), self._request.state)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.runtime.clock import pause_thread
@@ -39,6 +39,7 @@ SPECIAL: Final = (SEQUENCE, DELETED)
 BATCH: Final = "ottla.batch"
 KEYS: Final = "ottla.keys"
 NAMESPACE: Final = "default"
+PRESENT: Final = -1
 _FILE_BYTES: Final = 64 * 1024 * 1024
 # As many small files are merged into one; a batch looks into each of them.
 MAX_SMALL_FILES: Final = 32
@@ -55,7 +56,7 @@ _PROPERTIES: Final = {
 @dataclass(frozen=True, slots=True)
 class BatchId:
     """A batch of a writer, among all. `generation` counts how often the writer began from the start: the
-    first batch of a later one replaces what the table has.
+    first batch of a later one replaces what the table has. `PRESENT` is the one that the table has.
     """
 
     writer: str
@@ -126,6 +127,8 @@ class KeyedTable:
                 pause_thread(0.05 * 2 ** min(attempt, 5))
             table = self._load_or_create(changes.schema)
             last = last_batch(table.metadata)
+            if batch.generation == PRESENT:
+                batch = replace(batch, generation=0 if last is None else last.generation)
             if batch.is_done(last):
                 return False
             if last is not None and last.generation > batch.generation:

@@ -26,7 +26,7 @@ class InvalidMerge(Exception):
     """A flow of changes that cannot be merged; the text says why."""
 
 
-def merge_sink(flow: AutoCdcFlow, table: StreamingTable, warehouse: Path) -> Sink:
+def merge_sink(flow: AutoCdcFlow, table: StreamingTable, warehouse: Path, *, is_again: bool = False) -> Sink:
     """The sink in the place of the table. Raises InvalidMerge."""
     from pyspark.pipelines.output import Sink
 
@@ -46,6 +46,7 @@ def merge_sink(flow: AutoCdcFlow, table: StreamingTable, warehouse: Path) -> Sin
         _names("keys", flow.keys),
         _names("column_list", flow.column_list or ()),
         _names("except_column_list", flow.except_column_list or ()),
+        is_again,
     )
     if strange := sorted({*options.keys, *options.columns} & set(SPECIAL)):
         raise InvalidMerge(f"{', '.join(strange)} is a column of the table itself")

@@ -22,6 +22,7 @@ _WAREHOUSE: Final = "mergeWarehouse"
 _KEYS: Final = "mergeKeys"
 _COLUMNS: Final = "mergeColumns"
 _EXCEPT: Final = "mergeExcept"
+_AGAIN: Final = "mergeAgain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class MergeOptions:
     keys: tuple[str, ...]
     columns: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    is_again: bool = False
+    """Whether changes are read again: the table goes on as it is."""
 
     def to_spark(self) -> dict[str, str]:
         return {
@@ -41,6 +44,7 @@ class MergeOptions:
             _KEYS: json.dumps(self.keys),
             _COLUMNS: json.dumps(self.columns),
             _EXCEPT: json.dumps(self.without),
+            _AGAIN: json.dumps(self.is_again),
         }
 
     @classmethod
@@ -56,6 +60,7 @@ class MergeOptions:
             names(_KEYS),
             names(_COLUMNS),
             names(_EXCEPT),
+            json.loads(given[_AGAIN.lower()]),
         )
 
     def selects(self, column: str) -> bool:

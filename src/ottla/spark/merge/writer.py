@@ -18,7 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ottla.spark.merge.options import MergeOptions
-from ottla.tables.keyed_table import DELETED, SEQUENCE, SPECIAL, BatchId
+from ottla.tables.keyed_table import DELETED, PRESENT, SEQUENCE, SPECIAL, BatchId
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +39,7 @@ class StagedRows(WriterCommitMessage):
 
 
 class MergeWriter(DataSourceStreamArrowWriter):
-    """Merges each micro-batch exactly once. `generation` is the number of the checkpoint."""
+    """Merges each micro-batch exactly once. `generation` is the number of the checkpoint, or `PRESENT`."""
 
     def __init__(self, options: MergeOptions, columns: Sequence[str], generation: int) -> None:
         self._options = options
@@ -136,7 +136,8 @@ def merge_writer(options: Any, schema: StructType) -> MergeWriter:
     if types[DELETED] != "boolean":
         raise ValueError(f"table {given.table}: apply_as_deletes is {types[DELETED]}, and not true or false")
     number = PurePath(str(options.get("checkpointlocation", ""))).name
-    return MergeWriter(given, columns, int(number) if number.isdecimal() else 0)
+    generation = int(number) if number.isdecimal() else 0
+    return MergeWriter(given, columns, PRESENT if given.is_again else generation)
 
 
 def _in_utc(rows: pa.Table) -> pa.Table:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ottla.spark.pipelines.plan import StreamRead
+from ottla.spark.pipelines.selection import TimeRange
 
 _RELATION: Final = "spark.connect.Relation"
 _NAME: Final = re.compile(r"\w+(\.\w+)*")
@@ -67,6 +68,29 @@ def make_lazy(relation: Any) -> Any:
         rewritten = _drop(each) if kind == "drop" else _watermark(each)
         if rewritten is not None:
             each.CopyFrom(rewritten)
+    return copy
+
+
+def read_again(relation: Any, times: TimeRange, format: str) -> Any:
+    """A copy of the plan whose streams of topics have the records of a range of time."""
+    copy = type(relation)()
+    copy.CopyFrom(relation)
+    for each in list(_relations(copy)):
+        if each.WhichOneof("rel_type") != "read" or not each.read.is_streaming:
+            continue
+        if not each.read.HasField("data_source") or each.read.data_source.format != format:
+            continue
+        options = each.read.data_source.options
+        for name in [name for name in options if name.lower().startswith("starting")]:
+            del options[name]
+        options["startingTimestamp"] = str(times.start)
+        options["startingOffsetsByTimestampStrategy"] = "latest"
+        if times.end is not None:
+            read = type(each)()
+            read.CopyFrom(each)
+            condition = f"timestamp < timestamp_millis({times.end})"
+            each.filter.input.CopyFrom(read)
+            each.filter.condition.expression_string.expression = condition
     return copy
 
 

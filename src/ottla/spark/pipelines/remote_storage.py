@@ -14,6 +14,15 @@ _FLOWS: Final = ("*/*", "*/*/*/*")
 """Of sinks, and of tables below their catalog and database."""
 
 
+def remove_directories(context: Any, root: str, *, other_than: str | None = None) -> None:
+    """Remove the directories in `root`, if there are any, but for one."""
+    path = context._jvm.org.apache.hadoop.fs.Path(root)
+    files = path.getFileSystem(context._jsc.hadoopConfiguration())
+    for each in files.globStatus(context._jvm.org.apache.hadoop.fs.Path(path, "*")) or ():
+        if each.getPath().getName() != other_than:
+            files.delete(each.getPath(), True)
+
+
 def rename_elsewhere(context: Any, storage: str, selection: Selection, definitions: Definitions) -> None:
     """Move the checkpoints of flows and sinks to their new names; what was moved already is left alone."""
     if not (selection.renamed_sinks or selection.renamed_flows):

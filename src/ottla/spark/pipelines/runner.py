@@ -23,6 +23,7 @@ from ottla.spark.pipelines.lazy_plans import (
     eager_reads,
     make_lazy,
     outside_reads,
+    read_again,
     shape_of,
     shape_of_sql,
     stream_reads,
@@ -32,7 +33,7 @@ from ottla.spark.pipelines.lazy_plans import (
 from ottla.spark.pipelines.plan import Definitions, FlowDefinition
 from ottla.spark.pipelines.progress import Flow, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import Project, ProjectError, spark_location
-from ottla.spark.pipelines.selection import Selection, UnknownTables, table_key
+from ottla.spark.pipelines.selection import Selection, TimeRange, UnknownTables, table_key
 from ottla.spark.sink.options import sink_options
 from ottla.spark.source.options import source_options
 
@@ -101,9 +102,11 @@ def run_once(
     plan_only: bool = False,
     output: IO[str] | None = None,
     listener: RunListener | None = None,
+    times: TimeRange | None = None,
 ) -> None:
-    """Run the project once over the data that exists, or with `plan_only` load its definitions. Raises
-    RunFailed with the flow that failed and why.
+    """Run the project once over the data that exists, or with `plan_only` load its definitions. With `times`
+    only the tables that merge run, over what topics have of these times. Raises RunFailed with the flow that
+    failed and why.
 
     `configuration` is the project's, overridden by the caller's values; the output of its definitions goes to
     `output`.
@@ -121,6 +124,7 @@ def run_once(
             plan_only,
             output,
             listener or RunListener(),
+            times,
         )
     except PySparkException as error:
         raise _failure(error, progress) from None
@@ -138,6 +142,7 @@ def _run(
     plan_only: bool,
     output: IO[str] | None,
     listener: RunListener,
+    times: TimeRange | None,
 ) -> None:
     from pyspark.errors import PySparkException
     from pyspark.pipelines.cli import load_pipeline_spec, register_definitions
@@ -148,7 +153,7 @@ def _run(
         _set(spark, project, name, value)
     graph = create_dataflow_graph(spark, spec.catalog, spec.database, configuration)
     try:
-        registry = _registry(spark, graph, project, listener)
+        registry = _registry(spark, graph, project, listener, times)
         try:
             with redirect_stdout(output or sys.stderr):
                 register_definitions(project.spec, registry, spec, spark, graph)
@@ -188,14 +193,16 @@ def _run(
         _drop(spark, graph)
 
 
-def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -> Any:
+def _registry(
+    spark: Any, graph: str, project: Project, listener: RunListener, times: TimeRange | None
+) -> Any:
     """Spark's registry of definitions, which also tells the listener of the tables, registers plans that are
     resolved with the graph, and says which flow an error is in.
     """
     from pyspark.errors import PySparkException
     from pyspark.pipelines.flow import AutoCdcFlow
     from pyspark.pipelines.flow import Flow as DefinedFlow
-    from pyspark.pipelines.output import MaterializedView, Output, Sink, StreamingTable
+    from pyspark.pipelines.output import MaterializedView, Output, Sink, StreamingTable, TemporaryView
     from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
 
     class Registry(SparkConnectGraphElementRegistry):
@@ -212,12 +219,12 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
         def register_output(self, output: Output) -> None:
             if isinstance(output, StreamingTable):
                 self._held[table_key(output.name)] = output
-            else:
+            elif times is None or isinstance(output, TemporaryView):
                 self._register(output)
 
         def _release(self, table: str) -> None:
             """Register a streaming table that was held back."""
-            if (held := self._held.pop(table_key(table), None)) is not None:
+            if (held := self._held.pop(table_key(table), None)) is not None and times is None:
                 self._register(held)
 
         def register_auto_cdc_flow(self, flow: AutoCdcFlow) -> None:
@@ -235,7 +242,8 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
                 )
                 raise InvalidDefinitions(f"{where}: create_auto_cdc_flow into {flow.target}: {why}")
             try:
-                sink = merge_sink(flow, table, merged_warehouse(project.warehouse))
+                warehouse = merged_warehouse(project.warehouse)
+                sink = merge_sink(flow, table, warehouse, is_again=times is not None)
             except InvalidMerge as error:
                 raise InvalidDefinitions(
                     f"{where}: create_auto_cdc_flow into {flow.target}: {error}"
@@ -279,6 +287,8 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
                 raise InvalidDefinitions(f"{where}: {what}: {error}") from None
 
         def register_sql(self, sql_text: str, file_path: Path) -> None:
+            if times is not None:
+                return
             super().register_sql(sql_text, file_path)
             for name, streaming in tables_in_sql(sql_text):
                 self._datasets.add(table_key(name))
@@ -290,9 +300,11 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
             shapes: list[str] = []
             where = _source(project, flow.source_code_location)
             self._release(flow.target)
+            if times is not None and table_key(flow.target) not in self._datasets:
+                return  # of what does not run
 
             def resolved_late() -> Any:
-                return _ResolvedLate(flow.func(), plans, shapes)
+                return _ResolvedLate(flow.func(), plans, shapes, times)
 
             try:
                 super().register_flow(replace(flow, func=resolved_late))
@@ -327,6 +339,8 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
                 self._merge(merging)
             for table in list(self._held):
                 self._release(table)
+            if times is not None:
+                self._check_times()
             for where, name, tables in self._reads:
                 for table in sorted(tables & self.definitions.merged):
                     raise InvalidDefinitions(
@@ -337,6 +351,20 @@ def _registry(spark: Any, graph: str, project: Project, listener: RunListener) -
                 if each.tables & self._datasets:
                     raise InvalidDefinitions(f"{where}: flow {name}: {eager_hint(each)}")
 
+        def _check_times(self) -> None:
+            """Refuse to read a range of time again where rows would be doubled, or are not to be had."""
+            if not self._merging:
+                raise InvalidDefinitions(
+                    "--from: no table here merges (create_auto_cdc_flow), and rows of all others would be "
+                    "doubled; --full-refresh computes them again"
+                )
+            for where, name, tables in self._reads:
+                if others := sorted(tables - self._datasets):
+                    raise InvalidDefinitions(
+                        f"{where}: flow {name}: with --from, changes are read from topics; let it read the "
+                        f"topic of {', '.join(others)} through a temporary view"
+                    )
+
     return Registry()
 
 
@@ -345,18 +373,21 @@ class _ResolvedLate:
     gets the plan, and `shapes` what tells it from another.
     """
 
-    def __init__(self, frame: Any, plans: list[Any], shapes: list[str]) -> None:
+    def __init__(self, frame: Any, plans: list[Any], shapes: list[str], times: TimeRange | None) -> None:
         if not hasattr(frame, "_plan"):
             raise TypeError(f"the function of a flow returns a DataFrame, not {type(frame).__name__}")
         self._frame = frame
         self._plans = plans
         self._shapes = shapes
+        self._times = times
         self._plan = self
 
     def plan(self, client: Any) -> Any:
         query = self._frame._plan.plan(client)
         self._shapes.append(shape_of(query))
         relation = make_lazy(query)
+        if self._times is not None:
+            relation = read_again(relation, self._times, _FORMAT)
         self._plans.append(relation)
         return relation
 

@@ -21,6 +21,20 @@ def table_key(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeRange:
+    """A range of the records' times that is read again, in milliseconds; `end` is not part of it, and None
+    is now.
+    """
+
+    start: int
+    end: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.start}-{'' if self.end is None else self.end}"
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """Which tables a run updates, as `spark-pipelines run` names them; all if none is named."""
 

@@ -11,7 +11,7 @@ from tests.support.wire import WireClient, create_topic
 
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.log.unified_log import UnifiedLog
-from ottla.node.fetch import cold_reads
+from ottla.node.fetch.partition_reader import rounds
 from ottla.protocol.api import API_BY_NAME
 from ottla.protocol.headers import read_response
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -162,7 +162,7 @@ def test_what_memory_cannot_hold_is_read_all_the_same(old_data: str, cold: ColdD
         response = wire.ask(fetch(), 12)
         assert isinstance(response, FetchResponse)
         assert all(value in records(response) for value in VALUES[7:])
-        assert cold.loads == cold_reads._ROUNDS
+        assert cold.loads == sum(rounds())
 
 
 def test_records_that_the_system_has_dropped_from_memory_are_read(old_data: str) -> None:

@@ -100,6 +100,7 @@ class LogReadInfo(NamedTuple):
     log_end_offset: int
     diverging_epoch: EpochEndOffset | None = None
     aborted: tuple[AbortedTxn, ...] | None = None  # None unless the isolation is TXN_COMMITTED
+    is_remote: bool = False  # whether remote storage was asked; without records, they did not come in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -739,10 +740,12 @@ class Partition:
                 records = log.read(offset, max_bytes, upper_offset=upper, min_one_batch=min_one_batch).records
             if state is not None and follower is not None:
                 self._update_follower_fetch_state(state, follower, offset, end, now_ms)
-        aborted = None
+        aborted: tuple[AbortedTxn, ...] | None = None
         if isolation is FetchIsolation.TXN_COMMITTED:
-            with waiting(may_wait):
-                aborted = self._aborted_transactions(offset, last_stable, records)
+            aborted = ()
+            if records:
+                with waiting(may_wait):
+                    aborted = self._aborted_transactions(offset, last_stable, records)
         return LogReadInfo(records, high_watermark, last_stable, start, end, diverging, aborted)
 
     def _replica_of(self, follower: FollowerFetch, current_leader_epoch: int) -> Replica:
@@ -805,7 +808,7 @@ class Partition:
         return None
 
     def _aborted_transactions(self, offset: int, last_stable: int, records: bytes) -> tuple[AbortedTxn, ...]:
-        aborted = self.log.collect_aborted_transactions(offset, last_stable) if records else []
+        aborted = self.log.collect_aborted_transactions(offset, last_stable)
         if not aborted:
             return ()
         last: BatchHeader | None = None

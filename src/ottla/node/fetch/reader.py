@@ -6,6 +6,7 @@ error, a diverging epoch or a preferred replica to report. Otherwise the request
 partition makes it dirty and wakes the request, and `may_be_satisfied` looks at the partitions that have moved
 since the last time, and at no others, to see cheaply whether another read would find enough.
 
+Each partition is read by `partition_reader`: what it misses is loaded, and those partitions are read again.
 Many partitions are read in several turns of the event loop. So what a response says of a partition was true
 of it at one moment, and the moments of two partitions may differ; Kafka promises no more. What moves after
 its read is dirty again, for the next read or the next request.
@@ -17,16 +18,13 @@ Invariant: what was read and not sent is dirty when the request ends.
 
 from __future__ import annotations
 
-from functools import partial
-from operator import attrgetter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
-from ottla.node.fetch.cold_reads import MissingReads
-from ottla.node.fetch.remote_reads import RemoteRead, prepare_remote_read
+from ottla.node.fetch.partition_reader import MissingRead, PartitionReader, load, rounds
 from ottla.node.fetch.session import (
     CachedPartition,
     FetchKey,
-    FetchSession,
     FetchTerms,
     ReadContext,
 )
@@ -40,15 +38,12 @@ from ottla.protocol.messages.fetch import (
     PartitionData,
 )
 from ottla.protocol.names import TopicPartition
-from ottla.records.batch import LOG_OVERHEAD
-from ottla.replication.partition import FetchIsolation, FollowerFetch, Partition
-from ottla.replication.purgatory import DelayedOperationPurgatory
+from ottla.replication.partition import FetchIsolation, FollowerFetch, LogReadInfo, Partition
 from ottla.runtime import invariants
-from ottla.runtime.disk import NotInMemory
 from ottla.runtime.turns import Turns
 
 if TYPE_CHECKING:
-    from ottla.log.segment.txn_index import AbortedTxn
+    from ottla.log.log_manager import LogManager
     from ottla.metadata.image.image import MetadataImage
     from ottla.node.cluster.replication import BrokerReplication
     from ottla.node.config.node_config import NodeConfig
@@ -58,7 +53,6 @@ if TYPE_CHECKING:
     from ottla.security.principal import KafkaPrincipal
 
 _READ_COMMITTED: Final = 1
-_BY_ORDER: Final = attrgetter("order")
 # More partitions than these are read in turns that are bounded by time.
 _READ_AT_ONCE: Final = 64
 # Members of an enum take longer to find.
@@ -77,6 +71,9 @@ class FetchServices(Protocol):
 
     @property
     def image(self) -> MetadataImage: ...
+
+    @property
+    def logs(self) -> LogManager: ...
 
     @property
     def replicas(self) -> ReplicaManager: ...
@@ -133,37 +130,28 @@ class FetchReader:
         "_broker",
         "_clock",
         "_closed",
-        "_cold",
         "_denied",
         "_enough",
         "_fetch",
-        "_grown",
         "_high_watermarks",
         "_is_refused",
-        "_is_stale",
-        "_isolation",
         "_left",
         "_limit",
-        "_listener",
         "_max_bytes",
+        "_max_wait_ms",
         "_min_bytes",
-        "_moved",
-        "_only_leader",
+        "_missing",
+        "_partition_reader",
         "_pending",
         "_permissions",
-        "_rack",
         "_read_bytes",
-        "_remote",
-        "_replica_epoch",
-        "_replica_id",
-        "_reports_high_watermark",
         "_respond_now",
         "_session",
+        "_terms",
         "_to_read",
         "_turns",
         "follower",
         "results",
-        "satisfied",
     )
 
     def __init__(
@@ -184,81 +172,62 @@ class FetchReader:
         self._denied: set[str] = set()  # the topics for which that was logged
         self._permissions = permissions
         self._pending = pending
-        self._listener = listener
         self._fetch = fetch
-        self._replica_id = replica_id(request, version)
-        self._replica_epoch = replica_epoch(request, version)
-        self.follower = self._replica_id >= 0
+        id, epoch = replica_id(request, version), replica_epoch(request, version)
+        self.follower = id >= 0
         # Whether it says that it is a broker, and may not act as one.
         self._is_refused = self.follower and not permissions.allowed(
             AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME
         )
-        if (
-            self.follower
-            and not self._is_refused
-            and broker.replicas.is_other_broker(self._replica_id, self._replica_epoch)
-        ):
+        if self.follower and not self._is_refused and broker.replicas.is_other_broker(id, epoch):
             pending.connection.mark_inter_broker()
-        self._is_stale = self.follower and broker.replicas.is_stale(self._replica_id, self._replica_epoch)
-        self._rack = (
-            request.rack_id
-            if version >= 11 and not self.follower and broker.replication.selects_nearest
-            else ""
-        )
+        selects_nearest = broker.replication.selects_nearest
+        limit = request.max_bytes
         if self.follower:
-            self._isolation = FetchIsolation.LOG_END
+            isolation, rack = FetchIsolation.LOG_END, ""
         else:
-            self._isolation = (
+            isolation = (
                 FetchIsolation.TXN_COMMITTED
                 if request.isolation_level == _READ_COMMITTED
                 else FetchIsolation.HIGH_WATERMARK
             )
-        self._only_leader = self.follower or version < 11
-        limit = request.max_bytes
-        if not self.follower:
+            rack = request.rack_id if version >= 11 and selects_nearest else ""
             limit = min(limit, broker.config.number("fetch.max.bytes"))
         self._max_bytes = limit
         self._min_bytes = min(request.min_bytes, limit)
+        self._max_wait_ms = request.max_wait_ms
+        self._terms = terms = FetchTerms(
+            isolation,
+            self.follower or version < 11,
+            id,
+            epoch,
+            self.follower and broker.replicas.is_stale(id, epoch),
+            rack,
+            listener if rack else "",
+            broker.image.cluster.brokers if rack else None,
+            self._permission_terms(),
+        )
+        self._partition_reader = PartitionReader(broker, isolation, only_leader=terms.only_leader)
         # What was read of each partition in this request, in the order of the response.
         self.results = fetch.known_results
         self._read_bytes = 0  # the size of the records in the results
-        self._grown = 0  # bytes that have become readable since the last read
+        self._limit = self._enough = self._left = 0
         self._respond_now = False
-        self.satisfied = False
-        # Partitions that have become dirty since the last look at them.
-        self._moved: list[CachedPartition] = []
-        self._cold: list[CachedPartition] = []
-        # Reads of remote storage, by the partition that they are for; None if there was none.
-        self._remote: dict[CachedPartition, RemoteRead] | None = None
+        # What is being read; None before the first read. And what it has found missing.
+        self._to_read: Iterator[CachedPartition] | None = None
+        self._missing: dict[CachedPartition, MissingRead] = {}
+        self._turns: Turns | None = None
         # Consumers that read from a follower see records once that follower knows the new high watermark, so
         # it gets a response as soon as the high watermark moves. Where consumers read from leaders only, that
-        # would just double the number of fetches.
-        self._reports_high_watermark = self.follower and broker.replication.selects_nearest
-        # As of the first reading, if `_reports_high_watermark`.
-        self._high_watermarks: dict[FetchKey, int] = {}
+        # would just double the number of fetches. As of the first reading.
+        self._high_watermarks: dict[FetchKey, int] | None = {} if self.follower and selects_nearest else None
         self._session = session = fetch.session
-        self._begin_fetch(session)
-        if session.readers > 0:
-            broker.replicas.purgatory.check_and_complete(session)  # the other request is outdated
-        session.readers += 1
-        session.on_moved = self._moved.append
-        self._closed = False
-        self._begin_read()
-
-    def _begin_fetch(self, session: FetchSession) -> None:
-        terms = FetchTerms(
-            self._isolation,
-            self._only_leader,
-            self._replica_id,
-            self._replica_epoch,
-            self._is_stale,
-            self._rack,
-            self._listener if self._rack else "",
-            self._broker.image.cluster.brokers if self._rack else None,
-            self._permission_terms(),
-        )
+        is_outdated = session.readers > 0
         session.begin_fetch(terms, self._clock.wall_ms())
-        if invariants.thorough and session.readers == 0:
+        self._closed = False
+        if is_outdated:
+            broker.replicas.purgatory.check_and_complete(session)  # of the other request
+        elif invariants.thorough:
             for cached in session.partitions.values():
                 if cached not in session.dirty:
                     self._check_clean(cached)
@@ -286,31 +255,19 @@ class FetchReader:
         known = self.results.get(cached.key, cached)
         assert log.high_watermark == known.high_watermark, (partition, known.high_watermark)
         assert log.log_start_offset == known.log_start_offset, (partition, known.log_start_offset)
-        assert self._readable_end(partition) == cached.read_end, (partition, cached.read_end)
+        assert self._terms.readable_end(partition) == cached.read_end, (partition, cached.read_end)
         assert partition.leader_epoch == cached.read_leader_epoch, partition
         assert cached.requested.fetch_offset >= cached.read_end, partition
         if self.follower:
-            assert self._replica_id in partition.isr, partition
-        if self._rack:
+            assert self._terms.replica_id in partition.isr, partition
+        if self._terms.rack:
             assert self._preferred_replica(partition, cached.requested) is None, partition
 
     def close(self, *, answered: bool = False) -> None:
         """End the request. Unless its results were sent, they are read again."""
-        if self._closed:
-            return
-        self._closed = True
-        session = self._session
-        session.readers -= 1
-        if session.readers == 0:
-            session.on_moved = None
-        if not answered:
-            for key in self.results:
-                cached = session.partitions.get(key)
-                if cached is not None:
-                    cached.end_idle()
-                    session.dirty[cached] = None
-        if not session.is_cached:
-            session.close_if_unused()
+        if not self._closed:
+            self._closed = True
+            self._session.end_fetch(() if answered else self.results)
 
     def __del__(self) -> None:
         # Where the connection was lost before the task of the request had its first turn.
@@ -318,47 +275,85 @@ class FetchReader:
 
     # Reading
 
-    @property
-    def has_partitions_to_read(self) -> bool:
-        return bool(self._session.dirty)
-
-    def begin_again(self) -> None:
-        """Prepare another read after a wait."""
-        self._session.last_fetch_ms = self._clock.wall_ms()
+    def read_now(self) -> bool:
+        """Begin to read; whether that was all, and the response may go out in this turn of the event loop."""
+        if not self._pending.is_turn:
+            return False
         self._begin_read()
+        return (
+            self._read_on(may_wait=False)
+            and not self._missing
+            and (self._max_wait_ms <= 0 or self._is_satisfied())
+        )
 
-    def begin_with_loaded(self) -> None:
-        """Prepare a read of the partitions that were not in memory."""
-        cold, self._cold = self._cold, []
-        self._start(cold)
+    async def read(self) -> None:
+        """Finish the read, or begin, and read again until the response may go out."""
+        deadline_ns = self._clock.monotonic_ns() + self._max_wait_ms * 1_000_000
+        if self._to_read is None and not await self._begin_when_due():
+            return
+        is_late = False
+        while True:
+            await self._finish_read()
+            left_ms = (deadline_ns - self._clock.monotonic_ns()) / 1_000_000
+            if left_ms <= 0 or is_late or self._is_satisfied():
+                return
+            is_late = not await self._wait(left_ms)
+            if not await self._begin_when_due():
+                return
+
+    async def _begin_when_due(self) -> bool:
+        """Begin a read when the response may be made; False if another request has continued the session."""
+        if self._to_read is None or self._session.dirty:
+            await self._pending.wait_for_turn()
+        if not self._fetch.is_current:
+            return False
+        self._begin_read()
+        return True
+
+    def _is_satisfied(self) -> bool:
+        """Whether the response should not wait for more, after a read."""
+        return (
+            self._respond_now
+            or self._read_bytes >= self._enough
+            or not self._session.partitions
+            or not self._fetch.is_current
+        )
 
     def _begin_read(self) -> None:
         self._limit = min(self._max_bytes, self._pending.response_bytes)
         self._enough = min(self._min_bytes, self._limit)
-        self._grown = 0
-        self._moved.clear()
-        dirty = list(self._session.dirty)
-        if len(dirty) > 1:
-            dirty.sort(key=_BY_ORDER)
-        self._start(dirty)
+        self._start(self._session.begin_read(self._clock.wall_ms()))
 
     def _start(self, partitions: list[CachedPartition]) -> None:
         self._to_read = iter(partitions)
         self._left = max(0, self._limit - self._read_bytes)
         self._turns = Turns(self._clock, check_every=8) if len(partitions) > _READ_AT_ONCE else None
 
-    def read(self, missing: MissingReads | None) -> bool:
-        """Read the dirty partitions, or as many as one turn of the event loop has time for; True when all
-        have been read. `satisfied` says afterwards whether the response should not wait for more.
+    async def _finish_read(self) -> None:
+        """Read what is left to read, in turns; what is missing is loaded, round by round."""
+        for may_miss in rounds():
+            while not self._read_on(may_wait=not may_miss):
+                assert self._turns is not None
+                await self._turns.pause()
+            missing = self._missing
+            if not missing:
+                return
+            began_ns = self._clock.monotonic_ns()
+            await load(self._broker.runtime.pool, missing.values())
+            self._broker.logs.statistics.cold_reads.observe(self._clock.monotonic_ns() - began_ns)
+            self._missing = {}
+            self._start(list(missing))
 
-        What is not in memory is added to `missing`; its partitions are read by the next read, after
-        `begin_with_loaded`. Without a list the read waits for the disk.
+    def _read_on(self, *, may_wait: bool) -> bool:
+        """Read the dirty partitions, or as many as one turn of the event loop has time for; True when all
+        have been read. Those that miss something are read in the next round.
         """
-        session, results, turns = self._session, self.results, self._turns
+        session, results, turns, to_read = self._session, self.results, self._turns, self._to_read
         dirty = session.dirty
+        assert to_read is not None
         if turns is not None:
             turns.begin()
-        for cached in self._to_read:
+        for cached in to_read:
             if cached not in dirty:
                 continue  # forgotten meanwhile
             key = cached.key
@@ -366,82 +361,64 @@ class FetchReader:
             if known is not None and known.records:
                 self._read_bytes -= len(known.records)
                 self._left = max(0, self._limit - self._read_bytes)
-            try:
-                data = self._read_one(cached, may_wait=missing is None)
-            except (NotInMemory, RemoteRead) as part:
-                assert missing is not None
-                missing.append(part.with_traceback(None))
-                self._cold.append(cached)
+            data = self._read_one(cached, may_wait=may_wait)
+            if isinstance(data, PartitionData):
+                results[key] = data
+            else:
+                self._missing[cached] = data
                 self._left = max(0, self._left - cached.requested.partition_max_bytes)
-                continue
-            results[key] = data
             if turns is not None and turns.is_due():
                 self._pending.hold(self._read_bytes)
                 return False
         self._pending.hold(self._read_bytes)
-        self.satisfied = (
-            self._respond_now
-            or self._read_bytes >= self._enough
-            or not session.partitions
-            or not self._fetch.is_current
-        )
         return True
 
-    async def pause(self) -> None:
-        """Let others have a turn between two reads."""
-        if self._turns is not None:
-            await self._turns.pause()
-
-    def _read_one(self, cached: CachedPartition, *, may_wait: bool) -> PartitionData:
+    def _read_one(self, cached: CachedPartition, *, may_wait: bool) -> PartitionData | MissingRead:
         topic, index = cached.key
-        requested = cached.requested
-        replication = self._broker.replication
-        min_one_batch = self._read_bytes == 0
+        requested, terms = cached.requested, self._terms
         partition: Partition | None = None
         try:
             partition = self._find(topic, index)
-            max_bytes = min(requested.partition_max_bytes, self._left)
-            if self._rack:
-                preferred = self._preferred_replica(partition, requested)
-                if preferred is not None:
-                    self._respond_now = True
-                    return preferred
-            throttled = self.follower and replication.is_throttled(partition)
-            if throttled and self._replica_id not in partition.isr and replication.leader_quota.is_exceeded:
-                max_bytes, min_one_batch = 0, False
-            fetched = partition.fetch_records(
-                requested.fetch_offset,
-                max_bytes,
-                isolation=self._isolation,
-                now_ms=self._clock.wall_ms(),
-                current_leader_epoch=requested.current_leader_epoch,
-                last_fetched_epoch=requested.last_fetched_epoch,
-                follower=FollowerFetch(self._replica_id, requested.log_start_offset, self._replica_epoch)
-                if self.follower
-                else None,
-                only_leader=self._only_leader,
-                min_one_batch=min_one_batch,
-                may_wait=may_wait,
-            )
+            preferred = self._preferred_replica(partition, requested) if terms.rack else None
         except KafkaError as error:
-            if (
-                error.code is ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE
-                and partition is not None
-                and not self.follower
-            ):
-                return self._read_remote(cached, partition, max_bytes, min_one_batch, may_wait=may_wait)
             return self._error_data(index, partition, error)
-        records, aborted = fetched.records, fetched.aborted
-        if records and not min_one_batch and _is_incomplete(records):
-            records, aborted = b"", None
+        if preferred is not None:
+            self._respond_now = True
+            return preferred
+        max_bytes, min_one_batch = min(requested.partition_max_bytes, self._left), self._read_bytes == 0
+        follower, throttled, now_ms = None, False, 0
+        if self.follower:
+            now_ms = self._clock.wall_ms()
+            follower = FollowerFetch(terms.replica_id, requested.log_start_offset, terms.replica_epoch)
+            replication = self._broker.replication
+            throttled = replication.is_throttled(partition)
+            if throttled and terms.replica_id not in partition.isr and replication.leader_quota.is_exceeded:
+                max_bytes, min_one_batch = 0, False
+        fetched = self._partition_reader.read(
+            partition,
+            requested.fetch_offset,
+            max_bytes,
+            now_ms=now_ms,
+            current_leader_epoch=requested.current_leader_epoch,
+            last_fetched_epoch=requested.last_fetched_epoch,
+            follower=follower,
+            min_one_batch=min_one_batch,
+            # What is missing of others may come to more than a batch each.
+            min_one_remote_batch=min_one_batch and not self._missing,
+            may_wait=may_wait,
+        )
+        if not isinstance(fetched, LogReadInfo):
+            if isinstance(fetched, KafkaError):
+                return self._error_data(index, partition, fetched)
+            return fetched
+        records, high_watermark, diverging = fetched.records, fetched.high_watermark, fetched.diverging_epoch
         if throttled:
-            replication.leader_quota.record(len(records))
-        high_watermark = fetched.high_watermark
+            self._broker.replication.leader_quota.record(len(records))
         if self.follower:
             # This very fetch may have moved it.
-            high_watermark = partition.log.high_watermark
-            if self._reports_high_watermark and high_watermark > self._high_watermarks.setdefault(
-                cached.key, fetched.high_watermark
+            known, high_watermark = high_watermark, partition.log.high_watermark
+            if self._high_watermarks is not None and high_watermark > self._high_watermarks.setdefault(
+                cached.key, known
             ):
                 self._respond_now = True
         data = PartitionData(
@@ -450,19 +427,18 @@ class FetchReader:
             last_stable_offset=fetched.last_stable_offset,
             log_start_offset=fetched.log_start_offset,
             aborted_transactions=None
-            if aborted is None or fetched.diverging_epoch is not None
+            if fetched.aborted is None or diverging is not None
             else [
                 AbortedTransaction(producer_id=txn.producer_id, first_offset=txn.first_offset)
-                for txn in aborted
+                for txn in fetched.aborted
             ],
             records=records,
         )
-        if fetched.diverging_epoch is not None:
+        if diverging is not None:
             self._respond_now = True
-            data.diverging_epoch = EpochEndOffset(
-                epoch=fetched.diverging_epoch.epoch, end_offset=fetched.diverging_epoch.end_offset
-            )
-        elif records:
+            data.diverging_epoch = EpochEndOffset(epoch=diverging.epoch, end_offset=diverging.end_offset)
+            return data
+        if records:
             statistics = partition.statistics
             statistics.fetches += 1
             if self.follower:
@@ -471,10 +447,12 @@ class FetchReader:
                 statistics.bytes_out += len(records)
             self._read_bytes += len(records)
             self._left = max(0, self._left - len(records))
-            if self._read_bytes < self._enough:
-                cached.mark(partition, self._readable_end(partition))
-        else:
-            self._mark_if_clean(cached, partition)
+        if fetched.is_remote:
+            self._respond_now = True
+        elif not records:
+            cached.mark_without_records(partition)
+        elif self._read_bytes < self._enough:
+            cached.mark(partition)
         return data
 
     def _error_data(self, index: int, partition: Partition | None, error: KafkaError) -> PartitionData:
@@ -494,111 +472,16 @@ class FetchReader:
             data.log_start_offset = partition.log.log_start_offset
         return data
 
-    def _read_remote(
-        self,
-        cached: CachedPartition,
-        partition: Partition,
-        max_bytes: int,
-        min_one_batch: bool,
-        *,
-        may_wait: bool,
-    ) -> PartitionData:
-        """Return the records that are in remote storage only, once they were read; raise RemoteRead before.
-        The response does not wait for more then.
-        """
-        requested, log = cached.requested, partition.log
-        read = None if self._remote is None else self._remote.pop(cached, None)
-        if read is not None and (read.partition is not partition or read.offset != requested.fetch_offset):
-            read = None
-        committed = self._isolation is FetchIsolation.TXN_COMMITTED
-        first = min_one_batch and not self._cold
-        if read is None and not may_wait and (first or max_bytes > 0):
-            try:
-                read = prepare_remote_read(
-                    self._broker,
-                    partition,
-                    requested.fetch_offset,
-                    max_bytes,
-                    committed=committed,
-                    min_one_batch=first,
-                )
-            except KafkaError as error:
-                return self._error_data(requested.partition, partition, error)
-            if self._remote is None:
-                self._remote = {}
-            self._remote[cached] = read
-            raise read
-        records = b""
-        aborted: tuple[AbortedTxn, ...] | None = () if committed else None
-        if read is not None:
-            self._respond_now = True
-            if isinstance(read.result, KafkaError):
-                return self._error_data(requested.partition, partition, read.result)
-            if read.result is not None:
-                records, aborted = read.result.records, read.result.aborted
-                if read.result.next_local_offset is not None:
-                    # Compaction, long ago, has left nothing there; and the disk may have to be waited for.
-                    self._remote = {**(self._remote or {}), cached: read}
-                    try:
-                        found = partition.fetch_records(
-                            read.result.next_local_offset,
-                            max_bytes,
-                            isolation=self._isolation,
-                            now_ms=self._clock.wall_ms(),
-                            only_leader=self._only_leader,
-                            min_one_batch=min_one_batch,
-                            may_wait=may_wait,
-                        )
-                    except KafkaError as error:  # as of a leader that has moved meanwhile
-                        del self._remote[cached]
-                        return self._error_data(requested.partition, partition, error)
-                    del self._remote[cached]
-                    records, aborted = found.records, found.aborted
-        if records and not min_one_batch and _is_incomplete(records):
-            records = b""
-        if records:
-            partition.statistics.fetches += 1
-            partition.statistics.bytes_out += len(records)
-            self._read_bytes += len(records)
-            self._left = max(0, self._left - len(records))
-        return PartitionData(
-            partition_index=requested.partition,
-            high_watermark=log.high_watermark,
-            last_stable_offset=log.last_stable_offset,
-            log_start_offset=log.log_start_offset,
-            aborted_transactions=None
-            if aborted is None
-            else [
-                AbortedTransaction(producer_id=txn.producer_id, first_offset=txn.first_offset)
-                for txn in aborted
-            ],
-            records=records,
-        )
-
-    def _mark_if_clean(self, cached: CachedPartition, partition: Partition) -> None:
-        """Mark a partition that gave no records; it is clean unless limits held some back, or a follower's
-        next fetch may still change something here.
-        """
-        end = self._readable_end(partition)
-        cached.mark(partition, end)
-        if cached.requested.fetch_offset < end:
-            return
-        if self.follower:
-            if self._replica_id not in partition.isr:
-                return
-            cached.begin_idle()
-        del self._session.dirty[cached]
-
     def _preferred_replica(self, partition: Partition, requested: FetchPartition) -> PartitionData | None:
         """The response that sends a consumer to a replica in its rack; None if it should read here."""
-        brokers = self._broker.image.cluster.brokers
+        terms, brokers = self._terms, self._broker.image.cluster.brokers
         reachable = {
             id: brokers[id].rack
             for id in partition.replicas
-            if id in brokers and not brokers[id].fenced and self._listener in brokers[id].listeners
+            if id in brokers and not brokers[id].fenced and terms.listener in brokers[id].listeners
         }
         chosen = partition.find_preferred_read_replica(
-            self._rack, reachable, requested.fetch_offset, self._clock.wall_ms()
+            terms.rack, reachable, requested.fetch_offset, self._clock.wall_ms()
         )
         if chosen is None:
             return None
@@ -629,10 +512,11 @@ class FetchReader:
         ):
             self._denied.add(name)
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        if self._is_stale:
+        if self._terms.is_stale:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                f"Broker {self._replica_id} has registered again since its epoch {self._replica_epoch}",
+                f"Broker {self._terms.replica_id} has registered again since its epoch "
+                f"{self._terms.replica_epoch}",
             )
         partition = broker.replicas.partition(TopicPartition(name, index))
         if isinstance(topic, bytes) and partition.topic_id != topic:
@@ -643,7 +527,7 @@ class FetchReader:
 
     # Waiting
 
-    async def wait(self, purgatory: DelayedOperationPurgatory, timeout_ms: float) -> bool:
+    async def _wait(self, timeout_ms: float) -> bool:
         """Wait until another read may satisfy the request; False if the response is to go out without that,
         as the time is over.
         """
@@ -651,29 +535,12 @@ class FetchReader:
             for data in self.results.values():
                 data.records = b""  # these partitions are dirty, so they are read again
             self._pending.hold(0)
-        session = self._session
-        check = partial(purgatory.check_and_complete, session)
-        moved = self._moved
-
-        def on_moved(cached: CachedPartition) -> None:
-            moved.append(cached)
-            check()
-
-        session.on_moved = on_moved
         try:
-            return await purgatory.try_complete_else_watch((session,), self.may_be_satisfied, timeout_ms)
+            return await self._session.wait(
+                self._broker.replicas.purgatory, self.may_be_satisfied, timeout_ms
+            )
         finally:
-            if session.on_moved is on_moved:
-                session.on_moved = moved.append
             self._read_bytes = 0
-
-    def _readable_end(self, partition: Partition) -> int:
-        log = partition.log
-        if self.follower:
-            return log.log_end_offset
-        if self._isolation is FetchIsolation.TXN_COMMITTED:
-            return log.last_stable_offset
-        return log.high_watermark
 
     def may_be_satisfied(self) -> bool:
         """Whether to read again: enough has become readable since the last read, or a leader has changed, or
@@ -681,37 +548,5 @@ class FetchReader:
         """
         if not self._fetch.is_current:
             return True
-        for cached in self._moved:
-            if self._is_worth_a_read(cached):
-                return True
-            cached.watch()
-        self._moved.clear()
-        return self._grown > 0 and self._read_bytes + self._grown >= self._min_bytes
-
-    def _is_worth_a_read(self, cached: CachedPartition) -> bool:
-        """Whether a partition that has moved is to be read in any case; if not, count how much it has grown
-        since it was marked.
-        """
-        partition = cached.partition
-        if partition is None:
-            return True
-        if partition.leader_epoch != cached.read_leader_epoch or partition.leader_id != cached.read_leader_id:
-            return True
-        log = partition.log
-        if self._reports_high_watermark and log.high_watermark > cached.read_high_watermark:
-            self._high_watermarks.setdefault(cached.key, cached.read_high_watermark)
-            return True
-        if self._readable_end(partition) > cached.read_end:
-            segment = log.active_segment
-            if segment.base_offset != cached.read_segment:
-                return True
-            self._grown += segment.size - cached.read_size - cached.grown
-            cached.grown = segment.size - cached.read_size
-        return False
-
-
-def _is_incomplete(records: bytes) -> bool:
-    """Whether not even the first batch is complete."""
-    if len(records) < LOG_OVERHEAD:
-        return True
-    return len(records) < LOG_OVERHEAD + int.from_bytes(records[8:12], "big")
+        grown = self._session.growth(self._high_watermarks)
+        return grown is None or (grown > 0 and self._read_bytes + grown >= self._min_bytes)

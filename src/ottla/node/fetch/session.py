@@ -33,6 +33,8 @@ well, and a session that would grow beyond what is left is dropped: its fetcher 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from operator import attrgetter
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from ottla.metadata.image.entities import BrokerRegistration
@@ -41,6 +43,7 @@ from ottla.node.network.memory_budget import MemoryBudget, MemoryPool
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.fetch import FetchPartition, PartitionData
 from ottla.replication.partition import FetchIsolation, Partition
+from ottla.replication.purgatory import DelayedOperationPurgatory
 from ottla.runtime.clock import Clock
 from ottla.runtime.random import Random
 from ottla.security.principal import KafkaPrincipal
@@ -60,6 +63,7 @@ REQUESTED_PARTITION_BYTES: Final = 400
 # Requests for fewer partitions are not worth counting.
 _COUNT_FROM: Final = 64
 _MAX_EPOCH: Final = 2**31 - 1
+_BY_ORDER: Final = attrgetter("order")
 
 Topic: TypeAlias = bytes | str
 """A topic's id, or its name where the version of the request knows no ids."""
@@ -91,6 +95,13 @@ class FetchTerms(NamedTuple):
     brokers: Mapping[int, BrokerRegistration] | None = None
     # Set where an authorizer decides what a consumer may read.
     permissions: tuple[int, KafkaPrincipal, str] | None = None
+
+    def readable_end(self, partition: Partition) -> int:
+        """The offset up to which the fetcher may read a partition."""
+        log = partition.log
+        if self.isolation is FetchIsolation.HIGH_WATERMARK:
+            return log.high_watermark
+        return log.log_end_offset if self.isolation is FetchIsolation.LOG_END else log.last_stable_offset
 
 
 class CachedPartition:
@@ -152,9 +163,10 @@ class CachedPartition:
             changed = True
         return changed
 
-    def mark(self, partition: Partition, readable_end: int) -> None:
+    def mark(self, partition: Partition) -> None:
         """Note where the partition stands, right after a read, and watch it from here on."""
         log = partition.log
+        readable_end = self.session.readable_end(partition)
         if self.partition is not partition:
             if self.is_watching:
                 self.unwatch()
@@ -173,6 +185,41 @@ class CachedPartition:
         if not self.is_watching:
             self.is_watching = True
             partition.watch(self)
+
+    def mark_without_records(self, partition: Partition) -> None:
+        """Note where the partition stands, right after a read that gave no records. It is clean unless limits
+        held some back, or a follower's next fetch may still change something at its leader.
+        """
+        self.mark(partition)
+        if self.requested.fetch_offset < self.read_end:
+            return
+        session = self.session
+        if session.replica_id >= 0:
+            if session.replica_id not in partition.isr:
+                return
+            self.begin_idle()
+        del session.dirty[self]
+
+    def grow(self) -> int | None:
+        """How many bytes more have become readable since the last call, or since the last read; None where it
+        is to be read in any case. Watch it from here on.
+        """
+        partition = self.partition
+        if (
+            partition is None
+            or partition.leader_epoch != self.read_leader_epoch
+            or partition.leader_id != self.read_leader_id
+        ):
+            return None
+        more = 0
+        if self.session.readable_end(partition) > self.read_end:
+            segment = partition.log.active_segment
+            if segment.base_offset != self.read_segment:
+                return None
+            grown = segment.size - self.read_size
+            more, self.grown = grown - self.grown, grown
+        self.watch()
+        return more
 
     def watch(self) -> None:
         """Become dirty with the next progress of the partition."""
@@ -209,16 +256,18 @@ class FetchSession:
         "created_ms",
         "dirty",
         "epoch",
+        "grown",
         "id",
         "is_cached",
         "last_fetch_ms",
         "last_order",
-        "on_moved",
+        "moved",
         "partitions",
         "privileged",
         "readers",
         "terms",
         "used_ms",
+        "wake",
     )
 
     def __init__(
@@ -247,8 +296,11 @@ class FetchSession:
         self.terms: FetchTerms | None = None
         # Requests that read it at the moment: more than one only if a fetcher does not wait for its response.
         self.readers = 0
-        # Called for each partition that becomes dirty while a request reads the session.
-        self.on_moved: Callable[[CachedPartition], None] | None = None
+        # While there are any: the partitions that have become dirty since the last read, or since the last
+        # look at them; the bytes that had become readable then; and what wakes the request that waits.
+        self.moved: list[CachedPartition] = []
+        self.grown = 0
+        self.wake: Callable[[], None] | None = None
 
     def next_order(self) -> int:
         self.last_order += 1
@@ -257,6 +309,10 @@ class FetchSession:
     @property
     def replica_id(self) -> int:
         return -1 if self.terms is None else self.terms.replica_id
+
+    def readable_end(self, partition: Partition) -> int:
+        assert self.terms is not None, self.id
+        return self.terms.readable_end(partition)
 
     def update(self, requested: Mapping[FetchKey, FetchPartition], forgotten: Iterable[FetchKey]) -> None:
         for key, partition in requested.items():
@@ -273,14 +329,71 @@ class FetchSession:
                 gone.unwatch()
                 self.dirty.pop(gone, None)
 
+    # A request
+
     def begin_fetch(self, terms: FetchTerms, now_ms: int) -> None:
-        """Begin a fetch of the session's partitions."""
+        """Begin a request for the session's partitions."""
         if self.terms is None:
             self.terms = terms
         elif self.terms != terms:
             self.mark_all_dirty()
             self.terms = terms
         self.last_fetch_ms = now_ms
+        self.readers += 1
+
+    def begin_read(self, now_ms: int) -> list[CachedPartition]:
+        """Return what is to be read, in its order."""
+        self.last_fetch_ms = now_ms
+        self.moved.clear()
+        self.grown = 0
+        dirty = list(self.dirty)
+        if len(dirty) > 1:
+            dirty.sort(key=_BY_ORDER)
+        return dirty
+
+    async def wait(
+        self, purgatory: DelayedOperationPurgatory, condition: Callable[[], bool], timeout_ms: float
+    ) -> bool:
+        """Wait until the condition holds; False if the time is over. It is looked at whenever a partition has
+        become dirty.
+        """
+        self.wake = wake = partial(purgatory.check_and_complete, self)
+        try:
+            return await purgatory.try_complete_else_watch((self,), condition, timeout_ms)
+        finally:
+            if self.wake is wake:
+                self.wake = None
+
+    def growth(self, high_watermarks: dict[FetchKey, int] | None) -> int | None:
+        """How many bytes have become readable since the last read, of the partitions that have moved; None
+        where one of them is to be read in any case. With `high_watermarks` it is, if its high watermark has
+        moved; the former one is added to them.
+        """
+        for cached in self.moved:
+            partition, known = cached.partition, cached.read_high_watermark
+            if high_watermarks is not None and partition is not None and partition.log.high_watermark > known:
+                high_watermarks.setdefault(cached.key, known)
+                return None
+            more = cached.grow()
+            if more is None:
+                return None
+            self.grown += more
+        self.moved.clear()
+        return self.grown
+
+    def end_fetch(self, unsent: Iterable[FetchKey]) -> None:
+        """End a request; what was read of these partitions was not sent, so they are read again."""
+        self.readers -= 1
+        if self.readers == 0:
+            self.moved.clear()
+            self.wake = None
+        for key in unsent:
+            cached = self.partitions.get(key)
+            if cached is not None:
+                cached.end_idle()
+                self.dirty[cached] = None
+        if not self.is_cached:
+            self.close_if_unused()
 
     def mark_all_dirty(self) -> None:
         for cached in self.partitions.values():
@@ -289,8 +402,10 @@ class FetchSession:
 
     def on_progress(self, cached: CachedPartition) -> None:
         self.dirty[cached] = None
-        if self.on_moved is not None:
-            self.on_moved(cached)
+        if self.readers:
+            self.moved.append(cached)
+            if self.wake is not None:
+                self.wake()
 
     def on_removed_from_cache(self) -> None:
         self.is_cached = False

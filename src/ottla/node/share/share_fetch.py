@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ottla.node.fetch.cold_reads import MissingReads, load, rounds
-from ottla.node.fetch.remote_reads import RemoteRead
+from ottla.node.fetch.partition_reader import MissingRead, PartitionReader, load, rounds
 from ottla.node.share.share_partition import AcquiredRange, LogBatch, SharePartition
 from ottla.node.share.share_partition_manager import SharePartitionLeader, SharePartitionManager
 from ottla.node.share.share_session import (
@@ -40,13 +39,11 @@ from ottla.protocol.names import TopicIdPartition
 from ottla.protocol.share import ShareAcquireMode
 from ottla.records.batch import BatchHeader, iter_batches, iter_offsets
 from ottla.replication.partition import FetchIsolation, LogReadInfo
-from ottla.runtime.disk import NotInMemory
 from ottla.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from ottla.log.segment.txn_index import AbortedTxn
     from ottla.node.network.connection import PendingRequest
-    from ottla.remote.log_reader import RemoteRecords
 
 # A read takes at least these many bytes, if that many may be sent.
 _LEAST_READ_BYTES: Final = 16 * 1024
@@ -98,7 +95,7 @@ class ShareFetch:
         "_limit",
         "_manager",
         "_pending",
-        "_remote",
+        "_reader",
         "_results",
         "_session",
         "_settings",
@@ -134,8 +131,8 @@ class ShareFetch:
         # Share partitions that may have something for others: this fetch was woken by them, or has not taken
         # all of it.
         self._to_serve: dict[ShareSource, None] = {}
-        # Reads of remote storage, by the partition that they are for.
-        self._remote: dict[CachedSharePartition, RemoteRead] = {}
+        # For what is read before something is acquired.
+        self._reader: PartitionReader
         # The version of the session as of which it looks at everything.
         self._version = -1
         self._is_first_attempt = True
@@ -312,9 +309,11 @@ class ShareFetch:
 
     async def _read(self, to_read: deque[CachedSharePartition], most: int, needed: int) -> list[_Read]:
         """Read the first partitions, with all that is not in memory loaded."""
-        self._remote.clear()
+        self._reader = self._manager.reader(
+            FetchIsolation.TXN_COMMITTED if self._settings.read_committed else FetchIsolation.HIGH_WATERMARK
+        )
         for may_miss in rounds():
-            missing: MissingReads | None = [] if may_miss else None
+            missing: list[MissingRead] | None = [] if may_miss else None
             count, reads = self._read_now(to_read, most, needed, missing)
             if not missing:
                 break
@@ -325,7 +324,11 @@ class ShareFetch:
         return reads
 
     def _read_now(
-        self, to_read: Iterable[CachedSharePartition], most: int, needed: int, missing: MissingReads | None
+        self,
+        to_read: Iterable[CachedSharePartition],
+        most: int,
+        needed: int,
+        missing: list[MissingRead] | None,
     ) -> tuple[int, list[_Read]]:
         """Read partitions until they are likely to give enough; return how many were looked at."""
         reads: list[_Read] = []
@@ -340,23 +343,20 @@ class ShareFetch:
             leader = cached.source
             assert isinstance(leader, SharePartitionLeader), leader
             left = max(1, min(most, self._limit - self._size - size))
-            try:
-                read = self._read_one(
-                    cached, leader, left, is_first=self._size + size == 0, may_wait=missing is None
-                )
-            except (NotInMemory, RemoteRead) as part:
-                assert missing is not None
-                missing.append(part.with_traceback(None))
-                continue
-            except KafkaError as error:
-                if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
-                    self._manager.drop(leader)
-                self._fail(cached, error, error.message)
-                continue
-            if read is not None:
+            read = self._read_one(
+                cached, leader, left, is_first=self._size + size == 0, may_wait=missing is None
+            )
+            if isinstance(read, _Read):
                 reads.append(read)
                 size += len(read.records)
                 expected += read.expected
+            elif isinstance(read, KafkaError):
+                if read.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                    self._manager.drop(leader)
+                self._fail(cached, read, read.message)
+            elif read is not None:
+                assert missing is not None, read
+                missing.append(read)
         return count, reads
 
     def _read_one(
@@ -367,7 +367,7 @@ class ShareFetch:
         *,
         is_first: bool,
         may_wait: bool,
-    ) -> _Read | None:
+    ) -> _Read | MissingRead | KafkaError | None:
         share, partition = leader.share, leader.partition
         assert share is not None, leader.key
         likely = int(leader.record_bytes * self._left * _READ_RESERVE)
@@ -378,25 +378,16 @@ class ShareFetch:
                 return None
         offset = share.next_fetch_offset()
         max_bytes = min(most, max(_LEAST_READ_BYTES, self._terms.min_bytes, likely))
-        fetched: LogReadInfo | RemoteRecords
-        try:
-            fetched = partition.fetch_records(
-                offset,
-                max_bytes,
-                isolation=FetchIsolation.TXN_COMMITTED
-                if share.settings.read_committed
-                else FetchIsolation.HIGH_WATERMARK,
-                now_ms=0,
-                min_one_batch=is_first,
-                may_wait=may_wait,
-            )
-        except KafkaError as error:
-            if error.code is not ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE:
-                raise
-            found = self._read_remote(cached, leader, offset, max_bytes, is_first=is_first, may_wait=may_wait)
-            if found is None:
-                return None
-            fetched = found
+        fetched = self._reader.read(
+            partition,
+            offset,
+            max_bytes,
+            min_one_batch=is_first,
+            min_one_remote_batch=is_first,
+            may_wait=may_wait,
+        )
+        if not isinstance(fetched, LogReadInfo):
+            return fetched
         records = fetched.records
         # Of records that are new to the group, no more than are acquired have to be looked at.
         enough = _NO_OFFSET
@@ -423,37 +414,6 @@ class ShareFetch:
             room = share.settings.partition_max_record_locks - share.in_flight_records
             expected = max(1, min(log_batches[-1].last_offset - offset + 1, room))
         return _Read(cached, leader, share, offset, records, log_batches, positions, aborted, expected)
-
-    def _read_remote(
-        self,
-        cached: CachedSharePartition,
-        leader: SharePartitionLeader,
-        offset: int,
-        max_bytes: int,
-        *,
-        is_first: bool,
-        may_wait: bool,
-    ) -> RemoteRecords | None:
-        """Return the records that are in remote storage only, once they were read; raise RemoteRead before.
-        None if they did not come in time: the next attempt finds them.
-        """
-        partition, share = leader.partition, leader.share
-        assert share is not None, leader.key
-        read = self._remote.get(cached)
-        if read is None or read.partition is not partition or read.offset != offset:
-            if may_wait:
-                return None
-            read = self._remote[cached] = self._manager.remote_read(
-                partition,
-                offset,
-                max_bytes,
-                committed=share.settings.read_committed,
-                min_one_batch=is_first,
-            )
-            raise read
-        if isinstance(read.result, KafkaError):
-            raise read.result
-        return read.result
 
     def _acquire(self, reads: list[_Read], to_read: deque[CachedSharePartition]) -> None:
         """Acquire what was read; what has to be read further on is added to the rest."""

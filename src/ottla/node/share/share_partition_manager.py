@@ -36,10 +36,9 @@ from ottla.coordinator.share.persister import (
     PersisterStateBatch,
     ShareState,
 )
-from ottla.log.segment.timestamp_search import SearchTooLong, TimestampSearches
+from ottla.log.segment.timestamp_search import TimestampSearches
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
-from ottla.node.fetch.cold_reads import MissingReads, load_and_retry
-from ottla.node.fetch.remote_reads import RemoteRead, prepare_remote_read
+from ottla.node.fetch.partition_reader import MissingRead, PartitionReader, complete
 from ottla.node.share.share_group_settings import reset_duration_ms, share_group_settings
 from ottla.node.share.share_partition import (
     AcknowledgedOffsets,
@@ -59,9 +58,8 @@ from ottla.node.share.share_session import (
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import SharePartitionKey, TopicIdPartition, TopicPartition
 from ottla.protocol.share import AcknowledgeType
-from ottla.replication.list_offsets import EARLIEST, LATEST, fetch_offset_for_timestamp
+from ottla.replication.list_offsets import EARLIEST, LATEST, ListedOffset
 from ottla.replication.partition import FetchIsolation, Partition
-from ottla.runtime.disk import NotInMemory
 from ottla.runtime.heavy_work import INLINE_US, HeavyWork
 from ottla.runtime.tasks import cancel
 from ottla.runtime.turns import Turns
@@ -572,13 +570,9 @@ class SharePartitionManager:
     def pool(self) -> Pool:
         return self._broker.runtime.pool
 
-    def remote_read(
-        self, partition: Partition, offset: int, max_bytes: int, *, committed: bool, min_one_batch: bool
-    ) -> RemoteRead:
-        """The read of records that are in remote storage only."""
-        return prepare_remote_read(
-            self._broker, partition, offset, max_bytes, committed=committed, min_one_batch=min_one_batch
-        )
+    def reader(self, isolation: FetchIsolation) -> PartitionReader:
+        """Make a reader of the partitions that this broker leads."""
+        return PartitionReader(self._broker, isolation)
 
     def settings(self, group_id: str) -> ShareGroupSettings:
         """The settings of a group, as they are now."""
@@ -743,35 +737,25 @@ class SharePartitionManager:
             timestamp = EARLIEST if reset == "earliest" else LATEST
 
         searches = TimestampSearches(INLINE_US)
+        reader = self.reader(FetchIsolation.HIGH_WATERMARK)
 
-        def look_up(missing: MissingReads | None) -> int | None:
+        def look_up(*, may_wait: bool) -> ListedOffset | MissingRead | KafkaError | None:
             searches.left_us = INLINE_US
-            try:
-                found = fetch_offset_for_timestamp(
-                    leader.partition,
-                    timestamp,
-                    isolation=FetchIsolation.HIGH_WATERMARK,
-                    current_leader_epoch=leader.leader_epoch,
-                    may_wait=missing is None,
-                    searches=None if missing is None else searches,
-                )
-            except (NotInMemory, SearchTooLong) as data:
-                assert missing is not None
-                missing.append(data.with_traceback(None))
-                return None
-            if found is None:
-                # All records are older.
-                return leader.partition.log.high_watermark
-            return found.offset
-
-        missing: MissingReads = []
-        offset = look_up(missing)
-        if missing:
-            offset = await load_and_retry(
-                self.pool, missing, look_up, partial(self._broker.heavy_work.run, leader.key.group_id)
+            return reader.find_offset(
+                leader.partition,
+                timestamp,
+                current_leader_epoch=leader.leader_epoch,
+                searches=searches,
+                may_wait=may_wait,
             )
-        assert offset is not None, leader.key
-        return offset
+
+        found = await complete(self.pool, look_up, partial(self._broker.heavy_work.run, leader.key.group_id))
+        if isinstance(found, KafkaError):
+            # A member asks again after this one.
+            is_late = found.code is ErrorCode.REQUEST_TIMED_OUT
+            raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, found.message) if is_late else found
+        # None: all records are older.
+        return leader.partition.log.high_watermark if found is None else found.offset
 
     # Writing
 

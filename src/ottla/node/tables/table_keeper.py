@@ -20,21 +20,20 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol
 
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType, TopicImage
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.tables.topic import TOPIC
-from ottla.node.fetch.cold_reads import MissingReads, load_and_retry
-from ottla.node.fetch.remote_reads import prepare_remote_read
-from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.node.fetch.partition_reader import PartitionReader, complete
+from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition, uuid_text
 from ottla.replication.partition import FetchIsolation, LogReadInfo, Partition
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime.child_process import ChildFailed, ChildProcess, ChildTimedOut
-from ottla.runtime.disk import NotInMemory
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.turns import Turns
 from ottla.tables.settings import MAX_PART_BYTES, CatalogSettings, MaintenanceSettings, TableSettings
@@ -49,10 +48,6 @@ from ottla.tables.worker_messages import (
     Open,
     WorkerRequest,
 )
-
-if TYPE_CHECKING:
-    from ottla.remote.log_reader import RemoteRecords
-
 
 _log = logging.getLogger(__name__)
 
@@ -466,56 +461,19 @@ class TableKeeper:
             state.bytes += result["bytes"]
         return is_complete
 
-    async def _read(self, partition: Partition, offset: int) -> LogReadInfo | RemoteRecords:
-        """Read records from this disk, or from remote storage if they are there only."""
-        try:
-            return await self._read_here(partition, offset)
-        except KafkaError as error:
-            if error.code is not ErrorCode.OFFSET_MOVED_TO_TIERED_STORAGE:
-                raise
+    async def _read(self, partition: Partition, offset: int) -> LogReadInfo:
+        """Read records, wherever they are."""
         for _ in range(_REMOTE_ATTEMPTS):
-            read = prepare_remote_read(
-                self._broker,
-                partition,
-                offset,
-                _READ_BYTES,
-                committed=True,
-                min_one_batch=True,
-                max_wait_ms=_REMOTE_WAIT_MS,
-            )
-            await read.run()
-            if isinstance(read.result, KafkaError):
-                raise read.result
-            if read.result is not None:
-                next_here = read.result.next_local_offset
-                return read.result if next_here is None else await self._read_here(partition, next_here)
+            reader = PartitionReader(self._broker, FetchIsolation.TXN_COMMITTED, max_wait_ms=_REMOTE_WAIT_MS)
+            read = partial(reader.read, partition, offset, _READ_BYTES)
+            found: LogReadInfo | KafkaError = await complete(self._broker.runtime.pool, read)
+            if isinstance(found, KafkaError):
+                raise found
+            if found.records or not found.is_remote:
+                return found
         raise UpkeepFailed(
             f"{partition.topic_partition}: offset {offset} is in remote storage, and was not read in time"
         )
-
-    async def _read_here(self, partition: Partition, offset: int) -> LogReadInfo:
-        now_ms = self._clock.wall_ms()
-
-        def attempt(missing: MissingReads | None) -> LogReadInfo | None:
-            try:
-                return partition.fetch_records(
-                    offset,
-                    _READ_BYTES,
-                    isolation=FetchIsolation.TXN_COMMITTED,
-                    now_ms=now_ms,
-                    may_wait=missing is None,
-                )
-            except NotInMemory as error:
-                assert missing is not None
-                missing.append(error)
-                return None
-
-        missing: MissingReads = []
-        found = attempt(missing)
-        if missing:
-            found = await load_and_retry(self._broker.runtime.pool, missing, attempt)
-        assert found is not None
-        return found
 
     async def _maintain(self, state: TableState) -> bool:
         """Let the leader of the first partition keep the table in order. Return whether that is this one."""

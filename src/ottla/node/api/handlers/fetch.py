@@ -14,8 +14,8 @@ fetches the same again.
 
 Records are read only when the response can go out (`PendingRequest.wait_for_turn`), so a client that does not
 read its responses, or that sends many requests at once, does not make the node hold many responses. The pool
-loads what is not in memory first (`cold_reads`), so a client that reads old records does not make others
-wait.
+loads what is not in memory first (`partition_reader`), so a client that reads old records does not make
+others wait.
 
 Version 5 added log start offsets; 7 sessions; 9 leader epochs; 11 racks and reading from followers; 12 is
 flexible and finds diverging epochs; 13 names topics by id; 15 has the replica's epoch; 16 names the new
@@ -29,7 +29,6 @@ from typing import Final
 
 from ottla.node.api.context import RequestContext
 from ottla.node.api.metadata_view import LEADER_CHANGED, CurrentLeaders
-from ottla.node.fetch.cold_reads import MissingReads, load, rounds
 from ottla.node.fetch.reader import FetchReader, replica_epoch, replica_id
 from ottla.node.fetch.session import (
     FetchContext,
@@ -83,12 +82,17 @@ def handle(context: RequestContext, request: FetchRequest) -> FetchResponse | Aw
         context.pending,
         context.listener.name,
     )
-    if not context.pending.is_turn:
-        return _respond_later(context, fetch, reader, request.max_wait_ms)
-    missing: MissingReads = []
-    if reader.read(missing) and not missing and (request.max_wait_ms <= 0 or reader.satisfied):
+    if reader.read_now():
         return _build_response(context, fetch, reader)
-    return _respond_later(context, fetch, reader, request.max_wait_ms, missing)
+    return _respond_later(context, fetch, reader)
+
+
+async def _respond_later(context: RequestContext, fetch: ReadContext, reader: FetchReader) -> FetchResponse:
+    try:
+        await reader.read()
+        return _build_response(context, fetch, reader)
+    finally:
+        reader.close()
 
 
 def _fetch_context(context: RequestContext, request: FetchRequest, *, may_follow: bool) -> FetchContext:
@@ -118,52 +122,6 @@ def _fetch_context(context: RequestContext, request: FetchRequest, *, may_follow
         context.pending.count_decoded(size)
         request.max_wait_ms = min(request.max_wait_ms, _LONGEST_LARGE_WAIT_MS)
     return fetch
-
-
-async def _respond_later(
-    context: RequestContext,
-    fetch: ReadContext,
-    reader: FetchReader,
-    max_wait_ms: int,
-    missing: MissingReads | None = None,
-) -> FetchResponse:
-    """Finish a read, which has begun if it has something missing, and read again until the response may go
-    out.
-    """
-    clock = context.broker.runtime.clock
-    deadline_ns = clock.monotonic_ns() + max_wait_ms * 1_000_000
-    try:
-        if missing is None:
-            await context.pending.wait_for_turn()
-            reader.begin_again()
-        may_wait = True
-        while True:
-            await _finish_read(context, reader, missing or [])
-            left_ms = (deadline_ns - clock.monotonic_ns()) / 1_000_000
-            if left_ms <= 0 or reader.satisfied or not may_wait:
-                return _build_response(context, fetch, reader)
-            may_wait = await reader.wait(context.broker.replicas.purgatory, left_ms)
-            missing = None
-            if reader.has_partitions_to_read:
-                await context.pending.wait_for_turn()
-            reader.begin_again()
-    finally:
-        reader.close()
-
-
-async def _finish_read(context: RequestContext, reader: FetchReader, missing: MissingReads) -> None:
-    """Read what is left to read, in turns; the pool loads what is not in memory, round by round."""
-    for may_miss in rounds():
-        while not reader.read(missing if may_miss else None):
-            await reader.pause()
-        if not missing:
-            return
-        clock = context.broker.runtime.clock
-        began_ns = clock.monotonic_ns()
-        await load(context.broker.runtime.pool, missing)
-        context.broker.logs.statistics.cold_reads.observe(clock.monotonic_ns() - began_ns)
-        missing = []
-        reader.begin_with_loaded()
 
 
 def _build_response(

@@ -15,10 +15,9 @@ from collections import Counter, deque
 from collections.abc import Awaitable
 from typing import Final
 
-from ottla.log.segment.timestamp_search import SearchTooLong, TimestampSearches
+from ottla.log.segment.timestamp_search import TimestampSearches
 from ottla.node.api.context import RequestContext
-from ottla.node.fetch.cold_reads import MissingReads, load, rounds
-from ottla.node.fetch.remote_reads import RemoteOffsetSearch
+from ottla.node.fetch.partition_reader import MissingRead, PartitionReader, load, rounds
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.list_offsets import (
@@ -29,9 +28,8 @@ from ottla.protocol.messages.list_offsets import (
     ListOffsetsTopicResponse,
 )
 from ottla.protocol.names import TopicPartition
-from ottla.replication.list_offsets import fetch_offset_for_timestamp, is_search_in_remote_storage
+from ottla.replication.list_offsets import ListedOffset
 from ottla.replication.partition import FetchIsolation
-from ottla.runtime.disk import NotInMemory
 from ottla.runtime.heavy_work import INLINE_US
 
 _CONSUMER: Final = -1
@@ -45,7 +43,7 @@ def handle(
     context: RequestContext, request: ListOffsetsRequest
 ) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
     lookup = _Lookup(context, request)
-    missing: MissingReads = []
+    missing: list[MissingRead] = []
     lookup.attempt(_PARTITIONS_AT_ONCE, missing)
     return lookup.complete(missing) if lookup.is_incomplete else lookup.response()
 
@@ -59,8 +57,18 @@ class _Lookup:
         self.context = context
         self.request = request
         self.searches = TimestampSearches(INLINE_US)
-        # The searches in remote storage for this request, with what they have found.
-        self.remote: dict[tuple[str, int], RemoteOffsetSearch] = {}
+        if request.replica_id not in (_CONSUMER, _DEBUGGING_CONSUMER):
+            isolation = FetchIsolation.LOG_END
+        elif request.isolation_level == 1:
+            isolation = FetchIsolation.TXN_COMMITTED
+        else:
+            isolation = FetchIsolation.HIGH_WATERMARK
+        self.reader = PartitionReader(
+            context.broker,
+            isolation,
+            only_leader=request.replica_id != _DEBUGGING_CONSUMER,
+            max_wait_ms=(request.timeout_ms if context.version >= 10 else 0) or None,
+        )
         self._counts = Counter(
             (topic.name, part.partition_index) for topic in request.topics for part in topic.partitions
         )
@@ -75,7 +83,7 @@ class _Lookup:
     def is_incomplete(self) -> bool:
         return bool(self._left)
 
-    def attempt(self, count: int, missing: MissingReads | None) -> int:
+    def attempt(self, count: int, missing: list[MissingRead] | None) -> int:
         """Look up the next partitions, up to `count`, and return how many. What misses something goes behind
         the others, and adds it to the list; with None the disk is waited for.
         """
@@ -91,16 +99,15 @@ class _Lookup:
                     raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
                 if self._counts[key] > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST)
-                self._found[key] = _partition(self, topic, part, may_wait=missing is None)
-            except (NotInMemory, RemoteOffsetSearch, SearchTooLong) as data:
-                if missing is None:
-                    # It has just left the disk, or what is searched has changed: the next try finds it.
-                    self._found[key] = _failed(part, ErrorCode.OFFSET_NOT_AVAILABLE)
-                    continue
-                missing.append(data.with_traceback(None))
-                self._left.append((topic, part))
+                found = _partition(self, topic, part, may_wait=missing is None)
             except KafkaError as error:
-                self._found[key] = _failed(part, error.code)
+                found = _failed(part, error.code)
+            if isinstance(found, ListOffsetsPartitionResponse):
+                self._found[key] = found
+            else:
+                assert missing is not None, found
+                missing.append(found)
+                self._left.append((topic, part))
         return count
 
     def _is_allowed(self, topic: str) -> bool:
@@ -111,8 +118,8 @@ class _Lookup:
             )
         return allowed
 
-    async def complete(self, missing: MissingReads) -> ListOffsetsResponse:
-        """Look up what is left, in turns, and load what that misses; see `cold_reads`."""
+    async def complete(self, missing: list[MissingRead]) -> ListOffsetsResponse:
+        """Look up what is left, in turns, and load what that misses; see `partition_reader`."""
         context = self.context
         for may_miss in rounds():
             left = len(self._left) - len(missing)
@@ -147,50 +154,23 @@ def _failed(part: ListOffsetsPartition, code: ErrorCode) -> ListOffsetsPartition
 
 def _partition(
     lookup: _Lookup, topic: str, part: ListOffsetsPartition, *, may_wait: bool
-) -> ListOffsetsPartitionResponse:
-    context, request, remote = lookup.context, lookup.request, lookup.remote
-    timestamp = part.timestamp
+) -> ListOffsetsPartitionResponse | MissingRead:
+    context, timestamp = lookup.context, part.timestamp
     if timestamp < 0 and context.version < _SINCE.get(timestamp, 99):
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
-    partition = context.broker.replicas.partition(TopicPartition(topic, part.partition_index))
-    if request.replica_id not in (_CONSUMER, _DEBUGGING_CONSUMER):
-        isolation = FetchIsolation.LOG_END
-    elif request.isolation_level == 1:
-        isolation = FetchIsolation.TXN_COMMITTED
-    else:
-        isolation = FetchIsolation.HIGH_WATERMARK
-    only_leader = request.replica_id != _DEBUGGING_CONSUMER
-    in_remote_storage = None
-    if is_search_in_remote_storage(partition, timestamp):
-        partition.check_replica(part.current_leader_epoch, only_leader=only_leader)
-        search = remote.get((topic, part.partition_index))
-        if search is None:
-            reader = context.broker.replication.remote_log_reader
-            if reader is None:
-                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
-            timeout_ms = request.timeout_ms if context.version >= 10 else 0
-            search = remote[topic, part.partition_index] = RemoteOffsetSearch(
-                reader,
-                partition,
-                timestamp,
-                timeout_ms or context.broker.config.number("remote.list.offsets.request.timeout.ms"),
-            )
-            raise search
-        if isinstance(search.result, KafkaError):
-            raise search.result
-        in_remote_storage = search.result
-    found = fetch_offset_for_timestamp(
-        partition,
+    found = lookup.reader.find_offset(
+        context.broker.replicas.partition(TopicPartition(topic, part.partition_index)),
         timestamp,
-        isolation=isolation,
         current_leader_epoch=part.current_leader_epoch,
-        only_leader=only_leader,
-        may_wait=may_wait,
-        in_remote_storage=in_remote_storage,
         searches=lookup.searches,
+        may_wait=may_wait,
     )
+    if isinstance(found, KafkaError):
+        return _failed(part, found.code)
     if found is None:
         return ListOffsetsPartitionResponse(partition_index=part.partition_index)
+    if not isinstance(found, ListedOffset):
+        return found
     return ListOffsetsPartitionResponse(
         partition_index=part.partition_index,
         timestamp=found.timestamp,

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.support.loops import in_virtual_time
 
 from ottla.node.cluster.internal_topic import TopicRead
 from ottla.node.registry.schema_store import SchemaStore
@@ -167,49 +168,41 @@ def test_ids_are_given_once_and_all_nodes_agree(seed: int) -> None:
     run(main(), seed)
 
 
-def test_versions_of_one_subject_follow_each_other() -> None:
-    async def main() -> None:
-        nodes = Nodes(7)
-        await nodes.registries[0].update_config(None, {"compatibility": "NONE"})
-        answers = await asyncio.gather(
-            *(
-                registry.register("test", "s", named_request(f"R{number}"), normalize=False)
-                for number, registry in enumerate(nodes.registries * 4)
-            )
+@in_virtual_time(7)
+async def test_versions_of_one_subject_follow_each_other() -> None:
+    nodes = Nodes(7)
+    await nodes.registries[0].update_config(None, {"compatibility": "NONE"})
+    answers = await asyncio.gather(
+        *(
+            registry.register("test", "s", named_request(f"R{number}"), normalize=False)
+            for number, registry in enumerate(nodes.registries * 4)
         )
-        assert sorted(answer["version"] for answer in answers) == list(range(1, 13))
-        assert sorted(answer["id"] for answer in answers) == list(range(1, 13))
-        assert sum(store.conflicts for store in nodes.stores) > 0
-        await nodes.close()
-
-    run(main(), 7)
-
-
-def test_a_node_that_lags_looks_again_before_it_says_that_a_schema_is_missing() -> None:
-    async def main() -> None:
-        nodes = Nodes(3)
-        await nodes.registries[1].read(lambda state: state.contexts)
-        answer = await nodes.registries[0].register(
-            "test", "s", SchemaRequest(text='"string"'), normalize=False
-        )
-        found = await nodes.registries[1].read(lambda state: by_id(state, answer["id"], ""))
-        assert found.text == '"string"'
-        await nodes.close()
-
-    run(main(), 3)
+    )
+    assert sorted(answer["version"] for answer in answers) == list(range(1, 13))
+    assert sorted(answer["id"] for answer in answers) == list(range(1, 13))
+    assert sum(store.conflicts for store in nodes.stores) > 0
+    await nodes.close()
 
 
-def test_a_leader_that_is_away_is_an_error_and_not_a_missing_schema() -> None:
-    async def main() -> None:
-        nodes = Nodes(5)
-        await nodes.registries[0].register("test", "s", SchemaRequest(text='"string"'), normalize=False)
-        nodes.log.faults = 1.0
-        with pytest.raises(RegistryError) as caught:
-            await nodes.registries[1].register("test", "t", SchemaRequest(text='"int"'), normalize=False)
-        assert caught.value.code == 50001
-        with pytest.raises(RegistryError) as caught:
-            await nodes.registries[0].register("test", "t", SchemaRequest(text='"int"'), normalize=False)
-        assert caught.value.code == 50002
-        await nodes.close()
+@in_virtual_time(3)
+async def test_a_node_that_lags_looks_again_before_it_says_that_a_schema_is_missing() -> None:
+    nodes = Nodes(3)
+    await nodes.registries[1].read(lambda state: state.contexts)
+    answer = await nodes.registries[0].register("test", "s", SchemaRequest(text='"string"'), normalize=False)
+    found = await nodes.registries[1].read(lambda state: by_id(state, answer["id"], ""))
+    assert found.text == '"string"'
+    await nodes.close()
 
-    run(main(), 5)
+
+@in_virtual_time(5)
+async def test_a_leader_that_is_away_is_an_error_and_not_a_missing_schema() -> None:
+    nodes = Nodes(5)
+    await nodes.registries[0].register("test", "s", SchemaRequest(text='"string"'), normalize=False)
+    nodes.log.faults = 1.0
+    with pytest.raises(RegistryError) as caught:
+        await nodes.registries[1].register("test", "t", SchemaRequest(text='"int"'), normalize=False)
+    assert caught.value.code == 50001
+    with pytest.raises(RegistryError) as caught:
+        await nodes.registries[0].register("test", "t", SchemaRequest(text='"int"'), normalize=False)
+    assert caught.value.code == 50002
+    await nodes.close()

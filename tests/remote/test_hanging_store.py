@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 
 import pytest
 
@@ -12,8 +11,8 @@ from ottla.remote.object_storage import ObjectStorageManager
 from ottla.remote.segment_metadata import RemoteStorageError
 from ottla.remote.storage_manager import IndexType, LogSegmentData
 from ottla.runtime.object_store import MemoryStore
-from ottla.sim.loop import SimLoop
 from tests.remote.test_metadata_cache import segment
+from tests.support.loops import in_virtual_time
 
 
 class HangingStore(MemoryStore):
@@ -52,40 +51,32 @@ def data_of(pieces: int) -> LogSegmentData:
     return LogSegmentData(log, pieces, b"", b"", b"", b"")
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    SimLoop(1).run_until_complete(test())  # type: ignore[abstract]
-
-
-def test_an_upload_that_makes_progress_may_take_long() -> None:
-    async def test() -> None:
-        storage = ObjectStorageManager(HangingStore(), stall_ms=5_000)
-        await storage.copy_log_segment_data(segment(0, 99), data_of(100))
-        assert not storage.statistics.under_way
-        assert not storage.statistics.timeouts
-
-    run(test)
+@in_virtual_time()
+async def test_an_upload_that_makes_progress_may_take_long() -> None:
+    storage = ObjectStorageManager(HangingStore(), stall_ms=5_000)
+    await storage.copy_log_segment_data(segment(0, 99), data_of(100))
+    assert not storage.statistics.under_way
+    assert not storage.statistics.timeouts
 
 
 @pytest.mark.parametrize("operation", ["copy", "read", "delete"])
-def test_an_operation_that_hangs_fails_in_time(operation: str) -> None:
-    async def test() -> None:
-        store = HangingStore()
-        storage = ObjectStorageManager(store, stall_ms=5_000)
-        metadata = segment(0, 99)
-        store.hangs = True
-        work = {
-            "copy": lambda: storage.copy_log_segment_data(metadata, data_of(10)),
-            "read": lambda: storage.fetch_index(metadata, IndexType.OFFSET),
-            "delete": lambda: storage.delete_log_segment_data(metadata),
-        }[operation]
-        task = asyncio.ensure_future(work())
-        await asyncio.sleep(4)
-        assert storage.statistics.longest_wait_s() == pytest.approx(4, abs=0.1)
-        await asyncio.sleep(1.1)
-        assert task.done()
-        with pytest.raises(RemoteStorageError, match="did not answer for 5 s"):
-            await task
-        assert storage.statistics.timeouts == storage.statistics.errors == 1
-        assert storage.statistics.longest_wait_s() == 0
-
-    run(test)
+@in_virtual_time()
+async def test_an_operation_that_hangs_fails_in_time(operation: str) -> None:
+    store = HangingStore()
+    storage = ObjectStorageManager(store, stall_ms=5_000)
+    metadata = segment(0, 99)
+    store.hangs = True
+    work = {
+        "copy": lambda: storage.copy_log_segment_data(metadata, data_of(10)),
+        "read": lambda: storage.fetch_index(metadata, IndexType.OFFSET),
+        "delete": lambda: storage.delete_log_segment_data(metadata),
+    }[operation]
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(4)
+    assert storage.statistics.longest_wait_s() == pytest.approx(4, abs=0.1)
+    await asyncio.sleep(1.1)
+    assert task.done()
+    with pytest.raises(RemoteStorageError, match="did not answer for 5 s"):
+        await task
+    assert storage.statistics.timeouts == storage.statistics.errors == 1
+    assert storage.statistics.longest_wait_s() == 0

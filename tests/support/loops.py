@@ -9,6 +9,7 @@ from typing import Any
 
 from ottla.runtime.loop import run
 from ottla.sim.cluster.sim_nodes import SimNodes
+from ottla.sim.loop import SimLoop
 
 Test = Callable[..., Coroutine[Any, Any, None]]
 
@@ -21,6 +22,19 @@ def on_nodes_loop(test: Test) -> Callable[..., None]:
         run(test(*arguments, **named))
 
     return run_test
+
+
+def in_virtual_time(seed: int = 1) -> Callable[[Test], Callable[..., None]]:
+    """Run a test on the simulator's loop, on which no time passes but what all of it waits for."""
+
+    def decorate(test: Test) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run_test(*arguments: Any, **named: Any) -> None:
+            SimLoop(seed).run_until_complete(test(*arguments, **named))  # type: ignore[abstract]
+
+        return run_test
+
+    return decorate
 
 
 def simulated(

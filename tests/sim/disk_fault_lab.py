@@ -41,7 +41,7 @@ FILES = {
     "index": re.compile(r"/\d+\.index$"),
     "timeindex": re.compile(r"/\d+\.timeindex$"),
     "txnindex": re.compile(r"/\d+\.txnindex$"),
-    "snapshot": re.compile(r"/\d+\.snapshot$"),
+    "snapshot": re.compile(r"/\d+\.snapshot(\.tmp)?$"),
     "leader epochs": re.compile(r"/leader-epoch-checkpoint"),
     "partition.metadata": re.compile(r"/partition\.metadata"),
     "recovery points": re.compile(r"/recovery-point-offset-checkpoint"),

@@ -32,13 +32,13 @@ TOPICS: dict[str, dict[str, str]] = {
 }
 
 
-def bomb() -> bytes:
+def bomb(size: int = BOMB_BYTES) -> bytes:
     """A gzip batch of one record of zeros."""
     packer = zlib.compressobj(9, wbits=31)
-    body = b"\0\0\0\1" + varint(BOMB_BYTES)
-    out = packer.compress(varint(len(body) + BOMB_BYTES + 1) + body)
+    body = b"\0\0\0\1" + varint(size)
+    out = packer.compress(varint(len(body) + size + 1) + body)
     zeros = bytes(1_000_000)
-    for _ in range(BOMB_BYTES // len(zeros)):
+    for _ in range(size // len(zeros)):
         out += packer.compress(zeros)
     out += packer.compress(b"\0") + packer.flush()
     return bytes(

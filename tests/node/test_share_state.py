@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import cast
 
 import pytest
@@ -18,6 +20,7 @@ from ottla.coordinator.share.persister import (
     StateSummary,
     WriteState,
 )
+from ottla.node.api.share_state_requests import run_for_partitions
 from ottla.node.share.persister import DefaultStatePersister
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.initialize_share_group_state import (
@@ -389,3 +392,23 @@ def test_a_key_that_is_no_share_partition_is_refused(key: str, problem: str) -> 
 def test_a_group_id_may_contain_colons() -> None:
     key = SharePartitionKey("a:b:", bytes(15) + b"\x01", 4)
     assert SharePartitionKey.parse(key.coordinator_key) == key
+
+
+@dataclass(slots=True)
+class Named:
+    topic_id: bytes
+    partitions: list[PartitionData]
+
+
+async def test_a_partition_that_a_request_names_ten_thousand_times_holds_nobody_up() -> None:
+    """Each time is found at once, whatever was named before."""
+    parts = [PartitionData(partition=number % 2, start_offset=number) for number in range(20_000)]
+    rounds: list[dict[TopicIdPartition, int]] = []
+
+    async def run(found: Mapping[TopicIdPartition, int]) -> dict[TopicIdPartition, PersisterResult]:
+        rounds.append(dict(found))
+        return dict.fromkeys(found, OK)
+
+    results = await run_for_partitions([Named(bytes(16), parts)], lambda part: part.start_offset, run)
+    assert len(results) == 2
+    assert [list(each.values()) for each in rounds] == [[at, at + 1] for at in range(0, 20_000, 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import subprocess
@@ -12,13 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 READY = re.compile(
     r"ottla \S+ is ready: (?P<host>\S+):(?P<port>\d+), data in (?P<dir>.+), (?P<ms>\d+) ms"
     r"(, (?P<http>http\S+)|, no HTTP: \S+ is taken)?"
 )
 START_SECONDS = 120
+STATUS = "ottla status: "
 
 
 class NodeProcess:
@@ -70,6 +72,14 @@ class NodeProcess:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    def read_status(self) -> Any:
+        """The status that SIGUSR1 has it print, as JSON."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while not (line := self._process.stdout.readline()).startswith(STATUS):
+            assert line, f"the node has ended: {self.stderr()}"
+        return json.loads(line.removeprefix(STATUS))
 
     def stderr(self) -> str:
         self._errors.seek(0)

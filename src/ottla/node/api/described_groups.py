@@ -12,6 +12,7 @@ from ottla.node.api.deduplication import deduplicate_long
 from ottla.node.api.group_requests import check_group, check_group_id
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime.turns import Turns
 
 
 class DescribeRequest(Protocol):
@@ -43,14 +44,17 @@ def describe_groups(
     A group is `failed` where it cannot be described, or has topics (`topics_of`) that the client may not
     describe, with the message `denied`.
     """
-    # All are submitted before any is awaited, so that they are described as of one moment.
-    tickets = [
-        (group_id, _submit(context, group_id, operation)) for group_id in deduplicate_long(request.group_ids)
-    ]
+    turns = Turns(context.broker.runtime.clock)
 
     async def describe() -> list[G]:
+        # All are submitted before any is awaited: what a few are described as is of one moment.
+        tickets = []
+        for group_id in deduplicate_long(request.group_ids):
+            tickets.append((group_id, _submit(context, group_id, operation)))
+            await turns.pause_if_due()
         groups = []
         for group_id, ticket in tickets:
+            await turns.pause_if_due()
             try:
                 if isinstance(ticket, KafkaError):
                     raise ticket

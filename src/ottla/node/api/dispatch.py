@@ -19,7 +19,7 @@ from ottla.node.api.request_gate import RequestGate
 from ottla.node.api.request_meter import RequestMeter
 from ottla.node.api.response_cache import MAX_REQUEST_BYTES, CacheKey, ResponseCache
 from ottla.node.api.response_errors import error_codes
-from ottla.node.api.responses import encode, make_failure_response, not_encodable, unsupported_api_versions
+from ottla.node.api.responses import encode, make_failure_response, unsupported_api_versions
 from ottla.node.api.routes import ROUTES, ApiRoute, FailureResponse, Forwarding, Handler
 from ottla.node.api.services import ApiServices
 from ottla.node.network.connection import Parts, PendingRequest, ProtocolViolation
@@ -241,8 +241,8 @@ class Dispatcher:
             ):
                 try:
                     return response_parts(context.api, context.version, context.correlation_id, reply)
-                except Exception as error:
-                    raise not_encodable(context, reply, error) from None
+                except Exception:
+                    return encode(context, reply)
             encoded = reply.encode(context.version)
             served.cache.put(image, cache_key, encoded)
             return encoded_response_parts(context.api, context.version, context.correlation_id, encoded)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from ottla.node.api.context import ApiRequestContext
 from ottla.node.api.routes import FailureResponse
@@ -10,9 +11,14 @@ from ottla.node.network.connection import Parts, ProtocolViolation
 from ottla.protocol.api import API, API_VERSIONS
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.headers import response_parts
-from ottla.protocol.schema import Request, Response, drop_newer_fields
+from ottla.protocol.schema import Request, Response, Struct, drop_newer_fields
 
 log = logging.getLogger(__name__)
+
+
+# What a message may have that quotes a request, and what the log shows of a response.
+_MAX_MESSAGE: Final = 2_000
+_MAX_LOGGED: Final = 1_000
 
 
 def encode(context: ApiRequestContext, response: Response) -> Parts:
@@ -20,12 +26,37 @@ def encode(context: ApiRequestContext, response: Response) -> Parts:
     try:
         return response_parts(context.api, context.version, context.correlation_id, response)
     except Exception as error:
-        raise not_encodable(context, response, error) from None
+        if not _shorten_messages(response):
+            raise _not_encodable(context, response, error) from None
+    try:
+        return response_parts(context.api, context.version, context.correlation_id, response)
+    except Exception as error:
+        raise _not_encodable(context, response, error) from None
 
 
-def not_encodable(context: ApiRequestContext, response: Response, error: Exception) -> ProtocolViolation:
+def _shorten_messages(struct: Struct) -> bool:
+    """Shorten messages that are longer than a string may be, as they name what a client has named; whether
+    there were any.
+    """
+    shortened = False
+    for field in struct.FIELDS:
+        value = getattr(struct, field.name)
+        if isinstance(value, str) and len(value) > _MAX_MESSAGE:
+            if field.name.endswith(("message", "detail")):
+                setattr(struct, field.name, value[:_MAX_MESSAGE] + "…")
+                shortened = True
+        elif isinstance(value, Struct):
+            shortened |= _shorten_messages(value)
+        elif field.struct is not None and isinstance(value, list):
+            for each in value:
+                shortened |= _shorten_messages(each)
+    return shortened
+
+
+def _not_encodable(context: ApiRequestContext, response: Response, error: Exception) -> ProtocolViolation:
     """Log a fault of the node's, and return what closes the connection instead of a response."""
-    log.error("%s version %d: %r cannot be sent", context.api.name, context.version, response, exc_info=error)
+    text = repr(response)[:_MAX_LOGGED]
+    log.error("%s version %d: %s cannot be sent", context.api.name, context.version, text, exc_info=error)
     return ProtocolViolation(f"its {context.api.name} request has no proper answer")
 
 

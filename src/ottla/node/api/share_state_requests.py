@@ -6,6 +6,7 @@ Only nodes of the cluster may send them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -52,13 +53,14 @@ async def run_for_partitions(
     and has the first error among its results.
     """
     rounds: list[dict[TopicIdPartition, D]] = [{}]
+    named: Counter[TopicIdPartition] = Counter()
     for topic in topics:
         for part in topic.partitions:
             tp = TopicIdPartition(topic.topic_id, part.partition)
-            free = next((each for each in rounds if tp not in each), None)
-            if free is None:
-                rounds.append(free := {})
-            free[tp] = data(part)
+            if named[tp] == len(rounds):
+                rounds.append({})
+            rounds[named[tp]][tp] = data(part)
+            named[tp] += 1
     results: dict[TopicIdPartition, R] = {}
     for each in rounds:
         for tp, result in (await run(each)).items():

@@ -40,6 +40,8 @@ PATTERNS_OF_OPERATORS: dict[str, str] = {
 # Functions of a node that call what a client can make costly -> how its cost is bounded: by an estimate
 # (`ottla.runtime.heavy_work`), in the pool, or as only nodes and operators have written what it reads.
 COSTLY_CALLS: dict[str, str] = {
+    "ottla.node.share.dead_letters._sources_of": "an estimate",
+    "ottla.node.share.dead_letter_topics._offsets": "batches that a broker has written, of 512 kB at most",
     "ottla.coordinator.group.consumer_group_manager.ConsumerGroupManager._update_target_assignment": (
         "at most once in group.consumer.assignment.interval.ms, and linear"
     ),

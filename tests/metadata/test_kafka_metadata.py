@@ -240,14 +240,12 @@ def test_levels_are_those_of_kafka_4_4() -> None:
         [str(level), version.release, str(version.changed).lower()]
         for level, version in METADATA_VERSIONS.items()
     ]
-    # Its share.version 2 is for dead letters of share groups, which brokers here do not write.
-    known = [each for each in features if each[:2] != ["share.version", "2"]]
     for name, levels in SUPPORTED_FEATURES.items():
         if name not in (METADATA_VERSION, KRAFT_VERSION):
             bootstrap = [
                 next(v.level for v in METADATA_VERSIONS.values() if bootstrap_levels(v).get(name, 0) >= level)
                 for level in range(levels.min, levels.max + 1)
             ]
-            assert [each for each in known if each[0] == name] == [
+            assert [each for each in features if each[0] == name] == [
                 [name, str(level), str(since)] for level, since in enumerate(bootstrap)
             ]

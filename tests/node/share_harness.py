@@ -121,8 +121,11 @@ class ShareHarness(FetchHarness):
         }
         self.persister = MemoryPersister()
         self.memory = MemoryPool()
+        self.dead_letter_topics: Any = None
         broker: Any = self
-        self.share_partitions = SharePartitionManager(broker, lambda: self.persister, self.memory)
+        self.share_partitions = SharePartitionManager(
+            broker, lambda: self.persister, self.memory, lambda: self.dead_letter_topics
+        )
         self.settings({})
 
     def settings(self, changes: Mapping[str, int]) -> None:

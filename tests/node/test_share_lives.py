@@ -72,6 +72,7 @@ class Lives:
             self.broker,  # type: ignore[arg-type]
             lambda: self.persister,
             self.broker.memory,
+            lambda: self.broker.dead_letter_topics,
         )
         drop = self.broker.share_partitions.drop
 

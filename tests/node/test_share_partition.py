@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -78,7 +79,7 @@ class Shared:
 
     def expire(self) -> list[PersisterStateBatch]:
         released = self.share.expire_locks(self.now_ms)
-        self.share.complete_expiry()
+        self.share.complete_final(released, persisted=True)
         self.share.check_invariants()
         return released.batches
 
@@ -569,3 +570,90 @@ def test_a_new_leader_has_records_wait_that_were_delivered_before() -> None:
     assert not shared.share.end_waits(1499)
     assert shared.share.end_waits(1500)
     assert shared.fetch(A) == [(0, 3, 3)]
+
+
+def with_dead_letters(shared: Shared, **settings: int) -> Shared:
+    shared.share.settings = replace(shared.share.settings, dead_letter_topic="dlq.jobs", **settings)
+    return shared
+
+
+def dead_letters(shared: Shared) -> list[tuple[int, int, int, bool, bool]]:
+    return [tuple(each) for each in sorted(shared.share.dead_letters.values())]
+
+
+def test_what_is_rejected_is_archiving_until_it_is_a_dead_letter() -> None:
+    shared = with_dead_letters(Shared(log_of(5)))
+    shared.fetch(A)
+    transition = shared.share.acknowledge(A, [Ack(1, 2, (REJECT,))], shared.now_ms)
+    assert transition.batches == [PersisterStateBatch(1, 2, RecordState.ARCHIVING, 1)]
+    assert dead_letters(shared) == []  # not before that is persisted
+    shared.share.complete(transition, persisted=True)
+    assert dead_letters(shared) == [(1, 2, 1, True, True)]
+    shared.acknowledge(A, 0, 0, ACCEPT)
+    shared.acknowledge(A, 3, 4, ACCEPT)
+    assert shared.share.start_offset == 1
+    assert shared.fetch(B) == []
+    letters = list(shared.share.dead_letters.values())
+    archived = shared.share.archived(letters)
+    assert archived.batches == [PersisterStateBatch(1, 2, RecordState.ARCHIVED, 1)]
+    # What is written with it counts it as done.
+    assert shared.share.write_state(0, archived.batches).delivery_complete_count == 4
+    shared.share.complete_dead_letters(letters)
+    assert shared.share.start_offset == 5
+    shared.share.check_invariants()
+
+
+def test_a_part_of_the_dead_letters_may_be_archived_first() -> None:
+    shared = with_dead_letters(Shared(log_of(6)))
+    shared.fetch(A)
+    shared.acknowledge(A, 0, 5, REJECT)
+    (whole,) = shared.share.dead_letters.values()
+    shared.share.complete_dead_letters([whole._replace(first_offset=2, last_offset=3)])
+    assert dead_letters(shared) == [(0, 1, 1, True, True), (4, 5, 1, True, True)]
+    shared.share.complete_dead_letters([whole._replace(last_offset=1)])
+    assert shared.share.start_offset == 4
+    shared.share.check_invariants()
+
+
+def test_what_is_used_up_when_its_lock_expires_is_persisted_before_it_is_a_dead_letter() -> None:
+    shared = with_dead_letters(Shared(log_of(2)), delivery_count_limit=1)
+    shared.fetch(A)
+    shared.now_ms += 60_000
+    released = shared.share.expire_locks(shared.now_ms)
+    assert released.batches == [PersisterStateBatch(0, 1, RecordState.ARCHIVING, 1)]
+    shared.share.complete_final(released, persisted=False)
+    assert dead_letters(shared) == [(0, 1, 1, False, False)]
+    again = shared.share.unpersisted_dead_letters()
+    assert again is not None
+    assert again.batches == released.batches
+    shared.share.complete_final(again, persisted=True)
+    assert dead_letters(shared) == [(0, 1, 1, False, True)]
+    assert shared.share.unpersisted_dead_letters() is None
+
+
+def test_a_transition_that_is_taken_back_after_the_lock_has_expired_leaves_dead_letters() -> None:
+    shared = with_dead_letters(Shared(log_of(2)), delivery_count_limit=1)
+    shared.fetch(A)
+    transition = shared.share.acknowledge(A, [Ack(0, 1, (ACCEPT,))], shared.now_ms)
+    shared.now_ms += 60_000
+    shared.share.complete_final(shared.share.expire_locks(shared.now_ms), persisted=True)
+    shared.share.complete(transition, persisted=False)
+    assert dead_letters(shared) == [(0, 1, 1, False, False)]
+    shared.share.check_invariants()
+
+
+def test_a_new_leader_has_the_dead_letters_that_were_not_archived() -> None:
+    batches = [
+        PersisterStateBatch(0, 1, RecordState.ARCHIVING, 2),
+        PersisterStateBatch(2, 2, RecordState.ACKNOWLEDGED, 1),
+        PersisterStateBatch(3, 3, RecordState.ARCHIVING, 5),
+    ]
+    share = SharePartition(0, 0, ShareGroupSettings(delivery_count_limit=5), batches)
+    assert share.has_loaded_dead_letters
+    assert share.start_offset == 0
+    assert share.next_fetch_offset() == 4
+    found = [(each.first_offset, each.is_rejected) for each in share.dead_letters.values()]
+    assert found == [(0, True), (3, False)]
+    share.complete_dead_letters(list(share.dead_letters.values()))
+    assert share.start_offset == 4
+    share.check_invariants()

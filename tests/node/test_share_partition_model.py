@@ -294,7 +294,7 @@ class Run:
         assert expected == offsets_of(released)
         if released and self.random.random() < 0.7:
             self.persist(released)
-        self.share.complete_expiry()
+        self.share.complete_final(persisted=True)
 
     def delete_records(self) -> None:
         if self.log:
@@ -368,7 +368,7 @@ class Run:
             self.now_ms += 10_000
             self.share.end_waits(self.now_ms)
             self.share.expire_locks(self.now_ms)
-            self.share.complete_expiry()
+            self.share.complete_final(persisted=True)
         else:
             raise AssertionError("records are out of reach")
         self.share.check_invariants()

@@ -38,6 +38,7 @@ FIRST_SEEDS = {
     "controller-not-checked-by-writes": 11,
     "coordinator-answers-too-soon": 5,
     "damaged-leader-begins-again": 2,
+    "dead-letters-not-looked-for": 18,
     "deleted-topics-forgotten": 5,
     "followers-without-auxiliary-state": 3,
     "local-start-without-a-snapshot": 2,

@@ -87,12 +87,17 @@ Kafka needs a plugin, here the coordinator keeps them ([decision 24](decisions/0
 the Java admin client is refused one that is unknown | a controller that still runs registers again |
 | ACLs for ranges of addresses (`10.0.0.0/8`), from metadata.version 4.4-IV1 | 1276 | \
 the Java admin client creates them | which texts are ranges, and which addresses are in one |
+| dead letters of share groups, from share.version 2 | 1191 | \
+names and defaults of the settings of topics, levels of share.version | settings of groups and brokers, \
+headers, states; written exactly once, and never dropped: \
+[decision 87](decisions/0087-dead-letters-exactly-once.md) |
 | metadata.version 4.4-IV0 to 4.4-IV2 | | names, levels and what they change are those of Kafka's table | |
 
 New clusters begin at metadata.version 4.3-IV0, so that Apache Kafka 4.3.1 can use their directories. What
 needs a later one is refused until an operator raises it (`ottla cluster features --set metadata.version=33`,
-or `kafka-features upgrade`); after that there is no way back, as in Kafka. share.version stays at 1: brokers
-here do not write dead letters of share groups.
+or `kafka-features upgrade`); after that there is no way back, as in Kafka. Dead letters of share groups need
+share.version 2 (`ottla cluster features --set share.version=2`): Apache Kafka 4.3.1 does not know its state
+of a record.
 """
 
 

@@ -153,7 +153,7 @@ SUPPORTED_FEATURES: Final[Mapping[str, VersionRange]] = {
     TRANSACTION_VERSION: VersionRange(0, 2),
     GROUP_VERSION: VersionRange(0, 1),
     ELIGIBLE_LEADER_REPLICAS_VERSION: VersionRange(0, 1),
-    SHARE_VERSION: VersionRange(0, 1),
+    SHARE_VERSION: VersionRange(0, 2),
     STREAMS_VERSION: VersionRange(0, 1),
 }
 
@@ -162,7 +162,7 @@ _BOOTSTRAP_LEVELS: Final[Mapping[str, tuple[int, ...]]] = {
     TRANSACTION_VERSION: (7, 24, 24),
     GROUP_VERSION: (7, 22),
     ELIGIBLE_LEADER_REPLICAS_VERSION: (7, 26),
-    SHARE_VERSION: (7, 28),
+    SHARE_VERSION: (7, 28, 31),
     STREAMS_VERSION: (7, 29),
 }
 

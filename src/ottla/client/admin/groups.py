@@ -66,7 +66,7 @@ G = TypeVar(
 CONSUMER = "consumer"
 SHARE = "share"
 STREAMS = "streams"
-_DELIVERY_STATES = {0: "available", 2: "acknowledged", 4: "archived"}
+_DELIVERY_STATES = {0: "available", 2: "acknowledged", 3: "archiving", 4: "archived"}
 _NOT_OF_THIS_KIND = frozenset({ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION})
 
 

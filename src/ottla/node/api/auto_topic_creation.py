@@ -7,7 +7,7 @@ gets a response about it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from ottla.metadata.controller.state import ControllerRequestContext
@@ -15,6 +15,7 @@ from ottla.node.api.broker_extension import creatable_topic
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_topics import (
     CreatableTopic,
+    CreatableTopicConfig,
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
@@ -78,16 +79,24 @@ def _creatable_topic(services: ApiServices, name: str) -> CreatableTopic:
 
 
 async def create_missing_topics(
-    services: ApiServices, names: Iterable[str], quota: ControllerMutationQuota | None = None
+    services: ApiServices,
+    names: Iterable[str],
+    quota: ControllerMutationQuota | None = None,
+    *,
+    configs: Mapping[str, str] | None = None,
 ) -> dict[str, ErrorCode]:
     """Create topics, and return for each the error that its client gets. Those that are above the client's
-    quota stay unknown for now.
+    quota stay unknown for now. `configs` are added to the settings of each.
 
     It is no error if a topic has been created meanwhile. A topic gets as many replicas as configured, never
     fewer because brokers are missing: brokers that are registered but fenced get theirs when they are back,
     and where too few are registered the topic stays unknown, so that clients ask again.
     """
     topics = [_creatable_topic(services, name) for name in names]
+    for topic in topics:
+        topic.configs += [
+            CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()
+        ]
     errors: dict[str, ErrorCode] = {}
     if quota is not None:
         errors = {topic.name: _client_error(code) for topic in topics if (code := _refusal(quota, topic))}

@@ -19,7 +19,7 @@ from ottla.node.config.describe import ConfigValueSource
 from ottla.node.config.node_config import NodeConfig, broker_key, listener_base_name
 from ottla.node.config.tables.config_def import ConfigError, ConfigKey, ConfigType, UpdateMode, Value
 from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
-from ottla.node.config.tables.topic import TABLE_SETTINGS, TOPIC
+from ottla.node.config.tables.topic import DEAD_LETTER_ENABLE, TABLE_SETTINGS, TOPIC
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.types import TimestampType
 
@@ -373,8 +373,8 @@ def log_config(config: NodeConfig, overrides: Mapping[str, str]) -> LogConfig:
                 values[name] = key.parse(text)
             except ConfigError:
                 continue
-    for name in TABLE_SETTINGS:
-        del values[name]  # those of its table, which no log has
+    for name in (DEAD_LETTER_ENABLE, *TABLE_SETTINGS):
+        del values[name]  # those of its table and of share groups, which no log has
     internal = values.pop("internal.segment.bytes")
     fields: dict[str, object] = {field_name(name): value for name, value in values.items()}
     if internal is not None:

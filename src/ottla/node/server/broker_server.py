@@ -48,6 +48,7 @@ from ottla.runtime import process
 from ottla.runtime.on_demand import OnDemand
 
 if TYPE_CHECKING:
+    from ottla.node.share.dead_letter_topics import DeadLetterTopics
     from ottla.node.share.share_partition_manager import SharePartitionManager
 
 _log = logging.getLogger(__name__)
@@ -375,7 +376,26 @@ class BrokerServer:
         from ottla.node.share.share_partition_manager import SharePartitionManager
 
         return SharePartitionManager(
-            self.services, lambda: self.coordinators.persister, self.shared.memory.clients
+            self.services,
+            lambda: self.coordinators.persister,
+            self.shared.memory.clients,
+            self._make_dead_letter_topics,
+        )
+
+    def _make_dead_letter_topics(self) -> DeadLetterTopics:
+        from ottla.node.share.dead_letter_topics import DeadLetterTopics
+
+        services = ApiServices(self.services, self.quorum)
+        return DeadLetterTopics(
+            self.shared.runtime,
+            self.shared.dynamic_config,
+            self.quorum.metadata,
+            self.replication.peers,
+            self.replicas,
+            self.log_flushes,
+            markers=lambda: self.coordinators.transactions.marker_channel_manager,
+            topic_config=self._topic_config,
+            create_topic=lambda name, configs: create_missing_topics(services, [name], configs=configs),
         )
 
     def _apply_to_share_partitions(self, changes: ReplicaChanges) -> None:

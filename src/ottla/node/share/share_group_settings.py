@@ -10,15 +10,20 @@ from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.tables.group import GROUP
 from ottla.node.share.share_partition import ShareGroupSettings
 
+# The level of share.version from which on there are dead letters.
+_DEAD_LETTERS_SINCE: Final = 2
 _DURATION: Final = re.compile(
     r"by_duration:P(?:([0-9]+)D)?(?:T(?:([0-9]+)H)?(?:([0-9]+)M)?(?:([0-9]+)(?:\.([0-9]+))?S)?)?",
     re.IGNORECASE,
 )
 
 
-def share_group_settings(config: NodeConfig, overrides: Mapping[str, str]) -> ShareGroupSettings:
+def share_group_settings(
+    config: NodeConfig, overrides: Mapping[str, str], *, share_version: int
+) -> ShareGroupSettings:
     """Return a group's settings: `overrides` are its own, and the node's hold for the rest. A number outside
-    of the bounds that the node has by now counts as the nearest within them.
+    of the bounds that the node has by now counts as the nearest within them. Below share.version 2 there are
+    no dead letters.
     """
 
     def number(name: str) -> int:
@@ -50,6 +55,10 @@ def share_group_settings(config: NodeConfig, overrides: Mapping[str, str]) -> Sh
         auto_offset_reset=str(own("share.auto.offset.reset")).lower(),
         retry_backoff_ms=own_number("share.retry.backoff.ms"),
         retry_backoff_max_ms=own_number("share.retry.backoff.max.ms"),
+        dead_letter_topic=str(own("errors.deadletterqueue.topic.name")).strip()
+        if share_version >= _DEAD_LETTERS_SINCE
+        else "",
+        dead_letters_copy_records=own("errors.deadletterqueue.copy.record.enable") is True,
     )
 
 

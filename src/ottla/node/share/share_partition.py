@@ -23,6 +23,10 @@ Where the group has a backoff for retries, a record that a member has released w
 again. It waits in memory only, and is persisted as available: a leader that loads the state has all records
 that were delivered before wait from then on. Runs of records wait together, in the order of their ends.
 
+Where the group has a dead-letter topic, a record that is rejected, or was delivered too often, is first
+persisted as archiving (`dead_letters`). Once it is in the dead-letter topic it is archived; the start offset
+waits for that.
+
 The object is deterministic: it does no I/O, and the time is passed in.
 
 Invariants:
@@ -34,7 +38,8 @@ Invariants:
 * `delivery_complete_count` is the number of records from the start offset on that are acknowledged or
   archived, provisionally or not;
 * each batch with an available record is in `_available`;
-* each record that waits is in one run of `_waits`.
+* each record that waits is in one run of `_waits`;
+* each record that is archiving is in one range of `dead_letters`, or in a transition that is being persisted.
 """
 
 from __future__ import annotations
@@ -61,6 +66,7 @@ class RecordState(IntEnum):
     AVAILABLE = 0
     ACQUIRED = 1
     ACKNOWLEDGED = 2
+    ARCHIVING = 3
     ARCHIVED = 4
 
 
@@ -68,6 +74,7 @@ class RecordState(IntEnum):
 _AVAILABLE: Final = int(RecordState.AVAILABLE)
 _ACQUIRED: Final = int(RecordState.ACQUIRED)
 _ACKNOWLEDGED: Final = int(RecordState.ACKNOWLEDGED)
+_ARCHIVING: Final = int(RecordState.ARCHIVING)
 _ARCHIVED: Final = int(RecordState.ARCHIVED)
 # Added to a state that is not persisted yet.
 _PENDING: Final = 0x80
@@ -75,7 +82,9 @@ _PENDING: Final = 0x80
 _WAITING: Final = 0x10
 _DONE: Final = bytes((_ACKNOWLEDGED, _ARCHIVED))
 _RENEW: Final = int(AcknowledgeType.RENEW)
-_STATE_OF_TYPE: Final = (_ARCHIVED, _ACKNOWLEDGED, _AVAILABLE, _ARCHIVED)
+_RELEASE: Final = int(AcknowledgeType.RELEASE)
+_REJECT: Final = int(AcknowledgeType.REJECT)
+_STATE_OF_TYPE: Final = (_ARCHIVED, _ACKNOWLEDGED, _AVAILABLE, _ARCHIVING)
 _MAX_COUNT: Final = 255
 _NO_OFFSET: Final = 1 << 63
 _MAX_DOUBLINGS: Final = 40
@@ -101,6 +110,9 @@ class ShareGroupSettings:
     # further delivery where there is a maximum above it.
     retry_backoff_ms: int = 0
     retry_backoff_max_ms: int = 0
+    # The topic that records go to which could not be processed; empty if there is none.
+    dead_letter_topic: str = ""
+    dead_letters_copy_records: bool = False
 
     @property
     def throttle_delivery_count(self) -> int:
@@ -134,6 +146,18 @@ class AcquiredRange(NamedTuple):
     first_offset: int
     last_offset: int
     delivery_count: int
+
+
+class DeadLetters(NamedTuple):
+    """Records that are to go to the dead-letter topic, first and last included: how often they were
+    delivered, whether a member has rejected them, and whether it is persisted that they are archiving.
+    """
+
+    first_offset: int
+    last_offset: int
+    delivery_count: int
+    is_rejected: bool
+    is_persisted: bool = True
 
 
 class AcknowledgedOffsets(Protocol):
@@ -243,10 +267,12 @@ class InFlightBatch:
 class StateTransition:
     """A change of states that is not persisted yet, by ranges of records with the same outcome."""
 
-    __slots__ = ("delivered_too_often", "ranges", "waits_since_ms")
+    __slots__ = ("delivered_too_often", "ranges", "rejected", "waits_since_ms")
 
     def __init__(self, waits_since_ms: int | None = None) -> None:
         self.ranges: list[tuple[InFlightBatch, PersisterStateBatch]] = []
+        # The first offsets of ranges that a member has rejected, and that go to the dead-letter topic.
+        self.rejected: set[int] = set()
         # Records that are archived instead of made available.
         self.delivered_too_often = 0
         # From when on the released records wait; None if they do not.
@@ -255,14 +281,30 @@ class StateTransition:
     def __bool__(self) -> bool:
         return bool(self.ranges)
 
-    def add(self, batch: InFlightBatch, first: int, last: int, state: int, count: int) -> None:
+    def add(
+        self,
+        batch: InFlightBatch,
+        first: int,
+        last: int,
+        state: int,
+        count: int,
+        *,
+        is_rejected: bool = False,
+    ) -> None:
         ranges = self.ranges
+        is_rejected = is_rejected and state == _ARCHIVING
         if ranges:
             before, known = ranges[-1]
-            if before is batch and known == (known.first_offset, first - 1, state, count):
+            if (
+                before is batch
+                and known == (known.first_offset, first - 1, state, count)
+                and (known.first_offset in self.rejected) == is_rejected
+            ):
                 ranges[-1] = batch, PersisterStateBatch(known.first_offset, last, state, count)
                 return
         ranges.append((batch, PersisterStateBatch(first, last, state, count)))
+        if is_rejected:
+            self.rejected.add(first)
 
     @property
     def batches(self) -> list[PersisterStateBatch]:
@@ -317,9 +359,11 @@ class _Acquisition:
 class ShareRecordCounts:
     """What share partitions count together: a reader of the sums does not have to walk over them."""
 
-    __slots__ = ("archived", "expired")
+    __slots__ = ("archived", "dead_letters", "expired")
 
     def __init__(self) -> None:
+        # Records that were written to dead-letter topics.
+        self.dead_letters = 0
         # Records whose locks have expired.
         self.expired = 0
         # Records that were archived as their deliveries had reached the limit.
@@ -337,8 +381,10 @@ class SharePartition:
         "_locks",
         "_waits",
         "counts",
+        "dead_letters",
         "delivery_complete_count",
         "end_offset",
+        "has_loaded_dead_letters",
         "settings",
         "start_offset",
         "state_epoch",
@@ -378,12 +424,16 @@ class SharePartition:
         self._by_member: dict[str, dict[AcquisitionLock, None]] = {}
         # When a wait ends, and the first and last of its offsets: a heap. Some may not wait any longer.
         self._waits: list[tuple[int, int, int]] = []
+        # What is archiving, by its first offset.
+        self.dead_letters: dict[int, DeadLetters] = {}
+        # Whether there were some when the state was loaded: they may be in their topic already.
+        self.has_loaded_dead_letters = False
         self._load(batches)
 
     def _load(self, batches: Iterable[PersisterStateBatch]) -> None:
         previous = self.start_offset - 1
         for first, last, state, count in batches:
-            if first <= previous or last < first or state not in (_AVAILABLE, *_DONE):
+            if first <= previous or last < first or state not in (_AVAILABLE, _ARCHIVING, *_DONE):
                 raise KafkaError(
                     ErrorCode.UNKNOWN_SERVER_ERROR,
                     f"Failed to initialize the share partition: the persisted batch {first}-{last} in state "
@@ -397,8 +447,12 @@ class SharePartition:
             self._firsts.append(first)
             if state == _AVAILABLE:
                 self._list_available(batch)
+            elif state == _ARCHIVING:
+                is_rejected = count < self.settings.delivery_count_limit
+                self.dead_letters[first] = DeadLetters(first, last, batch.count, is_rejected)
             else:
                 self.delivery_complete_count += batch.size
+        self.has_loaded_dead_letters = bool(self.dead_letters)
         if self._firsts:
             self.end_offset = self._gap_end = previous
             self._advance_start()
@@ -908,10 +962,10 @@ class SharePartition:
             self._unlock(lock, batch.size)
             return
         state = self._outcome(_STATE_OF_TYPE[type], batch.count)
-        if state != _STATE_OF_TYPE[type]:
+        if type == _RELEASE and state != _AVAILABLE:
             transition.delivered_too_often += batch.size
         batch.state = state | _PENDING
-        transition.add(batch, batch.first, batch.last, state, batch.count)
+        transition.add(batch, batch.first, batch.last, state, batch.count, is_rejected=type == _REJECT)
         if state in _DONE:
             self.delivery_complete_count += batch.size
 
@@ -957,10 +1011,10 @@ class SharePartition:
             if alone is not None and alone.member_id == member_id:
                 count = batch.counts[begin]
                 state = self._outcome(_STATE_OF_TYPE[type], count)
-                if state != _STATE_OF_TYPE[type]:
+                if type == _RELEASE and state != _AVAILABLE:
                     transition.delivered_too_often += 1
                 states[begin] = state | _PENDING
-                transition.add(batch, low, low, state, count)
+                transition.add(batch, low, low, state, count, is_rejected=type == _REJECT)
                 if state in _DONE:
                     self.delivery_complete_count += 1
                 return
@@ -982,10 +1036,11 @@ class SharePartition:
             return
         for at, until, count in _runs(batch.counts, begin, end):
             state = self._outcome(_STATE_OF_TYPE[type], count)
-            if state != _STATE_OF_TYPE[type]:
+            if type == _RELEASE and state != _AVAILABLE:
                 transition.delivered_too_often += until - at
             states[at:until] = bytes((state | _PENDING,)) * (until - at)
-            transition.add(batch, batch.first + at, batch.first + until - 1, state, count)
+            first, last = batch.first + at, batch.first + until - 1
+            transition.add(batch, first, last, state, count, is_rejected=type == _REJECT)
             if state in _DONE:
                 self.delivery_complete_count += until - at
 
@@ -996,10 +1051,12 @@ class SharePartition:
             )
 
     def _outcome(self, state: int, count: int) -> int:
-        """The state of a record that is to get a state: archived, if it was delivered too often to be
-        available again.
+        """The state of a record that is to get a state: archiving, if it was delivered too often to be
+        available again, and archived at once if there is no dead-letter topic.
         """
-        return _ARCHIVED if state == _AVAILABLE and count >= self.settings.delivery_count_limit else state
+        if state == _AVAILABLE and count >= self.settings.delivery_count_limit:
+            state = _ARCHIVING
+        return _ARCHIVED if state == _ARCHIVING and not self.settings.dead_letter_topic else state
 
     def release_acquired_records(self, member_id: str) -> StateTransition:
         """Begin the transition of all records that a member holds: they become available to others."""
@@ -1021,9 +1078,9 @@ class SharePartition:
                 state = _ARCHIVED if batch.last < start else self._outcome(_AVAILABLE, count)
                 batch.state = state | pending
                 transition.add(batch, batch.first, batch.last, state, count)
-                if state in _DONE and batch.first >= start:
-                    self.delivery_complete_count += batch.size
+                if state != _AVAILABLE and batch.first >= start:
                     transition.delivered_too_often += batch.size
+                    self.delivery_complete_count += batch.size * (state in _DONE)
                 if not pending:
                     batch.lock = None
                     self._unlock(lock, batch.size)
@@ -1034,9 +1091,9 @@ class SharePartition:
             state = _ARCHIVED if last < start else self._outcome(_AVAILABLE, count)
             states[begin:end] = bytes((state | pending,)) * (end - begin)
             transition.add(batch, first, last, state, count)
-            if state in _DONE and first >= start:
-                self.delivery_complete_count += end - begin
+            if state != _AVAILABLE and first >= start:
                 transition.delivered_too_often += end - begin
+                self.delivery_complete_count += (end - begin) * (state in _DONE)
             if not pending:
                 batch.locks[begin:end] = [None] * (end - begin)
                 self._unlock(lock, end - begin)
@@ -1050,6 +1107,9 @@ class SharePartition:
             since_ms = transition.waits_since_ms
             for batch, (first, last, state, count) in transition.ranges:
                 self._commit(batch, first, last, state)
+                if state == _ARCHIVING:
+                    is_rejected = first in transition.rejected
+                    self.dead_letters[first] = DeadLetters(first, last, count, is_rejected)
                 if state != _AVAILABLE:
                     continue
                 if since_ms is None:
@@ -1103,6 +1163,8 @@ class SharePartition:
                 lock = batch.lock
                 assert lock is not None, batch.first
                 batch.state = self._state_before(lock, batch.count, batch.first)
+                if batch.state == _ARCHIVING:
+                    self._note_unpersisted(batch.first, batch.last, batch.count)
                 if lock.expired:
                     batch.lock = None
                     self._unlock(lock, batch.size)
@@ -1114,6 +1176,8 @@ class SharePartition:
                     lock = batch.locks[at]
                     assert lock is not None, batch.first + at
                     states[at] = self._state_before(lock, batch.counts[at], batch.first + at)
+                    if states[at] == _ARCHIVING:
+                        self._note_unpersisted(batch.first + at, batch.first + at, batch.counts[at])
                     if lock.expired:
                         batch.locks[at] = None
                         self._unlock(lock, 1)
@@ -1235,9 +1299,58 @@ class SharePartition:
 
     # Offsets
 
-    def complete_expiry(self) -> None:
-        """Move the start offset, after the write of what has expired; its outcome does not matter."""
+    def complete_final(self, *transitions: StateTransition, persisted: bool) -> None:
+        """Move the start offset, after the write of what has expired. What becomes available is that whatever
+        the outcome; what is to be a dead letter has to be persisted as archiving first.
+        """
+        for transition in transitions:
+            for _, (first, last, state, count) in transition.ranges:
+                if state == _ARCHIVING:
+                    known = self.dead_letters.get(first)
+                    is_rejected = known is not None and known.is_rejected
+                    for each in [at for at in self.dead_letters if first < at <= last]:
+                        del self.dead_letters[each]
+                    self.dead_letters[first] = DeadLetters(first, last, count, is_rejected, persisted)
         self._advance_start()
+
+    # Dead letters
+
+    def _note_unpersisted(self, first: int, last: int, count: int) -> None:
+        """Note that records are archiving whose transition was taken back, after their lock had expired."""
+        self.dead_letters[first] = DeadLetters(first, last, count, is_rejected=False, is_persisted=False)
+
+    def unpersisted_dead_letters(self) -> StateTransition | None:
+        """The transition of what is not persisted as archiving yet; None if all is."""
+        transition = StateTransition()
+        for first, last, count, _, is_persisted in self.dead_letters.values():
+            if not is_persisted:
+                for batch in self._overlapping(first, last):
+                    transition.add(batch, first, last, _ARCHIVING, count)
+        return transition if transition else None
+
+    def archived(self, letters: Iterable[DeadLetters]) -> StateTransition:
+        """The transition of dead letters that are in their topic; `complete_dead_letters` ends it."""
+        transition = StateTransition()
+        for first, last, count, _, _ in letters:
+            for batch in self._overlapping(first, last):
+                transition.add(batch, max(first, batch.first), min(last, batch.last), _ARCHIVED, count)
+        return transition
+
+    def complete_dead_letters(self, letters: Iterable[DeadLetters]) -> None:
+        """Archive dead letters, once that is persisted. A range of them may be a part of what was noted."""
+        for first, last, _, _, _ in letters:
+            for batch in self._overlapping(first, last):
+                if self._replace(batch, first, last, _ARCHIVING, _ARCHIVED):
+                    self._recount(max(first, batch.first), min(last, batch.last), _ARCHIVING, _ARCHIVED)
+            begin = first if first in self.dead_letters else max(at for at in self.dead_letters if at < first)
+            known = self.dead_letters.pop(begin)
+            if known.first_offset < first:
+                self.dead_letters[begin] = known._replace(last_offset=first - 1)
+            if last < known.last_offset:
+                self.dead_letters[last + 1] = known._replace(first_offset=last + 1)
+        self._advance_start()
+        if invariants.thorough:
+            self.check_invariants()
 
     def update_log_start_offset(self, log_start_offset: int) -> None:
         """Begin at the start of the log, which has passed the next offset to fetch.
@@ -1299,10 +1412,24 @@ class SharePartition:
         return moved > start
 
     def write_state(self, leader_epoch: int, batches: Sequence[PersisterStateBatch]) -> WriteState:
-        """The write that persists these batches, with the offsets of now."""
-        return WriteState(
-            self.state_epoch, leader_epoch, self.start_offset, self.delivery_complete_count, tuple(batches)
-        )
+        """The write that persists these batches, with the offsets of now. Dead letters count as done with the
+        write that says so.
+        """
+        done = self.delivery_complete_count
+        for first, last, state, _ in batches:
+            if state == _ARCHIVED and self.dead_letters:
+                done += self._archiving_between(max(first, self.start_offset), last)
+        return WriteState(self.state_epoch, leader_epoch, self.start_offset, done, tuple(batches))
+
+    def _archiving_between(self, first: int, last: int) -> int:
+        found = 0
+        for batch in self._overlapping(first, last):
+            low, high = max(first, batch.first), min(last, batch.last)
+            if batch.states is None:
+                found += (high - low + 1) * (batch.state == _ARCHIVING)
+            else:
+                found += batch.states.count(_ARCHIVING, low - batch.first, high - batch.first + 1)
+        return found
 
     def check_invariants(self) -> None:
         """Assert what the module's docstring says. It walks over everything, so a running node does not."""
@@ -1330,6 +1457,11 @@ class SharePartition:
             for batch in batches.values()
         )
         assert waiting == self.waiting_records, (waiting, self._waits)
+        for first, last, *_ in self.dead_letters.values():
+            for batch in self._overlapping(first, last):
+                low, high = max(first, batch.first) - batch.first, min(last, batch.last) - batch.first + 1
+                found = bytes((batch.state,)) if batch.states is None else bytes(batch.states[low:high])
+                assert set(found) == {_ARCHIVING}, (first, last, found)
         known = [lock for locks in self._by_member.values() for lock in locks]
         assert len(known) == len(held), (len(known), len(held))
         for lock in known:

@@ -37,8 +37,10 @@ from ottla.coordinator.share.persister import (
     ShareState,
 )
 from ottla.log.segment.timestamp_search import TimestampSearches
+from ottla.metadata.features import SHARE_VERSION
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.fetch.partition_reader import MissingRead, PartitionReader, complete
+from ottla.node.share.dead_letters import WRITERS_AT_A_TIME, DeadLetterWriter
 from ottla.node.share.share_group_settings import reset_duration_ms, share_group_settings
 from ottla.node.share.share_partition import (
     AcknowledgedOffsets,
@@ -65,13 +67,15 @@ from ottla.runtime.tasks import cancel
 from ottla.runtime.turns import Turns
 
 if TYPE_CHECKING:
-    from ottla.metadata.image.image import MetadataImage
+    from ottla.metadata.image.image import FeaturesImage, MetadataImage
     from ottla.node.cluster.replication import BrokerReplication
     from ottla.node.config.node_config import NodeConfig
     from ottla.node.network.memory_budget import MemoryPool
+    from ottla.node.share.dead_letter_topics import DeadLetterTopics
     from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
     from ottla.runtime.clock import Clock
     from ottla.runtime.pool import Pool
+    from ottla.runtime.random import Random
     from ottla.runtime.runtime import Runtime
 
 _log = logging.getLogger(__name__)
@@ -223,8 +227,10 @@ class SharePartitionLeader:
         "_to_write",
         "_unseen",
         "_watching",
+        "dead_letters",
         "error",
         "is_dropped",
+        "is_unused",
         "key",
         "leader_epoch",
         "partition",
@@ -257,6 +263,11 @@ class SharePartitionLeader:
         self._unseen: dict[CachedSharePartition, None] = {}
         self._serve_scheduled = False
         self._watching = False
+        # Made for the first dead letter.
+        self.dead_letters: DeadLetterWriter[SharePartitionLeader] | None = None
+        # Whether the group has no members any longer, so that the state may be altered: dead letters are
+        # still written, and the next member that joins has the state loaded again.
+        self.is_unused = False
 
     @property
     def topic_id_partition(self) -> TopicIdPartition:
@@ -349,6 +360,17 @@ class SharePartitionLeader:
         """
         return self._persist(transition, is_final=False) if transition else None
 
+    def persist_final(self, transition: StateTransition) -> asyncio.Future[KafkaError | None]:
+        """Persist what holds whatever comes of the write; the future gets the error, or None."""
+        return self._persist(transition, is_final=True)
+
+    def write_dead_letters(self) -> None:
+        """Have the dead letters written that there are."""
+        if self.share is not None and self.share.dead_letters and not self.is_dropped:
+            if self.dead_letters is None:
+                self.dead_letters = DeadLetterWriter(self._manager, self)
+            self.dead_letters.start()
+
     def _persist(self, transition: StateTransition, *, is_final: bool) -> asyncio.Future[KafkaError | None]:
         future: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
         self._to_write.append(_QueuedWrite(transition, future, is_final=is_final))
@@ -380,8 +402,9 @@ class SharePartitionLeader:
             finally:
                 # Also where the broker stops meanwhile.
                 transitions = [each.transition for each in taken if not each.is_final]
+                final = [each.transition for each in taken if each.is_final]
                 share.complete(*transitions, persisted=error is None)
-                share.complete_expiry()
+                share.complete_final(*final, persisted=error is None)
                 self.set_timer()
                 for each in taken:
                     if not each.future.done():
@@ -389,6 +412,7 @@ class SharePartitionLeader:
             if error is not None and error.code in _FENCING:
                 _log.info("share partition %s is fenced: %s", self.key, error)
                 self._manager.drop(self)
+            self.write_dead_letters()
             self.notify()
 
     def _take_writes(self) -> tuple[list[_QueuedWrite], list[PersisterStateBatch]]:
@@ -460,6 +484,8 @@ class SharePartitionLeader:
     def close(self) -> None:
         """End without a trace; writes that wait fail."""
         self.is_dropped = True
+        if self.dead_letters is not None:
+            self.dead_letters.stop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -517,8 +543,17 @@ class PendingAcknowledgements:
 class SharePartitionManager:
     """`persister` keeps the state of share partitions; `memory` is the pool of the node's clients."""
 
-    def __init__(self, broker: ShareServices, persister: Callable[[], Persister], memory: MemoryPool) -> None:
+    def __init__(
+        self,
+        broker: ShareServices,
+        persister: Callable[[], Persister],
+        memory: MemoryPool,
+        dead_letter_topics: Callable[[], DeadLetterTopics],
+    ) -> None:
         self._broker: Final = broker
+        self._make_dead_letter_topics: Final = dead_letter_topics
+        self._dead_letter_topics: DeadLetterTopics | None = None
+        self.dead_letter_writers: Final = asyncio.Semaphore(WRITERS_AT_A_TIME)
         self._persister: Final = persister
         self._clock: Final = broker.runtime.clock
         self.sessions: Final = ShareSessionCache(
@@ -533,7 +568,9 @@ class SharePartitionManager:
         # By group, and by partition.
         self._of_group: Final[dict[str, dict[SharePartitionKey, None]]] = {}
         self._of_partition: Final[dict[TopicPartition, dict[SharePartitionKey, None]]] = {}
-        self._settings: dict[str, tuple[NodeConfig, Mapping[str, str], ShareGroupSettings]] = {}
+        self._settings: dict[
+            str, tuple[NodeConfig, Mapping[str, str], FeaturesImage, ShareGroupSettings]
+        ] = {}
         # The writes in progress of share partitions that were dropped.
         self._last_writes: Final[dict[SharePartitionKey, asyncio.Task[None]]] = {}
         self._tasks: Final[dict[asyncio.Task[None], None]] = {}
@@ -574,16 +611,32 @@ class SharePartitionManager:
         """Make a reader of the partitions that this broker leads."""
         return PartitionReader(self._broker, isolation)
 
+    @property
+    def random(self) -> Random:
+        return self._broker.runtime.random
+
+    @property
+    def heavy_work(self) -> HeavyWork:
+        return self._broker.heavy_work
+
+    @property
+    def dead_letter_topics(self) -> DeadLetterTopics:
+        if self._dead_letter_topics is None:
+            self._dead_letter_topics = self._make_dead_letter_topics()
+        return self._dead_letter_topics
+
     def settings(self, group_id: str) -> ShareGroupSettings:
         """The settings of a group, as they are now."""
-        config = self._broker.config
-        overrides = self._broker.image.config(ConfigResource(ConfigResourceType.GROUP, group_id))
+        config, image = self._broker.config, self._broker.image
+        overrides = image.config(ConfigResource(ConfigResourceType.GROUP, group_id))
+        features = image.features
         known = self._settings.get(group_id)
-        if known is not None and known[0] is config and known[1] is overrides:
-            return known[2]
-        settings = share_group_settings(config, overrides)
+        if known is not None and known[0] is config and known[1] is overrides and known[2] is features:
+            return known[3]
+        level = features.levels.get(SHARE_VERSION, 0)
+        settings = share_group_settings(config, overrides, share_version=level)
         if group_id in self._of_group:
-            self._settings[group_id] = config, overrides, settings
+            self._settings[group_id] = config, overrides, features, settings
         return settings
 
     # Share partitions
@@ -597,7 +650,9 @@ class SharePartitionManager:
         """
         key = SharePartitionKey(group_id, *partition)
         known = self._leaders.get(key)
-        if known is not None and self.still_leads(known):
+        if known is not None and known.is_unused and self.sessions.has_members(group_id):
+            self.drop(known)
+        elif known is not None and self.still_leads(known):
             return known
         if self._closed:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This broker is stopping.")
@@ -701,6 +756,7 @@ class SharePartitionManager:
             )
             leader.share.wait_before_retries(self.now_ms())
             leader.set_timer()
+            leader.write_dead_letters()
             if self.listener is not None:
                 self.listener.on_loaded(leader)
         except KafkaError as error:
@@ -771,6 +827,25 @@ class SharePartitionManager:
         answers = await self._persister().write_state(leader.key.group_id, {partition: write})
         result = answers[partition]
         return _member_error(result.error, result.error_message) if result.error else None
+
+    async def check_leadership(self, leader: SharePartitionLeader) -> None:
+        """Ask the coordinator whether this broker still has the state of a share partition: KafkaError if it
+        has not, and then the share partition is dropped.
+        """
+        partition = leader.topic_id_partition
+        answers = await self._persister().read_state(leader.key.group_id, {partition: leader.leader_epoch})
+        state = answers[partition]
+        if leader.is_dropped or leader.share is None:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        error = _member_error(state.error, state.error_message) if state.error else None
+        if error is None and state.state_epoch != leader.share.state_epoch:
+            error = KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, "the state of the share partition was altered"
+            )
+        if error is not None:
+            if error.code in _FENCING:
+                self.drop(leader)
+            raise error
 
     # What members do
 
@@ -893,15 +968,22 @@ class SharePartitionManager:
                 await turns.pause()
 
     def _drop_when_unused(self, leader: SharePartitionLeader) -> None:
-        if leader.task is None:
+        leader.is_unused = True
+        letters = leader.dead_letters
+        task = leader.task or (None if letters is None else letters.task)
+        if task is None:
             self.drop(leader)
         else:
-            # What its last members held is being released.
-            leader.task.add_done_callback(partial(self._drop_if_unused, leader))
+            # What its last members held is being released, or written to the dead-letter topic.
+            task.add_done_callback(partial(self._drop_if_unused, leader))
 
     def _drop_if_unused(self, leader: SharePartitionLeader, _: asyncio.Task[None]) -> None:
-        if not leader.is_dropped and not self.sessions.has_members(leader.key.group_id):
-            self.drop(leader)
+        if leader.is_dropped:
+            return
+        if self.sessions.has_members(leader.key.group_id):
+            leader.is_unused = False
+        else:
+            self._drop_when_unused(leader)
 
     # Tasks
 
@@ -923,6 +1005,8 @@ class SharePartitionManager:
         for leader in list(self._leaders.values()):
             self.drop(leader)
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._dead_letter_topics is not None:
+            await self._dead_letter_topics.close()
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

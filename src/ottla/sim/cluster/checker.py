@@ -25,11 +25,12 @@ from ottla.protocol.names import (
     SHARE_GROUP_STATE_TOPIC,
     TopicPartition,
 )
+from ottla.records._kernel import Record
 from ottla.records.batch import iter_batches, read_records
 from ottla.replication.partition import Partition
 from ottla.sim.cluster.history import Mismatch, PartitionHistory
 from ottla.sim.cluster.journal import SentRecord
-from ottla.sim.cluster.share_checker import ShareChecker
+from ottla.sim.cluster.share_checker import DEAD_LETTERS, ShareChecker
 from ottla.sim.cluster.streams_checker import StreamsChecker
 from ottla.sim.cluster.tier_checker import TierChecker
 from ottla.sim.disk import SimDisk
@@ -110,11 +111,21 @@ class ClusterChecker:
             self._by_name[tp] = history
             if tp.topic == SHARE_GROUP_STATE_TOPIC:
                 history.on_record = self.share.on_state_record
+            elif tp.topic == DEAD_LETTERS:
+                history.on_record = self._on_dead_letter
             elif tp.topic == CONSUMER_OFFSETS_TOPIC:
                 history.on_record = self.streams.on_record
             elif tp.topic == REMOTE_LOG_METADATA_TOPIC and self.tier is not None:
                 history.on_record = self.tier.on_metadata_record
         return history
+
+    def _on_dead_letter(self, record: Record) -> None:
+        """Check a committed dead letter: its writer may be killed before it can note that."""
+        topic, index = self.share.on_dead_letter(record)
+        image = self.newest.topics.by_name.get(topic)
+        registration = None if image is None else image.partitions.get(index)
+        if registration is not None and registration.leader in self.machines:
+            self._world.event("writes a dead letter", self.machines[registration.leader])
 
     def compare_remote_log_metadata(self) -> None:
         """Compare what the replicas of the topic of remote segments have committed by now."""

@@ -35,6 +35,7 @@ from ottla.metadata.image.delta import MetadataDelta
 from ottla.node.cluster import damaged_replicas
 from ottla.node.cluster.damaged_replicas import DamagedReplicas
 from ottla.node.share import share_partition
+from ottla.node.share.dead_letter_topics import DeadLetterTopics
 from ottla.node.share.share_partition import (
     AcquiredRange,
     AcquisitionLock,
@@ -323,6 +324,24 @@ def _rejected_records_come_back() -> list[Patch]:
     return [(share_partition, "_STATE_OF_TYPE", (gap, accept, release, release))]
 
 
+def _dead_letters_not_looked_for() -> list[Patch]:
+    async def written(self: DeadLetterTopics, *args: Any) -> set[int]:
+        return set()
+
+    return [(DeadLetterTopics, "written", written)]
+
+
+def _used_up_records_get_no_dead_letter() -> list[Patch]:
+    original = SharePartition._outcome
+
+    def outcome(self: SharePartition, state: int, count: int) -> int:
+        found = original(self, state, count)
+        is_used_up = state == RecordState.AVAILABLE and found == RecordState.ARCHIVING
+        return RecordState.ARCHIVED if is_used_up else found
+
+    return [(SharePartition, "_outcome", outcome)]
+
+
 def _new_leader_without_states() -> list[Patch]:
     return [(SharePartition, "_load", lambda self, batches: None)]
 
@@ -443,6 +462,8 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "delivery-limit-ignored": _delivery_limit_ignored,
     "start-offset-passes-released-records": _start_offset_passes_released_records,
     "rejected-records-come-back": _rejected_records_come_back,
+    "dead-letters-not-looked-for": _dead_letters_not_looked_for,
+    "used-up-records-get-no-dead-letter": _used_up_records_get_no_dead_letter,
     "new-leader-without-states": _new_leader_without_states,
     "share-leaders-not-fenced": _share_leaders_not_fenced,
     "snapshot-without-states": _snapshot_without_states,
@@ -493,6 +514,13 @@ _ACCESS = replace(_scenario("idempotent", sever_connections=1), features=("secur
 _SHARES = replace(
     _scenario("idempotent", kill_a_process=2, sever_connections=2, kill_a_client=2, pause_a_client=2),
     features=("share-groups",),
+)
+# The leader of a share partition is killed right after its dead letter was committed.
+_DEAD_LETTERS = replace(
+    _SHARES,
+    nemesis=NemesisConfig(
+        interval_s=0.3, longest_s=2.0, ambush={"writes a dead letter": 0.3}, weights={"kill a process": 1}
+    ),
 )
 # A leader is cut off from the active controller, and not from members and coordinators.
 _SHARE_LEADERS = replace(
@@ -564,6 +592,8 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "delivery-limit-ignored": _SHARES,
     "start-offset-passes-released-records": _SHARES,
     "rejected-records-come-back": _SHARES,
+    "dead-letters-not-looked-for": _DEAD_LETTERS,
+    "used-up-records-get-no-dead-letter": _SHARES,
     "new-leader-without-states": _SHARES,
     "share-leaders-not-fenced": _SHARE_LEADERS,
     "snapshot-without-states": _SHARES,

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
 from ottla.log.segment.walk import CorruptBatch
+from ottla.metadata.features import SHARE_VERSION
+from ottla.node.config.tables.topic import DEAD_LETTER_ENABLE
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from ottla.runtime.runtime import Runtime
@@ -28,7 +30,7 @@ from ottla.sim.cluster.quiescence import reason_healthy_replicas_lag, reason_not
 from ottla.sim.cluster.readers import GroupReader, StandaloneReader
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.security import AccessView, login_settings
-from ottla.sim.cluster.share_checker import SHARE_GROUP, ShareGroupTerms
+from ottla.sim.cluster.share_checker import DEAD_LETTERS, SHARE_GROUP, ShareGroupTerms
 from ottla.sim.cluster.share_workers import ShareWorker, share_partitions
 from ottla.sim.cluster.streams_groups import StreamsWorker
 from ottla.sim.cluster.tier_checker import TierChecker, TierTerms
@@ -171,6 +173,8 @@ class ClusterRun:
         )
 
     def _topic_settings(self, topic: str = "") -> dict[str, str]:
+        if topic == DEAD_LETTERS:
+            return {DEAD_LETTER_ENABLE: "true"}
         if topic == LATEST:
             return {**_COMPACTED, "internal.segment.bytes": "600"}
         if topic in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC):
@@ -372,11 +376,17 @@ class ClusterRun:
                         # Before the topics: so each leader of them knows it.
                         settings = terms.group_settings()
                         await admin.configs.alter(ResourceType.GROUP, SHARE_GROUP, set=settings)
+                        if terms.dead_letters:
+                            await admin.cluster.update_features({SHARE_VERSION: 2})
                     internal = (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC)
                     compacted = (
                         dict.fromkeys(internal, _PARTITIONS) if self.scenario.has("compaction") else {}
                     )
-                    for topic, partitions in {**compacted, **self.environment.topics}.items():
+                    dead_letters = (
+                        {} if terms is None or not terms.dead_letters else {DEAD_LETTERS: _PARTITIONS}
+                    )
+                    topics = {**compacted, **dead_letters, **self.environment.topics}
+                    for topic, partitions in topics.items():
                         try:
                             await admin.topics.create(
                                 topic,

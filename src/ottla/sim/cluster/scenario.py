@@ -75,9 +75,9 @@ CLUSTER_FAULTS: Mapping[str, int] = {
 _AMBUSHES: tuple[Mapping[str, float], ...] = (
     {},
     {},
-    {"leads": 0.05},
+    {"leads": 0.05, "writes a dead letter": 0.1},
     {"leads": 0.02, "commits": 0.005},
-    {"commits": 0.02},
+    {"commits": 0.02, "writes a dead letter": 0.3},
 )
 
 

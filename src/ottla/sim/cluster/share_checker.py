@@ -13,6 +13,8 @@
 - Records are delivered in order, as they are committed, and with nothing missing.
 - At the end each record is done, because a member accepted or rejected it, or as it was delivered as often as
   the limit allows.
+- With a dead-letter topic, a record that was rejected or used up is in it, once, and a record that was
+  accepted is not.
 
 Three sources are compared: the committed records of `__share_group_state`, from which the checker makes its
 own model of the durable state; the acquisitions of leaders, as they happen (`SharePartitionListener`); and
@@ -27,6 +29,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from ottla.node.share.dead_letter_topics import OFFSET_HEADER
+from ottla.node.share.dead_letters import DELIVERY_COUNT_HEADER, PARTITION_HEADER, TOPIC_HEADER
 from ottla.node.share.share_partition import AcquiredRange, RecordState
 from ottla.node.share.share_partition_manager import SharePartitionLeader, SharePartitionManager
 from ottla.node.share.share_session import ShareSession, ShareSessionKey
@@ -46,7 +50,9 @@ from ottla.sim.cluster.history import CommittedRecord, PartitionHistory
 from ottla.sim.world import World
 
 SHARE_GROUP: Final = "workers"
+DEAD_LETTERS: Final = "dlq.workers"
 _DONE: Final = frozenset((RecordState.ACKNOWLEDGED, RecordState.ARCHIVED))
+_NOT_DELIVERED: Final = frozenset((*_DONE, RecordState.ARCHIVING))
 _FINAL_TYPES: Final = frozenset((AcknowledgeType.GAP, AcknowledgeType.ACCEPT, AcknowledgeType.REJECT))
 # After these an acknowledgement has changed nothing; after others it may still have been persisted.
 _REFUSALS: Final = frozenset((ErrorCode.INVALID_RECORD_STATE, ErrorCode.INVALID_REQUEST))
@@ -64,6 +70,8 @@ class ShareGroupTerms:
     updates_per_snapshot: int
     retry_backoff_ms: int = 0
     retry_backoff_max_ms: int = 0
+    dead_letters: bool = False
+    copies_dead_letters: bool = False
 
     @classmethod
     def draw(cls, random: Random) -> ShareGroupTerms:
@@ -75,6 +83,8 @@ class ShareGroupTerms:
             updates_per_snapshot=random.choice((0, 2, 10, 500)),
             retry_backoff_ms=random.choice((0, 0, 300, 1_500)),
             retry_backoff_max_ms=random.choice((0, 4_000)),
+            dead_letters=random.random() < 0.6,
+            copies_dead_letters=random.random() < 0.5,
         )
 
     def least_retry_delay_ms(self, count: int) -> int:
@@ -106,6 +116,8 @@ class ShareGroupTerms:
             "share.isolation.level": "read_committed" if self.read_committed else "read_uncommitted",
             "share.retry.backoff.ms": str(self.retry_backoff_ms),
             "share.retry.backoff.max.ms": str(self.retry_backoff_max_ms),
+            "errors.deadletterqueue.topic.name": DEAD_LETTERS if self.dead_letters else "",
+            "errors.deadletterqueue.copy.record.enable": str(self.copies_dead_letters).lower(),
         }
 
 
@@ -132,6 +144,9 @@ class _DurableState:
 
     def is_done(self, offset: int) -> bool:
         return offset < self.start or (offset in self.cells and self.cells[offset][1] in _DONE)
+
+    def is_delivered_no_more(self, offset: int) -> bool:
+        return offset < self.start or (offset in self.cells and self.cells[offset][1] in _NOT_DELIVERED)
 
     def count(self, offset: int) -> int:
         return self.cells[offset][0] if offset in self.cells else 0
@@ -178,6 +193,10 @@ class _SharePartitionHistory:
     finals: dict[int, int] = field(default_factory=dict)
     # The records that are done by an answer to a member: the answer, and the leader that gave it if known.
     answered: dict[int, tuple[str, SharePartitionLeader | None]] = field(default_factory=dict)
+    # The records that were accepted, or may have been, and those that were by an answer to a member.
+    accepted: set[int] = field(default_factory=set)
+    surely_accepted: set[int] = field(default_factory=set)
+    rejected: set[int] = field(default_factory=set)
     # The one that has loaded the state last, so that all before it are fenced.
     newest_leader: SharePartitionLeader | None = None
 
@@ -192,6 +211,12 @@ class SentAcknowledgement:
     counts: Mapping[int, int]
     # The clock of the leader when the request was sent.
     sent_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _DeadLetter:
+    value: bytes | None
+    deliveries: int
 
 
 class ShareChecker:
@@ -210,6 +235,8 @@ class ShareChecker:
         self.terms: ShareGroupTerms | None = None
         self._partitions: dict[SharePartitionKey, _SharePartitionHistory] = {}
         self._leaders: dict[SharePartitionLeader, _KnownLeader] = {}
+        # By the name of a partition and an offset: the committed dead letters.
+        self._dead_letters: dict[tuple[str, int], list[_DeadLetter]] = {}
 
     def _of(self, key: SharePartitionKey) -> _SharePartitionHistory:
         return self._partitions.setdefault(key, _SharePartitionHistory())
@@ -267,6 +294,18 @@ class ShareChecker:
                 after.move_start(value.start_offset)
             history.durable = after
 
+    def on_dead_letter(self, record: Record) -> tuple[str, int]:
+        """Note a committed record of the dead-letter topic; return the partition that it comes from."""
+        headers = {name: b"" if value is None else bytes(value) for name, value in record.headers}
+        topic, index = headers[TOPIC_HEADER].decode(), int(headers[PARTITION_HEADER])
+        name = f"{topic}-{index}"
+        letter = _DeadLetter(
+            None if record.value is None else bytes(record.value), int(headers[DELIVERY_COUNT_HEADER])
+        )
+        self._dead_letters.setdefault((name, int(headers[OFFSET_HEADER])), []).append(letter)
+        self._count("dead letters")
+        return topic, index
+
     def _check_change(self, key: SharePartitionKey, before: _DurableState, after: _DurableState) -> None:
         """Check that the start offset does not go back, and passes only what is done."""
         if after.start < before.start:
@@ -294,8 +333,11 @@ class ShareChecker:
 
     def _is_used_up(self, key: SharePartitionKey, offset: int) -> bool:
         """Whether the record was delivered as often as is allowed. The leader archives it when its last lock
-        expires, whether that can be persisted or not.
+        expires, whether that can be persisted or not; where it is to be a dead letter, it is persisted first.
         """
+        return not self._terms.dead_letters and self._has_reached_limit(key, offset)
+
+    def _has_reached_limit(self, key: SharePartitionKey, offset: int) -> bool:
         return self._of(key).most.get(offset, 0) >= self._terms.delivery_limit
 
     # Leaders
@@ -353,7 +395,7 @@ class ShareChecker:
             self._count("delivered by a leader that another has followed")
         elif answer is not None:
             self._report(key, offset, f"is delivered to {member_id}, and {answer}")
-        elif known.loaded.is_done(offset):
+        elif known.loaded.is_delivered_no_more(offset):
             self._report(key, offset, f"is delivered to {member_id}, and was done when the leader took over")
 
     def _check_count(
@@ -463,6 +505,10 @@ class ShareChecker:
                 holder.has_acknowledged = True
             if type in _FINAL_TYPES:
                 history.finals[offset] = history.finals.get(offset, 0) + 1
+            if type is AcknowledgeType.ACCEPT:
+                history.accepted.add(offset)
+            elif type is AcknowledgeType.REJECT:
+                history.rejected.add(offset)
 
     def on_answered(self, sent: SentAcknowledgement, error: ErrorCode | None) -> None:
         """Check the answer to an acknowledgement; None if it is not known."""
@@ -485,10 +531,12 @@ class ShareChecker:
                 )
                 return
             holder = history.holders.get(offset)
-            if type in _FINAL_TYPES and not self._is_used_up(sent.key, offset):
+            if type in _FINAL_TYPES and not self._has_reached_limit(sent.key, offset):
                 text = f"the {type.name} of {sent.member_id} was answered without an error"
                 is_holder = holder is not None and holder.member_id == sent.member_id
                 history.answered.setdefault(offset, (text, holder.leader if holder and is_holder else None))
+                if type is AcknowledgeType.ACCEPT and is_holder:
+                    history.surely_accepted.add(offset)
             if type is AcknowledgeType.RELEASE and holder is not None:
                 self._on_released(sent, offset, holder.leader)
             if type is AcknowledgeType.RENEW and holder and holder.member_id == sent.member_id:
@@ -514,7 +562,9 @@ class ShareChecker:
         if type is AcknowledgeType.RENEW or self._entry(sent.key, offset) is None:
             return True
         durable = self._of(sent.key).durable
-        if durable is None or durable.is_done(offset) or self._is_used_up(sent.key, offset):
+        if durable is None or durable.is_delivered_no_more(offset):
+            return True
+        if self._has_reached_limit(sent.key, offset):
             return True
         return type is AcknowledgeType.RELEASE and durable.count(offset) >= sent.counts[offset]
 
@@ -532,12 +582,44 @@ class ShareChecker:
             key = SharePartitionKey(SHARE_GROUP, topic_id, index)
             history = self._of(key)
             for entry in self._entries(topic_id, index):
-                if not history.finals.get(entry.offset) and not self._is_used_up(key, entry.offset):
+                if not history.finals.get(entry.offset) and not self._has_reached_limit(key, entry.offset):
                     yield (
                         f"share group {key.group_id}: {entry!r} of {self._name(key)} is done, and no member "
                         f"has accepted or rejected it; its highest delivery count was "
                         f"{history.most.get(entry.offset, 0)}"
                     )
+            if self._terms.dead_letters:
+                yield from self._wrong_dead_letters(key)
+
+    def _wrong_dead_letters(self, key: SharePartitionKey) -> Iterator[str]:
+        """What the dead letters of a partition are not as the history says."""
+        history, name = self._of(key), self._name(key)
+        is_created_again = sum(each.name == name for each in self._histories.values()) > 1
+        for entry in self._entries(key.topic_id, key.partition):
+            offset = entry.offset
+            letters = self._dead_letters.get((name, offset), [])
+            if len(letters) > 1 and not is_created_again:
+                problem = f"has {len(letters)} dead letters"
+            elif not letters and offset not in history.accepted:
+                problem = "is done, no member has accepted it, and it has no dead letter"
+            elif letters and not is_created_again:
+                problem = self._wrong_dead_letter(key, entry, letters[0])
+            else:
+                problem = ""
+            if problem:
+                yield f"share group {key.group_id}: {entry!r} of {name} {problem}"
+
+    def _wrong_dead_letter(self, key: SharePartitionKey, entry: CommittedRecord, letter: _DeadLetter) -> str:
+        history, offset = self._of(key), entry.offset
+        if offset in history.surely_accepted:
+            return "has a dead letter, and was accepted"
+        if offset not in history.rejected and not self._has_reached_limit(key, offset):
+            return "has a dead letter, and was neither rejected nor delivered as often as the limit allows"
+        if letter.value != (entry.value if self._terms.copies_dead_letters else None):
+            return f"has a dead letter with {letter.value!r}"
+        if letter.deliveries > history.most.get(offset, 0):
+            return f"has a dead letter with {letter.deliveries} deliveries, more than there were"
+        return ""
 
     def _entries(self, topic_id: bytes, index: int) -> list[CommittedRecord]:
         history = self._histories.get((topic_id, index))

@@ -35,6 +35,12 @@ GROUP: Final[dict[str, ConfigKey]] = table(
     key("consumer.session.timeout.ms", INT, 45_000, MEDIUM,
         "A member that is not heard from for this long is removed.",
         InRange(1), synonyms=("group.consumer.session.timeout.ms",)),
+    key("errors.deadletterqueue.copy.record.enable", BOOLEAN, False, MEDIUM,
+        "Whether a dead letter of the share group has key, value and headers of its record, or only the "
+        "headers that say which record it is."),
+    key("errors.deadletterqueue.topic.name", STRING, "", MEDIUM,
+        "The topic that gets the records which the share group could not process; empty for none. It takes "
+        "share.version 2."),
     key("share.assignment.interval.ms", INT, 1000, MEDIUM,
         "The least time between two assignments of the group.",
         InRange(0), synonyms=("group.share.assignment.interval.ms",)),

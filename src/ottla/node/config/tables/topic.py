@@ -52,6 +52,8 @@ TOPIC: Final[dict[str, ConfigKey]] = table(
         "What holds an acknowledged record: replicas, the in-sync replicas, perhaps in memory alone, as with "
         "Apache Kafka; or disk, the disk of each of them, so that no loss of power loses it.",
         ValidString(DURABILITIES), internal=True, synonyms=("log.durability",)),
+    key("errors.deadletterqueue.group.enable", BOOLEAN, False, MEDIUM,
+        "Whether the topic may be the dead-letter topic of share groups."),
     key("file.delete.delay.ms", LONG, 60_000, MEDIUM,
         "How long a deleted segment's file stays on disk, for readers that still use it.",
         InRange(0), synonyms=("log.segment.delete.delay.ms",)),
@@ -156,6 +158,7 @@ TOPIC: Final[dict[str, ConfigKey]] = table(
 # fmt: on
 
 # Extensions of Ottla: what a topic's table is like. No log has these.
+DEAD_LETTER_ENABLE: Final = "errors.deadletterqueue.group.enable"
 TABLE_SETTINGS: Final = tuple(name for name in TOPIC if name.startswith("table."))
 # All that Apache Kafka does not have.
 OWN_TOPIC_SETTINGS: Final = ("durability", *TABLE_SETTINGS)

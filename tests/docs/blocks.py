@@ -8,7 +8,8 @@ Each block of Python or console is run by a test, or a comment before it says wh
 A comment stands for the block that follows it or, as the first thing below the title of a page, for all its
 blocks. What has no comment is walked through by `tests/docs/test_walks.py`: the commands of a page run one
 after another, and print what the page shows. In what is shown, `…` stands for any text of a line, and a line
-of it for any lines. With `<!-- numbers vary -->` before a block its numbers stand for any others.
+of it for any lines. With `<!-- numbers vary -->` before a block its numbers stand for any others. A block is
+walked through though its page is not with `<!-- runs -->` before it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DOCS: Final = ROOT / "docs"
 RUNNABLE: Final = frozenset({"python", "console"})
 DEADLINE_S: Final = 60.0
 _BLOCK: Final = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-_COMMENT: Final = re.compile(r"<!-- (not run|run by|numbers vary)[: ] *([^>]*?) ?-->")
+_COMMENT: Final = re.compile(r"<!-- (not run|run by|numbers vary|runs)[: ] *([^>]*?) ?-->")
 _CHANGING: Final = re.compile(
     r"ottla (topics (create|alter|delete)|produce|delete-records|configs alter|perf"
     r"|cluster (up|down|kill|start))"

@@ -72,6 +72,9 @@ class Load:
         # And the values that were acknowledged without their offset.
         self.somewhere: list[set[bytes]] = [set() for _ in range(partitions)]
         self.failures: list[str] = []
+        self.longest_pause_s = 0.0
+        """Between two acknowledgements, of whatever partition."""
+        self._last_acknowledged: float | None = None
 
     @property
     def count(self) -> int:
@@ -100,6 +103,10 @@ class Load:
         if error is not None:
             self.failures.append(error.str())
             return
+        now = time.monotonic()
+        if self._last_acknowledged is not None:
+            self.longest_pause_s = max(self.longest_pause_s, now - self._last_acknowledged)
+        self._last_acknowledged = now
         partition, offset, value = message.partition(), message.offset(), message.value()
         assert partition is not None
         assert isinstance(value, bytes)

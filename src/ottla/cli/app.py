@@ -42,6 +42,7 @@ TASKS: Final[dict[str, dict[str, CommandEntry]]] = {
         "consume": CommandEntry("consume", "Read records of a topic."),
         "offsets": CommandEntry("offsets", "Show offsets of partitions: first, end, or at a time."),
         "delete-records": CommandEntry("delete_records", "Delete the records of partitions up to an offset."),
+        "schemas": CommandEntry("schemas", "List, show, register, check, delete and move schemas."),
         "configs": CommandEntry("configs", "Describe and change settings of topics, brokers and groups."),
     },
     "Groups and transactions": {

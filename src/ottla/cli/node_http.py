@@ -54,16 +54,16 @@ async def ask(url: str) -> HttpResponse:
     request = HttpRequest(
         url,
         # Without TLS anyone on the way, or who has the port, would read a password; no node takes one then.
-        headers=_login() if is_https else {},
+        headers=login_headers() if is_https else {},
         connect_timeout_seconds=_CONNECT_SECONDS,
         read_timeout_seconds=_READ_SECONDS,
         max_body_bytes=_MAX_ANSWER_BYTES,
-        tls=_tls() if is_https else None,
+        tls=tls_context() if is_https else None,
     )
     return await asyncio.to_thread(http_fetch, request)
 
 
-def _tls() -> ssl.SSLContext | None:
+def tls_context() -> ssl.SSLContext | None:
     """What an https node is verified with; None is what the system trusts."""
     given = {name: value for name, value in client_settings().items() if name.startswith("ssl.")}
     return _tls_of(tuple(given.items())) if given else None
@@ -82,7 +82,7 @@ def _tls_of(given: tuple[tuple[str, str], ...]) -> ssl.SSLContext:
         raise WrongUsage(f"--command-config: {error}") from None
 
 
-def _login() -> dict[str, str]:
+def login_headers() -> dict[str, str]:
     """The header with the name and the password of the file. A delegation token is none that HTTP takes."""
     given = client_settings()
     options: dict[str, str | None] = {

@@ -7,17 +7,15 @@ then the place of its message in the file. Only the schema of an id is ever aske
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, urlsplit
 
 from ottla.runtime.clock import Clock
-from ottla.runtime.http import HttpError, HttpRequest, http_fetch
+from ottla.runtime.http import HttpError
 from ottla.runtime.pool import Pool
 from ottla.schemas.errors import SchemaError
+from ottla.schemas.registry_client import SCHEMA_NOT_FOUND, RegistryClient, RegistryRequestError, part
 from ottla.schemas.schema import MessageSchema, make_schema
 
 MAX_SCHEMAS: Final = 1_000
@@ -27,8 +25,6 @@ _FAILURE_NS: Final = 30 * 1_000_000_000
 _TIMEOUT_SECONDS: Final = 5.0
 # The zero byte, and the id.
 WIRE_HEAD: Final = 5
-# What a registry says with the status 404 if it has no schema of an id.
-_NO_SCHEMA: Final = 40403
 
 
 class WireFormat(NamedTuple):
@@ -96,19 +92,6 @@ def _parse(
         return NoSuchSchema(f"the schema {schema_id} of the registry cannot be used: {error}")
 
 
-class _NotFound(Exception):
-    pass
-
-
-def _error_code(body: bytes) -> object:
-    """The code of the registry's own answer; one of a proxy before it has none."""
-    try:
-        document = json.loads(body)
-    except ValueError:
-        return None
-    return document.get("error_code") if isinstance(document, dict) else None
-
-
 @dataclass(slots=True)
 class SchemaRegistry:
     """`url` may have a user and a password, which are sent to it only."""
@@ -116,14 +99,13 @@ class SchemaRegistry:
     url: str
     pool: Pool
     clock: Clock
+    _client: RegistryClient = field(init=False)
     # The newest last; a text is the failure, which holds for a while.
     _found: OrderedDict[int, MessageSchema | tuple[str, int]] = field(default_factory=OrderedDict)
     _asking: dict[int, asyncio.Future[MessageSchema | str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("the address of a schema registry begins with http:// or https://")
+        self._client = RegistryClient.of(self.url, timeout_seconds=_TIMEOUT_SECONDS)
 
     async def schema(self, schema_id: int) -> MessageSchema | str:
         """Return the schema, or why there is none."""
@@ -146,8 +128,10 @@ class SchemaRegistry:
             document = await self._get(f"/schemas/ids/{schema_id}")
             references = await self._references(document, set())
             result = await self.pool.run(_parse, schema_id, document, references)
-        except _NotFound:
-            result = NoSuchSchema(f"the registry has no schema {schema_id}")
+        except RegistryRequestError as error:
+            result = f"the schema {schema_id} of the registry cannot be used: it answers {error.status}"
+            if error.code == SCHEMA_NOT_FOUND:
+                result = NoSuchSchema(f"the registry has no schema {schema_id}")
         except (HttpError, SchemaError, ValueError) as error:
             result = f"the schema {schema_id} of the registry cannot be used: {error}"
         self._found[schema_id] = (
@@ -171,32 +155,13 @@ class SchemaRegistry:
             seen.add(key)
             if len(seen) > MAX_REFERENCES:
                 raise SchemaError("it refers to too many others")
-            other = await self._get(f"/subjects/{quote(key[0], safe='')}/versions/{quote(key[1], safe='')}")
+            other = await self._get(f"/subjects/{part(key[0])}/versions/{part(key[1])}")
             texts += await self._references(other, seen)
             texts.append(str(other.get("schema") or ""))
         return tuple(texts)
 
     async def _get(self, path: str) -> dict[str, Any]:
-        parts = urlsplit(self.url)
-        headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
-        if parts.username is not None:
-            login = f"{parts.username}:{parts.password or ''}".encode()
-            headers["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
-        host = parts.netloc.rpartition("@")[2]
-        response = await self.pool.run(
-            http_fetch,
-            HttpRequest(
-                f"{parts.scheme}://{host}{parts.path.rstrip('/')}{path}",
-                headers=headers,
-                connect_timeout_seconds=_TIMEOUT_SECONDS,
-                read_timeout_seconds=_TIMEOUT_SECONDS,
-            ),
-        )
-        if response.status == 404 and _error_code(response.body) == _NO_SCHEMA:
-            raise _NotFound
-        if response.status != 200:
-            raise SchemaError(f"the registry answers {response.status}")
-        document = json.loads(response.body)
+        document = await self.pool.run(self._client.call, "GET", path)
         if not isinstance(document, dict):
             raise SchemaError("the registry answers with no object")
         return document

@@ -1,8 +1,8 @@
 """Check JSON values against a JSON Schema: the keywords that schemas of messages use.
 
 Unknown keywords, and `format`, are ignored as the specification allows. References go to places in the same
-schema only. Patterns are those of RE2, whose time grows with the text and no more; one that RE2 does not
-have, as with a lookahead, or that takes too much memory, is not checked.
+schema, or in others that are given by name. Patterns are those of RE2, whose time grows with the text and no
+more; one that RE2 does not have, as with a lookahead, or that takes too much memory, is not checked.
 
 Bounded: a check has a number of steps, and what a keyword costs is taken from them before it is looked at.
 What is left when they are used up is not checked.
@@ -14,6 +14,7 @@ import json
 import operator
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.schemas.columns import BOOLEAN, DOUBLE, JSON, LONG, TEXT, ColumnType, Expansion, Fields
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 MAX_PROBLEMS: Final = 5
+_NO_REFERENCES: Final[Mapping[str, str]] = MappingProxyType({})
 _MAX_STEPS: Final = 50_000
 _MAX_DEPTH: Final = 64
 # Of a compiled pattern, and of what RE2 keeps for it.
@@ -41,21 +43,18 @@ _TYPES: Final = {
 
 
 class JsonSchema:
-    __slots__ = ("_root",)
+    __slots__ = ("_others", "_root")
 
-    def __init__(self, text: str) -> None:
-        try:
-            self._root = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise SchemaError(f"the JSON Schema is no JSON: {error}") from None
-        if not isinstance(self._root, dict | bool):
-            raise SchemaError("a JSON Schema is an object, true or false")
+    def __init__(self, text: str, references: Mapping[str, str] = _NO_REFERENCES) -> None:
+        """SchemaError if the text is no schema. `references` are others, by the names that `$ref` has."""
+        self._root = _parsed(text)
+        self._others = {name: _parsed(each) for name, each in references.items()}
 
     def problems(self, value: Any) -> list[str]:
         """Return what is wrong with a value, the first few things; empty if it is valid."""
         found: list[str] = []
         try:
-            for problem in _Check(self._root).problems(self._root, value, "$", 0):
+            for problem in _Check(self._root, self._others).problems(self._root, value, "$", 0):
                 found.append(problem)
                 if len(found) == MAX_PROBLEMS:
                     break
@@ -95,15 +94,27 @@ class JsonSchema:
 _COLUMNS: Final = {"boolean": BOOLEAN, "integer": LONG, "number": DOUBLE, "string": TEXT}
 
 
+def _parsed(text: str) -> Any:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SchemaError(f"the JSON Schema is no JSON: {error}") from None
+    if not isinstance(found, dict | bool):
+        raise SchemaError("a JSON Schema is an object, true or false")
+    return found
+
+
 class _OutOfSteps(Exception):
     """The steps of a check are used up."""
 
 
 class _Check:
-    __slots__ = ("_left", "_root")
+    __slots__ = ("_left", "_others", "_root")
 
-    def __init__(self, root: Any) -> None:
-        self._root: Final = root
+    def __init__(self, root: Any, others: Mapping[str, Any]) -> None:
+        # The document that is looked at: that of the last reference to another one.
+        self._root = root
+        self._others: Final = others
         self._left = _MAX_STEPS
 
     def _take(self, steps: int) -> None:
@@ -121,7 +132,11 @@ class _Check:
             return
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            yield from self.problems(self._target(reference), value, at, depth + 1)
+            around = self._root
+            try:
+                yield from self.problems(self._target(reference), value, at, depth + 1)
+            finally:
+                self._root = around
         yield from self._simple(schema, value, at)
         yield from self._combined(schema, value, at, depth)
         if isinstance(value, dict):
@@ -130,10 +145,13 @@ class _Check:
             yield from self._array(schema, value, at, depth)
 
     def _target(self, reference: str) -> Any:
-        if not reference.startswith("#"):
-            return True
+        document, _, place = reference.partition("#")
+        if document:
+            if document not in self._others:
+                return True
+            self._root = self._others[document]
         found = self._root
-        for part in reference[1:].split("/")[1:]:
+        for part in place.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
             if not isinstance(found, dict) or name not in found:
                 return True

@@ -108,6 +108,8 @@ class _Message:
     by_name: dict[str, _Field] = field(default_factory=dict)
     # Messages inside of it, in the order of the file: wire formats name messages by their place.
     children: list[str] = field(default_factory=list)
+    # Whether it is what a compiler makes of a map.
+    is_map_entry: bool = False
 
 
 @dataclass(slots=True)
@@ -150,6 +152,13 @@ class ProtobufSchema:
                     None if each.map_value is None else full_name(each.map_value),
                 )
                 message.by_number[each.number] = message.by_name[each.name] = resolved
+        for message in self._messages.values():
+            for each in list(message.by_number.values()):
+                entry = self._messages.get(each.type) if each.repeated else None
+                if entry is not None and entry.is_map_entry and {1, 2} <= entry.by_number.keys():
+                    key, value = entry.by_number[1].type, entry.by_number[2].type
+                    as_map = _Field(each.name, each.number, key, map_value=value)
+                    message.by_number[each.number] = message.by_name[each.name] = as_map
 
     def _full_name(self, name: str, scope: str) -> str:
         if name in _SCALARS:
@@ -176,6 +185,26 @@ class ProtobufSchema:
             found = names[index]
             names = self._messages[found].children
         return found
+
+    @property
+    def message(self) -> str:
+        """The full name of the message that values are."""
+        return self._root
+
+    def indexes_of(self, message: str) -> tuple[int, ...]:
+        """The path of places of a message in its file; `message_at` is the way back. SchemaError if it is in
+        another file.
+        """
+        waiting: list[tuple[str, tuple[int, ...]]] = [
+            (name, (place,)) for place, name in enumerate(self._top)
+        ]
+        while waiting:
+            name, places = waiting.pop()
+            if name == message:
+                return places
+            children = self._messages[name].children
+            waiting += [(each, (*places, place)) for place, each in enumerate(children)]
+        raise SchemaError(f"the message {message!r} is not in this file of the Protobuf schema")
 
     def field_types(self, message: str) -> dict[str, str]:
         """The types of a message's fields, by their names."""
@@ -308,6 +337,7 @@ class _Parser:
                 self._expect("{")
                 self._body(message, depth + 1)
             elif word in ("option", "reserved", "extensions"):
+                message.is_map_entry |= word == "option" and self._peek() == "map_entry"
                 self._skip_statement()
             elif word == "extend":
                 self._next()

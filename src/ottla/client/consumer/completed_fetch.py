@@ -12,10 +12,10 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from ottla.client.consumer.subscription_state import TopicPartitionState
-from ottla.client.serialization import Deserializer
+from ottla.client.serialization import Deserializer, RecordSerde, SchemaNeeded, deserialize_records
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.schema import Buffer
-from ottla.records._kernel import ConsumerRecord, deserialize
+from ottla.records._kernel import ConsumerRecord
 from ottla.records.compression import decompress
 from ottla.records.reader import open_reader
 from ottla.records.types import HEADER_SIZE, LOG_OVERHEAD, MAX_DECOMPRESSED_BYTES, Codec
@@ -167,10 +167,13 @@ class CompletedFetch:
         return not (self.dropped or self.state.paused or self.state.revoking)
 
     def take(
-        self, most: int, key_deserializer: Deserializer | None, value_deserializer: Deserializer | None
+        self,
+        most: int,
+        key_deserializer: Deserializer | RecordSerde | None,
+        value_deserializer: Deserializer | RecordSerde | None,
     ) -> list[ConsumerRecord[Any, Any]]:
         """Return up to `most` records, and advance the position past them. None if the rest has no records
-        for users; the position advances all the same.
+        for users; the position advances all the same. SchemaNeeded, if the first has to wait for its schema.
         """
         state = self.state
         while not self._decoded:
@@ -180,11 +183,13 @@ class CompletedFetch:
             self._decode_piece()
         found, rest = self._decoded[:most], self._decoded[most:]
         if key_deserializer is not None or value_deserializer is not None:
-            count, error = deserialize(found, key_deserializer, value_deserializer)
+            count, error = deserialize_records(found, key_deserializer, value_deserializer)
             if error is not None:
                 found, rest = found[:count], found[count:] + rest
                 if not found:
                     self._decoded = rest
+                    if isinstance(error, SchemaNeeded):
+                        raise error
                     raise SerializationFailed(state.partition, rest[0].offset, error) from error
         self._decoded = rest
         if rest:

@@ -34,7 +34,7 @@ from ottla.client.group_offsets import CommittedOffset, GroupOffsets
 from ottla.client.metrics import ClientMetrics, MetricName
 from ottla.client.network_client import CoordinatorType, MetadataUpdater, NetworkClient
 from ottla.client.producer.transaction_manager import GroupMember
-from ottla.client.serialization import Deserializer, deserializer
+from ottla.client.serialization import Deserializer, RecordSerde, SchemaNeeded, deserializer
 from ottla.client.settings import Servers, connection_config, settings_of
 from ottla.client.telemetry_reporter import ClientTelemetryReporter
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -69,8 +69,9 @@ class Consumer(Generic[K, V]):
     """Reads records. All settings of `ConsumerConfig` can be given as keywords, or by Kafka's names as a
     mapping in the first argument.
 
-    Keys and values are bytes unless deserializers are given: a callable, or "str", "json", "int". `subscribe`
-    shares topics with the other members of `group.id`; `assign` takes partitions without a group.
+    Keys and values are bytes unless deserializers are given: a callable, "str", "json", "int", or one of
+    `ottla.serdes`. `subscribe` shares topics with the other members of `group.id`; `assign` takes partitions
+    without a group.
 
     `on_stalled` is called when the user has not polled for `max.poll.interval.ms` and the member leaves its
     group: at once, in the thread of the heartbeats, as the user's loop may be what is blocked.
@@ -80,8 +81,8 @@ class Consumer(Generic[K, V]):
         self,
         bootstrap_servers: Servers = None,
         *,
-        key_deserializer: Deserializer | str | None = None,
-        value_deserializer: Deserializer | str | None = None,
+        key_deserializer: Deserializer | RecordSerde | str | None = None,
+        value_deserializer: Deserializer | RecordSerde | str | None = None,
         interceptors: Iterable[ConsumerInterceptor] = (),
         on_stalled: OnStalled | None = None,
         runtime: Runtime | None = None,
@@ -387,7 +388,11 @@ class Consumer(Generic[K, V]):
         self._sensors.on_poll()
         while True:
             await self._turn()
-            records = self._fetch_collector.take(most, self.config.fetch_max_bytes)
+            try:
+                records = self._fetch_collector.take(most, self.config.fetch_max_bytes)
+            except SchemaNeeded as needed:
+                await self._runtime.pool.run(needed.load)
+                continue
             if records:
                 self._sensors.on_poll_done(len(records))
                 for interceptor in self._interceptors:

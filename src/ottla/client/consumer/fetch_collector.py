@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ottla.client.consumer.fetcher import Fetcher
 from ottla.client.consumer.subscription_state import SubscriptionState
 from ottla.client.group_offsets import CommittedOffset
-from ottla.client.serialization import Deserializer
+from ottla.client.serialization import Deserializer, RecordSerde, SchemaNeeded
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.records._kernel import ConsumerRecord
@@ -39,8 +39,8 @@ class FetchCollector(Generic[K, V]):
         self,
         fetcher: Fetcher,
         subscriptions: SubscriptionState,
-        key_deserializer: Deserializer | None,
-        value_deserializer: Deserializer | None,
+        key_deserializer: Deserializer | RecordSerde | None,
+        value_deserializer: Deserializer | RecordSerde | None,
         on_seek: Callable[[], object],
         pool: Pool,
     ) -> None:
@@ -66,7 +66,7 @@ class FetchCollector(Generic[K, V]):
             inflated -= fetch.inflated_bytes
             try:
                 taken += fetch.take(most - len(taken), self._key_deserializer, self._value_deserializer)
-            except KafkaError:
+            except (KafkaError, SchemaNeeded):
                 if taken:
                     break
                 raise

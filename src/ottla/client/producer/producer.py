@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -21,7 +22,7 @@ from ottla.client.producer.producer_metrics import ProducerMetrics
 from ottla.client.producer.record_accumulator import RecordAccumulator
 from ottla.client.producer.sender import Sender
 from ottla.client.producer.transaction_manager import Transaction, TransactionManager, Transactions
-from ottla.client.serialization import Serializer, serializer
+from ottla.client.serialization import RecordSerde, Serializer, serializer
 from ottla.client.settings import Servers, connection_config, settings_of
 from ottla.client.telemetry_reporter import ClientTelemetryReporter
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -97,22 +98,36 @@ class QueuedRows:
         return [SentBatch(*part.partition, part.base_offset, part.count) for part in found]
 
 
+def _serialized(
+    chosen: Serializer | RecordSerde | None, topic: str, value: Any, headers: Headers, *, is_key: bool
+) -> tuple[bytes | None, Headers]:
+    """The bytes of a key or value, and the headers that the record has then."""
+    if chosen is None or value is None:
+        return value, headers
+    if not isinstance(chosen, RecordSerde):
+        return chosen(value), headers
+    data, header = chosen.serialize(topic, value, is_key=is_key)
+    if header is None:
+        return data, headers
+    return data, [*(headers.items() if isinstance(headers, Mapping) else headers), header]
+
+
 class Producer:
     """Sends records. All settings of `ProducerConfig` can be given as keywords, or by Kafka's names as a
     mapping in the first argument.
 
-    Keys and values are bytes unless serializers are given: a callable, or "str", "json", "int". `send` waits
-    for the broker's acknowledgement; `send_nowait` returns at once with a handle that can be awaited. Closing
-    waits for everything that was sent. With `cluster`, a `NetworkClient` that others use too, connections are
-    shared; it stays open.
+    Keys and values are bytes unless serializers are given: a callable, "str", "json", "int", or one of
+    `ottla.serdes`. `send` waits for the broker's acknowledgement; `send_nowait` returns at once with a handle
+    that can be awaited. Closing waits for everything that was sent. With `cluster`, a `NetworkClient` that
+    others use too, connections are shared; it stays open.
     """
 
     def __init__(
         self,
         bootstrap_servers: Servers = None,
         *,
-        key_serializer: Serializer | str | None = None,
-        value_serializer: Serializer | str | None = None,
+        key_serializer: Serializer | RecordSerde | str | None = None,
+        value_serializer: Serializer | RecordSerde | str | None = None,
         partitioner: Partitioner | str | None = None,
         interceptors: Iterable[ProducerInterceptor] = (),
         runtime: Runtime | None = None,
@@ -123,6 +138,9 @@ class Producer:
         self._key_serializer = serializer(key_serializer)
         self._value_serializer = serializer(value_serializer)
         self._interceptors = tuple(interceptors)
+        self._has_serdes = any(
+            isinstance(each, RecordSerde) for each in (self._key_serializer, self._value_serializer)
+        )
         self._is_plain = not (self._key_serializer or self._value_serializer or self._interceptors)
         chosen = partitioner_of(partitioner)
         if runtime is None and cluster is not None:
@@ -277,9 +295,11 @@ class Producer:
 
     async def ready(self, topic: str) -> None:
         """Wait, up to `max.block.ms`, until the topic's partitions are known and there is room for more
-        records.
+        records; and until serializers of `ottla.serdes` have the topic's schemas.
         """
         self._check_open()
+        if self._has_serdes:
+            await self._prepare_serdes(topic)
         if self._router.knows(topic) and self._accumulator.has_room():
             return
         try:
@@ -296,6 +316,11 @@ class Producer:
                 f"{self._accumulator.used_bytes} of buffer.memory={self.config.buffer_memory} bytes wait"
                 f"{self._sender.why_nothing_is_sent()}",
             ) from None
+
+    async def _prepare_serdes(self, topic: str) -> None:
+        for serde, is_key in ((self._key_serializer, True), (self._value_serializer, False)):
+            if isinstance(serde, RecordSerde) and not serde.is_prepared(topic, is_key=is_key):
+                await self._runtime.pool.run(partial(serde.prepare, topic, is_key=is_key))
 
     def send_nowait(
         self,
@@ -361,12 +386,12 @@ class Producer:
         """Send a record through interceptors and serializers."""
         for interceptor in self._interceptors:
             record = interceptor.on_send(record)
-        key, value = record.key, record.value
-        if self._key_serializer is not None and key is not None:
-            key = self._key_serializer(key)
-        if self._value_serializer is not None and value is not None:
-            value = self._value_serializer(value)
-        delivery = self._send(record.topic, value, key, record.partition, record.timestamp, record.headers)
+        headers = record.headers
+        key, headers = _serialized(self._key_serializer, record.topic, record.key, headers, is_key=True)
+        value, headers = _serialized(
+            self._value_serializer, record.topic, record.value, headers, is_key=False
+        )
+        delivery = self._send(record.topic, value, key, record.partition, record.timestamp, headers)
         for interceptor in self._interceptors:
             delivery.add_done_callback(interceptor.on_acknowledgement)
         return delivery

@@ -12,13 +12,13 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from ottla.client.serialization import Deserializer
+from ottla.client.serialization import Deserializer, RecordSerde, SchemaNeeded, deserialize_records
 from ottla.client.share.acknowledgements import AcknowledgedRange, acquired_slices, without_gaps
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicIdPartition, TopicPartition
 from ottla.protocol.schema import Buffer
 from ottla.protocol.share import AcknowledgeType
-from ottla.records._kernel import ConsumerRecord, deserialize
+from ottla.records._kernel import ConsumerRecord
 from ottla.records.reader import open_reader
 from ottla.records.types import HEADER_SIZE, LOG_OVERHEAD
 
@@ -211,19 +211,24 @@ class ShareCompletedFetch:
         return error
 
     def take(
-        self, most: int, key_deserializer: Deserializer | None, value_deserializer: Deserializer | None
+        self,
+        most: int,
+        key_deserializer: Deserializer | RecordSerde | None,
+        value_deserializer: Deserializer | RecordSerde | None,
     ) -> list[ShareRecord[Any, Any]]:
         """Return up to `most` records. RecordDeserializationFailed, about the first one that is left, skips
-        that one.
+        that one; SchemaNeeded does not.
         """
         self.decode()
         assert self._records is not None
         at = self._at
         found = self._records[at : at + most]
         if found and (key_deserializer is not None or value_deserializer is not None):
-            count, error = deserialize(found, key_deserializer, value_deserializer)
+            count, error = deserialize_records(found, key_deserializer, value_deserializer)
             if error is not None:
                 if not count:
+                    if isinstance(error, SchemaNeeded):
+                        raise error
                     self._at += 1
                     raise RecordDeserializationFailed(_shared(found[0], self._counts[at]), error) from error
                 found = found[:count]

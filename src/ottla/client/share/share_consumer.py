@@ -21,7 +21,7 @@ from ottla.client.consumer.group_membership import OnStalled
 from ottla.client.consumer.heartbeat_thread import HeartbeatThread
 from ottla.client.metrics import ClientMetrics, MetricName
 from ottla.client.network_client import MetadataUpdater, NetworkClient
-from ottla.client.serialization import Deserializer, deserializer
+from ottla.client.serialization import Deserializer, RecordSerde, SchemaNeeded, deserializer
 from ottla.client.settings import Servers, connection_config, settings_of
 from ottla.client.share.acknowledgements import AcknowledgedRange, ranges_of
 from ottla.client.share.config import ShareConsumerConfig, refuse_consumer_settings
@@ -104,8 +104,8 @@ class ShareConsumer(Generic[K, V]):
         self,
         bootstrap_servers: Servers = None,
         *,
-        key_deserializer: Deserializer | str | None = None,
-        value_deserializer: Deserializer | str | None = None,
+        key_deserializer: Deserializer | RecordSerde | str | None = None,
+        value_deserializer: Deserializer | RecordSerde | str | None = None,
         acknowledgement_commit_callback: AcknowledgementCommitCallback | None = None,
         on_stalled: OnStalled | None = None,
         runtime: Runtime | None = None,
@@ -117,6 +117,8 @@ class ShareConsumer(Generic[K, V]):
         self.config = settings_of(ShareConsumerConfig, bootstrap_servers, settings)
         self._key_deserializer = deserializer(key_deserializer)
         self._value_deserializer = deserializer(value_deserializer)
+        # The schema that the next record waits for.
+        self._needed: SchemaNeeded | None = None
         self._callback = acknowledgement_commit_callback
         self._on_stalled = on_stalled
         self._own_runtime = runtime is None
@@ -301,7 +303,9 @@ class ShareConsumer(Generic[K, V]):
                 if taken:
                     return taken
                 self._raise_error(hold_failed=hold_failed)
-                if not await self._wait(most, mode, deadline):
+                if self._needed is not None:
+                    await self._runtime.pool.run(self._needed.load)
+                elif not await self._wait(most, mode, deadline):
                     return []
         finally:
             self._end_poll(len(taken))
@@ -317,6 +321,7 @@ class ShareConsumer(Generic[K, V]):
     def _take(self, most: int, mode: ShareAcquireMode, *, hold: bool) -> list[ShareRecord[K, V]]:
         """Take the records of completed fetches: whole ones, unless no more than `most` may be returned."""
         taken: list[ShareRecord[K, V]] = []
+        self._needed = None
         is_limited = mode is ShareAcquireMode.RECORD_LIMIT
         while len(taken) < most and not self._errors:
             fetch = self._requests.first_fetch()
@@ -332,6 +337,9 @@ class ShareConsumer(Generic[K, V]):
             except RecordDeserializationFailed as error:
                 self._errors.append(error)
                 self._hold(fetch, [error.record])
+                break
+            except SchemaNeeded as needed:
+                self._needed = needed
                 break
             if hold:
                 self._hold(fetch, found)

@@ -1,0 +1,1 @@
+"""Records with the schemas of a registry: Avro, Protobuf and JSON Schema in Confluent's framing."""

@@ -97,12 +97,16 @@ test-faults: $(STAMP)
 	PIPELINE_LIVES=$(PIPELINE_LIVES) PIPELINE_PAIRS=$(PIPELINE_PAIRS) PIPELINE_DISKS=$(PIPELINE_DISKS) \
 		$(BIN)/python -m pytest -s tests/spark/test_pipelines_kills.py
 
-# Ten minutes of kills, pauses and restarts of three nodes under load, and ten with TLS, logins and ACLs.
+# Ten minutes of kills, pauses and restarts of three nodes under load, and ten with TLS, logins and ACLs, and with
+# those ten with tiered storage, a share group and a table besides.
 # OTTLA_CLUSTER_FAULT_SEED repeats a choice.
 test-cluster-faults: $(STAMP)
 	OTTLA_CLUSTER_FAULT_SECONDS=$(CLUSTER_FAULT_SECONDS) $(BIN)/python -m pytest -s \
 		tests/cluster/test_faults.py
 	OTTLA_CLUSTER_FAULT_SECONDS=$(CLUSTER_FAULT_SECONDS) OTTLA_CLUSTER_FAULT_SECURITY=SASL_SSL \
+		$(BIN)/python -m pytest -s tests/cluster/test_faults.py
+	OTTLA_CLUSTER_FAULT_SECONDS=$(CLUSTER_FAULT_SECONDS) OTTLA_CLUSTER_FAULT_SECURITY=SASL_SSL \
+		OTTLA_CLUSTER_FAULT_FEATURES=tiered,shared,tables \
 		$(BIN)/python -m pytest -s tests/cluster/test_faults.py
 
 # Three nodes under load, churn and slow readers: memory stays flat, no turn is long, no task dies, nothing is lost.

@@ -9,37 +9,52 @@ long, `OTTLA_CLUSTER_FAULT_SEED` repeats the choice of faults (not the moment: t
 `OTTLA_CLUSTER_FAULT_SECURITY=SASL_SSL` has everything on: TLS and logins on all listeners, and clients that
 are a user with just the ACLs needed. `OTTLA_CLUSTER_FAULT_ZOOKEEPER=own` is for the legacy mode: the metadata
 are in a ZooKeeper of the test, which is killed and paused too; `HOST:PORT/PATH` instead of `own` is one that
-runs, with a path that is new.
+runs, with a path that is new. `OTTLA_CLUSTER_FAULT_FEATURES=tiered,shared,tables` has the topics in remote
+storage, members of a share group that read what is written, and a table of the output: each record is
+accepted once it has been delivered, and the table has the rows of the topic.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import pytest
+from pyiceberg.exceptions import NoSuchTableError
 
 from ottla import blocking
+from ottla.client.admin.configs import ResourceType
+from ottla.protocol.errors import KafkaError
 from ottla.sim.transaction_checker import TransactionOutcome, check
+from ottla.tables.catalog import open_catalog
+from ottla.tables.errors import TableError
+from ottla.tables.settings import CatalogSettings
 from ottla.testing.local_cluster import LocalCluster
 from tests.guarantees.transformer import DOOMED
 from tests.support import kafka_libs
 from tests.support.acknowledged_workload import Load
 from tests.support.process_faults import Nemesis
 from tests.support.replicas import replicas_of
+from tests.support.tiered import tiered_settings
 from tests.support.transform_workload import Copying, Worker, read
 from tests.support.users import ScramUser, add_user, admin_of, copying_acls
+from tests.support.waiting import wait_until
 from tests.support.zookeeper import ApacheZooKeeper
 
 SECONDS = float(os.environ.get("OTTLA_CLUSTER_FAULT_SECONDS", "20"))
 SEED = int(os.environ.get("OTTLA_CLUSTER_FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 SECURITY = os.environ.get("OTTLA_CLUSTER_FAULT_SECURITY") or None
 ZOOKEEPER = os.environ.get("OTTLA_CLUSTER_FAULT_ZOOKEEPER") or None
+FEATURES = frozenset(filter(None, os.environ.get("OTTLA_CLUSTER_FAULT_FEATURES", "").split(",")))
+assert {"tiered", "shared", "tables"} >= FEATURES, FEATURES
 SETTLE_S = 180.0
 PER_SECOND = 300
 SOURCE, TARGET, PARTITIONS = "source", "target", 3
@@ -51,6 +66,70 @@ SETTINGS = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
     **({} if ZOOKEEPER is None else {"zookeeper.session.timeout.ms": 3_000}),
 }
+GROUP = "workers"
+TIERED = {
+    "remote.storage.enable": "true",
+    "segment.ms": "3000",
+    "local.retention.ms": "5000",
+    "retention.ms": "-1",
+    "file.delete.delay.ms": "0",
+}
+TABLE = {"table.format": "iceberg", "table.freshness.ms": "1000"}
+
+
+def settings_of(directory: Path) -> dict[str, str | int | bool]:
+    found: dict[str, str | int | bool] = dict(SETTINGS)
+    if "tiered" in FEATURES:
+        found |= tiered_settings(directory / "store")
+    return found
+
+
+def configs_of(topic: str) -> dict[str, str]:
+    return (TIERED if "tiered" in FEATURES else {}) | (
+        TABLE if "tables" in FEATURES and topic == TARGET else {}
+    )
+
+
+class Member:
+    """A member of a share group that accepts what it gets, through everything."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._settings = {"bootstrap.servers": cluster.bootstrap_servers, **cluster.client_settings}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.accepted: Counter[str] = Counter()
+        self.failures: list[str] = []
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with blocking.ShareConsumer(self._settings, group_id=GROUP) as consumer:
+                    consumer.subscribe(SOURCE)
+                    while not self._stop.is_set():
+                        for record in consumer.poll(timeout_ms=500):
+                            self.accepted[(record.value or b"").decode()] += 1
+            except KafkaError as error:  # no broker for a while: a worker comes back
+                self.failures.append(str(error))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def rows_of(cluster: LocalCluster, topic: str) -> Counter[bytes]:
+    """The values in the table of a topic."""
+    warehouse = str(Path(cluster.data_dir) / "tables")
+    try:
+        table = open_catalog(CatalogSettings(warehouse=warehouse)).load_table(("topics", topic))
+    except (NoSuchTableError, TableError, FileNotFoundError):
+        return Counter()
+    return Counter(table.scan().to_arrow()["value"].to_pylist())
 
 
 def clients() -> list[str]:
@@ -90,7 +169,7 @@ def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
         own or nullcontext(),
         LocalCluster(
             nodes=3,
-            settings=SETTINGS,
+            settings=settings_of(tmp_path),
             data_dir=str(tmp_path / "cluster"),
             security=SECURITY,
             zookeeper=ZOOKEEPER if own is None else own.connect,
@@ -99,7 +178,11 @@ def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
         bootstrap = cluster.bootstrap_servers
         with admin_of(cluster) as admin:
             for topic in (SOURCE, TARGET):
-                admin.topics.create(topic, partitions=PARTITIONS, replication_factor=3)
+                admin.topics.create(
+                    topic, partitions=PARTITIONS, replication_factor=3, configs=configs_of(topic)
+                )
+            if "shared" in FEATURES:
+                admin.configs.alter(ResourceType.GROUP, GROUP, set={"share.auto.offset.reset": "earliest"})
             user = copying_user(admin, tmp_path) if SECURITY else None
         copying = Copying(
             bootstrap,
@@ -112,7 +195,8 @@ def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
         load = Load(
             bootstrap, SOURCE, PARTITIONS, per_second=PER_SECOND, bare=True, settings=copying.librdkafka
         )
-        with load, copied(copying, tmp_path) as workers:
+        member = Member(cluster) if "shared" in FEATURES else None
+        with load, copied(copying, tmp_path) as workers, member or nullcontext():
             load.wait_for_more(PER_SECOND)
 
             def progress() -> None:
@@ -137,11 +221,19 @@ def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
                 before, committed = len(committed), read(copying, "read_committed")
                 if len(committed) > before:  # a busy machine takes its time to catch up
                     deadline = time.monotonic() + SETTLE_S
+            if member is not None:
+                wait_until(lambda: len(member.accepted) >= load.count, "a record was not delivered", SETTLE_S)
+        if "tables" in FEATURES:
+            values = Counter(seen.value.encode() for seen in committed)
+            wait_until(lambda: rows_of(cluster, TARGET) == values, "the table differs", SETTLE_S)
         uncommitted = read(copying, "read_uncommitted")
         history = [transaction for worker in workers for transaction in worker.transactions()]
         load.check(bootstrap)
         cluster.wait_in_sync()
     report += f", {SECURITY}" if SECURITY else ""
+    report += f", {','.join(sorted(FEATURES))}" if FEATURES else ""
+    if member is not None:
+        report += f", {sum(member.accepted.values())} deliveries"
     report += (
         f", {len(history)} transactions of {', '.join(clients())}, "
         f"slowest recovery {nemesis.slowest_recovery_s:.1f} s"
@@ -154,6 +246,9 @@ def test_nothing_is_lost_doubled_or_torn(tmp_path: Path) -> None:
     assert {seen.value for seen in committed} <= {seen.value for seen in uncommitted}, report
     assert [str(anomaly) for anomaly in check(history, committed, [committed])] == [], report
     assert sum(each.outcome is TransactionOutcome.COMMITTED for each in history) > 5, report
+    if "tiered" in FEATURES:  # what each has on its disk is its own affair
+        assert list((tmp_path / "store").rglob("*.log")), report
+        return
     for topic in (SOURCE, TARGET):
         for partition in range(PARTITIONS):
             held = replicas_of(cluster, topic, partition)

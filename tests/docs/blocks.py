@@ -15,7 +15,6 @@ walked through though its page is not with `<!-- runs -->` before it.
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -124,6 +123,10 @@ def fits(shown: str, printed: str, numbers_vary: bool = False) -> bool:
     return re.fullmatch("".join(lines), tidy) is not None
 
 
+class CommandFailed(Exception):
+    """A command of a page ended with an error; the text says which."""
+
+
 @dataclass(slots=True)
 class Walk:
     """Runs the blocks of a page: `ottla` in this process, the rest in a shell, both in `directory`.
@@ -162,14 +165,20 @@ class Walk:
         if any(text.startswith(name) and call is None for name, call in self.instead.items()):
             return
         deadline = time.monotonic() + DEADLINE_S
-        while True:
-            printed = self._run(text)
+        while (wrong := self._mistake(text, shown, where)) is not None:
             # What one node has done another learns a moment later: a question is asked until the answer fits.
-            if not shown or fits(shown, printed, where.numbers_vary):
-                return
             if _CHANGING.search(text) or time.monotonic() > deadline:
-                raise AssertionError(f"{where}: `{text}` prints\n{printed}\nand not\n{shown}")
+                raise AssertionError(wrong)
             time.sleep(0.05)
+
+    def _mistake(self, text: str, shown: str, where: Block) -> str | None:
+        try:
+            printed = self._run(text)
+        except CommandFailed as error:
+            return f"{where}: {error}"
+        if shown and not fits(shown, printed, where.numbers_vary):
+            return f"{where}: `{text}` prints\n{printed}\nand not\n{shown}"
+        return None
 
     def _here(self, text: str) -> str:
         for written, real in self.replace.items():
@@ -187,7 +196,8 @@ class Walk:
                 continue
             words = self._shell(f"printf '%s\\0' {part.removeprefix('ottla ')}", "").split("\0")[:-1]
             ended = CommandLine(self.servers)(*words, stdin=printed)
-            assert ended.status == 0, f"`{part}` ended with {ended.status}: {ended.err}"
+            if ended.status:
+                raise CommandFailed(f"`{part}` ended with {ended.status}: {ended.err}")
             printed = ended.out if part != text else ended.out + ended.err
         return printed
 
@@ -201,6 +211,6 @@ class Walk:
             timeout=DEADLINE_S,
             check=False,
         )
-        # `head` ends a pipe before what writes into it.
-        assert done.returncode == 0, f"{shlex.quote(command)} ended with {done.returncode}: {done.stderr}"
+        if done.returncode:
+            raise CommandFailed(f"`{command}` ended with {done.returncode}: {done.stderr}")
         return done.stdout

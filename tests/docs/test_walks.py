@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ottla.testing.cluster_plan import ClusterPlan, is_free
+from ottla.testing.cluster_plan import ClusterPlan, free_ports, is_free
 from ottla.testing.local_node import LocalNode
 from tests.docs.blocks import DOCS, ROOT, Block, Walk, blocks, pages
 from tests.support.command_line import CommandLine
@@ -24,6 +24,14 @@ OF_A_CLUSTER = {
 OF_A_NODE = [
     page for page in pages() if page not in OF_A_CLUSTER and any(block.is_walked for block in blocks(page))
 ]
+
+
+def first_of_free_ports(count: int) -> int:
+    """The first of some free ports in a row, as `ottla cluster up` takes them."""
+    while True:
+        (first,) = free_ports(1)
+        if all(is_free(first + more) for more in range(count)):
+            return first
 
 
 def name(page: Path) -> str:
@@ -49,7 +57,15 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
         yield Walk(directory, node.bootstrap_servers, here, {"ottla start": None, "pip install": None})
 
 
-@pytest.mark.parametrize("page", OF_A_NODE, ids=name)
+@pytest.mark.parametrize(
+    "page",
+    # Tables have a process of their own, which takes its time.
+    [
+        pytest.param(page, marks=[pytest.mark.exhaustive] if page.name == "tables.md" else [])
+        for page in OF_A_NODE
+    ],
+    ids=name,
+)
 def test_a_page_shows_what_a_node_does(page: Path, walk: Walk) -> None:
     for block in blocks(page):
         if block.is_walked:
@@ -62,7 +78,7 @@ def test_a_page_shows_what_three_nodes_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "ottla-cluster"
-    first = next(port for port in range(21_000, 32_000, 10) if all(is_free(port + more) for more in range(6)))
+    first = first_of_free_ports(6)
     here = {"/home/you": str(tmp_path)}
     here |= {f"{9092 + node}": f"{first + node}" for node in range(3)}
     servers = ",".join(f"127.0.0.1:{first + node}" for node in range(3))

@@ -18,6 +18,7 @@ from ottla.client.admin.acls import AclBinding, AclOperation, AclResourceType, P
 from ottla.protocol.names import TopicPartition
 from ottla.spark.pipelines.template import write_project
 from ottla.testing.cluster_plan import free_ports
+from tests.node.registry_calls import RegistryClient, record
 from tests.support.browser import BROWSER_SKIP, SCREENSHOTS_VARIABLE, Visitor, chromium, missing_requirement
 from tests.support.node_process import NodeProcess
 from tests.support.waiting import wait_until
@@ -67,6 +68,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     arguments = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     with NodeProcess(tmp_path_factory.mktemp("console") / "data", *arguments) as node:
         fill(node.bootstrap)
+        registry = RegistryClient(f"{url}/schema-registry")
+        registry.register("orders-value", record("Order", id="int"))
+        registry.register("orders-value", record("Order", id="long"))
         yield Live(node.bootstrap, url, project)
 
 
@@ -161,6 +165,8 @@ PAGES = [
     ("users", "Users", "td:has-text('alice')"),
     ("acls", "ACLs", "td:has-text('User:alice')"),
     ("quotas", "Quotas", "td:has-text('producer_byte_rate')"),
+    ("schemas", "Schemas", "a:text-is('orders-value')"),
+    ("schema?name=orders-value&against=1", "orders-value", ".difference .added:has-text('long')"),
     ("pipelines", "Pipelines", ".badge:has-text('unknown')"),
     ("tasks", "Background tasks of this node", "td:has-text('running')"),
 ]
@@ -437,6 +443,27 @@ def test_a_pipeline_shows_its_flows_and_errors(page: Page, desk: Visitor, live: 
     page.locator("summary", has_text=f"broken: Boom {SCRIPT}").click()
     page.locator("pre", has_text=SCRIPT).first.wait_for()
     desk.screenshot("pipeline")
+
+
+def test_a_schema_is_checked_before_it_is_registered(page: Page, desk: Visitor) -> None:
+    desk.open("schemas", "Schemas")
+    page.get_by_role("button", name="Register schema").click()
+    fill_in(page, subject="fresh-value", schema=json.dumps(record("Fresh", a="int")))
+    submit = page.locator("dialog button[type=submit]")
+    submit.click()
+    page.wait_for_selector("text=The subject takes this schema")
+    submit.click()
+    page.locator("a:text-is('fresh-value')").click()
+    page.wait_for_selector("pre:has-text('Fresh')")
+    page.get_by_role("button", name="New version").click()
+    fill_in(page, schema=json.dumps(record("Fresh", b="int")))
+    submit.click()
+    page.wait_for_selector("dialog .notice.bad:has-text('READER_FIELD_MISSING_DEFAULT_VALUE')")
+    fill_in(page, schema=json.dumps(record("Fresh", a="long")))
+    submit.click()
+    page.wait_for_selector("text=The subject takes this schema")
+    submit.click()
+    page.wait_for_selector("h2:text-is('Version 2')")
 
 
 def test_users_acls_and_quotas_change(page: Page, desk: Visitor) -> None:

@@ -40,6 +40,17 @@ class ConsoleConfig:
     schemas: TopicSchemas = field(default_factory=TopicSchemas)
     registry_url: str | None = field(default=None, repr=False)
     pipelines: tuple[Path, ...] = ()
+    own_registry_url: str | None = field(default=None, repr=False)
+    """The schema registry of the node that the console is in, if those who reach the console may reach it."""
+
+    @property
+    def managed_registry_url(self) -> str | None:
+        """The registry whose schemas are shown and changed; None if there is none, or users log in: it is
+        asked with the rights of the operator, which are not theirs.
+        """
+        if self.login is LoginMode.SASL:
+            return None
+        return self.registry_url or self.schemas.registry_url or self.own_registry_url
 
     @property
     def bootstrap_servers(self) -> str:

@@ -28,7 +28,17 @@ from ottla.schemas.registry import SchemaRegistry
 
 _log = logging.getLogger(__name__)
 
-_PAGES: Final = ("overview", "topics", "configs", "messages", "groups", "transactions", "security", "storage")
+_PAGES: Final = (
+    "overview",
+    "topics",
+    "configs",
+    "messages",
+    "groups",
+    "transactions",
+    "security",
+    "storage",
+    "schemas",
+)
 _STATIC: Final = "/console"
 _TYPES: Final = {
     "html": "text/html; charset=utf-8",
@@ -211,6 +221,7 @@ class Console:
                 "files": inspector is not None,
                 "metrics": inspector is not None and inspector.node_id is not None,
                 "pipelines": bool(config.pipelines),
+                "schemas": config.managed_registry_url is not None,
                 "metadataLog": inspector is not None,
             },
         }

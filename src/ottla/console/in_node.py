@@ -113,7 +113,20 @@ def console_config(shared: SharedServer) -> ConsoleConfig:
         payloads=config.flag("http.console.payloads"),
         schemas=load_topic_schemas(Path(schemas)) if schemas else TopicSchemas(),
         pipelines=tuple(_spec(path) for path in config.names("http.console.pipelines")),
+        own_registry_url=_own_registry(shared),
     )
+
+
+def _own_registry(shared: SharedServer) -> str | None:
+    """The node's schema registry, where it is open to all of this machine, as the console is."""
+    from ottla.runtime.address import Address
+
+    http = shared.http.endpoint
+    if http is None or not http.is_loopback or http.protocol.tls:
+        return None
+    if not shared.config.flag("schema.registry.enable"):
+        return None
+    return f"http://{Address(http.host, http.port)}/schema-registry"
 
 
 def _spec(path: str) -> Path:

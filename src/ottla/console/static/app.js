@@ -16,12 +16,13 @@ const PAGES = [
   ["users", "Users", "u"],
   ["acls", "ACLs", "a"],
   ["quotas", "Quotas", "q"],
+  ["schemas", "Schemas", "s", "schemas"],
   ["pipelines", "Pipelines", "p", "pipelines"],
   ["tasks", "Tasks", "k", "metrics"],
 ];
 // Pages of one thing, and the list to which each belongs. Topics and brokers are named in the path (#/topic/orders);
 // ids that may be any text are parameters (#/group?id=..%2F).
-const DETAILS = { topic: "topics", group: "groups", broker: "brokers", pipeline: "pipelines" };
+const DETAILS = { topic: "topics", group: "groups", broker: "brokers", pipeline: "pipelines", schema: "schemas" };
 
 const main = document.getElementById("main");
 const navigation = document.getElementById("pages");

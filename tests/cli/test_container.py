@@ -22,7 +22,7 @@ from ottla.cli.container import (
 )
 from ottla.node.config.node_config import NodeConfig, unknown_names
 from ottla.testing.cluster_plan import free_ports
-from tests.docs.test_commands import check_command
+from tests.house.test_shown_commands import check_command
 
 # What the compose files of Kafka's repository and Testcontainers have in common.
 ALONE = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from ottla.testing.cluster_plan import ClusterPlan, free_ports, is_free
 from ottla.testing.local_node import LocalNode
-from tests.docs.blocks import DOCS, ROOT, Block, Walk, blocks, pages
+from tests.docs.blocks import ROOT, Walk, blocks, pages
 from tests.support.command_line import CommandLine
 
 pytestmark = pytest.mark.slow
@@ -95,18 +94,3 @@ def test_a_page_shows_what_three_nodes_do(
     finally:
         if ClusterPlan.exists(str(home)):
             line("cluster", "down")
-
-
-def test_every_block_runs_or_says_why_not() -> None:
-    found: list[Block] = [block for page in pages() for block in blocks(page)]
-    assert len(found) > 80
-    for block in found:
-        if block.runs_in is not None:
-            assert (ROOT / block.runs_in).is_file(), f"{block}: there is no {block.runs_in}"
-            assert block.page.name in (ROOT / block.runs_in).read_text(), (
-                f"{block.runs_in} does not name {block}"
-            )
-    for page in pages():
-        unnamed = re.findall(r"^```\n(?:\$ |ottla |python |import )", page.read_text(), re.MULTILINE)
-        assert not unnamed, f"{page.relative_to(ROOT)} has commands in blocks without `console` or `python`"
-    assert DOCS / "index.md" in OF_A_NODE

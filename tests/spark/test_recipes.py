@@ -12,7 +12,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped, unused-ignore]
 from pyspark.sql import SparkSession
 
-from tests.docs.test_commands import check_command
+from tests.house.test_shown_commands import check_command
 
 DOCS = Path(__file__).parents[2] / "docs" / "spark"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""Every page is three clicks from the start page, and in the navigation; what chapters name exists."""
+"""Every page is three clicks from the start page, and in the navigation; its blocks run, or say why not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from tests.docs.blocks import DOCS, ROOT
+from tests.docs.blocks import DOCS, ROOT, Block, blocks, pages
 
 _LINK = re.compile(r"\]\(([^)\s#]+\.md)(?:#[^)]*)?\)")
 _CODE = re.compile(r"`([a-z_]+/[a-z_/]*(?:\.pyx?)?)`")
@@ -34,9 +34,9 @@ def test_every_page_but_the_decisions_is_in_the_navigation_once() -> None:
         inside = nav if isinstance(nav, list) else nav.values()
         return [page for each in inside for page in listed(each)]
 
-    pages = listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
-    assert len(set(pages)) == len(pages)
-    own = {page for page in pages if not page.startswith("project/")}
+    entries = listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert len(set(entries)) == len(entries)
+    own = {page for page in entries if not page.startswith("project/")}
     wanted = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     assert own == {page for page in wanted if not re.match(r"decisions/\d", page)}
 
@@ -52,3 +52,17 @@ def test_a_chapter_has_a_picture_and_names_code_that_exists(page: Path) -> None:
     named = _CODE.findall(code)
     assert named
     assert [each for each in named if not (ROOT / "src" / "ottla" / each).exists()] == []
+
+
+def test_every_block_runs_or_says_why_not() -> None:
+    found: list[Block] = [block for page in pages() for block in blocks(page)]
+    assert len(found) > 80
+    for block in found:
+        if block.runs_in is not None:
+            assert (ROOT / block.runs_in).is_file(), f"{block}: there is no {block.runs_in}"
+            assert block.page.name in (ROOT / block.runs_in).read_text(), (
+                f"{block.runs_in} does not name {block}"
+            )
+    for page in pages():
+        unnamed = re.findall(r"^```\n(?:\$ |ottla |python |import )", page.read_text(), re.MULTILINE)
+        assert not unnamed, f"{page.relative_to(ROOT)} has commands in blocks without `console` or `python`"

@@ -31,7 +31,7 @@ def logs(draw: st.DrawFn) -> LogHarness:
     """A log of some segments, with batches of several sizes and codecs, gaps, and times that run back."""
     lab = LogHarness(
         LogConfig(
-            segment_bytes=draw(st.sampled_from([300, 800, 5000])),
+            segment_bytes=draw(st.sampled_from([300, 800, 5000, 100_000])),
             index_interval_bytes=draw(st.sampled_from([0, 100, 1000])),
             message_timestamp_type=draw(st.sampled_from(list(TimestampType))),
         ),
@@ -41,10 +41,12 @@ def logs(draw: st.DrawFn) -> LogHarness:
         st.lists(st.integers(NOW - 20, NOW + 20) | st.just(-1), min_size=1, max_size=4),
         st.sampled_from([Codec.NONE, Codec.LZ4, Codec.GZIP]),
         st.sampled_from([0, 0, 0, 4]),
+        # A search for a batch reads 5 kB at once: some batches are larger than that.
+        st.sampled_from([30, 30, 30, 3000]),
     )
-    for timestamps, codec, gap in draw(st.lists(batch, max_size=15)):
+    for timestamps, codec, gap, size in draw(st.lists(batch, max_size=15)):
         data = build_batch(
-            [(timestamp, None, b"x" * 30) for timestamp in timestamps],
+            [(timestamp, None, b"x" * size) for timestamp in timestamps],
             codec=codec,
             base_offset=lab.log.log_end_offset + gap,
             leader_epoch=0,
@@ -59,7 +61,7 @@ def test_a_read_is_the_batches_from_the_offset_on(lab: LogHarness, data: st.Data
     log = lab.log
     offset = data.draw(st.integers(0, log.log_end_offset))
     upper = data.draw(st.integers(0, log.log_end_offset))
-    max_bytes = data.draw(st.integers(0, 1000))
+    max_bytes = data.draw(st.integers(0, 1000) | st.integers(0, 20_000))
     whole = data.draw(st.booleans())
     fetched = log.read(offset, max_bytes, upper_offset=upper, min_one_batch=whole).records
     wanted = [(header, each) for header, each in all_batches(log) if offset <= header.last_offset < upper]

@@ -676,9 +676,15 @@ class UnifiedLog:
 
     def collect_aborted_transactions(self, start_offset: int, upper_offset: int) -> list[AbortedTxn]:
         """The aborted transactions with records in [`start_offset`, `upper_offset`)."""
+        segments = self.local_log.segments_from(start_offset)
+        for segment in segments:
+            if not segment.txn_index.is_known_empty:
+                break
+        else:
+            return []
         aborted: list[AbortedTxn] = []
         with self._guard("reading the transaction index"):
-            for segment in self.local_log.segments_from(start_offset):
+            for segment in segments:
                 self._repair_txn_index(segment)
                 found = segment.txn_index.collect(start_offset, upper_offset)
                 aborted.extend(found.aborted)
@@ -1169,8 +1175,8 @@ class UnifiedLog:
                     found = segment.translate_offset(offset)
                     if found is not None:
                         limit = self._upper_position(segment, upper, end) - found.position
-                        size = max(max_bytes, found.size) if min_one_batch else max_bytes
-                        data = segment.read(found.position, min(size, limit)) if size > 0 < limit else b""
+                        size = min(max(max_bytes, found.size) if min_one_batch else max_bytes, limit)
+                        data = _read_at(segment, found, 0, size) if size > 0 else b""
                         # Where its batches end at the latest. In another thread the log may have grown.
                         bound = upper if upper < end else max(end, local.log_end_offset)
                         bound = bound if last else min(bound, segments[number + 1].base_offset)
@@ -1198,7 +1204,7 @@ class UnifiedLog:
         if reason is None:
             if end == len(data):
                 # What follows says whether the last one ends where it should.
-                following = segment.read(found.position + end, NEXT_BYTES)
+                following = _read_at(segment, found, end, NEXT_BYTES)
                 if len(following) == NEXT_BYTES:
                     _, _, reason = sound_end(following, next_offset, epochs)
             if reason is None and next_offset > bound:
@@ -2017,3 +2023,11 @@ def _replay_some(
     for number, batch in enumerate(islice(batches, REPLAYED_AT_ONCE), 1):  # noqa: B007
         state.replay([batch])
     return number == REPLAYED_AT_ONCE
+
+
+def _read_at(segment: LogSegment, found: BatchPosition, begin: int, size: int) -> bytes:
+    """Read from `begin` of a batch on; its search has most often read that already."""
+    at = found.at + begin
+    if at + size <= len(found.chunk):
+        return found.chunk[at : at + size]
+    return segment.read(found.position + begin, size)

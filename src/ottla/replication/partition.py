@@ -729,6 +729,7 @@ class Partition:
         last_stable, start = log.last_stable_offset, log.log_start_offset
         diverging = None
         records = b""
+        aborted: tuple[AbortedTxn, ...] | None = () if isolation is FetchIsolation.TXN_COMMITTED else None
         if last_fetched_epoch != NO_EPOCH:
             diverging = self._divergence(offset, last_fetched_epoch)
         if diverging is None:
@@ -738,14 +739,10 @@ class Partition:
                 upper = end if isolation is FetchIsolation.LOG_END else last_stable
             with waiting(may_wait):
                 records = log.read(offset, max_bytes, upper_offset=upper, min_one_batch=min_one_batch).records
+                if records and aborted is not None:
+                    aborted = self._aborted_transactions(offset, last_stable, records)
             if state is not None and follower is not None:
                 self._update_follower_fetch_state(state, follower, offset, end, now_ms)
-        aborted: tuple[AbortedTxn, ...] | None = None
-        if isolation is FetchIsolation.TXN_COMMITTED:
-            aborted = ()
-            if records:
-                with waiting(may_wait):
-                    aborted = self._aborted_transactions(offset, last_stable, records)
         return LogReadInfo(records, high_watermark, last_stable, start, end, diverging, aborted)
 
     def _replica_of(self, follower: FollowerFetch, current_leader_epoch: int) -> Replica:

@@ -94,6 +94,11 @@ class TransactionIndex:
         return None if self._entries is None else list(self._entries)
 
     @property
+    def is_known_empty(self) -> bool:
+        """Whether the file has been read, and there is nothing in it."""
+        return self._entries is not None and not self._entries
+
+    @property
     def is_empty(self) -> bool:
         return not self.entries
 

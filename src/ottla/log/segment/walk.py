@@ -54,6 +54,9 @@ class BatchPosition(NamedTuple):
     last_offset: int
     least_offset: int
     """The batch cannot begin below it: where the one before it ends, if that was passed."""
+    chunk: bytes
+    """What the search has read of the file: from `at` on the batch, or its beginning, and what follows it."""
+    at: int
 
 
 class ScannedBatch(NamedTuple):
@@ -95,7 +98,7 @@ def find_batch(
                 raise CorruptBatch(file.path, position + at, reason)
             if last_offset >= offset:
                 return BatchPosition(
-                    position + at, length + LOG_OVERHEAD, base_offset, last_offset, least_offset
+                    position + at, length + LOG_OVERHEAD, base_offset, last_offset, least_offset, chunk, at
                 )
             least_offset = last_offset + 1
             at += length + LOG_OVERHEAD

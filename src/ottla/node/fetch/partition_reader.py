@@ -134,7 +134,8 @@ class PartitionReader:
             return self._read_remote(
                 partition, offset, max_bytes, min_one_batch, min_one_remote_batch, may_wait=may_wait
             )
-        if found.records and not min_one_batch and _is_incomplete(found.records):
+        # What is shorter ends with a batch.
+        if not min_one_batch and len(found.records) == max_bytes > 0 and _is_incomplete(found.records):
             return found._replace(records=b"", aborted=None)
         return found
 

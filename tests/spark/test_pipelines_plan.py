@@ -397,6 +397,7 @@ def test_a_person_renames_refreshes_and_edits_and_no_row_is_written_twice(
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.spark
+@pytest.mark.timeout(900)
 def test_a_project_that_is_moved_and_one_with_storage_elsewhere_go_on(
     new_pipeline: Callable[[str], Pipeline], producer: Producer, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ READERS: Final = (
     ),
     (r"src/ottla/console/static/.*", ("tests/console/",)),
     (r"src/ottla/records/(_kernel\.(pyx|pyi|pxd)|kernel/.*\.px[id])", ()),  # in the graph as a module
-    (r"tests/support/franz_go/.*", ("tests/node/", "tests/security/")),
+    (r"tests/support/franz_go(_registry)?/.*", ("tests/node/", "tests/security/")),
     (r"tests/.*\.(java|pem)", ()),
 )
 _WORKER: Final = "affected"

@@ -1,4 +1,6 @@
-"""Clients made of franz-go: the program in `franz_go/`, built once per checkout by the Go of this machine."""
+"""Clients made of franz-go: the programs in `franz_go/` and `franz_go_registry/`, built once per checkout by
+the Go of this machine.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from typing import Any
 
 FRANZ_GO_SKIP = "franz-go tests skipped: "
 SOURCE = Path(__file__).parent / "franz_go"
+REGISTRY_SOURCE = Path(__file__).parent / "franz_go_registry"
 _BUILD = Path(__file__).resolve().parents[2] / "build"
 _BUILD_SECONDS = 500
 _RUN_SECONDS = 60

@@ -29,6 +29,7 @@ def _fetch_jars() -> None:
 def _compile() -> None:
     _attempt("an S3 server", s3_server.program)
     _attempt("a client of franz-go", franz_go.program)
+    _attempt("its registry client", partial(franz_go.program, franz_go.REGISTRY_SOURCE))
 
 
 def _attempt(what: str, make: Callable[[], object]) -> None:

@@ -36,7 +36,7 @@ PREPARE = @echo "Fetching what the tests run beside Ottla: this takes some minut
 LOCKED := $(PYTHON) -c 'import fcntl, subprocess, sys; lock = open("Makefile"); \
 	fcntl.flock(lock, fcntl.LOCK_EX); sys.exit(subprocess.call(sys.argv[1:]))'
 
-.PHONY: setup demo test witnesses test-all all-tests test-fast steady mutations test-faults test-cluster-faults soak lint bench fuzz dist docs clean sbom lock
+.PHONY: setup demo test witnesses test-all all-tests test-fast steady mutations test-faults test-cluster-faults soak ecosystem lint bench fuzz dist docs clean sbom lock
 
 setup: $(STAMP)
 
@@ -112,6 +112,10 @@ test-cluster-faults: $(STAMP)
 # Three nodes under load, churn and slow readers: memory stays flat, no turn is long, no task dies, nothing is lost.
 soak: $(STAMP)
 	$(BIN)/python -m bench.cluster_soak --minutes $(SOAK_MINUTES)
+
+ecosystem: $(STAMP)
+	$(BIN)/python -m ecosystem.prepare
+	$(BIN)/python -m pytest ecosystem -rs
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

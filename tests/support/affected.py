@@ -27,7 +27,7 @@ HOUSE: Final = "tests/house/"
 READERS: Final = (
     (r"docs/spark/.*", ("tests/spark/test_recipes.py",)),
     (r"docs/.*|[^/]+\.md|LICENSE|Makefile|examples/.*\.md", ()),
-    (r"\.gitignore|\.ci/.*|bench/.*|docs/.*\.svg", ()),
+    (r"\.gitignore|\.ci/.*|bench/.*|ecosystem/.*|docs/.*\.svg", ()),
     (r"dashboards/.*", ("tests/node/test_dashboards.py",)),
     (r"examples/.*", ("tests/guarantees/test_examples.py", "tests/spark/")),
     (

@@ -1,0 +1,1 @@
+"""Programs and frameworks of others on a node: `make ecosystem`. docs/ecosystem.md has what they showed."""

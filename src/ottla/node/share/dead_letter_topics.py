@@ -49,7 +49,7 @@ _MARKER_VERSION: Final = 2
 _OPEN_TOPICS: Final = 16
 
 
-class MarkerWriter(Protocol):
+class LeaderMarkers(Protocol):
     """Has the leaders of partitions write a marker; gives a code for each."""
 
     def write(
@@ -87,7 +87,7 @@ class DeadLetterTopics:
         replicas: ReplicaManager,
         log_flushes: LogFlushScheduler,
         *,
-        markers: Callable[[], MarkerWriter],
+        markers: Callable[[], LeaderMarkers],
         topic_config: Callable[[str], LogConfig],
         create_topic: Callable[[str, Mapping[str, str]], Awaitable[object]],
     ) -> None:

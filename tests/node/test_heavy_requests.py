@@ -21,6 +21,12 @@ from ottla.protocol.api import API_BY_NAME
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import read_response
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from ottla.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+)
 from ottla.protocol.messages.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -352,3 +358,21 @@ def test_a_request_for_many_partitions_is_looked_up_in_turns(
     parts = response.topics[0].partitions
     assert [part.partition_index for part in parts] == list(range(100))
     assert [part.error_code for part in parts] == [0] * 2 + [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 98
+
+
+def test_records_of_many_partitions_are_deleted_in_turns(wire: WireClient) -> None:
+    create_topic(wire, "wide-deletion", 2)
+    wire.ask(produce("wide-deletion", build_batch([(1, None, b"v")] * 5)), 9)
+    parts = [DeleteRecordsPartition(partition_index=index, offset=1) for index in range(50)]
+    again = [DeleteRecordsPartition(partition_index=0, offset=3)]
+    topics = [DeleteRecordsTopic(name="wide-deletion", partitions=each) for each in (parts, again)]
+    request = DeleteRecordsRequest(topics=topics, timeout_ms=60_000)
+    first, second = wire.get(request, 2, DeleteRecordsResponse).topics
+    unknown = [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 48
+    assert [part.error_code for part in first.partitions] == [
+        0,
+        ErrorCode.OFFSET_OUT_OF_RANGE,
+        *unknown,
+    ]
+    assert [part.partition_index for part in first.partitions] == list(range(50))
+    assert second.partitions[0].low_watermark == 3

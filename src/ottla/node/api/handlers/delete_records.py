@@ -7,6 +7,7 @@ is over. Version 2 is flexible.
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from typing import Final
 
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import AclOperation, AclResourceType
@@ -20,12 +21,18 @@ from ottla.protocol.messages.delete_records import (
 )
 from ottla.protocol.names import TopicPartition
 from ottla.replication.partition import Partition
+from ottla.runtime.turns import Turns
+
+# More partitions are looked at in turns: a log start that moves may have files to look for.
+_MANY: Final = 20
 
 
 def handle(
     context: RequestContext, request: DeleteRecordsRequest
 ) -> DeleteRecordsResponse | Awaitable[DeleteRecordsResponse]:
     deletions = _Deletions(context)
+    if sum(len(topic.partitions) for topic in request.topics) > _MANY:
+        return _delete_in_turns(context, request, deletions)
     response = DeleteRecordsResponse(
         topics=[
             DeleteRecordsTopicResult(
@@ -38,6 +45,20 @@ def handle(
     if deletions.done():
         return response
     return _finish(context, request, deletions, response)
+
+
+async def _delete_in_turns(
+    context: RequestContext, request: DeleteRecordsRequest, deletions: _Deletions
+) -> DeleteRecordsResponse:
+    response = DeleteRecordsResponse(topics=[])
+    turns = Turns(context.broker.runtime.clock)
+    for topic in request.topics:
+        result = DeleteRecordsTopicResult(name=topic.name, partitions=[])
+        response.topics.append(result)
+        for part in topic.partitions:
+            result.partitions.append(deletions.delete(topic.name, part))
+            await turns.pause_if_due()
+    return response if deletions.done() else await _finish(context, request, deletions, response)
 
 
 class _Deletions:

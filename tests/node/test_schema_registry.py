@@ -117,6 +117,7 @@ def test_a_schema_is_registered_once_and_found_by_all_ways(registry: RegistryCli
         ),
         ("POST", "/subjects/s/versions", [], 422, "The body has to be an object"),
         ("POST", "/subjects/s/versions", b"{", 400, "The body is no JSON"),
+        ("POST", "/subjects/s/versions", b"[" + b"[]," * 200_000 + b"1]", 413, "The body has more than"),
         ("GET", "/subjects/s/t/u/v/w", None, 404, "HTTP 404 Not Found"),
         ("GET", "/schemas/ids/first", None, 404, "HTTP 404 Not Found"),
         ("PUT", "/subjects", {}, 405, "HTTP 405 Method Not Allowed"),

@@ -278,3 +278,57 @@ def test_a_range_of_time_is_not_read_again_where_rows_would_be_doubled(
     assert (
         "no table here merges (create_auto_cdc_flow), and rows of all others would be doubled" in ended.stderr
     )
+
+
+CHANGES = """\
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+
+spark = SparkSession.active()
+
+
+@dp.table
+def changes() -> DataFrame:
+    topic = (
+        spark.readStream.format("ottla")
+        .option("kafka.bootstrap.servers", spark.conf.get("ottla.bootstrap.servers"))
+        .option("subscribe", "kept.customers")
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+    return topic.selectExpr("string(key) as id", "string(value) as name", "offset")
+
+
+dp.create_streaming_table("customers")
+dp.create_auto_cdc_flow(
+    target="customers",
+    source="changes",
+    keys=["id"],
+    sequence_by="offset",
+    apply_as_deletes="name is null",
+    column_list=["name"],
+)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_changes_that_a_table_keeps_are_merged_in_the_run_that_reads_them(
+    warm_pipeline: Callable[[str], WarmPipeline], admin: Admin, producer: Producer
+) -> None:
+    """Also in the second run, in which Spark knows the table: the flow has to wait for what fills it."""
+    pipeline = warm_pipeline("kept")
+    pipeline.define("changes.py", CHANGES, cases={})
+    pipeline.create_topics("kept.customers")
+    admin.topics.create("kept.customers")
+    for key, name, expected in (
+        ("1", "ada", {"1": "ada"}),
+        ("2", "bob", {"1": "ada", "2": "bob"}),
+        ("1", None, {"2": "bob"}),
+    ):
+        producer.send("kept.customers", None if name is None else name.encode(), key=key.encode())
+        pipeline.run()
+        ended = pipeline("show", "customers", "--json")
+        rows = [json.loads(line) for line in ended.stdout.splitlines()]
+        assert {row["id"]: row["name"] for row in rows} == expected
+    assert "└─ customers (sink)" in pipeline("graph").stdout

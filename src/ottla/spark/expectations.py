@@ -91,7 +91,8 @@ class Expectation:
                 return counted.where(F.when(holds, F.lit(True)).otherwise(failure.cast("boolean")))
             case ExpectationAction.DEAD_LETTER:
                 letter = F.when(~holds, self._dead_letter())
-                return counted.withColumn(dead_letter_column(self.name), letter)
+                # Not `withColumn`: Spark resolves that at once, and the flow would not wait for its tables.
+                return counted.select("*", letter.alias(dead_letter_column(self.name)))
 
     @property
     def _text(self) -> str:

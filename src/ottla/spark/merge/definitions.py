@@ -61,9 +61,9 @@ def merge_flow(spark: Any, flow: AutoCdcFlow) -> Flow:
         from pyspark.sql.connect import functions as F
 
         deletes = F.lit(False) if flow.apply_as_deletes is None else flow.apply_as_deletes
-        return spark.readStream.table(flow.source).withColumns(
-            {SEQUENCE: flow.sequence_by, DELETED: F.coalesce(deletes, F.lit(False))}
-        )
+        deleted = F.coalesce(deletes, F.lit(False)).alias(DELETED)
+        changes = spark.readStream.table(flow.source)
+        return changes.select("*", flow.sequence_by.alias(SEQUENCE), deleted)
 
     name = flow.name or flow.target
     return Flow(name, flow.target, dict(flow.spark_conf), flow.source_code_location, changes)

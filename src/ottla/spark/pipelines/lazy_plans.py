@@ -34,9 +34,9 @@ _PANDAS: Final = "a pandas_udf in select, or the same call in the flow that fill
 _EAGER: Final = {
     "drop": ("drop", 'drop("a", "b"), with names of columns'),
     "with_watermark": ("withWatermark", 'withWatermark("a", "10 minutes"), with the name of a column'),
-    "fill_na": ("fillna", 'withColumn("a", F.coalesce("a", F.lit(0)))'),
+    "fill_na": ("fillna", 'selectExpr("* except (a)", "coalesce(a, 0) as a")'),
     "drop_na": ("dropna", 'where("a is not null")'),
-    "replace": ("replace", 'withColumn("a", F.when(F.col("a") == 1, 2).otherwise(F.col("a")))'),
+    "replace": ("replace", 'selectExpr("* except (a)", "if(a = 1, 2, a) as a")'),
     "to_schema": ("to", 'select(F.col("a").cast("long"))'),
     "describe": ("describe", "select with functions as F.min and F.avg"),
     "summary": ("summary", "select with functions as F.min and F.avg"),

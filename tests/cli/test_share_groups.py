@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from ottla import LocalNode, blocking
 from ottla.cli.options import BOOTSTRAP_VARIABLE
+from ottla.protocol.share import AcknowledgeType
 from ottla.security.authorizer.standard_authorizer import CLASS_NAME
 from tests.support.command_line import CommandLine
 
@@ -229,3 +231,58 @@ def test_what_members_hold_is_shown_from_the_metrics_of_the_nodes() -> None:
             (row,) = command.ok(*describe, "--json").json["partitions"]
             assert row["held"] == len(records)
             assert "HELD" in command.ok(*describe).out
+
+
+@pytest.fixture
+def upgraded() -> Iterator[CommandLine]:
+    """A node with dead letters, as Apache Kafka has none before 4.4."""
+    with LocalNode() as node:
+        line = CommandLine(node.bootstrap_servers)
+        line.ok("cluster", "features", "--set", "share.version=2")
+        yield line
+
+
+def make_dead_letters(ottla: CommandLine, topic: str) -> str:
+    """Have a share group reject the first and the third of four records, without a copy."""
+    name = f"careful-{topic}"
+    ottla.ok("topics", "create", topic)
+    ottla.ok("topics", "create", f"dlq.{topic}", "--config", "errors.deadletterqueue.group.enable=true")
+    ottla.ok("configs", "alter", "--group", name, "--set", "share.auto.offset.reset=earliest")
+    ottla.ok("configs", "alter", "--group", name, "--set", f"errors.deadletterqueue.topic.name=dlq.{topic}")
+    ottla.ok("produce", topic, *"abcd", "-p", "0")
+    settings = {"group_id": name, "share_acknowledgement_mode": "explicit"}
+    with blocking.ShareConsumer[bytes, bytes](ottla.bootstrap_servers, **settings) as consumer:
+        consumer.subscribe(topic)
+        left = 4
+        while left:
+            for record in consumer.poll(timeout_ms=500):
+                is_bad = record.value in (b"a", b"c")
+                consumer.acknowledge(record, AcknowledgeType.REJECT if is_bad else AcknowledgeType.ACCEPT)
+                left -= 1
+        consumer.commit()
+    found = 0
+    while found < 2:
+        found = ottla.ok("share-groups", "dead-letters", name, "--json").json["count"]
+    return name
+
+
+@pytest.mark.witness
+def test_dead_letters_are_listed_and_sent_again_once(upgraded: CommandLine) -> None:
+    ottla, topic = upgraded, "tasks"
+    dead = make_dead_letters(ottla, topic)
+    listed = ottla.ok("share-groups", "dead-letters", dead, "--json").json["dead_letters"]
+    assert sorted((each["topic"], each["offset"], each["deliveries"]) for each in listed) == [
+        (topic, 0, 1),
+        (topic, 2, 1),
+    ]
+    assert {each["message"] for each in listed} == {"Rejected by a consumer."}
+    none = ottla.ok("share-groups", "redrive", dead, "--reason", "as often", "--yes", "--json").json
+    assert none["sent"] == {}
+    assert ottla.ok("share-groups", "redrive", dead, "--yes", "--json").json["sent"] == {topic: 2}
+    assert ottla.ok("share-groups", "redrive", dead, "--yes", "--json").json["sent"] == {}
+    read = ottla.ok("consume", topic, "--from-beginning", "-p", "0", "--count", "6", *TIMEOUT).out.split()
+    assert sorted(read) == ["a", "a", "b", "c", "c", "d"]
+
+
+def test_a_group_without_a_dead_letter_topic_has_nothing_to_send(ottla: CommandLine, group: str) -> None:
+    assert "has no dead-letter topic" in ottla.fails("share-groups", "redrive", group, "--yes").err

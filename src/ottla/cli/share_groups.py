@@ -227,6 +227,104 @@ def _json(
     return document
 
 
+Topic = Annotated[
+    str | None, Option("--topic", "-t", metavar="TOPIC", help="Only dead letters of records of this topic.")
+]
+Reason = Annotated[
+    str | None, Option("--reason", metavar="TEXT", help="Only dead letters whose message has this text.")
+]
+
+
+@command(app, "dead-letters")
+def dead_letters(
+    name: Group,
+    topic: Topic = None,
+    reason: Reason = None,
+    most: Annotated[int, Option("--max", metavar="N", help="Show the last N of them.")] = 100,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """List the dead letters of a share group: which records they are, why, and how old."""
+    from collections import deque
+
+    from ottla.cli.dead_letters import Choice, DeadLetter, dead_letter_topic, read_dead_letters
+    from ottla.runtime.clock import SystemClock
+
+    choice = Choice(topic, reason)
+
+    async def work(admin: Admin) -> tuple[int, deque[DeadLetter]]:
+        found, last = 0, deque[DeadLetter](maxlen=max(most, 0))
+        where = await dead_letter_topic(admin, name)
+        async for letters, _ in read_dead_letters(bootstrap, where, name, {}):
+            chosen = [letter for letter in letters if letter in choice]
+            found += len(chosen)
+            last.extend(chosen)
+        return found, last
+
+    found, last = with_admin(bootstrap, timeout, work)
+    now_ms = SystemClock().wall_ms()
+    rows = [
+        {
+            "topic": letter.source.topic,
+            "partition": letter.source.partition,
+            "offset": letter.source_offset,
+            "deliveries": letter.deliveries,
+            "age_s": max(0, now_ms - letter.timestamp) // 1000,
+            "message": letter.message,
+        }
+        for letter in last
+    ]
+    if as_json:
+        print_json({"group": name, "count": found, "dead_letters": rows})
+        return
+    if rows:
+        print_table(
+            ["topic", "partition", "offset", "deliveries", "age (s)", "message"],
+            [tuple(row.values()) for row in rows],
+        )
+    note(
+        f"{found} dead letters" + (f", of which the last {len(rows)} are shown" if found > len(rows) else "")
+    )
+
+
+@command(app, "redrive")
+def redrive_dead_letters(
+    name: Group,
+    topic: Topic = None,
+    reason: Reason = None,
+    yes: Yes = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    as_json: Json = False,
+) -> None:
+    """Send the dead letters of a share group to the topics that they come from again.
+
+    Each once: the next redrive begins behind those that this one has sent, as the offsets of the consumer
+    group GROUP.redrive say. With --topic or --reason it sends those that no redrive of all has sent, and the
+    next one sees them again. Where dead letters have no copy of their record, it is read in its topic.
+    """
+    from ottla.cli.dead_letters import Choice, Redriven, dead_letter_topic, redrive
+
+    confirm(f"Send dead letters of share group {name} again?", yes=yes)
+
+    async def work(admin: Admin) -> Redriven:
+        where = await dead_letter_topic(admin, name)
+        return await redrive(admin, bootstrap, where, name, Choice(topic, reason))
+
+    done = with_admin(bootstrap, timeout, work)
+    if as_json:
+        gone = [{**letter.source._asdict(), "offset": letter.source_offset} for letter in done.gone]
+        print_json({"group": name, "sent": dict(done.sent), "gone": gone})
+        return
+    for each, count in sorted(done.sent.items()):
+        print_line(f"{each}: {count} sent again")
+    for letter in done.gone:
+        note(f"{letter.source} no longer has offset {letter.source_offset}, and its dead letter has no copy")
+    if not done.sent:
+        note("no dead letter was sent")
+
+
 @command(app, "reset-offsets")
 def reset_offsets(
     name: Group,

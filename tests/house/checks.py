@@ -128,11 +128,11 @@ class Module(NamedTuple):
 
     @property
     def room(self) -> str | None:
-        """None for the package itself; `python -m ottla` is the command line, `ottla.blocking` clients."""
+        """None for the package itself; `python -m ottla` is the command line, `ottla.blocking` is clients."""
         parts = self.name.split(".")
         if parts[1:] == ["__main__"]:
             return "cli"
-        if parts[1:] == ["blocking"]:
+        if parts[1:] in (["blocking"], ["serdes"]):
             return "client"
         return parts[1] if len(parts) > 1 else None
 
@@ -553,13 +553,25 @@ PURE_ROOMS: Mapping[str, tuple[str, ...]] = {
     "ottla.raft": ("ottla.raft.driver",),
     "ottla.metadata.image": (),
     "ottla.metadata.controller": ("ottla.metadata.controller.quorum_controller",),
-    "ottla.coordinator.group": ("ottla.coordinator.group.service",),
-    "ottla.coordinator.share": ("ottla.coordinator.share.service", "ottla.coordinator.share.persister"),
-    "ottla.coordinator.transaction": (
-        "ottla.coordinator.transaction.service",
+    "ottla.coordinator": (
+        "ottla.coordinator.group.service",
+        "ottla.coordinator.runtime.coordinator_runtime",
+        "ottla.coordinator.runtime.loader",
+        "ottla.coordinator.share.persister",
+        "ottla.coordinator.share.service",
         "ottla.coordinator.transaction.pending_markers",
+        "ottla.coordinator.transaction.service",
     ),
-    "ottla.replication.partition": (),
+    "ottla.replication": (
+        "ottla.replication.alter_partition_manager",
+        "ottla.replication.log_flush_scheduler",
+        "ottla.replication.purgatory",
+        "ottla.replication.replica_fetcher",
+        "ottla.replication.replica_fetcher_manager",
+        "ottla.replication.replica_manager",
+        "ottla.replication.replication_quota_manager",
+        "ottla.replication.tier_state_machine",
+    ),
 }
 IMPURE_IMPORTS = ("asyncio", "ottla.runtime.clock", "ottla.runtime.runtime", "ottla.runtime.network")
 

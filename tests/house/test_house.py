@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -37,6 +38,24 @@ def texts() -> Iterator[Path]:
 def hold(breaches: Iterable[str]) -> None:
     found = list(breaches)
     assert not found, "\n" + "\n".join(found)
+
+
+# Names that engineers who know Apache Kafka look for, of things that are here.
+KAFKA_NAMES = (
+    *("AclControlManager", "ApiVersionManager", "AsyncKafkaConsumer", "BatchAccumulator", "BrokerServer"),
+    *("ClientQuotaControlManager", "ClusterControlManager", "ConfigDef", "ConfigurationControlManager"),
+    *("ConfigurationsImage", "ControllerRegistrationManager", "ControllerServer", "CoordinatorRuntime"),
+    *(
+        "DelegationTokenControlManager",
+        "FeatureControlManager",
+        "GroupMetadataManager",
+        "KRaftMigrationDriver",
+    ),
+    *("KafkaApis", "KafkaMetadataLog", "KafkaRaftClient", "LogDirFailureChannel", "LogValidator"),
+    *("PersisterStateManager", "ProducerIdControlManager", "RemoteIndexCache", "RemoteLogManager"),
+    *("ReplicaManager", "ReplicationControlManager", "ScramControlManager", "SharePartitionManager"),
+    *("SharedServer", "TransactionMarkerChannelManager", "TransactionStateManager", "UnifiedLog"),
+)
 
 
 class TestTheHouse:
@@ -84,6 +103,10 @@ class TestTheHouse:
             for path in paths
             for breach in checks.dead_imports(path.relative_to(ROOT).as_posix(), path.read_text(), by_name)
         )
+
+    @pytest.mark.parametrize("name", KAFKA_NAMES)
+    def test_grep_finds_what_kafka_calls_a_thing(self, modules: list[Module], name: str) -> None:
+        assert any(re.search(rf"\b{name}\b", each.source) for each in modules)
 
     def test_texts_use_plain_words_and_one_markup(self) -> None:
         for path in sorted(texts()):

@@ -1,4 +1,5 @@
-"""Parts of remote segments, read once for all that want them: chunks of their records, and their indexes.
+"""Parts of remote segments, read once for all that want them: chunks of their records, and their indexes
+(Kafka's `RemoteIndexCache`).
 
 A part is in memory, or in a file of the disk cache, or is loaded from the store: once, also if several
 readers want it at the same time, and to its end, also if they stop waiting. Chunks are larger than what one

@@ -11,9 +11,15 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+def thread_lock() -> AbstractContextManager[bool]:
+    """A lock between threads, for what takes no longer than a write of a small file."""
+    return threading.Lock()
 
 
 class CallOnce(Generic[T]):

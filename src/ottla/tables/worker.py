@@ -21,9 +21,9 @@ from ottla.tables.settings import CatalogSettings, MaintenanceSettings, TableSet
 from ottla.tables.topic_table import TopicTable
 from ottla.tables.worker_messages import (
     Append,
-    Appended,
+    AppendAnswer,
     Commit,
-    Committed,
+    CommitAnswer,
     Configure,
     Maintain,
     Offsets,
@@ -93,7 +93,7 @@ class TableWorker:
             del self._tables[next(iter(self._tables))]
         return {str(partition): offset for partition, offset in table.open(request.get("now_ms", 0)).items()}
 
-    def _append(self, request: Append, records: bytes) -> Appended:
+    def _append(self, request: Append, records: bytes) -> AppendAnswer:
         aborted = [(int(producer), int(first)) for producer, first in request["aborted"]]
         table = self._tables[request["topic"]]
         try:
@@ -110,7 +110,7 @@ class TableWorker:
             return {"rebuild": True}
         return {"next": following, "full": table.is_full}
 
-    def _commit(self, request: Commit) -> Committed:
+    def _commit(self, request: Commit) -> CommitAnswer:
         table = self._tables[request["topic"]]
         if not table.has_rows and not request["always"]:
             return {"rows": 0, "files": 0, "bytes": 0}

@@ -22,7 +22,7 @@ class Open(TypedDict):
 
 
 class Append(TypedDict):
-    """Take the record batches that come with it, which begin at an offset of a partition: `Appended`."""
+    """Take the record batches that come with it, which begin at an offset of a partition: `AppendAnswer`."""
 
     op: Literal["append"]
     topic: str
@@ -36,7 +36,7 @@ class Append(TypedDict):
 
 class Commit(TypedDict):
     """Commit what was taken; without rows only if `always`, as offsets that no row stands behind can wait.
-    The answer is `Committed`.
+    The answer is `CommitAnswer`.
     """
 
     op: Literal["commit"]
@@ -60,7 +60,7 @@ Offsets: TypeAlias = dict[str, int]
 """By partition, as text: the offset that follows the last one in the table."""
 
 
-class Appended(TypedDict, total=False):
+class AppendAnswer(TypedDict, total=False):
     """With `rebuild`, nothing was taken, and the partition is wanted again from the start of its log."""
 
     rebuild: bool
@@ -68,7 +68,7 @@ class Appended(TypedDict, total=False):
     full: bool
 
 
-class Committed(TypedDict):
+class CommitAnswer(TypedDict):
     rows: int
     files: int
     bytes: int

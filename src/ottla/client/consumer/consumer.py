@@ -1,4 +1,4 @@
-"""The consumer: from assigned partitions to records.
+"""The consumer: from assigned partitions to records (Java's `AsyncKafkaConsumer`).
 
 Three tasks run behind it: `MetadataUpdater` keeps metadata fresh, `OffsetFetcher` finds the positions to
 begin at, and `Fetcher` fetches ahead. A call of the user only takes what they have prepared. Invariant: the

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import posixpath
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import Protocol
 
 from ottla.protocol.names import TopicPartition, parse_uuid, uuid_text
 from ottla.runtime.disk import Disk, read_file, write_file
+from ottla.runtime.pool import thread_lock
 
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
@@ -247,7 +247,7 @@ class HighWatermarkCheckpoint:
         self._changed: dict[TopicPartition, int] = {}
         # What was staged and not written, in order: any thread that writes takes all of it.
         self._staged: deque[tuple[list[TopicPartition], dict[TopicPartition, int]]] = deque()
-        self._writing = threading.Lock()
+        self._writing = thread_lock()
         # The lines of the file, as of the last write; only the write itself changes them.
         self._lines: dict[TopicPartition, str] = {}
         self._is_written = True

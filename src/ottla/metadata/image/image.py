@@ -105,6 +105,7 @@ class MetadataImage:
     features: FeaturesImage = field(default_factory=FeaturesImage)
     cluster: ClusterImage = field(default_factory=ClusterImage)
     topics: TopicsImage = field(default_factory=TopicsImage)
+    # Kafka's `ConfigurationsImage`.
     configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=dict)
     client_quotas: Mapping[QuotaEntity, Mapping[str, float]] = field(default_factory=dict)
     next_producer_id: int = -1  # the first id of the next block; -1 before any block was given out

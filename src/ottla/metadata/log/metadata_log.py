@@ -1,8 +1,9 @@
 """`MetadataLog`: the metadata records on which the quorum agrees.
 
 Opening it loads the newest snapshot; starting it makes this node take part in the quorum, and a voter alone
-leads at once. Where this node leads, records are appended in batches of its epoch; a batch is committed once
-a majority has it on disk, and one sync covers everything that was appended meanwhile.
+leads at once. Where this node leads, records are appended in batches of its epoch (Kafka's
+`BatchAccumulator`); a batch is committed once a majority has it on disk, and one sync covers everything that
+was appended meanwhile.
 
 As the high watermark moves, on every node, committed records take two steps, each in order and in turns:
 

@@ -1,8 +1,8 @@
 """The table of APIs: which requests a node serves, on which listeners, and which module handles each.
 
-ApiVersions announces the APIs in `ROUTES`, and a node answers no others. A route names the module of its
-handler as text: the module is imported when its API is first asked for, so a node starts without the handlers
-that it may never need. `docs/compatibility.md` is made from this table.
+ApiVersions announces the APIs in `ROUTES` (Kafka's `ApiVersionManager`), and a node answers no others. A
+route names the module of its handler as text: the module is imported when its API is first asked for, so a
+node starts without the handlers that it may never need. `docs/compatibility.md` is made from this table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The state of share partitions, kept by their coordinators (Kafka's `DefaultStatePersister`).
+"""The state of share partitions, kept by their coordinators (Kafka's `DefaultStatePersister`
+over a `PersisterStateManager`).
 
 The coordinator of a share partition is the leader of its partition of `__share_group_state`. Requests for
 other brokers are batched, by broker and kind: while one is in flight, the next gathers what comes meanwhile.

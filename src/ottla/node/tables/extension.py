@@ -24,15 +24,15 @@ class TopicTablesExtension(BrokerExtension):
         self._shared: Final = broker.shared
         self._services: Final = broker.services
         self._keeper: Final = OnDemand(self._make_keeper)
-        self._is_started = False
+        self._metadata: Final = broker.quorum.metadata
 
     def start(self) -> None:
-        self._is_started = True
-        image = self._services.image
+        # Before the replicas of a new topic are there: its first look finds nothing, and needs no worker.
+        image = self._metadata.subscribe(self._on_metadata_update)
         self._update(image.configs, image)
 
-    def apply_metadata(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
-        if self._is_started and delta is not None and delta.changed_configs:
+    def _on_metadata_update(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        if delta.changed_configs:
             self._update(delta.changed_configs, image)
 
     def topic_status(self, topic: str) -> Mapping[str, str]:

@@ -39,9 +39,9 @@ from ottla.runtime.turns import Turns
 from ottla.tables.settings import MAX_PART_BYTES, CatalogSettings, MaintenanceSettings, TableSettings
 from ottla.tables.worker_messages import (
     Append,
-    Appended,
+    AppendAnswer,
     Commit,
-    Committed,
+    CommitAnswer,
     Configure,
     Maintain,
     Offsets,
@@ -441,7 +441,7 @@ class TableKeeper:
                     "rebuild": is_rebuilt,
                     "now_ms": self._clock.wall_ms(),
                 }
-                answer: Appended = await self._ask(self._lane(state), append, read.records)
+                answer: AppendAnswer = await self._ask(self._lane(state), append, read.records)
                 if "rebuild" in answer and not is_rebuilt:
                     is_rebuilt, position = True, partition.log.log_start_offset
                     continue
@@ -453,7 +453,7 @@ class TableKeeper:
         always = moved >= _MANY_OFFSETS
         complete = [index for index, position in positions.items() if position >= ends[index]]
         commit: Commit = {"op": "commit", "topic": state.topic, "always": always, "complete": complete}
-        result: Committed = await self._ask(self._lane(state), commit)
+        result: CommitAnswer = await self._ask(self._lane(state), commit)
         state.positions |= positions
         if result["rows"] or always:
             state.commits += 1

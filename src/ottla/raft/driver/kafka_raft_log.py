@@ -1,4 +1,5 @@
-"""`KafkaRaftLog`: the metadata log on disk, `__cluster_metadata-0`, with its snapshots.
+"""`KafkaRaftLog`: the metadata log on disk, `__cluster_metadata-0`, with its snapshots;
+`KafkaMetadataLog` before Kafka 4.1.
 
 It is an ordinary partition log that is recovered as after a crash whenever it is opened: a torn batch at its
 end was not committed. If a snapshot is ahead of the log, it came from a leader that was ahead, and the log

@@ -1,4 +1,5 @@
-"""Write what a cluster from ZooKeeper needs to start with a quorum of controllers.
+"""Write what a cluster from ZooKeeper needs to start with a quorum of controllers: all at once
+and offline, where Kafka's `KRaftMigrationDriver` copied it while the cluster ran.
 
 A controller gets the whole metadata as a snapshot, as if it had fetched it from a leader; every directory
 gets a `meta.properties` of version 1, and keeps the old one beside it. A log whose topic had no id gets it in

@@ -1,5 +1,5 @@
 """The definition of a setting: its name, type, default, allowed values, and whether it may change while the
-node runs.
+node runs: Kafka's `ConfigDef`.
 
 The tables beside this module hold one `ConfigKey` for every name that Apache Kafka 4.3 knows. They are the
 one source for parsing, for DescribeConfigs and for the documentation. Invariant: every default in a table

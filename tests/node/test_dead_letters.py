@@ -145,6 +145,7 @@ async def test_rejected_and_used_up_records_are_in_the_topic_once(node: LocalNod
     assert len(await letters_of(node, topic, 3)) == 3
 
 
+@pytest.mark.exhaustive
 async def test_without_a_copy_the_headers_say_which_record_it_is(node: LocalNode) -> None:
     topic = await set_up(node, "pointers")
     await produce(node, "pointers", b"reject")
@@ -197,6 +198,7 @@ async def test_a_record_that_is_too_large_for_the_topic_is_not_copied(node: Loca
     assert b"larger than this topic allows" in large[3]["__dlq.errors.message"]
 
 
+@pytest.mark.exhaustive
 async def test_many_small_batches_of_dead_letters_have_all_records(node: LocalNode) -> None:
     topic = await set_up(node, "many", errors_deadletterqueue_copy_record_enable="true")
     async with Admin(node.bootstrap_servers) as admin:
@@ -207,6 +209,7 @@ async def test_many_small_batches_of_dead_letters_have_all_records(node: LocalNo
     assert sorted(int(value or b"") for _, _, value, _ in letters) == list(range(300))
 
 
+@pytest.mark.exhaustive
 async def test_the_dead_letter_topic_may_be_read_by_its_own_group(node: LocalNode) -> None:
     """What is rejected there stays there: it is not written to its end again and again."""
     name = "dlq.itself"
@@ -232,6 +235,7 @@ async def test_below_share_version_2_there_are_no_dead_letters() -> None:
         assert headers["__dlq.errors.offset"] == b"2"
 
 
+@pytest.mark.exhaustive
 async def test_a_group_without_the_topic_any_longer_archives_what_waits(node: LocalNode) -> None:
     await set_up(node, "given-up", dead_letters=False)
     await produce(node, "given-up", b"reject", b"accept")

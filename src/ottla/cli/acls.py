@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from ottla.cli.commands import Option, command, group
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
+    COMMON,
+    Common,
     DryRun,
-    Json,
-    Timeout,
     Yes,
 )
 from ottla.cli.output import print_json, print_table
@@ -198,9 +195,7 @@ def list_acls(
     exact: Annotated[
         bool, Option("--exact", help="Only those of exactly these names, not all that apply to them.")
     ] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """List ACLs: all, or those that apply to resources, by their names, their prefixes and as one of all."""
     from ottla.client.admin.acls import AclBindingFilter
@@ -224,7 +219,7 @@ def list_acls(
             found.update(dict.fromkeys(await admin.acls.describe(each)))
         return list(found)
 
-    _show(with_admin(bootstrap, timeout, work), as_json=as_json)
+    _show(with_admin(common, work), as_json=common.as_json)
 
 
 @command(app, "add")
@@ -242,9 +237,7 @@ def add_acls(
     hosts: Hosts = None,
     deny: Deny = False,
     dry_run: DryRun = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Add ACLs: let principals do operations with resources, or deny it.
 
@@ -268,8 +261,8 @@ def add_acls(
         if not dry_run:
             await admin.acls.create(bindings)
 
-    with_admin(bootstrap, timeout, work)
-    _show(bindings, as_json=as_json)
+    with_admin(common, work)
+    _show(bindings, as_json=common.as_json)
 
 
 @command(app, "remove")
@@ -288,9 +281,7 @@ def remove_acls(
     deny: Deny = False,
     yes: Yes = False,
     dry_run: DryRun = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Remove ACLs: those that `add` with the same options adds, or without an operation all of a principal,
     of resources, or of both.
@@ -316,14 +307,14 @@ def remove_acls(
     async def work(admin: Admin) -> list[AclBinding]:
         return await admin.acls.delete(filters)
 
-    found = with_admin(bootstrap, timeout, find)
+    found = with_admin(common, find)
     if not found:
         raise CliError("there is no such ACL")
     if not dry_run:
         whose = ", ".join(sorted({acl.principal for acl in found}))
         confirm(f"Remove {len(found)} ACL{'s' * (len(found) != 1)} of {whose}?", yes=yes)
-        found = with_admin(bootstrap, timeout, work)
-    _show(found, as_json=as_json)
+        found = with_admin(common, work)
+    _show(found, as_json=common.as_json)
 
 
 def _filters(

@@ -19,12 +19,10 @@ import click
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import FAILED, CliError, WrongUsage
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
+    COMMON,
+    Common,
     DryRun,
     Json,
-    Timeout,
     named_values,
 )
 from ottla.cli.output import note, print_json, print_line, print_pairs, print_table
@@ -48,9 +46,7 @@ app = group("cluster", HELP)
 
 @command(app, "describe")
 def describe(
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show the cluster's id, its controller and its brokers."""
 
@@ -58,8 +54,8 @@ def describe(
         info = await admin.cluster.describe()
         return info, await _controller(admin, info)
 
-    info, controller = with_admin(bootstrap, timeout, work)
-    if as_json:
+    info, controller = with_admin(common, work)
+    if common.as_json:
         print_json(
             {
                 "cluster_id": info.cluster_id,
@@ -100,9 +96,7 @@ def features(
     ] = None,
     downgrade: Annotated[bool, Option("--downgrade", help="Allow lower levels if no data is lost.")] = False,
     dry_run: DryRun = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show or change feature levels, such as metadata.version."""
     levels: dict[str, int] = {}
@@ -119,8 +113,8 @@ def features(
             await admin.cluster.update_features(levels, upgrade_type=kind, validate_only=dry_run)
         return await admin.cluster.features()
 
-    found = with_admin(bootstrap, timeout, work)
-    if as_json:
+    found = with_admin(common, work)
+    if common.as_json:
         print_json(
             [
                 {
@@ -141,9 +135,7 @@ def features(
 
 @command(app, "apis")
 def apis(
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show the APIs and versions that a broker announces."""
 
@@ -152,8 +144,8 @@ def apis(
 
     from ottla.protocol.api import API, api_name
 
-    found = with_admin(bootstrap, timeout, work)
-    if as_json:
+    found = with_admin(common, work)
+    if common.as_json:
         print_json([{"key": k, "name": api_name(k), "min": low, "max": high} for k, low, high in found])
         return
     print_table(

@@ -1,8 +1,8 @@
 """Build commands from typed functions.
 
 A parameter's type says how its value is parsed, its `Option` or `Argument` how it appears on the command
-line, and its default whether it is optional. Names of commands and options are written nowhere else, so help,
-parsing and shell completion cannot differ.
+line, and its default whether it is optional. A parameter that is a dataclass has an option for each field.
+Names of commands and options are written nowhere else, so help, parsing and shell completion cannot differ.
 
     @command(app, "list")
     def list_topics(pattern: Annotated[str | None, Argument(help="...")] = None) -> None: ...
@@ -15,7 +15,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
@@ -93,7 +93,14 @@ def command(
 
 def make_command(function: Callable[..., None], name: str, help: str | None = None) -> click.Command:
     hints = get_type_hints(function, include_extras=True)
-    parameters = inspect.signature(function).parameters
+    bundles = {each: hint for each, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}
+    parameters: dict[str, inspect.Parameter] = {}
+    for each, parameter in inspect.signature(function).parameters.items():
+        if each in bundles:
+            parameters |= inspect.signature(bundles[each]).parameters
+            hints |= get_type_hints(bundles[each], include_extras=True)
+        else:
+            parameters[each] = parameter
     built = [each for p in parameters.values() for each in _parameters(p, hints[p.name])]
     connects = "bootstrap" in parameters
     if connects:
@@ -105,6 +112,8 @@ def make_command(function: Callable[..., None], name: str, help: str | None = No
             command_config.use(values.pop("command_config"))
         for each, optional in lists.items():
             values[each] = None if optional and not values[each] else list(values[each] or ())
+        for each, bundle in bundles.items():
+            values[each] = bundle(**{field.name: values.pop(field.name) for field in fields(bundle)})
         # Raised under other names, as click handles these two itself.
         try:
             function(**values)

@@ -9,12 +9,9 @@ from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.config_names import check_removed_names, describe_configs, explain_unknown_names
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
+    COMMON,
+    Common,
     DryRun,
-    Json,
-    Timeout,
     named_values,
 )
 from ottla.cli.output import note, print_json, print_line, print_table
@@ -103,9 +100,7 @@ def describe(
         bool, Option("--all", "-a", help="Show defaults too, not only what is set.")
     ] = False,
     docs: Annotated[bool, Option("--docs", help="Show what each setting means.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show settings and where their values come from."""
     kind, name = _resource(topic, broker, logger, group_name, metrics, words=keys or ())
@@ -114,7 +109,7 @@ def describe(
         await _check(admin, kind, name)
         return await describe_configs(admin, kind, name, keys or (), documentation=docs)
 
-    configs = with_admin(bootstrap, timeout, work)
+    configs = with_admin(common, work)
     for key in keys or ():
         if key not in configs:
             raise CliError(f"there is no setting {key}{did_you_mean(key, configs)}")
@@ -123,7 +118,7 @@ def describe(
         for _, config in sorted(configs.items())
         if (config.name in keys if keys else everything or not _is_inherited(config, kind))
     ]
-    if as_json:
+    if common.as_json:
         print_json([_document(config) for config in shown])
         return
     columns = ["setting", "value", "from"]
@@ -195,9 +190,7 @@ def alter(
         list[str] | None, Option("--subtract", metavar="NAME=VALUE", help="Remove a value from a list.")
     ] = None,
     dry_run: DryRun = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Change settings: all that are given, or none."""
     kind, name = _resource(topic, broker, logger, group_name, metrics)
@@ -229,9 +222,9 @@ def alter(
                 validate_only=dry_run,
             )
 
-    with_admin(bootstrap, timeout, work)
+    with_admin(common, work)
     subject = f"{kind.name.lower().replace('_', ' ')} {name or 'default'}"
-    if as_json:
+    if common.as_json:
         print_json({"resource": kind.name, "name": name, "dry_run": dry_run, "changes": changes})
     else:
         print_line(f"{subject}: {'would change' if dry_run else 'changed'}: {'; '.join(changes)}")
@@ -239,17 +232,15 @@ def alter(
 
 @command(app, "list")
 def list_resources(
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """List resources that have settings: topics, brokers, groups, client metrics."""
 
     async def work(admin: Admin) -> list[tuple[ResourceType, str]]:
         return await admin.configs.resources()
 
-    found = sorted(with_admin(bootstrap, timeout, work))
-    if as_json:
+    found = sorted(with_admin(common, work))
+    if common.as_json:
         print_json([{"type": kind.name, "name": name} for kind, name in found])
     else:
         print_table(["type", "name"], [(kind.name.lower().replace("_", " "), name) for kind, name in found])

@@ -28,11 +28,8 @@ from ottla.cli.formats import (
     readable,
 )
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
-    Json,
-    Timeout,
+    COMMON,
+    Common,
     parse_ids,
 )
 from ottla.cli.output import note, print_json_line, printable
@@ -132,15 +129,13 @@ def app(
         bool,
         Option("--raw", help="Do not escape control characters on a terminal; elsewhere they never are."),
     ] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     if from_beginning and start is not None:
         raise WrongUsage("--from and --from-beginning contradict each other")
     if exit_at_end and until is not None:
         raise WrongUsage("--until and --exit contradict each other")
-    if as_json and format is not None:
+    if common.as_json and format is not None:
         raise WrongUsage("--json and --format contradict each other")
     if share is not None:
         _check_share_usage(
@@ -164,7 +159,7 @@ def app(
     end = "end" if exit_at_end else until
     limits = ConsumeLimits(count, idle, parse_position("--until", end, now_ms) if end is not None else None)
     malformed = MalformedData()
-    if as_json:
+    if common.as_json:
         show = _json_printer(key_format, value_format, malformed)
     else:
         if format is None:
@@ -182,7 +177,9 @@ def app(
         )
         show = _text_printer(text)
     if share is not None:
-        work = _consume_in_share_group(share, topics, show, bootstrap, timeout, count=count, idle_s=idle)
+        work = _consume_in_share_group(
+            share, topics, show, common.bootstrap, common.timeout, count=count, idle_s=idle
+        )
     elif group is not None:
         work = _consume_in_group(
             group,
@@ -190,8 +187,8 @@ def app(
             start,
             show,
             _filter(grep),
-            bootstrap,
-            timeout,
+            common.bootstrap,
+            common.timeout,
             count=count,
             idle_s=idle,
             read_committed=committed,
@@ -204,8 +201,8 @@ def app(
             limits,
             show,
             _filter(grep),
-            bootstrap,
-            timeout,
+            common.bootstrap,
+            common.timeout,
             read_committed=committed,
         )
     # A member leaves its group; otherwise the group would wait for it until its session ends.

@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import CliError
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
+    COMMON,
+    Common,
     DryRun,
-    Json,
-    Timeout,
     Yes,
     parse_ids,
 )
@@ -48,9 +45,7 @@ def app(
     ] = None,
     yes: Yes = False,
     dry_run: DryRun = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Delete the records of partitions before an offset."""
     from ottla.runtime.clock import SystemClock
@@ -70,7 +65,7 @@ def app(
             admin, {TopicPartition(topic, index): place for index in indexes}, beyond=_refuse
         )
 
-    targets = with_admin(bootstrap, timeout, plan)
+    targets = with_admin(common, plan)
     if not dry_run:
         shown = ", ".join(f"{partition} before {offset}" for partition, offset in targets.items())
         confirm(f"Delete the records of {shown}?", yes=yes)
@@ -80,9 +75,9 @@ def app(
 
     results: dict[TopicPartition, int | KafkaError] = dict(targets)
     if not dry_run:
-        results = with_admin(bootstrap, timeout, work)
+        results = with_admin(common, work)
     failed = [str(result) for result in results.values() if not isinstance(result, int)]
-    if as_json:
+    if common.as_json:
         print_json(
             [
                 {"topic": p.topic, "partition": p.partition, "dry_run": dry_run}

@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
-    Json,
-    Timeout,
+    COMMON,
+    Common,
     Yes,
     known_values,
     parse_ids,
@@ -132,17 +129,13 @@ def list_groups(
     types: Annotated[
         list[str] | None, Option("--type", metavar="TYPE", help="Only groups of this type, such as consumer.")
     ] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """List groups."""
-    show_groups(bootstrap, timeout, known_values("--type", types, GROUP_STATES), states, as_json=as_json)
+    show_groups(common, known_values("--type", types, GROUP_STATES), states)
 
 
-def show_groups(
-    bootstrap: str, timeout: float, types: Sequence[str], states: list[str] | None, *, as_json: bool
-) -> None:
+def show_groups(common: Common, types: Sequence[str], states: list[str] | None) -> None:
     """Print the groups of these types, or of all, in these states, or in any."""
     possible = [state for type in types or GROUP_STATES for state in GROUP_STATES[type]]
     wanted = known_values("--state", states, possible)
@@ -150,8 +143,8 @@ def show_groups(
     async def work(admin: Admin) -> list[ListedGroupInfo]:
         return await admin.groups.list(states=wanted, types=types)
 
-    found = with_admin(bootstrap, timeout, work)
-    if as_json:
+    found = with_admin(common, work)
+    if common.as_json:
         print_json([each._asdict() for each in found])
     else:
         print_table(
@@ -163,17 +156,15 @@ def show_groups(
 @command(app, "describe")
 def describe(
     name: Group,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show a group's state, its members and their assignments."""
 
     async def work(admin: Admin) -> GroupInfo:
         return await group_or_fail(admin, name)
 
-    info = with_admin(bootstrap, timeout, work)
-    if as_json:
+    info = with_admin(common, work)
+    if common.as_json:
         print_json(group_json(info))
         return
     print_pairs(
@@ -231,9 +222,7 @@ def lag(
     topics: Annotated[
         list[str] | None, Option("--topic", "-t", help="Only this topic; may be repeated.")
     ] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show the committed offsets of a group and its lag; of a share group, its start offsets."""
 
@@ -254,7 +243,7 @@ def lag(
             return [row for row in rows if not topics or row["topic"] in topics]
         return await committed_lag(admin, info, topics)
 
-    show_lag(name, with_admin(bootstrap, timeout, work), as_json=as_json)
+    show_lag(name, with_admin(common, work), as_json=common.as_json)
 
 
 def show_lag(name: str, rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
@@ -349,9 +338,7 @@ def reset_offsets(
     topics: ResetTopics = None,
     all_topics: Annotated[bool, Option("--all-topics", help="All topics with committed offsets.")] = False,
     execute: Execute = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Reset a group's offsets: without --execute only show the plan.
 
@@ -366,7 +353,7 @@ def reset_offsets(
             raise CliError(f"group {name} is a share group: `ottla share-groups reset-offsets` moves it")
         return await reset_committed(admin, name, info, target, scope, execute=execute)
 
-    show_reset(with_admin(bootstrap, timeout, work), execute=execute, as_json=as_json)
+    show_reset(with_admin(common, work), execute=execute, as_json=common.as_json)
 
 
 def show_reset(outcome: ResetOutcome, *, execute: bool, as_json: bool) -> None:
@@ -439,9 +426,7 @@ def delete_offsets(
     name: Group,
     topics: DeletedTopics,
     yes: Yes = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Delete the committed offsets of a group for a topic."""
     scope = [parse_scope(each) for each in topics]
@@ -451,7 +436,7 @@ def delete_offsets(
         await group_or_fail(admin, name)
         return await delete_committed(admin, name, scope)
 
-    show_deleted_offsets(with_admin(bootstrap, timeout, work), lambda p: p._asdict(), as_json=as_json)
+    show_deleted_offsets(with_admin(common, work), lambda p: p._asdict(), as_json=common.as_json)
 
 
 async def delete_committed(admin: Admin, name: str, scope: Scope) -> dict[TopicPartition, KafkaError | None]:
@@ -486,13 +471,14 @@ def show_deleted_offsets(
 def delete(
     names: Annotated[list[str], Argument(metavar="GROUP...")],
     yes: Yes = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Delete groups without members, with all their offsets."""
     confirm(f"Delete {', '.join(names)} with all offsets?", yes=yes)
-    show_deleted(with_admin(bootstrap, timeout, lambda admin: delete_groups(admin, names)), as_json=as_json)
+    show_deleted(
+        with_admin(common, lambda admin: delete_groups(admin, names)),
+        as_json=common.as_json,
+    )
 
 
 async def delete_groups(admin: Admin, names: Sequence[str]) -> dict[str, str | None]:

@@ -9,11 +9,8 @@ import click
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import FAILED, CliError
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
-    Json,
-    Timeout,
+    COMMON,
+    Common,
     parse_ids,
     parse_partition,
 )
@@ -35,9 +32,7 @@ def describe(
     ] = None,
     brokers: Annotated[str | None, Option("--brokers", metavar="0,1", help="Only these brokers.")] = None,
     replicas: Annotated[bool, Option("--replicas", help="Show a line for each replica.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show directories, their space and their replicas."""
     ids = parse_ids("--brokers", brokers)
@@ -51,8 +46,8 @@ def describe(
                 raise CliError(f"there is no broker {broker}; there are {', '.join(map(str, known))}")
         return await admin.log_dirs.describe(brokers=ids, topics=topics or None)
 
-    dirs = with_admin(bootstrap, timeout, work)
-    if as_json:
+    dirs = with_admin(common, work)
+    if common.as_json:
         print_json([_document(each) for each in dirs])
     elif replicas:
         print_table(
@@ -116,9 +111,7 @@ def move(
     partition: Annotated[str, Argument(metavar="TOPIC:PARTITION")],
     directory: Annotated[str, Argument(help="A data directory of the broker.")],
     broker: Annotated[int, Option("--broker", help="The broker that holds the replica.")],
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Move a replica to another directory of its broker."""
     topic, index = parse_partition("partition", partition)
@@ -132,8 +125,8 @@ def move(
         if error is not None:
             raise error
 
-    with_admin(bootstrap, timeout, work)
-    if as_json:
+    with_admin(common, work)
+    if common.as_json:
         print_json({"topic": topic, "partition": index, "broker": broker, "directory": directory})
     else:
         print_line(

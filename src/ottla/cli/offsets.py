@@ -9,11 +9,8 @@ import click
 from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import FAILED, CliError
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
-    Json,
-    Timeout,
+    COMMON,
+    Common,
     parse_ids,
 )
 from ottla.cli.output import note, print_json, print_table, time_text
@@ -50,9 +47,7 @@ def app(
     committed: Annotated[
         bool, Option("--read-committed", help="The end as a read_committed consumer sees it.")
     ] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show offsets of partitions: first, end, or at a time."""
     from ottla.runtime.clock import SystemClock
@@ -77,8 +72,8 @@ def app(
             read_committed=committed,
         )
 
-    found = with_admin(bootstrap, timeout, work)
-    if as_json:
+    found = with_admin(common, work)
+    if common.as_json:
         print_json(found)
     elif at is None:
         print_table(
@@ -92,7 +87,7 @@ def app(
         )
     failed = [f for f in found if "error" in f]
     if failed:
-        if not as_json:
+        if not common.as_json:
             for each in failed:
                 note(f"ottla: {each['error']}")
         raise click.exceptions.Exit(FAILED)

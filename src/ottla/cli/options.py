@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 
 from ottla.cli.commands import Option
@@ -27,6 +28,18 @@ Json: TypeAlias = Annotated[bool, Option("--json", help="Print JSON.")]
 Timeout: TypeAlias = Annotated[
     float, Option("--timeout", metavar="SECONDS", min=0.001, help="How long to wait for an answer.")
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The options of each command that asks a cluster: its function has one parameter for them."""
+
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS
+    timeout: Timeout = DEFAULT_TIMEOUT_S
+    as_json: Json = False
+
+
+COMMON: Final = Common()
 Yes: TypeAlias = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")]
 DryRun: TypeAlias = Annotated[bool, Option("--dry-run", help="Check the request and change nothing.")]
 

@@ -15,11 +15,8 @@ from ottla.cli.command_config import connect_to
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, Interrupted, WrongUsage
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
-    Json,
-    Timeout,
+    COMMON,
+    Common,
     named_values,
 )
 from ottla.cli.output import print_json, print_pairs
@@ -179,9 +176,7 @@ def produce(
     ] = "none",
     create: Create = False,
     settings: Settings = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Send records as fast as possible, or at a rate; latency is from sending to the broker's answer."""
     chosen = _client_settings(settings)
@@ -195,15 +190,15 @@ def produce(
     async def measure() -> dict[str, Any]:
         from ottla.client.producer import Producer
 
-        async with open_admin(bootstrap, timeout) as admin:
+        async with open_admin(common.bootstrap, common.timeout) as admin:
             await ensure_topic(admin, topic, create=create)
         try:
-            producer = Producer(connect_to(bootstrap), **options)
+            producer = Producer(connect_to(common.bootstrap), **options)
         except (TypeError, ValueError) as error:
             raise _refusal(error, chosen) from None
         return await _produce(producer, topic, records, size, key_size, rate)
 
-    _report(run(measure(), fast_loop=True), as_json=as_json)
+    _report(run(measure(), fast_loop=True), as_json=common.as_json)
 
 
 def _on_interrupt() -> dict[str, Any]:
@@ -285,13 +280,14 @@ def consume(
         int | None, Option("--records", "-n", min=1, help="The number of records; all by default.")
     ] = None,
     settings: Settings = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Read a topic from its beginning as fast as possible."""
     chosen = _client_settings(settings)
-    _report(run(_consume(topic, records, bootstrap, chosen, timeout), fast_loop=True), as_json=as_json)
+    _report(
+        run(_consume(topic, records, common.bootstrap, chosen, common.timeout), fast_loop=True),
+        as_json=common.as_json,
+    )
 
 
 async def _consume(
@@ -360,18 +356,16 @@ def latency(
         ),
     ] = "all",
     create: Create = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Send one record at a time and wait until a consumer has it: end-to-end latency."""
 
     async def measure() -> dict[str, Any]:
-        async with open_admin(bootstrap, timeout) as admin:
+        async with open_admin(common.bootstrap, common.timeout) as admin:
             await ensure_topic(admin, topic, create=create)
-        return await _latency(topic, records, size, acks, bootstrap, timeout)
+        return await _latency(topic, records, size, acks, common.bootstrap, common.timeout)
 
-    _report(run(measure(), fast_loop=True), as_json=as_json)
+    _report(run(measure(), fast_loop=True), as_json=common.as_json)
 
 
 async def _latency(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 from ottla.cli import command_config
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import BUSY, FAILED, REFUSED, CliError, WrongUsage
-from ottla.cli.options import DEFAULT_TIMEOUT_S, Json, Timeout, named_values
+from ottla.cli.options import DEFAULT_TIMEOUT_S, Common, Json, Timeout, named_values
 from ottla.cli.output import note, print_json, print_line, print_table, time_text
 from ottla.cli.pipeline_options import (
     DEFAULT_MASTER,
@@ -361,7 +361,7 @@ def _create_topics(bootstrap: str, wanted: str) -> None:
                 await admin.topics.create(name, partitions=partitions)
                 note(f"topic {name}: created with {partitions} partition{'s' * (partitions > 1)}")
 
-    with_admin(bootstrap, DEFAULT_TIMEOUT_S, work)
+    with_admin(Common(bootstrap), work)
 
 
 @command(app, "show")
@@ -520,7 +520,7 @@ def _ends(checkpoints: list[Checkpoint], bootstrap: str, timeout_s: float) -> di
         return {(p.topic, p.partition): at.offset for p, at in found.items() if isinstance(at, FoundOffset)}
 
     try:
-        return with_admin(bootstrap, timeout_s, work)
+        return with_admin(Common(bootstrap, timeout_s), work)
     except CliError as error:
         note(f"ottla: no lag: {error}")
         return {}

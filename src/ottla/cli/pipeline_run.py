@@ -25,7 +25,7 @@ from time import monotonic, sleep
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from ottla.cli.errors import CliError
-from ottla.cli.options import DEFAULT_TIMEOUT_S
+from ottla.cli.options import Common
 from ottla.cli.output import note, print_json, print_line, print_table, printable
 from ottla.cli.pipeline_summary import RunSummary
 from ottla.cli.session import with_admin
@@ -523,7 +523,7 @@ def check_topics(definitions: Definitions, configuration: Mapping[str, str], *, 
         return {topic.name for topic in await admin.topics.list()}
 
     try:
-        known = with_admin(servers, DEFAULT_TIMEOUT_S, list_topics)
+        known = with_admin(Common(servers), list_topics)
     except CliError as error:
         if is_dry:
             note(f"topics were not looked for: {error}")

@@ -11,7 +11,10 @@ from ottla.cli.command_config import connect_to
 from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.formats import DESERIALIZERS, bytes_of_json, encoder
-from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout
+from ottla.cli.options import (
+    COMMON,
+    Common,
+)
 from ottla.cli.output import note, print_json_line
 from ottla.cli.session import ensure_topic, open_admin, run
 
@@ -89,9 +92,7 @@ def app(
         int | None,
         Option("--partitions", metavar="N", min=1, help="With --create: the number of partitions."),
     ] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Write records to a topic.
 
@@ -128,18 +129,20 @@ def app(
         stream = sys.stdin.buffer if file is None else open(file, "rb")  # noqa: SIM115 - closed by _read
         source = _read(stream, _delimiter(delimiter), parse, whole=whole)
     settings: dict[str, Any] = {
-        "bootstrap_servers": bootstrap,
+        "bootstrap_servers": common.bootstrap,
         "client_id": "ottla-cli",
         "acks": acks,
         "compression_type": compression,
-        "max_block_ms": int(timeout * 1000),
+        "max_block_ms": int(common.timeout * 1000),
         # Half of the time for one request, so that one that gets no answer is tried once more.
-        "request_timeout_ms": max(int(timeout * 500), 1),
-        "delivery_timeout_ms": max(int(timeout * 1000), 20),
+        "request_timeout_ms": max(int(common.timeout * 500), 1),
+        "delivery_timeout_ms": max(int(common.timeout * 1000), 20),
     }
     making = {"create": create, "partitions": create_partitions}
-    sent = run(_produce(topic, source, settings, timeout, making, as_json=as_json), fast_loop=True)
-    if not as_json and sys.stderr.isatty():
+    sent = run(
+        _produce(topic, source, settings, common.timeout, making, as_json=common.as_json), fast_loop=True
+    )
+    if not common.as_json and sys.stderr.isatty():
         note(f"{sent} record{'' if sent == 1 else 's'} sent to {topic}")
 
 

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ottla.cli.commands import Option, command
 from ottla.cli.errors import CliError, WrongUsage
-from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout
+from ottla.cli.options import (
+    COMMON,
+    Common,
+)
 from ottla.cli.output import print_json, print_line, print_pairs, print_table, time_text
 from ottla.cli.session import with_admin
 
@@ -22,8 +25,7 @@ HELP: Final = "Describe the quorum of controllers, and change its voters."
 
 @command(None, "quorum")
 def app(
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    common: Common = COMMON,
     add: Annotated[
         str | None,
         Option("--add", metavar="ID@HOST:PORT", help="Add a controller that observes the quorum as a voter."),
@@ -34,7 +36,6 @@ def app(
     listener: Annotated[
         str, Option("--listener", metavar="NAME", help="The name of the new voter's listener.")
     ] = "CONTROLLER",
-    as_json: Json = False,
 ) -> None:
     """Describe the quorum of controllers, or change its voters.
 
@@ -58,7 +59,7 @@ def app(
             return found
         return await admin.cluster.quorum()
 
-    found = with_admin(bootstrap, timeout, work)
+    found = with_admin(common, work)
     leader_end = max(
         (v.log_end_offset for v in found.voters if v.replica_id == found.leader_id), default=None
     )
@@ -66,7 +67,7 @@ def app(
         *(_member(each, "voter", found, leader_end) for each in found.voters),
         *(_member(each, "observer", found, leader_end) for each in found.observers),
     ]
-    if as_json:
+    if common.as_json:
         print_json(
             {
                 "leader": found.leader_id,

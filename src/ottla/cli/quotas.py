@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
+    COMMON,
+    Common,
     DryRun,
-    Json,
-    Timeout,
     named_values,
 )
 from ottla.cli.output import print_json, print_line, print_table
@@ -97,9 +94,7 @@ def list_quotas(
     strict: Annotated[
         bool, Option("--strict", help="Leave out those of a user or client id combined with another.")
     ] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """List quotas: all, or those of a user, client id or address."""
     entity = _entity(user, default_user, client_id, default_client_id, ip, default_ip)
@@ -107,8 +102,8 @@ def list_quotas(
     async def work(admin: Admin) -> list[EntityQuotas]:
         return await admin.quotas.describe(entity, strict=strict)
 
-    found = with_admin(bootstrap, timeout, work)
-    if as_json:
+    found = with_admin(common, work)
+    if common.as_json:
         print_json([{"entity": dict(each.entity), "quotas": dict(each.quotas)} for each in found])
     else:
         print_table(
@@ -129,9 +124,7 @@ def set_quotas(
     ip: Ip = None,
     default_ip: DefaultIp = False,
     dry_run: DryRun = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Set quotas of a user, a client id, both together, or an address.
 
@@ -148,7 +141,7 @@ def set_quotas(
             values[name] = float(text)
         except ValueError:
             raise WrongUsage(f"{name}={text}: expected a number") from None
-    _alter(bootstrap, timeout, entity, values, [], dry_run=dry_run, as_json=as_json)
+    _alter(common, entity, values, [], dry_run=dry_run)
 
 
 @command(app, "remove")
@@ -161,25 +154,21 @@ def remove_quotas(
     ip: Ip = None,
     default_ip: DefaultIp = False,
     dry_run: DryRun = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Remove quotas of a user, a client id, both together, or an address: the next in order holds then."""
     entity = _required(_entity(user, default_user, client_id, default_client_id, ip, default_ip))
     _check_names(entity, quotas or [])
-    _alter(bootstrap, timeout, entity, {}, quotas, dry_run=dry_run, as_json=as_json)
+    _alter(common, entity, {}, quotas, dry_run=dry_run)
 
 
 def _alter(
-    bootstrap: str,
-    timeout: float,
+    common: Common,
     entity: dict[str, str | None],
     values: dict[str, float],
     remove: list[str] | None,
     *,
     dry_run: bool,
-    as_json: bool,
 ) -> None:
     """Set and remove quotas; with `remove` None, remove all that the entity has."""
     from ottla.client.admin.quotas import entity_text
@@ -194,8 +183,8 @@ def _alter(
         await admin.quotas.alter(entity, set=values, remove=removed or (), validate_only=dry_run)
         return removed or []
 
-    removed = with_admin(bootstrap, timeout, work)
-    if as_json:
+    removed = with_admin(common, work)
+    if common.as_json:
         print_json({"entity": entity, "set": values, "removed": removed, "dry_run": dry_run})
         return
     changes = [f"{name}={_number(str(value))}" for name, value in values.items()]

@@ -24,6 +24,7 @@ from ottla.cli.errors import (
     WrongUsage,
     did_you_mean,
 )
+from ottla.cli.options import Common
 from ottla.cli.output import note, print_line
 
 if TYPE_CHECKING:
@@ -109,11 +110,11 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def with_admin(bootstrap: str, timeout_s: float, work: Callable[[Admin], Awaitable[T]]) -> T:
+def with_admin(common: Common, work: Callable[[Admin], Awaitable[T]]) -> T:
     """Run `work` with a connected admin client."""
 
     async def run_connected() -> T:
-        async with open_admin(bootstrap, timeout_s) as admin:
+        async with open_admin(common.bootstrap, common.timeout) as admin:
             return await work(admin)
 
     return run(run_connected())

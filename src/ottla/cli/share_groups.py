@@ -33,11 +33,8 @@ from ottla.cli.groups import (
 )
 from ottla.cli.node_http import Http, ask, checked_url
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
-    Json,
-    Timeout,
+    COMMON,
+    Common,
     Yes,
 )
 from ottla.cli.output import note, print_json, print_line, print_pairs, print_table
@@ -58,12 +55,10 @@ app = group("share-groups", HELP)
 @command(app, "list")
 def list_groups(
     states: States = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """List share groups."""
-    show_groups(bootstrap, timeout, (SHARE,), states, as_json=as_json)
+    show_groups(common, (SHARE,), states)
 
 
 @command(app, "describe")
@@ -78,9 +73,7 @@ def describe(
         ),
     ] = False,
     http: Http = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show a share group: its state, members, start offsets and lag.
 
@@ -110,8 +103,8 @@ def describe(
         reset = await offset_reset_of(admin, name) if any(row.is_fresh for row in rows) else None
         return info, rows, found, reset, await _held(urls, name)
 
-    info, rows, ranges, reset, held = with_admin(bootstrap, timeout, work)
-    if as_json:
+    info, rows, ranges, reset, held = with_admin(common, work)
+    if common.as_json:
         print_json(_json(info, rows, ranges if deliveries else None, held if urls else None))
         return
     lag = [row.lag for row in rows if row.lag is not None]
@@ -241,9 +234,7 @@ def dead_letters(
     topic: Topic = None,
     reason: Reason = None,
     most: Annotated[int, Option("--max", metavar="N", help="Show the last N of them.")] = 100,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """List the dead letters of a share group: which records they are, why, and how old."""
     from collections import deque
@@ -256,13 +247,13 @@ def dead_letters(
     async def work(admin: Admin) -> tuple[int, deque[DeadLetter]]:
         found, last = 0, deque[DeadLetter](maxlen=max(most, 0))
         where = await dead_letter_topic(admin, name)
-        async for letters, _ in read_dead_letters(bootstrap, where, name, {}):
+        async for letters, _ in read_dead_letters(common.bootstrap, where, name, {}):
             chosen = [letter for letter in letters if letter in choice]
             found += len(chosen)
             last.extend(chosen)
         return found, last
 
-    found, last = with_admin(bootstrap, timeout, work)
+    found, last = with_admin(common, work)
     now_ms = SystemClock().wall_ms()
     rows = [
         {
@@ -275,7 +266,7 @@ def dead_letters(
         }
         for letter in last
     ]
-    if as_json:
+    if common.as_json:
         print_json({"group": name, "count": found, "dead_letters": rows})
         return
     if rows:
@@ -294,9 +285,7 @@ def redrive_dead_letters(
     topic: Topic = None,
     reason: Reason = None,
     yes: Yes = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Send the dead letters of a share group to the topics that they come from again.
 
@@ -310,10 +299,10 @@ def redrive_dead_letters(
 
     async def work(admin: Admin) -> Redriven:
         where = await dead_letter_topic(admin, name)
-        return await redrive(admin, bootstrap, where, name, Choice(topic, reason))
+        return await redrive(admin, common.bootstrap, where, name, Choice(topic, reason))
 
-    done = with_admin(bootstrap, timeout, work)
-    if as_json:
+    done = with_admin(common, work)
+    if common.as_json:
         gone = [{**letter.source._asdict(), "offset": letter.source_offset} for letter in done.gone]
         print_json({"group": name, "sent": dict(done.sent), "gone": gone})
         return
@@ -336,9 +325,7 @@ def reset_offsets(
     topics: ResetTopics = None,
     all_topics: Annotated[bool, Option("--all-topics", help="All topics that the group reads.")] = False,
     execute: Execute = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Reset a share group's start offsets: without --execute only show the plan.
 
@@ -362,7 +349,7 @@ def reset_offsets(
             results = await admin.groups.alter_share_offsets(name, {row["at"]: row["new"] for row in plan})
         return plan, results
 
-    show_reset(with_admin(bootstrap, timeout, work), execute=execute, as_json=as_json)
+    show_reset(with_admin(common, work), execute=execute, as_json=common.as_json)
 
 
 @command(app, "delete-offsets")
@@ -372,9 +359,7 @@ def delete_offsets(
         list[str], Option("--topic", "-t", metavar="TOPIC", help="The topic; may be repeated.")
     ],
     yes: Yes = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Have a share group forget topics: where it was, and what was in delivery."""
     confirm(f"Delete the offsets of {', '.join(topics)} in share group {name}?", yes=yes)
@@ -384,7 +369,9 @@ def delete_offsets(
         return await admin.groups.delete_share_offsets(name, topics)
 
     show_deleted_offsets(
-        with_admin(bootstrap, timeout, work), lambda topic: {"topic": topic}, as_json=as_json
+        with_admin(common, work),
+        lambda topic: {"topic": topic},
+        as_json=common.as_json,
     )
 
 
@@ -392,9 +379,7 @@ def delete_offsets(
 def delete(
     names: Annotated[list[str], Argument(metavar="GROUP...")],
     yes: Yes = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Delete share groups without members, with all their state."""
     confirm(f"Delete {', '.join(names)} with all offsets?", yes=yes)
@@ -404,4 +389,4 @@ def delete(
             refuse_if_active(await group_or_fail(admin, name, SHARE))
         return await delete_groups(admin, names)
 
-    show_deleted(with_admin(bootstrap, timeout, work), as_json=as_json)
+    show_deleted(with_admin(common, work), as_json=common.as_json)

@@ -31,11 +31,8 @@ from ottla.cli.groups import (
     show_reset,
 )
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
-    Json,
-    Timeout,
+    COMMON,
+    Common,
     Yes,
 )
 from ottla.cli.output import note, print_json, print_line, print_pairs, print_table
@@ -56,20 +53,16 @@ app = group("streams-groups", HELP)
 @command(app, "list")
 def list_groups(
     states: States = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """List streams groups."""
-    show_groups(bootstrap, timeout, (STREAMS,), states, as_json=as_json)
+    show_groups(common, (STREAMS,), states)
 
 
 @command(app, "describe")
 def describe(
     name: Group,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show a streams group: its state, topology, members and their tasks.
 
@@ -81,8 +74,8 @@ def describe(
         info = await group_or_fail(admin, name, STREAMS)
         return info, await _missing_topics(admin, info) if info.state == _NOT_READY else []
 
-    info, missing = with_admin(bootstrap, timeout, work)
-    if as_json:
+    info, missing = with_admin(common, work)
+    if common.as_json:
         print_json({**_json(info), **({"missing_topics": missing} if info.state == _NOT_READY else {})})
         return
     print_pairs(
@@ -192,9 +185,7 @@ def lag(
     topics: Annotated[
         list[str] | None, Option("--topic", "-t", help="Only this topic; may be repeated.")
     ] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show the committed offsets of a streams group and its lag."""
 
@@ -211,7 +202,7 @@ def lag(
         }
         return [{**row, "member": owners.get((row["topic"], row["partition"]))} for row in rows]
 
-    show_lag(name, with_admin(bootstrap, timeout, work), as_json=as_json)
+    show_lag(name, with_admin(common, work), as_json=common.as_json)
 
 
 @command(app, "reset-offsets")
@@ -225,9 +216,7 @@ def reset_offsets(
     topics: ResetTopics = None,
     all_topics: Annotated[bool, Option("--all-topics", help="All topics with committed offsets.")] = False,
     execute: Execute = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Reset a streams group's offsets: without --execute only show the plan.
 
@@ -240,7 +229,7 @@ def reset_offsets(
         info = await group_or_fail(admin, name, STREAMS)
         return await reset_committed(admin, name, info, target, scope, execute=execute)
 
-    show_reset(with_admin(bootstrap, timeout, work), execute=execute, as_json=as_json)
+    show_reset(with_admin(common, work), execute=execute, as_json=common.as_json)
 
 
 @command(app, "delete")
@@ -251,9 +240,7 @@ def delete(
         Option("--internal-topics", help="Delete their repartition and changelog topics too."),
     ] = False,
     yes: Yes = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Delete streams groups without members, with all their offsets."""
     what = "all offsets and internal topics" if internal_topics else "all offsets"
@@ -277,7 +264,7 @@ def delete(
                     await admin.topics.delete(topic)
         return outcome
 
-    show_deleted(with_admin(bootstrap, timeout, work), as_json=as_json)
+    show_deleted(with_admin(common, work), as_json=common.as_json)
 
 
 @command(app, "delete-offsets")
@@ -285,9 +272,7 @@ def delete_offsets(
     name: Group,
     topics: DeletedTopics,
     yes: Yes = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Delete the committed offsets of a streams group for a topic."""
     scope = [parse_scope(each) for each in topics]
@@ -297,4 +282,4 @@ def delete_offsets(
         await group_or_fail(admin, name, STREAMS)
         return await delete_committed(admin, name, scope)
 
-    show_deleted_offsets(with_admin(bootstrap, timeout, work), lambda p: p._asdict(), as_json=as_json)
+    show_deleted_offsets(with_admin(common, work), lambda p: p._asdict(), as_json=common.as_json)

@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
+    COMMON,
+    Common,
     DryRun,
-    Json,
-    Timeout,
     named_values,
 )
 from ottla.cli.output import note, print_json, print_line, print_pairs, print_table, size_text, time_text
@@ -90,7 +87,7 @@ def _some(numbers: list[str]) -> str:
 
 
 def _ask_cluster(
-    bootstrap: str, timeout: float, catalog: list[str] | None, topic: str | None
+    common: Common, catalog: list[str] | None, topic: str | None
 ) -> tuple[CatalogSettings, dict[str, _Topic]]:
     """The catalog, and the topics that have a table, or this one."""
     from ottla.tables.settings import CATALOG_PREFIX, CatalogSettings
@@ -128,7 +125,7 @@ def _ask_cluster(
         await _ask_leaders(admin, {name: listed[name] for name in found}, found)
         return settings, found
 
-    return with_admin(bootstrap, timeout, work)
+    return with_admin(common, work)
 
 
 async def _ask_a_broker(admin: Admin) -> dict[str, str | None]:
@@ -291,14 +288,12 @@ def _reason(info: TableInfo | None, topic: _Topic | None) -> str | None:
 @command(app, "list")
 def list_tables(
     catalog: Catalog = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show the tables of topics: how far they are, their rows, files and sizes."""
     from ottla.tables.describe import describe_table
 
-    settings, topics = _ask_cluster(bootstrap, timeout, catalog, None)
+    settings, topics = _ask_cluster(common, catalog, None)
     is_needed = bool(catalog)  # without one, that no topic has had a table yet is no failure
     tables = {name: describe_table(table) for name, table in _load(settings, is_needed).items()}
     names = sorted({*tables, *topics})
@@ -306,9 +301,9 @@ def list_tables(
     if missing := [name for name in tables if known[name] is None]:
         # A topic whose table.format is none again is not among those that have one.
         for name in missing:
-            known[name] = _ask_cluster(bootstrap, timeout, catalog, name)[1].get(name)
+            known[name] = _ask_cluster(common, catalog, name)[1].get(name)
     documents = [_document(name, tables.get(name), known[name]) for name in names]
-    if as_json:
+    if common.as_json:
         print_json(documents)
         return
     if not documents:
@@ -358,17 +353,15 @@ TopicName: TypeAlias = Annotated[str, Argument(metavar="TOPIC")]
 def show(
     topic: TopicName,
     catalog: Catalog = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show a table: its place, columns, offsets, files and snapshots."""
     from ottla.tables.describe import describe_table
 
-    settings, topics = _ask_cluster(bootstrap, timeout, catalog, topic)
+    settings, topics = _ask_cluster(common, catalog, topic)
     info = describe_table(_table(topic, settings, topics, bool(catalog)))
     known = topics.get(topic)
-    if as_json:
+    if common.as_json:
         ends = {} if known is None else dict(known.ends)
         state = {"state": _state(info, known), "reason": _reason(info, known), "lag": _lag(info, known)}
         print_json(info.to_json() | state | {"end_offsets": ends})
@@ -414,22 +407,20 @@ def compact(
         int, Option("--target-bytes", metavar="BYTES", min=1024, help="The size of files to aim for.")
     ] = 33_554_432,
     catalog: Catalog = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Merge the small files of a table. Brokers do this by themselves, now and then."""
     from ottla.tables.describe import describe_table
     from ottla.tables.maintenance import compact as merge
 
-    settings, topics = _ask_cluster(bootstrap, timeout, catalog, topic)
+    settings, topics = _ask_cluster(common, catalog, topic)
     table = _table(topic, settings, topics, bool(catalog))
     merged = 0
     with _changing(topic):
         while found := merge(table, target, 2):
             merged += found
         files = describe_table(table.refresh()).files
-    if as_json:
+    if common.as_json:
         print_json({"topic": topic, "merged": merged, "files": files})
     else:
         print_line(f"{merged} files of {topic} were merged; the table has {files}")
@@ -445,16 +436,14 @@ def expire(
     ] = 86_400,
     catalog: Catalog = None,
     dry_run: DryRun = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Drop old snapshots of a table, and remove old files that no snapshot has."""
     from ottla.runtime.clock import SystemClock
     from ottla.tables.maintenance import expire as drop
     from ottla.tables.maintenance import remove_orphans
 
-    settings, topics = _ask_cluster(bootstrap, timeout, catalog, topic)
+    settings, topics = _ask_cluster(common, catalog, topic)
     table = _table(topic, settings, topics, bool(catalog))
     now_ms = SystemClock().wall_ms()
     dropped = max(len(table.metadata.snapshots) - keep, 0)
@@ -462,7 +451,7 @@ def expire(
         if not dry_run:
             dropped = drop(table, 1 << 62, keep, now_ms)
         removed = remove_orphans(table, orphan_age * 1000, now_ms, dry_run=dry_run)
-    if as_json:
+    if common.as_json:
         print_json({"topic": topic, "expired": dropped, "removed": removed, "dry_run": dry_run})
     else:
         would = "would be " if dry_run else ""
@@ -474,9 +463,7 @@ def repair(
     topic: TopicName,
     catalog: Catalog = None,
     dry_run: DryRun = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Check a table against its own rows, and mend its offsets if they were lost or are behind.
 
@@ -484,7 +471,7 @@ def repair(
     """
     from ottla.tables.maintenance import check_rows, repair_offsets
 
-    settings, topics = _ask_cluster(bootstrap, timeout, catalog, topic)
+    settings, topics = _ask_cluster(common, catalog, topic)
     table = _table(topic, settings, topics, bool(catalog))
     with _changing(topic):
         found = check_rows(table)
@@ -493,7 +480,7 @@ def repair(
         )
         if needed and not dry_run:
             repair_offsets(table)
-    if as_json:
+    if common.as_json:
         print_json(
             {
                 "topic": topic,

@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import WrongUsage
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
-    Json,
-    Timeout,
+    COMMON,
+    Common,
 )
 from ottla.cli.output import print_json, print_line, print_table, time_text
 from ottla.cli.session import with_admin
@@ -44,9 +41,7 @@ def create(
     max_lifetime_ms: Annotated[
         int, Option("--max-lifetime-ms", metavar="MS", help="The longest it can be renewed for.")
     ] = -1,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Create a token, and print its id and its HMAC: a name and a password for SCRAM.
 
@@ -60,8 +55,8 @@ def create(
             renewers=renewers or (), max_lifetime_ms=max_lifetime_ms, owner=owner
         )
 
-    token = with_admin(bootstrap, timeout, work)
-    if as_json:
+    token = with_admin(common, work)
+    if common.as_json:
         print_json(_members(token, with_hmac=True))
         return
     print_table(["", ""], list(_shown(token, with_hmac=True).items()))
@@ -73,9 +68,7 @@ def renew(
     period_ms: Annotated[
         int, Option("--period-ms", metavar="MS", help="How long it is to last; the usual time if not given.")
     ] = -1,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Renew a token of yours, or one that you may renew, within its longest life."""
     given = _hmac(hmac)
@@ -83,7 +76,7 @@ def renew(
     async def work(admin: Admin) -> int:
         return await admin.tokens.renew(given, period_ms=period_ms)
 
-    _print_end("renewed", with_admin(bootstrap, timeout, work), as_json)
+    _print_end("renewed", with_admin(common, work), common.as_json)
 
 
 @command(app, "expire")
@@ -92,9 +85,7 @@ def expire(
     period_ms: Annotated[
         int, Option("--period-ms", metavar="MS", help="End it after this time; at once if not given.")
     ] = -1,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """End a token, now or later. Sessions that have logged in with it last until they would have ended."""
     given = _hmac(hmac)
@@ -102,7 +93,11 @@ def expire(
     async def work(admin: Admin) -> int:
         return await admin.tokens.expire(given, period_ms=period_ms)
 
-    _print_end("expired" if period_ms < 0 else "changed", with_admin(bootstrap, timeout, work), as_json)
+    _print_end(
+        "expired" if period_ms < 0 else "changed",
+        with_admin(common, work),
+        common.as_json,
+    )
 
 
 @command(app, "list")
@@ -112,9 +107,7 @@ def list_tokens(
         Option("--owner", "-o", metavar="PRINCIPAL", help="Only tokens that it owns or may renew."),
     ] = None,
     with_hmac: Annotated[bool, Option("--hmac", help="Show the HMACs too: they are passwords.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """List the tokens that you may see."""
     for owner in owners or ():
@@ -123,8 +116,8 @@ def list_tokens(
     async def work(admin: Admin) -> list[DelegationTokenInfo]:
         return await admin.tokens.describe(*(owners or ()))
 
-    found = with_admin(bootstrap, timeout, work)
-    if as_json:
+    found = with_admin(common, work)
+    if common.as_json:
         print_json([_members(token, with_hmac=with_hmac) for token in found])
         return
     columns = ["token", "owner", "requester", "renewers", "issued", "expires", "longest"]

@@ -9,12 +9,9 @@ from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.config_names import check_removed_names
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
+    COMMON,
+    Common,
     DryRun,
-    Json,
-    Timeout,
     Yes,
     named_values,
 )
@@ -69,9 +66,7 @@ def create(
         bool, Option("--if-not-exists", help="Do not fail if the topic exists.")
     ] = False,
     dry_run: DryRun = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Create topics."""
     assignments = _parse_assignment(replicas)
@@ -109,7 +104,7 @@ def create(
                 outcome[name] = f"failed: {error.message}"
         return outcome
 
-    _report(with_admin(bootstrap, timeout, work), as_json=as_json)
+    _report(with_admin(common, work), as_json=common.as_json)
 
 
 def _parse_assignment(text: str | None) -> dict[int, list[int]]:
@@ -144,17 +139,15 @@ def list_topics(
     ] = None,
     internal: Annotated[bool, Option("--internal", help="Include internal topics.")] = False,
     names: Annotated[bool, Option("--names", help="Print only names, one per line.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """List topics."""
 
     async def work(admin: Admin) -> list[TopicInfo]:
         return await admin.topics.list(include_internal=internal)
 
-    topics = [topic for topic in with_admin(bootstrap, timeout, work) if _matches(topic.name, pattern)]
-    if as_json:
+    topics = [topic for topic in with_admin(common, work) if _matches(topic.name, pattern)]
+    if common.as_json:
         print_json([_summary(topic) for topic in topics])
     elif names:
         for topic in topics:
@@ -211,17 +204,15 @@ def _id_text(topic: TopicInfo) -> str | None:
 @command(app, "describe")
 def describe(
     topics: Names,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show a topic's partitions, offsets and settings."""
 
     async def work(admin: Admin) -> list[dict[str, Any]]:
         return [await _describe_topic(admin, name) for name in topics]
 
-    described = with_admin(bootstrap, timeout, work)
-    if as_json:
+    described = with_admin(common, work)
+    if common.as_json:
         print_json(described)
         return
     for n, topic in enumerate(described):
@@ -301,9 +292,7 @@ def alter(
         list[str] | None, Option("--delete-config", metavar="NAME", help="Reset to the default.")
     ] = None,
     dry_run: DryRun = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Add partitions to a topic, or change its settings."""
     configs = named_values("--config", config or ())
@@ -330,8 +319,8 @@ def alter(
             done += [f"{name} to its default" for name in removed]
         return done
 
-    done = with_admin(bootstrap, timeout, work)
-    if as_json:
+    done = with_admin(common, work)
+    if common.as_json:
         print_json({"topic": topic, "dry_run": dry_run, "changes": done})
     else:
         print_line(f"{topic}: {'would change' if dry_run else 'changed'}: {'; '.join(done)}")
@@ -344,9 +333,7 @@ def delete(
     if_exists: Annotated[
         bool, Option("--if-exists", help="Do not fail if the topic does not exist.")
     ] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Delete topics and all their records."""
     confirm(f"Delete {', '.join(topics)} with all records?", yes=yes)
@@ -368,4 +355,4 @@ def delete(
                 outcome[name] = f"failed: {await no_such_topic(admin, name)}"
         return outcome
 
-    _report(with_admin(bootstrap, timeout, work), as_json=as_json)
+    _report(with_admin(common, work), as_json=common.as_json)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from ottla.cli.command_config import connect_to
 from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import CliError
-from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, DEFAULT_TIMEOUT_S, Bootstrap, Json
+from ottla.cli.options import DEFAULT_BOOTSTRAP_SERVERS, Bootstrap, Common, Json
 from ottla.cli.output import print_json, print_pairs, time_text
 from ottla.cli.session import cli_error, topic_or_fail, with_admin
 
@@ -109,7 +109,7 @@ def _check_topics(bootstrap: str, topic: str, partition: int, lineage_topic: str
             await topic_or_fail(admin, lineage_topic)
         return len((await topic_or_fail(admin, topic)).partitions)
 
-    count = with_admin(bootstrap, DEFAULT_TIMEOUT_S, work)
+    count = with_admin(Common(bootstrap), work)
     if not 0 <= partition < count:
         raise CliError(f"topic {topic} has no partition {partition}; it has {count}, from 0 on")
 

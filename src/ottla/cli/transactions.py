@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, did_you_mean
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
-    Json,
-    Timeout,
+    COMMON,
+    Common,
     Yes,
     known_values,
     parse_partition,
@@ -56,9 +53,7 @@ def list_transactions(
     pattern: Annotated[
         str | None, Option("--pattern", metavar="REGEX", help="Only transactional ids that match.")
     ] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """List transactional ids and the state of their transactions."""
     wanted = known_values("--state", states, TRANSACTION_STATES)
@@ -71,8 +66,8 @@ def list_transactions(
             pattern=pattern,
         )
 
-    found = with_admin(bootstrap, timeout, work)
-    if as_json:
+    found = with_admin(common, work)
+    if common.as_json:
         print_json([each._asdict() for each in found])
     else:
         print_table(
@@ -84,9 +79,7 @@ def list_transactions(
 @command(app, "describe")
 def describe(
     transactional_id: Annotated[str, Argument(metavar="TRANSACTIONAL_ID")],
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show the producer, state and partitions of a transactional id."""
 
@@ -103,8 +96,8 @@ def describe(
             f"transactional id {transactional_id} is not known{did_you_mean(transactional_id, known)}"
         )
 
-    info = with_admin(bootstrap, timeout, work)
-    if as_json:
+    info = with_admin(common, work)
+    if common.as_json:
         print_json(
             {
                 "transactional_id": info.transactional_id,
@@ -144,9 +137,7 @@ def find_hanging(
             help="Only those without a record for longer; more than transaction.max.timeout.ms.",
         ),
     ] = DEFAULT_HANGING_MINUTES,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Find transactions that no coordinator will end, and that block read_committed readers."""
     from ottla.runtime.clock import SystemClock
@@ -165,8 +156,8 @@ def find_hanging(
             partitions, now_ms=SystemClock().wall_ms(), longer_than_ms=int(minutes * 60_000)
         )
 
-    found = with_admin(bootstrap, timeout, work)
-    if as_json:
+    found = with_admin(common, work)
+    if common.as_json:
         print_json(
             [
                 {
@@ -207,9 +198,7 @@ def abort(
         int, Option("--start-offset", min=0, help="The first offset of the transaction in this partition.")
     ],
     yes: Yes = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Abort a hanging transaction in one partition; read_committed readers never see its records there."""
     topic, index = parse_partition("partition", partition)
@@ -226,8 +215,8 @@ def abort(
         await admin.transactions.abort(at, producer)
         return producer
 
-    producer = with_admin(bootstrap, timeout, work)
-    if as_json:
+    producer = with_admin(common, work)
+    if common.as_json:
         print_json(
             {
                 "topic": topic,

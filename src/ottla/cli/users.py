@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
+    COMMON,
+    Common,
     DryRun,
-    Json,
-    Timeout,
     Yes,
 )
 from ottla.cli.output import print_json, print_line, print_table
@@ -33,31 +30,27 @@ app = group("users", HELP)
 
 @command(app, "list")
 def list_users(
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """List users, their mechanisms and the iterations of each."""
 
     async def work(admin: Admin) -> list[UserCredentials]:
         return await admin.users.list()
 
-    _show(with_admin(bootstrap, timeout, work), as_json)
+    _show(with_admin(common, work), common.as_json)
 
 
 @command(app, "describe")
 def describe(
     name: Annotated[str, Argument(help="The name of the user.")],
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Show the mechanisms that a user can log in with."""
 
     async def work(admin: Admin) -> list[UserCredentials]:
         return [await _existing(admin, name)]
 
-    _show(with_admin(bootstrap, timeout, work), as_json)
+    _show(with_admin(common, work), common.as_json)
 
 
 @command(app, "add")
@@ -73,9 +66,7 @@ def add(
         str | None,
         Option("--password-file", metavar="FILE", help="The file that has the password; - reads stdin."),
     ] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Let a user log in with a password, or change the password of one that can.
 
@@ -91,8 +82,8 @@ def add(
         await admin.users.set_password(name, password, mechanism=mechanism, iterations=iterations)
         return had_password
 
-    replaced = with_admin(bootstrap, timeout, work)
-    if as_json:
+    replaced = with_admin(common, work)
+    if common.as_json:
         print_json({"user": name, "mechanism": mechanism, "iterations": iterations, "replaced": replaced})
     else:
         print_line(f"{name} can log in with {mechanism}{'; the password was replaced' * replaced}")
@@ -106,9 +97,7 @@ def remove(
     ] = None,
     yes: Yes = False,
     dry_run: DryRun = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP_SERVERS,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    as_json: Json = False,
+    common: Common = COMMON,
 ) -> None:
     """Remove the passwords of a user. Its connections stay until they end by themselves."""
 
@@ -122,11 +111,11 @@ def remove(
         for each in removed:
             await admin.users.remove(name, mechanism=each)
 
-    removed = with_admin(bootstrap, timeout, find)
+    removed = with_admin(common, find)
     if not dry_run:
         confirm(f"Remove {', '.join(removed)} of {name}?", yes=yes)
-        with_admin(bootstrap, timeout, work)
-    if as_json:
+        with_admin(common, work)
+    if common.as_json:
         print_json({"user": name, "removed": removed, "dry_run": dry_run})
     else:
         print_line(f"{'would remove' if dry_run else 'removed'} {', '.join(removed)} of {name}")

@@ -311,6 +311,7 @@ dp.create_auto_cdc_flow(
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.spark
 def test_changes_that_a_table_keeps_are_merged_in_the_run_that_reads_them(

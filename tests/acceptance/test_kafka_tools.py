@@ -39,6 +39,8 @@ MASKS = [
     (re.compile(r"127\.0\.0\.1:\d+"), "ADDRESS"),
     (re.compile(r"Epoch: \d+$", re.MULTILINE), "Epoch: N"),
     (re.compile(r"\d{13}"), "TIME"),
+    # What Kafka 4.4 has added.
+    (re.compile(r"^  errors\.deadletterqueue\..*\n", re.MULTILINE), ""),
 ]
 
 
@@ -170,7 +172,11 @@ def test_settings_of_a_broker_have_kafkas_names(both: Both) -> None:
     outcomes = both.outcomes(CONFIGS, "--describe", "--all", "--entity-type", "brokers", "--entity-name", "1")
     names = [set(re.findall(r"^  ([a-z0-9.]+)=", outcome.out, re.MULTILINE)) for outcome in outcomes]
     assert names[0] - names[1] == set()
-    own = {name for name in names[1] - names[0] if not name.startswith("log.scrub.")}
+    own = {
+        name
+        for name in names[1] - names[0]
+        if not name.startswith(("log.scrub.", "errors.deadletterqueue."))  # those are of Kafka 4.4
+    }
     assert own == {"log.durability"}
     assert len(names[1]) > 200
 
@@ -223,11 +229,8 @@ def test_the_quorum_is_described(both: Both) -> None:
 
 def test_features_are_described_and_their_change_is_checked(both: Both) -> None:
     # Ottla knows the levels of Kafka 4.4, too.
-    newest_metadata_version = re.compile(r"(?<=Feature: metadata.version).*(?=FinalizedVersionLevel)")
-    theirs, ours = (
-        newest_metadata_version.sub("", masked(outcome.out))
-        for outcome in both.outcomes(FEATURES, "describe")
-    )
+    newest = re.compile(r"(Feature: (?:metadata|share)\.version).*(?=FinalizedVersionLevel)")
+    theirs, ours = (newest.sub(r"\1", masked(outcome.out)) for outcome in both.outcomes(FEATURES, "describe"))
     assert ours == theirs
     assert "metadata.version" in ours
     both.refused(FEATURES, "downgrade", "--feature", "group.version=7")

@@ -151,7 +151,7 @@ CONNECTED: dict[str, str] = {
     "perf produce": "t --records 1",
 }
 """Arguments of commands that need some; their own options all have defaults otherwise."""
-APART = {"console", "pipeline run", "pipeline dry-run", "pipeline replay", "pipeline status"}
+APART = {"console", "pipeline run", "pipeline dry-run", "pipeline plan", "pipeline replay", "pipeline status"}
 """A server that goes on, and commands that need Spark or a project that has run: tests/spark has them."""
 
 

@@ -28,7 +28,7 @@ async def test_the_sender_is_not_woken_for_records_that_only_an_abort_can_follow
 
 
 async def test_partitions_are_not_added_any_more_by_a_producer_that_is_closed() -> None:
-    """What adds them belongs to nobody else, and would fail at a client that is closed."""
+    """What adds them belongs to the producer alone, and would fail at a client that is closed."""
     config = ProducerConfig(transactional_id="orders")
     asked = asyncio.Event()
 

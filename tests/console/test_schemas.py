@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ottla.console.messages.topic_schemas import load_topic_schemas
 from ottla.schemas.avro import AvroSchema
 from ottla.schemas.errors import SchemaError, WrongData
-from ottla.schemas.json_schema import JsonSchema
+from ottla.schemas.json_schema import JsonSchemaDocument
 from ottla.schemas.protobuf import ProtobufSchema
 from ottla.schemas.registry import message_indexes, parse_wire_format
 
@@ -232,7 +232,7 @@ def _varint(value: int) -> bytes:
 
 
 class TestJsonSchema:
-    SCHEMA = JsonSchema(
+    SCHEMA = JsonSchemaDocument(
         json.dumps(
             {
                 "type": "object",
@@ -272,30 +272,30 @@ class TestJsonSchema:
 
     @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(a|aa)*$", "^(.*a){20}$"])
     def test_a_pattern_takes_time_by_the_length_of_the_text_only(self, pattern: str) -> None:
-        schema = JsonSchema(json.dumps({"pattern": pattern}))
+        schema = JsonSchemaDocument(json.dumps({"pattern": pattern}))
         assert schema.problems("a" * 40 + "!") == [f"$ does not match {pattern!r}"]
         assert schema.problems("a" * 40) == []
 
     @pytest.mark.parametrize("pattern", ["(?=a)b", "(a)\\1", "((a{100}){10}){10}", "(", "[\\p{L}]{1000}"])
     def test_a_pattern_that_re2_cannot_have_is_not_checked(self, pattern: str) -> None:
-        assert JsonSchema(json.dumps({"pattern": pattern})).problems("xyz") == []
+        assert JsonSchemaDocument(json.dumps({"pattern": pattern})).problems("xyz") == []
 
     def test_long_lists_of_a_schema_are_not_compared_without_bound(self) -> None:
         choices = {"enum": list(range(20_000))}
-        schema = JsonSchema(json.dumps({"items": {"anyOf": [choices] * 10}}))
+        schema = JsonSchemaDocument(json.dumps({"items": {"anyOf": [choices] * 10}}))
         started = time.process_time()
         schema.problems(["x"] * 20_000)
         assert time.process_time() - started < 5  # 4 * 10**9 comparisons take minutes
 
     def test_costly_patterns_take_the_steps_of_a_check(self) -> None:
         properties = {f"p{n}": {"pattern": f"(.*a.{{20}}.*{n}){{10}}"} for n in range(300)}
-        schema = JsonSchema(json.dumps({"properties": properties}))
+        schema = JsonSchemaDocument(json.dumps({"properties": properties}))
         started = time.process_time()
         schema.problems(dict.fromkeys(properties, "ab" * 5000))
         assert time.process_time() - started < 5  # all of them take half a minute
 
     def test_a_schema_of_itself_ends(self) -> None:
-        assert JsonSchema(json.dumps({"$ref": "#"})).problems(1) == []
+        assert JsonSchemaDocument(json.dumps({"$ref": "#"})).problems(1) == []
 
 
 def test_the_wire_format_names_a_schema_and_the_place_of_a_message() -> None:

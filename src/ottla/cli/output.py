@@ -46,6 +46,15 @@ def print_line(text: str = "", *, file: TextIO | None = None, flush: bool = Fals
     print(printable(text), file=file, flush=flush)
 
 
+def print_text(text: str) -> None:
+    """Print a text of several lines as it is, for a file; to a terminal with escapes in its lines."""
+    if sys.stdout.isatty():
+        for line in text.split("\n"):
+            print_line(line)
+    else:
+        print(text)
+
+
 def print_json(document: Any) -> None:
     """Print one indented document."""
     import json

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import DryRun, Json, Yes
-from ottla.cli.output import note, print_json, print_line, print_pairs, print_table, time_text
+from ottla.cli.output import note, print_json, print_line, print_pairs, print_table, print_text, time_text
 from ottla.cli.session import confirm
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def show(
     client = _client(registry)
     found = _call(client, "GET", f"/subjects{_path(subject)}/versions{_path(version)}")
     if text:
-        print(found["schema"])
+        print_text(found["schema"])
         return
     config = _call(client, "GET", f"/config{_path(subject)}", defaultToGlobal=True)
     mode = _call(client, "GET", f"/mode{_path(subject)}", defaultToGlobal=True)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
+TlsContext = ssl.SSLContext
+
 MAX_BODY_BYTES: Final = 1024 * 1024
 _READ_BYTES: Final = 64 * 1024
 
@@ -33,7 +35,7 @@ class HttpRequest:
     read_timeout_seconds: float = 10.0
     max_body_bytes: int = MAX_BODY_BYTES
     # What an https server is verified with; None is what the system trusts.
-    tls: ssl.SSLContext | None = None
+    tls: TlsContext | None = None
 
     @property
     def shown_url(self) -> str:

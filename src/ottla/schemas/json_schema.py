@@ -42,7 +42,7 @@ _TYPES: Final = {
 }
 
 
-class JsonSchema:
+class JsonSchemaDocument:
     __slots__ = ("_others", "_root")
 
     def __init__(self, text: str, references: Mapping[str, str] = _NO_REFERENCES) -> None:

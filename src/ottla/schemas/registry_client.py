@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from ottla.runtime.http import HttpError, HttpRequest, http_fetch
+from ottla.runtime.http import HttpError, HttpRequest, TlsContext, http_fetch
 
 CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 # What a registry says if it has no schema of an id.
@@ -36,7 +35,7 @@ class RegistryClient:
 
     urls: tuple[str, ...]
     headers: Callable[[], Mapping[str, str]] | None = field(default=None, repr=False)
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    tls: TlsContext | None = field(default=None, repr=False)
     timeout_seconds: float = 10.0
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ottla.schemas.avro import AvroSchema
 from ottla.schemas.columns import Fields
 from ottla.schemas.errors import SchemaError, WrongData
-from ottla.schemas.json_schema import JsonSchema
+from ottla.schemas.json_schema import JsonSchemaDocument
 from ottla.schemas.protobuf import ProtobufSchema
 
 MAX_SCHEMA_BYTES: Final = 1024 * 1024
@@ -37,7 +37,7 @@ class MessageSchema:
 
     name: str
     format: SchemaFormat
-    schema: AvroSchema | ProtobufSchema | JsonSchema
+    schema: AvroSchema | ProtobufSchema | JsonSchemaDocument
 
     def decode(self, data: bytes, indexes: tuple[int, ...] | None = None) -> tuple[Any, str | None]:
         """Return the value, and what a JSON Schema finds wrong with it. WrongData if the data have another
@@ -61,7 +61,7 @@ class MessageSchema:
 
     def encode(self, value: Any) -> bytes:
         """Return the bytes of a value. WrongData says what does not fit."""
-        if not isinstance(self.schema, JsonSchema):
+        if not isinstance(self.schema, JsonSchemaDocument):
             return self.schema.encode(value)
         problems = self.schema.problems(value)
         if problems:
@@ -89,7 +89,7 @@ def make_schema(
         if kind is SchemaFormat.PROTOBUF:
             return MessageSchema(name, kind, ProtobufSchema(text, message, references))
         if kind is SchemaFormat.JSON_SCHEMA:
-            return MessageSchema(name, kind, JsonSchema(text))
+            return MessageSchema(name, kind, JsonSchemaDocument(text))
     except (SchemaError, RecursionError) as error:
         raise SchemaError(f"{name}: {str(error) or 'it is nested too deeply'}") from None
     raise SchemaError(f"{name}: there is no format {format!r}; there are avro, protobuf and json-schema")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ottla.records.arrow import repeated
 from ottla.schemas.columns import ColumnType, Converter, converter
 from ottla.schemas.errors import WrongData
-from ottla.schemas.json_schema import JsonSchema
+from ottla.schemas.json_schema import JsonSchemaDocument
 from ottla.schemas.schema import MessageSchema
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class TypedColumns:
         schema = self.schema
 
         def decode(data: bytes) -> dict[str, Any]:
-            if isinstance(schema.schema, JsonSchema):
+            if isinstance(schema.schema, JsonSchemaDocument):
                 try:
                     value = json.loads(data)
                 except (ValueError, RecursionError) as error:

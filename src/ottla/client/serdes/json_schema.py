@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ottla.client.serdes.objects import plain
 from ottla.client.serdes.schema_serde import Decode, SchemaSerde, SchemaText
 from ottla.schemas.errors import WrongData
-from ottla.schemas.json_schema import JsonSchema as Checker
+from ottla.schemas.json_schema import JsonSchemaDocument
 from ottla.schemas.parsed import SchemaReference, SchemaType
 
 
@@ -36,23 +36,23 @@ class JsonSchema(SchemaSerde):
     def _decoder(self, schema: SchemaText) -> Decode:
         return partial(self._decoded, _checker(schema))
 
-    def _decoded(self, checker: Checker, data: bytes, _: tuple[int, ...]) -> Any:
+    def _decoded(self, checker: JsonSchemaDocument, data: bytes, _: tuple[int, ...]) -> Any:
         value = json.loads(data)
         _check(checker, value)
         return self._built(value)
 
 
-def _checker(schema: SchemaText) -> Checker:
-    return Checker(schema.text, {name: each.text for name, each in schema.before()})
+def _checker(schema: SchemaText) -> JsonSchemaDocument:
+    return JsonSchemaDocument(schema.text, {name: each.text for name, each in schema.before()})
 
 
-def _check(checker: Checker, value: Any) -> None:
+def _check(checker: JsonSchemaDocument, value: Any) -> None:
     problems = checker.problems(value)
     if problems:
         raise WrongData("; ".join(problems))
 
 
-def _encoded(checker: Checker, value: Any) -> bytes:
+def _encoded(checker: JsonSchemaDocument, value: Any) -> bytes:
     found = plain(value)
     _check(checker, found)
     try:

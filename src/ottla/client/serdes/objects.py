@@ -50,7 +50,7 @@ def built(kind: Any, value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise TypeError(f"{value!r} has no fields for {kind.__name__}")
         hints = _hints(kind)
-        given = {each.name for each in fields(kind) if each.init and each.name in value}
+        given = [each.name for each in fields(kind) if each.init and each.name in value]
         return kind(**{name: built(hints[name], value[name]) for name in given})
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)

@@ -1,7 +1,7 @@
 """The dead letters of one share partition, on their way to the dead-letter topic (KIP-1191).
 
 A record that was rejected, or delivered too often, is persisted as archiving before anything is written, and
-as archived once its dead letter is committed. Between the two a broker may die, so whoever goes on has to
+as archived once its dead letter is committed. Between the two a broker may die, so the next leader has to
 know what is written already. Each share partition therefore has a producer id of its own, made of its name
 and the epoch of its state. A writer begins with an epoch that no one had before: a marker in the dead-letter
 partition makes it refuse what an earlier writer has sent (`DeadLetterTopics.fence`). Then it asks the share
@@ -9,10 +9,10 @@ coordinator whether it is still the leader, and reads what the producer id has w
 archived; the rest it writes. After any failure it begins again in the same way.
 
 Why no dead letter is written twice: of two leaders, the later has loaded the state before it has looked at
-the epoch. If the earlier one was still told that it leads, its marker is older than that look, and the later
-one has the higher epoch: whatever the earlier one has written lies before the marker of the later, which
-reads it. A writer that is told that it does not lead writes nothing. Why none is lost: it is archived only
-after its dead letter was committed.
+the epoch. If the earlier one still got the answer that it leads, its marker is older than that look, and
+the later one has the higher epoch: whatever the earlier one has written lies before the marker of the later,
+which reads it. A writer that does not lead, by that answer, writes nothing. Why none is lost: it is archived
+only after its dead letter was committed.
 
 A dead-letter topic that does not exist, may not be used or cannot be written holds its dead letters back, and
 with them the start of the share partition: as many records may be in delivery as
@@ -277,7 +277,7 @@ class DeadLetterWriter(Generic[L]):
             await self._archive(letters)  # there are no records at these offsets
 
     async def _begin_session(self, target: DeadLetterTarget) -> None:
-        """Take over from whoever has written before, and archive what they have written."""
+        """Take over from earlier writers, and archive what they have written."""
         leader, share, topics = self._leader, self._share, self._topics
         ids = []
         for era in range(1 << 16):

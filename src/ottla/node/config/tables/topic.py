@@ -157,8 +157,8 @@ TOPIC: Final[dict[str, ConfigKey]] = table(
 )
 # fmt: on
 
-# Extensions of Ottla: what a topic's table is like. No log has these.
 DEAD_LETTER_ENABLE: Final = "errors.deadletterqueue.group.enable"
+# Extensions of Ottla: what a topic's table is like. No log has these.
 TABLE_SETTINGS: Final = tuple(name for name in TOPIC if name.startswith("table."))
 # All that Apache Kafka does not have.
 OWN_TOPIC_SETTINGS: Final = ("durability", *TABLE_SETTINGS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from ottla.registry.errors import RegistryError
@@ -37,6 +37,8 @@ LATEST: Final = -1
 _MAX_VERSION: Final = 2**31 - 1
 # Schemas with their texts in one answer, as Confluent's has it.
 _MAX_LISTED_SCHEMAS: Final = 1000
+# And so many characters of their texts.
+_MAX_LISTED_TEXT: Final = 16 * 1024 * 1024
 _MODES: Final = frozenset(("READWRITE", "READONLY", "READONLY_OVERRIDE", "IMPORT", "FORWARD"))
 _IMPORTING: Final = frozenset(("IMPORT", "FORWARD"))
 _READ_ONLY: Final = frozenset(("READONLY", "READONLY_OVERRIDE"))
@@ -436,7 +438,19 @@ def listed(
     found = all_of()
     if rule_type:
         found = (each for each in found if _has_rule(each.rule_set, rule_type))
-    return page.of(found, _MAX_LISTED_SCHEMAS)
+    return answerable(page.of(found, _MAX_LISTED_SCHEMAS))
+
+
+def answerable(found: Sequence[StoredSchema]) -> list[StoredSchema]:
+    """The first schemas, as many as one answer may have the texts of, and at least one; a client that pages
+    by what it got misses none.
+    """
+    ends = accumulate(len(each.text) for each in found)
+    return [
+        each
+        for at, (each, end) in enumerate(zip(found, ends, strict=True))
+        if not at or end <= _MAX_LISTED_TEXT
+    ]
 
 
 def _has_rule(rule_set: JsonObject | None, rule_type: str) -> bool:

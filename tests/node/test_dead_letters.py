@@ -178,7 +178,7 @@ async def test_the_topic_is_created_where_the_brokers_may(tmp_path: Path) -> Non
         await produce(node, "created", b"reject")
         await work(node, "created", 1, by_value)
         assert len(await letters_of(node, topic, 1)) == 1
-    # What is in the topic is not written again by a broker that starts anew.
+    # What is in the topic is not written again by the next life of the broker.
     with LocalNode(settings, data_dir=str(tmp_path)) as node:
         await produce(node, "created", b"reject")
         await work(node, "created", 1, by_value)

@@ -130,7 +130,7 @@ def test_a_reader_gets_its_own_form(writer: Any, reader: Any, value: Any, found:
     assert decoder.decode(data) == found
     again = decoder.decode(data)
     assert again == found
-    if isinstance(again, dict) and "l" in again:  # a default is nobody else's
+    if isinstance(again, dict) and "l" in again:  # a default belongs to the schema alone
         again["l"].append(2)
         assert decoder.decode(data) == found
 

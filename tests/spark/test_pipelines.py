@@ -73,6 +73,7 @@ def test_a_new_project_goes_on_where_the_last_run_ended_and_on_a_cluster(
         assert executors(standalone, host) > before[host]
 
 
+@pytest.mark.exhaustive
 def test_a_table_with_capitals_in_its_name_goes_on(
     warm_pipeline: Callable[[str], WarmPipeline], admin: Admin, producer: Producer
 ) -> None:

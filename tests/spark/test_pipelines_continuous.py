@@ -145,6 +145,7 @@ def test_a_continuous_run_that_is_killed_continues_in_the_next_run(
     assert orders_counted(pipeline) == 10
 
 
+@pytest.mark.exhaustive
 def test_watermarks_and_dropped_columns_on_tables_of_the_pipeline(
     warm_pipeline: Callable[[str], WarmPipeline], producer: Producer
 ) -> None:

@@ -320,6 +320,7 @@ def test_a_checkpoint_that_was_begun_again_has_no_batches(tmp_path: Path) -> Non
     assert not flow_checkpoints(tmp_path / "_checkpoints")["large", "find"].has_batches
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.spark
 def test_a_person_renames_refreshes_and_edits_and_no_row_is_written_twice(

@@ -41,7 +41,7 @@ PATTERNS_OF_OPERATORS: dict[str, str] = {
 # (`ottla.runtime.heavy_work`), in the pool, or as only nodes and operators have written what it reads.
 COSTLY_CALLS: dict[str, str] = {
     "ottla.node.share.dead_letters._sources_of": "an estimate",
-    "ottla.node.share.dead_letter_topics._offsets": "batches that a broker has written, of 512 kB at most",
+    "ottla.node.share.dead_letter_topics.letter_offsets": "an estimate",
     "ottla.coordinator.group.consumer_group_manager.ConsumerGroupManager._update_target_assignment": (
         "at most once in group.consumer.assignment.interval.ms, and linear"
     ),

@@ -393,6 +393,7 @@ class BrokerServer:
             self.replication.peers,
             self.replicas,
             self.log_flushes,
+            self.shared.heavy_work,
             markers=lambda: self.coordinators.transactions.marker_channel_manager,
             topic_config=self._topic_config,
             create_topic=lambda name, configs: create_missing_topics(services, [name], configs=configs),

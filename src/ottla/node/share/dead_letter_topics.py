@@ -7,7 +7,7 @@ writer has sent and that is still on its way. The marker ends no transaction, an
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
@@ -33,8 +33,10 @@ from ottla.protocol.messages.list_offsets import (
 )
 from ottla.protocol.names import TopicPartition
 from ottla.records.batch import iter_batches, read_records
+from ottla.records.cost import likely_bytes, walk_cost
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.replica_manager import ReplicaManager
+from ottla.runtime.heavy_work import HeavyWork
 from ottla.runtime.runtime import Runtime
 
 OFFSET_HEADER: Final = "__dlq.errors.offset"
@@ -45,6 +47,9 @@ _TIMEOUT_MS: Final = 30_000
 _NO_SEQUENCE: Final = -1
 # From this version on a marker is refused whose epoch is not higher than the one that is known.
 _MARKER_VERSION: Final = 2
+# A record or a batch whose content takes more than this when it is decompressed is not looked into.
+MAX_PLAIN_BYTES: Final = 32 * 1024 * 1024
+_MAX_DIGITS: Final = 19
 # Topics that are kept open; the one that was used the longest ago makes room.
 _OPEN_TOPICS: Final = 16
 
@@ -86,6 +91,7 @@ class DeadLetterTopics:
         peers: PeerBrokers,
         replicas: ReplicaManager,
         log_flushes: LogFlushScheduler,
+        heavy_work: HeavyWork,
         *,
         markers: Callable[[], LeaderMarkers],
         topic_config: Callable[[str], LogConfig],
@@ -98,6 +104,7 @@ class DeadLetterTopics:
         self._peers: Final = peers
         self._replicas: Final = replicas
         self._log_flushes: Final = log_flushes
+        self._heavy_work: Final = heavy_work
         self._markers: Final = markers
         self._topic_config: Final = topic_config
         self._create_topic: Final = create_topic
@@ -254,7 +261,15 @@ class DeadLetterTopics:
             for position, header in iter_batches(read.records):
                 offset = max(offset, header.last_offset + 1)
                 if header.producer_id in producer_ids and not header.is_control:
-                    found.update(_offsets(read.records, position))
+                    plain = likely_bytes(header)
+                    found |= await self._heavy_work.run(
+                        topic.name,
+                        walk_cost(header, plain),
+                        letter_offsets,
+                        read.records,
+                        position,
+                        memory_bytes=plain,
+                    )
             if not read.records and offset < min(end, read.high_watermark):
                 raise KafkaError(
                     ErrorCode.OFFSET_NOT_AVAILABLE,
@@ -268,10 +283,19 @@ class DeadLetterTopics:
         return found
 
 
-def _offsets(records: bytes, position: int) -> Iterator[int]:
-    for record in read_records(records, position):
+def letter_offsets(records: bytes, position: int) -> set[int]:
+    """The offsets whose dead letters a batch has, in a thread: a client that may write to the topic can claim
+    any producer id, and write what inflates or names no offset.
+    """
+    found = set()
+    for record in read_records(records, position, max_decompressed_bytes=MAX_PLAIN_BYTES):
         for name, value in reversed(record.headers or ()):
             if name == OFFSET_HEADER:
-                if value is not None:
-                    yield int(bytes(value))
+                if (
+                    value is not None
+                    and (text := bytes(value)[: _MAX_DIGITS + 1]).isdigit()
+                    and len(text) <= _MAX_DIGITS
+                ):
+                    found.add(int(text))
                 break
+    return found

@@ -32,7 +32,12 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from ottla.node.fetch.partition_reader import MissingRead, PartitionReader, complete
-from ottla.node.share.dead_letter_topics import OFFSET_HEADER, DeadLetterTarget, DeadLetterTopics
+from ottla.node.share.dead_letter_topics import (
+    MAX_PLAIN_BYTES,
+    OFFSET_HEADER,
+    DeadLetterTarget,
+    DeadLetterTopics,
+)
 from ottla.node.share.share_partition import (
     DeadLetters,
     ShareGroupSettings,
@@ -68,8 +73,6 @@ _READ_BYTES: Final = 256 * 1024
 _RECORD_OVERHEAD: Final = 64
 _HEADER_OVERHEAD: Final = 10
 _BATCH_OVERHEAD: Final = 128
-# A record whose batch takes more than this when it is decompressed is not copied.
-_MAX_PLAIN_BYTES: Final = 32 * 1024 * 1024
 _FIRST_PAUSE_MS: Final = 100
 _MAX_PAUSE_MS: Final = 15_000
 # Epochs of a producer id; then the next id takes over.
@@ -444,7 +447,7 @@ def _sources_of(records: bytes, position: int, between: tuple[int, int], copies:
     """The records of a batch between two offsets, in a thread."""
     low, high = between
     try:
-        found = read_records(records, position, max_decompressed_bytes=_MAX_PLAIN_BYTES)
+        found = read_records(records, position, max_decompressed_bytes=MAX_PLAIN_BYTES)
     except KafkaError:
         # It is too large to be copied, or cannot be decompressed: what is known of it is where it is.
         return [_Source(offset) for offset in range(low, high + 1)]

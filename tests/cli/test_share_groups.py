@@ -12,6 +12,7 @@ import pytest
 
 from ottla import LocalNode, blocking
 from ottla.cli.options import BOOTSTRAP_VARIABLE
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.share import AcknowledgeType
 from ottla.security.authorizer.standard_authorizer import CLASS_NAME
 from tests.support.command_line import CommandLine
@@ -282,6 +283,24 @@ def test_dead_letters_are_listed_and_sent_again_once(upgraded: CommandLine) -> N
     assert ottla.ok("share-groups", "redrive", dead, "--yes", "--json").json["sent"] == {}
     read = ottla.ok("consume", topic, "--from-beginning", "-p", "0", "--count", "6", *TIMEOUT).out.split()
     assert sorted(read) == ["a", "a", "b", "c", "c", "d"]
+
+
+@pytest.mark.slow
+def test_a_forged_dead_letter_reaches_no_topic_that_the_group_does_not_read(upgraded: CommandLine) -> None:
+    ottla = upgraded
+    dead = make_dead_letters(ottla, "jobs")
+    ottla.ok("topics", "create", "secrets")
+    claims = {"topic": "secrets", "partition": "0", "offset": "0", "group": dead}
+    headers = [(f"__dlq.errors.{name}", value.encode()) for name, value in claims.items()]
+    with blocking.Producer(ottla.bootstrap_servers) as producer:
+        producer.send("dlq.jobs", b"forged", partition=0, headers=headers)
+        producer.flush()
+    redriven = ottla.ok("share-groups", "redrive", dead, "--yes", "--json").json
+    assert redriven["sent"] == {"jobs": 2}
+    assert [each["topic"] for each in redriven["foreign"]] == ["dlq.jobs"]
+    with blocking.Consumer[bytes, bytes](ottla.bootstrap_servers) as consumer:
+        place = TopicPartition("secrets", 0)
+        assert consumer.end_offsets([place]) == {place: 0}
 
 
 def test_a_group_without_a_dead_letter_topic_has_nothing_to_send(ottla: CommandLine, group: str) -> None:

@@ -23,6 +23,8 @@ _PREFIX: Final = "__dlq.errors."
 _SETTING: Final = "errors.deadletterqueue.topic.name"
 _AT_A_TIME: Final = 500
 _POLL_MS: Final = 1_000
+# So many polls in a row may bring nothing.
+_MAX_EMPTY_POLLS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,13 @@ class Choice:
 
 @dataclass(slots=True)
 class Redriven:
-    """What a redrive has done, by topic; and dead letters whose records are gone."""
+    """What a redrive has done, by topic; dead letters whose records are gone; and those that claim to come
+    from topics which the group does not read, as any client that may write to their topic can claim.
+    """
 
     sent: Counter[str] = field(default_factory=Counter)
     gone: list[DeadLetter] = field(default_factory=list)
+    foreign: list[DeadLetter] = field(default_factory=list)
 
 
 async def dead_letter_topic(admin: Admin, group: str) -> str:
@@ -97,10 +102,18 @@ async def read_dead_letters(
             if partition in starts:
                 consumer.seek(partition, starts[partition])
         left = {partition for partition in where if starts.get(partition, 0) < ends[partition]}
+        positions = dict(starts)
+        empty_polls = 0
         while left:
             records = await consumer.poll(_AT_A_TIME, timeout_ms=_POLL_MS)
-            positions = {partition: await consumer.position(partition) for partition in where}
+            before, positions = positions, {each: await consumer.position(each) for each in where}
             left = {partition for partition in left if positions[partition] < ends[partition]}
+            empty_polls = empty_polls + 1 if before == positions else 0
+            if left and empty_polls == _MAX_EMPTY_POLLS:
+                raise CliError(
+                    f"{min(left)} cannot be read: nothing came for {_MAX_EMPTY_POLLS * _POLL_MS // 1000} s. "
+                    "Look at its leader with `ottla topics describe`, and run the command again"
+                )
             yield [letter for each in records if (letter := _parse(each, group)) is not None], positions
 
 
@@ -143,10 +156,14 @@ async def redrive(admin: Admin, bootstrap: str, topic: str, group: str, choice: 
     ):
         # After the producer has begun: another redrive of the group is fenced by now.
         starts = {at: found.offset for at, found in (await admin.groups.offsets(marks)).items()}
+        topics = {each.topic for each in await admin.groups.share_offsets(group)}
         async for letters, positions in read_dead_letters(bootstrap, topic, group, starts):
             async with producer.transaction() as transaction:
                 for letter in letters:
                     if letter not in choice:
+                        continue
+                    if letter.source.topic not in topics:
+                        done.foreign.append(letter)
                         continue
                     record = letter.record if letter.is_copied else await _original(originals, letter)
                     if record is None:
@@ -178,7 +195,9 @@ async def _original(
     if not begin <= letter.source_offset < end:
         return None
     consumer.seek(letter.source, letter.source_offset)
-    while await consumer.position(letter.source) <= letter.source_offset:
+    for _ in range(_MAX_EMPTY_POLLS):
         for record in await consumer.poll(1, timeout_ms=_POLL_MS):
             return record if record.offset == letter.source_offset else None
-    return None
+        if await consumer.position(letter.source) > letter.source_offset:
+            return None
+    raise CliError(f"{letter.source} cannot be read at offset {letter.source_offset}; run the command again")

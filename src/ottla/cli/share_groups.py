@@ -304,12 +304,18 @@ def redrive_dead_letters(
     done = with_admin(common, work)
     if common.as_json:
         gone = [{**letter.source._asdict(), "offset": letter.source_offset} for letter in done.gone]
-        print_json({"group": name, "sent": dict(done.sent), "gone": gone})
+        foreign = [{**letter.at._asdict(), "offset": letter.offset} for letter in done.foreign]
+        print_json({"group": name, "sent": dict(done.sent), "gone": gone, "foreign": foreign})
         return
     for each, count in sorted(done.sent.items()):
         print_line(f"{each}: {count} sent again")
     for letter in done.gone:
         note(f"{letter.source} no longer has offset {letter.source_offset}, and its dead letter has no copy")
+    for letter in done.foreign:
+        note(
+            f"{letter.at} at offset {letter.offset} claims to come from topic {letter.source.topic}, which "
+            "the group does not read: it is not sent"
+        )
     if not done.sent:
         note("no dead letter was sent")
 

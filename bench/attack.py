@@ -30,11 +30,10 @@ from tests.support.messages import MessageMaker
 from tests.support.node_process import NodeProcess
 from tests.support.wire import WireClient
 
-from bench.bystander import bomb, resident_mb
+from bench.bystander import bomb, create_topics, resident_mb
 from ottla.node.api.routes import ROUTES
 from ottla.protocol.api import API
 from ottla.protocol.messages.api_versions import ApiVersionsRequest
-from ottla.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from ottla.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
@@ -272,14 +271,7 @@ def run(
     outcome = Outcome()
     options = [option for name, value in SETTINGS.items() for option in ("--set", f"{name}={value}")]
     with NodeProcess(directory, *options) as node, WireClient(node.bootstrap, timeout_s=TIMEOUT_S) as wire:
-        for name, configs in TOPICS.items():
-            topic = CreatableTopic(
-                name=name,
-                num_partitions=PARTITIONS,
-                replication_factor=1,
-                configs=[CreatableTopicConfig(name=key, value=value) for key, value in configs.items()],
-            )
-            wire.ask(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), 7)
+        create_topics(wire, TOPICS, PARTITIONS)
         web = node.ready_line.rpartition("http://")[2]
         outcome.before_mb = resident_mb(node.pid)
         status(node, outcome)

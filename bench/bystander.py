@@ -9,7 +9,7 @@ import multiprocessing
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.support.wire import WireClient
@@ -128,17 +128,22 @@ def resident_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
 
 
+def create_topics(wire: WireClient, topics: Mapping[str, Mapping[str, str]], partitions: int) -> None:
+    """Create topics by their settings, each with as many partitions."""
+    for name, configs in topics.items():
+        topic = CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=1,
+            configs=[CreatableTopicConfig(name=key, value=value) for key, value in configs.items()],
+        )
+        wire.ask(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), 7)
+
+
 def main(clients: int) -> None:
     settings = {"log.message.timestamp.before.max.ms": str(2**62), "log.retention.ms": "-1"}
     with ottla(**settings) as broker, WireClient(broker.bootstrap, timeout_s=600) as wire:
-        for name, configs in TOPICS.items():
-            topic = CreatableTopic(
-                name=name,
-                num_partitions=PARTITIONS,
-                replication_factor=1,
-                configs=[CreatableTopicConfig(name=key, value=value) for key, value in configs.items()],
-            )
-            wire.ask(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), 7)
+        create_topics(wire, TOPICS, PARTITIONS)
         print(f"alone: {longest_wait_ms(wire):.0f} ms, {resident_mb(broker.pid):.0f} MB", flush=True)
         for name, request, version in requests():
             with attacked(broker.bootstrap, clients, request, version):

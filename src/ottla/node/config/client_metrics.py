@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
-from ottla.node.config.tables.group import CLIENT_METRICS
+from ottla.node.config.definitions.group import CLIENT_METRICS
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.re2_syntax import compile_re2
 

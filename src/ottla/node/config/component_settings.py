@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ottla.log.producers.state_manager import ProducerStateManagerConfig
 from ottla.metadata.controller.state import ControllerSettings
 from ottla.metadata.log.metadata_log import MetadataLogConfig
+from ottla.node.config.definitions.config_def import MAX_DOUBLE
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.config.tables.config_def import MAX_DOUBLE
 from ottla.raft.config import QuorumConfig
 from ottla.raft.voters import VoterSet
 from ottla.runtime.address import Address

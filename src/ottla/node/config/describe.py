@@ -12,10 +12,10 @@ from enum import IntEnum
 from typing import Final
 
 from ottla.metadata.image.entities import ConfigResourceType
+from ottla.node.config.definitions.config_def import ConfigKey, UpdateMode, Value
+from ottla.node.config.definitions.group import CLIENT_METRICS, GROUP
+from ottla.node.config.definitions.topic import OWN_TOPIC_SETTINGS, TOPIC
 from ottla.node.config.node_config import BROKER, NodeConfig, broker_key, broker_synonyms
-from ottla.node.config.tables.config_def import ConfigKey, UpdateMode, Value
-from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
-from ottla.node.config.tables.topic import OWN_TOPIC_SETTINGS, TOPIC
 from ottla.protocol.messages.describe_configs import DescribeConfigsResourceResult, DescribeConfigsSynonym
 
 # Settings that exist only in the metadata log: a broker does not list them until they are set.
@@ -31,22 +31,27 @@ DYNAMIC_ONLY: Final = frozenset(
 _WITHOUT_DEFAULT: Final = frozenset(("controller.listener.names", "node.id", "process.roles"))
 
 
+DEFINITIONS: Final[Mapping[int, Mapping[str, ConfigKey]]] = {
+    ConfigResourceType.TOPIC: TOPIC,
+    ConfigResourceType.GROUP: GROUP,
+    ConfigResourceType.CLIENT_METRICS: CLIENT_METRICS,
+}
+
+
+def definition_of(resource_type: int, name: str) -> ConfigKey | None:
+    """The definition of a setting of a resource of this type; None if it has no such setting."""
+    if resource_type == ConfigResourceType.BROKER:
+        return broker_key(name)
+    return DEFINITIONS.get(resource_type, {}).get(name)
+
+
 def is_sensitive(resource_type: int, name: str) -> bool:
     """Whether the value of a setting must not be shown: by the type of the setting. That of an unknown one,
     as of a plugin, is not known, so its value is not shown either.
     """
     if resource_type == ConfigResourceType.BROKER_LOGGER:
         return False
-    tables: dict[int, Mapping[str, ConfigKey]] = {
-        ConfigResourceType.TOPIC: TOPIC,
-        ConfigResourceType.GROUP: GROUP,
-        ConfigResourceType.CLIENT_METRICS: CLIENT_METRICS,
-    }
-    table = tables.get(resource_type)
-    if resource_type == ConfigResourceType.BROKER:
-        key = broker_key(name)
-    else:
-        key = None if table is None else table.get(name)
+    key = definition_of(resource_type, name)
     return key is None or key.sensitive
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from ottla.node.config.tables.config_def import ConfigError
+from ottla.node.config.definitions.config_def import ConfigError
 from ottla.protocol.security_protocol import SecurityProtocol
 
 L = TypeVar("L")

@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from ottla.node.config.definitions.config_def import ConfigError, ConfigKey, UpdateMode, Value
+from ottla.node.config.definitions.coordinators import COORDINATORS
+from ottla.node.config.definitions.iceberg import ICEBERG
+from ottla.node.config.definitions.kraft import KRAFT
+from ottla.node.config.definitions.log import LOG
+from ottla.node.config.definitions.network import NETWORK
+from ottla.node.config.definitions.remote import REMOTE
+from ottla.node.config.definitions.replication import REPLICATION
+from ottla.node.config.definitions.security import SECURITY
+from ottla.node.config.definitions.topic import TOPIC
+from ottla.node.config.definitions.zookeeper import METADATA_STORE, ZOOKEEPER, ZOOKEEPER_STORE
 from ottla.node.config.listeners import Endpoint, parse_endpoints, parse_http_listener, parse_protocol_map
 from ottla.node.config.rules import check_rules
-from ottla.node.config.tables.config_def import ConfigError, ConfigKey, UpdateMode, Value
-from ottla.node.config.tables.coordinators import COORDINATORS
-from ottla.node.config.tables.iceberg import ICEBERG
-from ottla.node.config.tables.kraft import KRAFT
-from ottla.node.config.tables.log import LOG
-from ottla.node.config.tables.network import NETWORK
-from ottla.node.config.tables.remote import REMOTE
-from ottla.node.config.tables.replication import REPLICATION
-from ottla.node.config.tables.security import SECURITY
-from ottla.node.config.tables.topic import TOPIC
-from ottla.node.config.tables.zookeeper import METADATA_STORE, ZOOKEEPER, ZOOKEEPER_STORE
 from ottla.protocol.security_protocol import SecurityProtocol
 
 BROKER: Final[Mapping[str, ConfigKey]] = {
@@ -77,7 +77,7 @@ def listener_base_name(name: str) -> str:
 
 
 def broker_key(name: str) -> ConfigKey | None:
-    """The row of a broker setting, also for one that is prefixed by a listener's name."""
+    """The definition of a broker setting, also for one that is prefixed by a listener's name."""
     key = BROKER.get(name)
     return key if key is not None else BROKER.get(listener_base_name(name))
 
@@ -230,7 +230,7 @@ class NodeConfig:
         return f"listener.name.{listener.lower()}.{name}" in self._values
 
     def given_text(self, name: str) -> str | None:
-        """The text of a setting as it was given, also of one that is in no table; None if it was not."""
+        """The text of a setting as it was given, also of one that has no definition; None if it was not."""
         for layer in (self.dynamic_broker, self.dynamic_default, self.given):
             if name in layer:
                 return layer[name]
@@ -372,7 +372,7 @@ _REMOVED: Final = (
 _PREFIXES: Final = ("listener.name.", "rsm.config.", "rlmm.config.", "confluent.")
 # What is not a setting of ours is a property of the catalog's library.
 _CATALOG: Final = "table.catalog."
-# Settings of the authorizer, which the broker's table does not have in Kafka either.
+# Settings of the authorizer, which are not among the broker's in Kafka either.
 _OF_PLUGINS: Final = frozenset(("super.users", "allow.everyone.if.no.acl.found"))
 
 

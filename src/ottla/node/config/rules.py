@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ottla.node.config.definitions.config_def import ConfigError
+from ottla.node.config.definitions.security import SECURITY
 from ottla.node.config.otlp import METRICS, parse_headers, signal_url
-from ottla.node.config.tables.config_def import ConfigError
-from ottla.node.config.tables.security import SECURITY
 
 if TYPE_CHECKING:
     from ottla.node.config.node_config import NodeConfig

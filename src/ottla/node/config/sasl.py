@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from ottla.node.config.definitions.config_def import ConfigError
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.config.tables.config_def import ConfigError
 from ottla.security.jaas import JaasError, parse_jaas
 from ottla.security.sasl.mechanism import SaslClientFactory
 from ottla.security.sasl.mechanism_settings import MechanismSettings, SaslConfigError
@@ -46,7 +46,7 @@ def server_mechanisms(
 
 
 def _milliseconds(text: str | None, mechanism: str) -> int:
-    # With the prefix of a mechanism it is in no table, and so was not checked with the others.
+    # With the prefix of a mechanism it has no definition, and so was not checked with the others.
     try:
         return 0 if text is None else int(text)
     except ValueError:

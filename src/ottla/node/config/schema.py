@@ -1,8 +1,8 @@
 """The validation of settings that the controller writes into the metadata log.
 
-It implements `ConfigSchema` of the controller over the tables. Settings of topics, groups and client metrics
-are validated here; those of brokers by the broker they are for (`check_broker_settings`), before it forwards
-the request, because only that broker knows the settings that it was started with.
+It implements `ConfigSchema` of the controller over the definitions. Settings of topics, groups and client
+metrics are validated here; those of brokers by the broker they are for (`check_broker_settings`), before it
+forwards the request, because only that broker knows the settings that it was started with.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ from ottla.log.config.log_config import LogConfig, field_name
 from ottla.metadata.controller.state import EffectiveConfig
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.config.client_metrics import parse_matching_patterns
-from ottla.node.config.describe import ConfigValueSource
+from ottla.node.config.definitions.config_def import ConfigError, ConfigKey, ConfigType, UpdateMode, Value
+from ottla.node.config.definitions.group import CLIENT_METRICS
+from ottla.node.config.definitions.topic import DEAD_LETTER_ENABLE, TABLE_SETTINGS, TOPIC
+from ottla.node.config.describe import DEFINITIONS, ConfigValueSource, definition_of
 from ottla.node.config.node_config import NodeConfig, broker_key, listener_base_name
-from ottla.node.config.tables.config_def import ConfigError, ConfigKey, ConfigType, UpdateMode, Value
-from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
-from ottla.node.config.tables.topic import DEAD_LETTER_ENABLE, TABLE_SETTINGS, TOPIC
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.types import TimestampType
 
-_TABLES: Final[Mapping[int, Mapping[str, ConfigKey]]] = {
-    ConfigResourceType.TOPIC: TOPIC,
-    ConfigResourceType.GROUP: GROUP,
-    ConfigResourceType.CLIENT_METRICS: CLIENT_METRICS,
-}
 _KINDS: Final = {
     ConfigResourceType.TOPIC: "topic",
     ConfigResourceType.GROUP: "group",
@@ -61,14 +56,14 @@ _THREADS: Final = frozenset(
 # The value of `local.retention.*` that stands for that of `retention.*`.
 _AS_RETENTION: Final = -2
 # The settings that say whether a topic can have a table.
-_OF_TABLES: Final = ("cleanup.policy", *TABLE_SETTINGS)
+_OFDEFINITIONS: Final = ("cleanup.policy", *TABLE_SETTINGS)
 _MAX_COMPARED: Final = 100
 MIN_CLIENT_METRICS_INTERVAL_MS: Final = 100
 MAX_CLIENT_METRICS_INTERVAL_MS: Final = 60 * 60 * 1000
 
 
-class TableSchema:
-    """`ConfigSchema` as the tables and the node's own configuration have it."""
+class NodeConfigSchema:
+    """`ConfigSchema` as the definitions and the node's own configuration have it."""
 
     __slots__ = ("_config",)
 
@@ -78,10 +73,10 @@ class TableSchema:
     def validate(
         self, resource: ConfigResource, configs: Mapping[str, str], existing: Mapping[str, str]
     ) -> None:
-        table = _TABLES.get(resource.type)
-        if table is None:
+        keys = DEFINITIONS.get(resource.type)
+        if keys is None:
             return
-        values = _parse(table, _KINDS[ConfigResourceType(resource.type)], configs)
+        values = _parse(keys, _KINDS[ConfigResourceType(resource.type)], configs)
         if resource.type == ConfigResourceType.TOPIC:
             self._check_topic(values, configs, existing)
         elif resource.type == ConfigResourceType.GROUP:
@@ -122,7 +117,7 @@ class TableSchema:
             )
         # A change of other settings is not refused for what has become wrong with the table since, as on a
         # broker that has lost pyiceberg or the address of the registry.
-        changed = {name for name in _OF_TABLES if configs.get(name) != existing.get(name)}
+        changed = {name for name in _OFDEFINITIONS if configs.get(name) != existing.get(name)}
         has_table = effective["table.format"] != "none" or any(name in values for name in TABLE_SETTINGS)
         if changed and has_table:
             from ottla.node.config.topic_table import check_table_settings
@@ -158,11 +153,11 @@ class TableSchema:
                 raise KafkaError(ErrorCode.INVALID_CONFIG, f"{session} must be greater than {heartbeat}")
 
     def is_list(self, type: int, name: str) -> bool:
-        key = _key(type, name)
+        key = definition_of(type, name)
         return key is not None and key.type is ConfigType.LIST
 
     def default(self, type: int, name: str) -> str | None:
-        key = _key(type, name)
+        key = definition_of(type, name)
         if key is None:
             return None
         if type == ConfigResourceType.BROKER:
@@ -245,21 +240,15 @@ def _check_remote_topic(values: Mapping[str, Value]) -> None:
             )
 
 
-def _key(type: int, name: str) -> ConfigKey | None:
-    if type == ConfigResourceType.BROKER:
-        return broker_key(name)
-    return _TABLES.get(type, {}).get(name)
-
-
-def _parse(table: Mapping[str, ConfigKey], kind: str, configs: Mapping[str, str]) -> dict[str, Value]:
+def _parse(keys: Mapping[str, ConfigKey], kind: str, configs: Mapping[str, str]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for name, text in configs.items():
-        key = table.get(name)
+        key = keys.get(name)
         if key is None:
-            if table is CLIENT_METRICS:
+            if keys is CLIENT_METRICS:
                 raise _invalid(f"Unknown client metrics configuration: {name}")
             # For our own settings: what Apache Kafka says of a wrong name stays as it is.
-            meant = _nearest(name, tuple(table)) if name.startswith("table.") else None
+            meant = _nearest(name, tuple(keys)) if name.startswith("table.") else None
             hint = "" if meant is None else f"; did you mean {meant}?"
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown {kind} config name: {name}{hint}")
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 
+from ottla.node.config.definitions.config_def import Value
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.config.tables.config_def import Value
 from ottla.protocol.errors import ErrorCode, KafkaError
 
 

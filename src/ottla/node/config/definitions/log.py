@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ottla.log.config.log_config import DURABILITIES
-from ottla.node.config.tables.config_def import (
+from ottla.node.config.definitions.config_def import (
     BOOLEAN,
     CLUSTER_WIDE,
     DOUBLE,
@@ -24,12 +24,12 @@ from ottla.node.config.tables.config_def import (
     RangeOr,
     ValidList,
     ValidString,
+    config_def,
     key,
-    table,
 )
 
 # fmt: off
-LOG: Final[dict[str, ConfigKey]] = table(
+LOG: Final[dict[str, ConfigKey]] = config_def(
     key("log.dir", LIST, ("ottla-data",), HIGH,
         "The data directory, used when log.dirs is not set.", ValidList(empty=False)),
     key("log.dirs", LIST, None, HIGH,

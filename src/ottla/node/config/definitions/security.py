@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.tables.config_def import (
+from ottla.node.config.definitions.config_def import (
     BOOLEAN,
     CLASS,
     DOUBLE,
@@ -22,12 +22,12 @@ from ottla.node.config.tables.config_def import (
     InRange,
     ValidList,
     ValidString,
+    config_def,
     key,
-    table,
 )
 
 # fmt: off
-SECURITY: Final[dict[str, ConfigKey]] = table(
+SECURITY: Final[dict[str, ConfigKey]] = config_def(
     key("security.inter.broker.protocol", STRING, "PLAINTEXT", MEDIUM,
         "The security protocol between brokers when inter.broker.listener.name is not set.",
         ValidString(("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"))),

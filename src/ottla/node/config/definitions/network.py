@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.tables.config_def import (
+from ottla.node.config.definitions.config_def import (
     BOOLEAN,
     CLASS,
     CLUSTER_WIDE,
@@ -23,12 +23,12 @@ from ottla.node.config.tables.config_def import (
     ConfigKey,
     InRange,
     ValidList,
+    config_def,
     key,
-    table,
 )
 
 # fmt: off
-NETWORK: Final[dict[str, ConfigKey]] = table(
+NETWORK: Final[dict[str, ConfigKey]] = config_def(
     key("listeners", LIST, ("PLAINTEXT://127.0.0.1:9092",), HIGH,
         "Where the node listens: NAME://host:port, comma separated. An empty host is the machine's "
         "default address, 0.0.0.0 is every interface.", ValidList(empty=False), mode=PER_BROKER),
@@ -176,6 +176,9 @@ NETWORK: Final[dict[str, ConfigKey]] = table(
         "clients push are forwarded to it, and traces go there. Empty forwards nothing.", internal=True),
     key("telemetry.otlp.headers", PASSWORD, None, LOW,
         "Headers of the requests to telemetry.otlp.endpoint, as name=value,name=value.", internal=True),
+    key("native.lane.enable", BOOLEAN, True, LOW,
+        "Whether Produce requests that need nothing special are answered by compiled code as a whole. The "
+        "answers are the same.", internal=True),
     key("telemetry.traces.enable", BOOLEAN, False, LOW,
         "Whether each request gets an OpenTelemetry span; needs the extra otel.", internal=True),
     key("config.providers", LIST, (), LOW,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.tables.config_def import (
+from ottla.node.config.definitions.config_def import (
     BOOLEAN,
     CLUSTER_WIDE,
     HIGH,
@@ -15,12 +15,12 @@ from ottla.node.config.tables.config_def import (
     STRING,
     ConfigKey,
     InRange,
+    config_def,
     key,
-    table,
 )
 
 # fmt: off
-REPLICATION: Final[dict[str, ConfigKey]] = table(
+REPLICATION: Final[dict[str, ConfigKey]] = config_def(
     key("default.replication.factor", INT, 1, MEDIUM,
         "The replicas of a topic that is created without a count."),
     key("min.insync.replicas", INT, 1, HIGH,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.tables.config_def import (
+from ottla.node.config.definitions.config_def import (
     BOOLEAN,
     HIGH,
     INT,
@@ -17,15 +17,15 @@ from ottla.node.config.tables.config_def import (
     InRange,
     Matches,
     ValidList,
+    config_def,
     key,
-    table,
 )
 
 SERVERS: Final = Matches(r"[^\s:]*:[0-9]+|\[[^\]]*\]:[0-9]+", "host:port pairs")
 VOTERS: Final = Matches(r"[0-9]+@([^\s:]*|\[[^\]]*\]):[0-9]+", "id@host:port entries")
 
 # fmt: off
-KRAFT: Final[dict[str, ConfigKey]] = table(
+KRAFT: Final[dict[str, ConfigKey]] = config_def(
     key("process.roles", LIST, ("broker", "controller"), HIGH,
         "What this node is: broker, controller, or both.", ValidList(("broker", "controller"), empty=False)),
     key("node.id", INT, 1, HIGH,

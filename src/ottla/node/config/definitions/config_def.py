@@ -1,9 +1,9 @@
 """The definition of a setting: its name, type, default, allowed values, and whether it may change while the
 node runs: Kafka's `ConfigDef`.
 
-The tables beside this module hold one `ConfigKey` for every name that Apache Kafka 4.3 knows. They are the
-one source for parsing, for DescribeConfigs and for the documentation. Invariant: every default in a table
-passes its own key's validator.
+The modules beside this one define a `ConfigKey` for every name that Apache Kafka 4.3 knows. They are the one
+source for parsing, for DescribeConfigs and for the documentation. Invariant: every default passes its own
+key's validator.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Matches(NamedTuple):
         return self.allowed
 
 
-# Short names, so that a table's rows stay readable.
+# Short names, so that definitions stay readable.
 BOOLEAN: Final = ConfigType.BOOLEAN
 STRING: Final = ConfigType.STRING
 INT: Final = ConfigType.INT
@@ -279,11 +279,11 @@ def key(
     internal: bool = False,
     synonyms: tuple[str, ...] = (),
 ) -> ConfigKey:
-    """A row of a table."""
+    """Define a setting."""
     return ConfigKey(name, type, default, importance, doc, check, mode, internal, synonyms)
 
 
-def table(*rows: ConfigKey) -> dict[str, ConfigKey]:
+def config_def(*rows: ConfigKey) -> dict[str, ConfigKey]:
     keys = {row.name: row for row in rows}
-    assert len(keys) == len(rows), "a name is in a table twice"
+    assert len(keys) == len(rows), "a name is defined twice"
     return keys

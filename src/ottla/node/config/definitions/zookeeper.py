@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.tables.config_def import (
+from ottla.node.config.definitions.config_def import (
     BOOLEAN,
     HIGH,
     INT,
@@ -15,8 +15,8 @@ from ottla.node.config.tables.config_def import (
     ConfigKey,
     InRange,
     ValidString,
+    config_def,
     key,
-    table,
 )
 
 METADATA_STORE: Final = "metadata.store"
@@ -24,7 +24,7 @@ QUORUM: Final = "quorum"
 ZOOKEEPER_STORE: Final = "zookeeper"
 
 # fmt: off
-ZOOKEEPER: Final[dict[str, ConfigKey]] = table(
+ZOOKEEPER: Final[dict[str, ConfigKey]] = config_def(
     key(METADATA_STORE, STRING, QUORUM, LOW,
         "Where the cluster keeps its metadata: quorum, or (legacy) zookeeper, as Kafka did before 4.0.",
         ValidString((QUORUM, ZOOKEEPER_STORE)), internal=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.tables.config_def import (
+from ottla.node.config.definitions.config_def import (
     BOOLEAN,
     CLUSTER_WIDE,
     DOUBLE,
@@ -17,12 +17,12 @@ from ottla.node.config.tables.config_def import (
     STRING,
     ConfigKey,
     InRange,
+    config_def,
     key,
-    table,
 )
 
 # fmt: off
-REMOTE: Final[dict[str, ConfigKey]] = table(
+REMOTE: Final[dict[str, ConfigKey]] = config_def(
     key("remote.log.storage.system.enable", BOOLEAN, False, MEDIUM,
         "Whether tiered storage is available to topics."),
     key("remote.log.storage.manager.class.name", STRING, None, MEDIUM,

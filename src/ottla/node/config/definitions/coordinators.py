@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.tables.config_def import (
+from ottla.node.config.definitions.config_def import (
     BOOLEAN,
     CLUSTER_WIDE,
     HIGH,
@@ -20,12 +20,12 @@ from ottla.node.config.tables.config_def import (
     InRange,
     ValidList,
     ValidString,
+    config_def,
     key,
-    table,
 )
 
 # fmt: off
-COORDINATORS: Final[dict[str, ConfigKey]] = table(
+COORDINATORS: Final[dict[str, ConfigKey]] = config_def(
     key("offset.metadata.max.bytes", INT, 4096, HIGH,
         "The longest text a consumer may keep beside a committed offset."),
     key("offsets.load.buffer.size", INT, 5_242_880, HIGH,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.tables.config_def import (
+from ottla.node.config.definitions.config_def import (
     BOOLEAN,
     INT,
     LIST,
@@ -15,8 +15,8 @@ from ottla.node.config.tables.config_def import (
     Matches,
     ValidList,
     ValidString,
+    config_def,
     key,
-    table,
 )
 
 OFFSET_RESET: Final = Matches(
@@ -25,7 +25,7 @@ OFFSET_RESET: Final = Matches(
 )
 
 # fmt: off
-GROUP: Final[dict[str, ConfigKey]] = table(
+GROUP: Final[dict[str, ConfigKey]] = config_def(
     key("consumer.assignment.interval.ms", INT, 1000, MEDIUM,
         "The least time between two assignments of the group.",
         InRange(0), synonyms=("group.consumer.assignment.interval.ms",)),
@@ -89,7 +89,7 @@ GROUP: Final[dict[str, ConfigKey]] = table(
         InRange(1), synonyms=("group.streams.session.timeout.ms",)),
 )
 
-CLIENT_METRICS: Final[dict[str, ConfigKey]] = table(
+CLIENT_METRICS: Final[dict[str, ConfigKey]] = config_def(
     key("interval.ms", INT, 300_000, MEDIUM,
         "How often the clients that match push their metrics."),
     key("match", LIST, (), MEDIUM,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ottla.node.config.tables.config_def import (
+from ottla.node.config.definitions.config_def import (
     INT,
     LONG,
     LOW,
@@ -17,12 +17,12 @@ from ottla.node.config.tables.config_def import (
     ConfigKey,
     InRange,
     ValidString,
+    config_def,
     key,
-    table,
 )
 
 # fmt: off
-ICEBERG: Final[dict[str, ConfigKey]] = table(
+ICEBERG: Final[dict[str, ConfigKey]] = config_def(
     key("table.catalog.type", STRING, "sql", MEDIUM,
         "The Iceberg catalog that has the tables of topics: sql (SQLite, PostgreSQL) or rest.",
         ValidString(("sql", "rest")), internal=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ottla.log.config.log_config import DURABILITIES
-from ottla.node.config.tables.config_def import (
+from ottla.node.config.definitions.config_def import (
     BOOLEAN,
     DOUBLE,
     INT,
@@ -20,14 +20,14 @@ from ottla.node.config.tables.config_def import (
     RangeOr,
     ValidList,
     ValidString,
+    config_def,
     key,
-    table,
 )
 
 THROTTLED_REPLICAS: Final = Matches(r"\*|[0-9]+:[0-9]+", "partition:broker pairs, or * for all")
 
 # fmt: off
-TOPIC: Final[dict[str, ConfigKey]] = table(
+TOPIC: Final[dict[str, ConfigKey]] = config_def(
     key("cleanup.policy", LIST, ("delete",), MEDIUM,
         "What becomes of old segments: delete them, compact them to the last value of each key, both, or "
         "(empty) neither.", ValidList(("compact", "delete")), synonyms=("log.cleanup.policy",)),

@@ -1,1 +1,0 @@
-"""The tables of settings, one module for each area."""

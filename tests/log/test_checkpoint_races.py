@@ -14,8 +14,8 @@ import pytest
 
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.pool import InlinePool
-from ottla.sim.log.log_harness import LogHarness
 from tests.log.test_log_manager import Node
+from tests.support.log_harness import LogHarness
 
 T = TypeVar("T")
 ORDERS = TopicPartition("orders", 0)

@@ -29,9 +29,14 @@ def put(disk: SimDisk, name: str, text: str) -> str:
     return f"/data/{name}"
 
 
+def entries(disk: SimDisk, path: str) -> bytes:
+    """A file without the blanks at the ends of its lines."""
+    return b"\n".join(line.rstrip(b" \t") for line in disk.contents()[path].split(b"\n"))
+
+
 def test_offsets_are_written_as_kafka_writes_them(disk: SimDisk) -> None:
     checkpoints.write_offsets(disk, "/data/c", {ORDERS: 42, BILLS: 7})
-    assert disk.contents()["/data/c"] == b"0\n2\norders 0 42\nbills 12 7\n"
+    assert entries(disk, "/data/c") == b"0\n2\norders 0 42\nbills 12 7\n"
     assert checkpoints.read_offsets(disk, "/data/c") == {ORDERS: 42, BILLS: 7}
 
 
@@ -58,10 +63,27 @@ def test_a_damaged_checkpoint_is_reported(disk: SimDisk, text: str) -> None:
         checkpoints.read_offsets(disk, put(disk, "bad", text))
 
 
+def test_offsets_that_kafka_has_written_are_read(disk: SimDisk) -> None:
+    path = put(disk, "c", "0\n2\norders 0 42\nbills 12 7\n")
+    assert checkpoints.read_offsets(disk, path) == {ORDERS: 42, BILLS: 7}
+
+
+def test_each_flipped_bit_of_a_checkpoint_is_seen(disk: SimDisk) -> None:
+    """Also one that turns a digit into another."""
+    checkpoints.write_offsets(disk, "/data/c", {ORDERS: 1042, BILLS: 7})
+    written = disk.contents()["/data/c"]
+    for bit in range(8 * len(written)):
+        flipped = bytearray(written)
+        flipped[bit // 8] ^= 1 << bit % 8
+        write_file(disk, "/data/bad", bytes(flipped))
+        with pytest.raises(CorruptCheckpoint):
+            checkpoints.read_offsets(disk, "/data/bad")
+
+
 def test_epochs_are_written_as_kafka_writes_them(disk: SimDisk) -> None:
     cache = LeaderEpochCache([(0, 0), (3, 100)])
     cache.write(disk, "/data", cache.prepare_write())
-    assert disk.contents()["/data/leader-epoch-checkpoint"] == b"0\n2\n0 0\n3 100\n"
+    assert entries(disk, "/data/leader-epoch-checkpoint") == b"0\n2\n0 0\n3 100\n"
     assert read_epochs(disk, "/data/leader-epoch-checkpoint") == [(0, 0), (3, 100)]
 
 

@@ -23,7 +23,7 @@ from ottla.runtime.random import SeededRandom
 from ottla.runtime.turns import Turns
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimCrash, SimDisk
-from ottla.sim.log.log_harness import all_batches
+from tests.support.log_harness import all_batches
 
 T = TypeVar("T")
 

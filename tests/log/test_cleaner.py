@@ -24,7 +24,7 @@ from ottla.protocol.names import TopicPartition
 from ottla.runtime.pool import InlinePool
 from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
-from ottla.sim.log.compaction_harness import CONFIG, PARTITION, PATH, CompactionHarness
+from tests.support.compaction_harness import CONFIG, PARTITION, PATH, CompactionHarness
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from ottla.log.cleaner.compaction import Compaction, CompactionPlan, MeasuredSeg
 from ottla.records.batch import read_records
 from ottla.records.compaction import OffsetMap
 from ottla.records.types import Codec
-from ottla.sim.log.compaction_harness import CONFIG, CompactionHarness
+from tests.support.compaction_harness import CONFIG, CompactionHarness
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 from ottla.log.segment.file_names import LOG
 from ottla.sim.disk import DiskOperation, Op, SimCrash, SimDisk
 from ottla.sim.disk_faults import READ_ONLY
-from ottla.sim.log.compaction_harness import PARTITION, CompactionHarness
+from tests.support.compaction_harness import PARTITION, CompactionHarness
 
 SEEDS = int(os.environ.get("OTTLA_CRASH_SEEDS", "600")) // 50
 

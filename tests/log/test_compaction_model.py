@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ottla.log.cleaner.cleaner import CleanerConfig
 from ottla.records.types import Codec
-from ottla.sim.log.compaction_harness import PARTITION, CompactionHarness
+from tests.support.compaction_harness import PARTITION, CompactionHarness
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
 VALUES = st.none() | st.integers(0, 99).map(lambda n: b"%d" % n)
@@ -62,11 +62,11 @@ class CompactedLives(RuleBasedStateMachine):
         lab = self.lab
         if roll:
             lab.roll()
-        horizons, before = lab.horizons(), lab.clean_until
+        records, horizons, before = lab.records(), lab.horizons(), lab.clean_until
         if lab.clean():
             assert not lab.cleaner.uncleanable
             assert lab.clean_until > before
-            lab.check_clean(horizons, lab.now_ms)
+            lab.check_clean(records, horizons, lab.now_ms)
 
     @rule(at=st.floats(0, 1))
     def truncate(self, at: float) -> None:

@@ -22,8 +22,8 @@ from ottla.records.validation import AppendOrigin
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.pool import InlinePool, ThreadPool
 from ottla.sim.disk import SimDisk
-from ottla.sim.log.log_harness import LogHarness, check_log
 from tests.log.test_log_manager import CONFIG, A, B, Node
+from tests.support.log_harness import LogHarness, check_log
 
 T = TypeVar("T")
 

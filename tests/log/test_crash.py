@@ -1,5 +1,5 @@
 """Whatever happens to a log, and wherever the power fails, what is left is right: see
-`ottla.sim.log.log_workload`.
+`tests.support.log_workload`.
 
 Two thousand random lives run with every test run. For more:
 
@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from ottla.sim.log.log_manager_workload import run_log_manager_workload
-from ottla.sim.log.log_workload import run_log_workload
-from ottla.sim.log.remote_log_workload import run_remote_log_workload
+from tests.support.log_manager_workload import run_log_manager_workload
+from tests.support.log_workload import run_log_workload
+from tests.support.remote_log_workload import run_remote_log_workload
 
 pytestmark = pytest.mark.slow
 

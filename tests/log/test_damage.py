@@ -17,8 +17,8 @@ from ottla.records.batch import iter_offsets
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.validation import AppendOrigin
-from ottla.sim.log.log_harness import PARTITION, LogHarness, check_log
 from tests.log.test_log_loader import FIRST, cut, damage
+from tests.support.log_harness import PARTITION, LogHarness, check_log
 
 EPOCHS = "/data/orders-3/leader-epoch-checkpoint"
 

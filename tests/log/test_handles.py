@@ -13,7 +13,7 @@ from ottla.log.segment.handles import FileHandles, LazyFile, shares
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.disk import RealDisk, write_file
 from ottla.sim.disk import SimDisk
-from ottla.sim.log.log_harness import LogHarness
+from tests.support.log_harness import LogHarness
 
 
 def files(tmp_path: Path, handles: FileHandles, count: int) -> list[LazyFile]:

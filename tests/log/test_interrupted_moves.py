@@ -10,8 +10,8 @@ from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
 from ottla.sim.disk import SimCrash, SimDisk
-from ottla.sim.log.log_harness import all_batches, check_log
 from tests.log.test_log_manager import A, B, Node
+from tests.support.log_harness import all_batches, check_log
 
 ORDERS = TopicPartition("orders", 0)
 FIRST, SECOND = bytes([1]) * 16, bytes([2]) * 16

@@ -15,8 +15,8 @@ from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.validation import AppendOrigin
 from ottla.sim.disk import SimCrash
-from ottla.sim.log.log_harness import LogHarness
 from tests.log.test_remote_log import REMOTE
+from tests.support.log_harness import LogHarness
 
 PRODUCER = 7
 CONFIG = replace(REMOTE, segment_bytes=400)

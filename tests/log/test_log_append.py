@@ -12,7 +12,7 @@ from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.types import Codec, TimestampType
 from ottla.records.validation import AppendOrigin
-from ottla.sim.log.log_harness import LogHarness, all_batches, check_log
+from tests.support.log_harness import LogHarness, all_batches, check_log
 
 
 def batch(count: int = 1, **how: object) -> bytearray:
@@ -143,6 +143,39 @@ def test_an_open_transaction_holds_the_last_stable_offset() -> None:
     lab.log.update_high_watermark(lab.log.log_end_offset)
     assert lab.log.last_stable_offset == 4
     assert lab.log.first_unstable_offset is None
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_an_end_that_was_not_replicated_before_a_restart_is_awaited_after_it(clean: bool) -> None:
+    """Also if the snapshot of the producers, which knows open transactions only, is from after that end."""
+    lab = LogHarness()
+    lab.put(b"a")
+    lab.log.roll(lab.now_ms)
+    for producer_id in (7, 8, 9):
+        produce(lab, 0, transactional=True, producer_id=producer_id)
+    end(lab, ControlType.COMMIT, producer_id=7)  # at 4
+    end(lab, ControlType.ABORT, producer_id=8)  # at 5
+    lab.log.roll(lab.now_ms)
+    lab.log.flush()
+    lab.checkpoint()
+    end(lab, ControlType.COMMIT, producer_id=9)  # at 6
+    produce(lab, 1, transactional=True, producer_id=7)
+    if clean:
+        lab.close()
+    else:
+        lab.log.flush()
+        lab.sim_disk.crash()
+    log = lab.reload(clean=clean, high_watermark=4)
+    assert log.producer_state_manager.first_unstable_offset() == (7 if clean else 3), "what snapshots know"
+    stable = []
+    for high_watermark in range(4, 9):
+        log.update_high_watermark(high_watermark)
+        stable.append(log.last_stable_offset)
+    assert stable == [1, 2, 3, 7, 7]
+    end(lab, ControlType.ABORT, producer_id=7)
+    assert log.last_stable_offset == 7
+    log.update_high_watermark(log.log_end_offset)
+    assert log.last_stable_offset == 9
 
 
 def test_an_aborted_transaction_is_found_by_those_who_read_its_range() -> None:

@@ -7,6 +7,7 @@ import pytest
 from ottla.log.config.log_config import LONG_MAX, SETTING_NAMES, LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.types import Codec, TimestampType
+from tests.support.rows import for_each
 
 
 def test_the_defaults_are_kafkas() -> None:
@@ -41,7 +42,7 @@ def test_settings_go_over_those_of_the_broker() -> None:
     assert (topic.retention_ms, topic.segment_ms) == (-1, 500)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "text"),
     [
         ("segment.bytes", "1048575"),

@@ -23,6 +23,7 @@ from ottla.runtime.random import SeededRandom
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import DiskOperation, Op, SimCrash
+from tests.support.rows import for_each
 
 PARTITION = TopicPartition("orders", 0)
 METADATA = "/data/orders-0/partition.metadata"
@@ -116,7 +117,7 @@ async def test_a_shutdown_completes_the_creation_of_unused_logs() -> None:
     assert log.topic_id == IDS[0]
 
 
-@pytest.mark.parametrize("seed", range(150))
+@for_each("seed", range(150))
 async def test_records_are_never_found_under_another_topic(seed: int) -> None:
     """Topics of one name come and go, and the power fails at any point."""
     chance = random.Random(seed)

@@ -10,7 +10,7 @@ from ottla.log.config.log_config import LogConfig
 from ottla.log.unified_log import LogAppendInfo
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
-from ottla.sim.log.log_harness import LogHarness, all_batches, check_log
+from tests.support.log_harness import LogHarness, all_batches, check_log
 
 
 def synced(lab: LogHarness) -> list[str]:

@@ -13,7 +13,7 @@ from ottla.protocol.errors import ErrorCode
 from ottla.records.builder import build_batch
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.disk import RealDisk, write_file
-from ottla.sim.log.log_harness import PARTITION, LogHarness, all_batches, check_log
+from tests.support.log_harness import PARTITION, LogHarness, all_batches, check_log
 
 FIRST = "/data/orders-3/00000000000000000000"
 
@@ -192,6 +192,22 @@ def test_the_policy_may_be_to_truncate(caplog: pytest.LogCaptureFixture) -> None
     assert lab.log.log_end_offset == lab.log.recovery_point == 4
     assert "the log is truncated, as the corruption policy says" in caplog.text
     check_log(lab.log)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_flipped_bit_of_a_log_start_deletes_nothing(clean: bool) -> None:
+    """3 becomes 7: in Kafka the records between are gone, and of all replicas once this one leads."""
+    lab = filled(segment_bytes=530)
+    lab.log.flush()
+    lab.checkpoint()
+    lab.directory.set_log_starts({PARTITION: 3})
+    lab.close()
+    path = "/data/log-start-offset-checkpoint"
+    damage(lab, path, lab.sim_disk.contents()[path].index(b" 3 ") + 1, b"7")
+    lab.reload(clean=clean)
+    assert lab.log.log_start_offset <= 3
+    assert bases(lab)[0] <= 3
+    assert lab.log.log_end_offset == 10
 
 
 def test_records_that_were_deleted_are_not_missed() -> None:

@@ -29,7 +29,7 @@ from ottla.runtime.turns import Turns
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import Op
-from ottla.sim.log.log_harness import all_batches, check_log
+from tests.support.log_harness import all_batches, check_log
 
 T = TypeVar("T")
 

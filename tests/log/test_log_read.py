@@ -15,7 +15,7 @@ from ottla.records.builder import build_batch
 from ottla.records.types import Codec, TimestampType
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.disk import RealDisk
-from ottla.sim.log.log_harness import (
+from tests.support.log_harness import (
     LogHarness,
     all_batches,
     check_lookups,

@@ -15,7 +15,7 @@ from ottla.log.log_repair import clear_report, damaged_partitions, find_damage, 
 from ottla.log.segment.file_names import LOG
 from ottla.log.segment.walk import CorruptLog
 from ottla.sim.disk_faults import SimCrash
-from ottla.sim.log.log_harness import PARTITION, LogHarness, all_batches, check_log
+from tests.support.log_harness import PARTITION, LogHarness, all_batches, check_log
 
 BATCHES = 24
 

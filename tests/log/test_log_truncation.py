@@ -12,7 +12,7 @@ from ottla.log.config.log_config import LogConfig
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.sim.disk import SimCrash
-from ottla.sim.log.log_harness import PARTITION, LogHarness, all_batches, check_log
+from tests.support.log_harness import PARTITION, LogHarness, all_batches, check_log
 
 SMALL = LogConfig(segment_bytes=400, index_interval_bytes=100, file_delete_delay_ms=1000)
 

@@ -16,7 +16,7 @@ from ottla.records.types import TimestampType
 from ottla.runtime.disk import write_file
 from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimCrash
-from ottla.sim.log.log_harness import LogHarness, all_batches, check_log
+from tests.support.log_harness import LogHarness, all_batches, check_log
 
 LAST = (1 << 63) - 1
 RECOVERY_POINTS = "/data/recovery-point-offset-checkpoint"

@@ -138,8 +138,6 @@ def test_a_snapshot_written_again_replaces_a_longer_one(snapshots: ProducerSnaps
 
 def test_deletions_leave_the_rest(snapshots: ProducerSnapshots) -> None:
     write(snapshots, 1, 5, 10, 20, 30)
-    snapshots.delete_before(5)
-    assert on_disk(snapshots) == snapshots.offsets == (5, 10, 20, 30)
     snapshots.delete_outside(log_start_offset=5, log_end_offset=20)
     assert on_disk(snapshots) == snapshots.offsets == (10, 20)
     snapshots.delete(10)

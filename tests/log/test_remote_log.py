@@ -13,7 +13,7 @@ from ottla.log.log_repair import find_damage
 from ottla.log.unified_log import RemoteLogAuxState
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
-from ottla.sim.log.log_harness import PARTITION, LogHarness
+from tests.support.log_harness import PARTITION, LogHarness
 
 REMOTE = LogConfig(
     segment_bytes=1000,

@@ -11,8 +11,8 @@ import pytest
 from ottla.log.config.log_config import LogConfig
 from ottla.log.segment.walk import CorruptBatch
 from ottla.records.batch import iter_offsets
-from ottla.sim.log.log_harness import LogHarness, all_batches
 from tests.log.test_log_loader import FIRST, damage
+from tests.support.log_harness import LogHarness, all_batches
 
 BATCHES = 16
 

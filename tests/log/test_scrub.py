@@ -16,8 +16,8 @@ from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import KafkaError
 from ottla.runtime.pool import InlinePool
 from ottla.sim.clock import SimClock
-from ottla.sim.log.log_harness import LogHarness
 from tests.log.test_damage import abort_one
+from tests.support.log_harness import LogHarness
 
 KINDS = (".log", ".index", ".timeindex", ".txnindex", ".snapshot", "leader-epoch-checkpoint")
 
@@ -110,6 +110,22 @@ def test_a_flipped_bit_is_found_and_mended(kind: str) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_each_of_a_thousand_flipped_bits_is_found_in_one_pass(seed: int) -> None:
     check_flips(100, seed + 10)
+
+
+def test_a_rotten_batch_is_found_where_the_leader_epochs_have_rotted_too() -> None:
+    """The epochs are read from the batches then, which the rotten one prevents: it is found all the same, in
+    the pass and by the second look at what a reader met.
+    """
+    rot = Rot()
+    rot.lab.close()
+    (epochs,) = (path for path in rot.files if path.endswith("leader-epoch-checkpoint"))
+    batches = rot.lab.log.segments[1].path(".log")
+    rot.flip(epochs, 0, 5)
+    rot.flip(batches, 16, 1)
+    rot.lab.reload(clean=True)
+    scrubber = rot.scrub()
+    assert {each.finding.path for each in scrubber.findings} >= {epochs, batches}
+    assert all(rot.lab.log.confirm_damage(error) for error in rot.reported)
 
 
 def test_a_sound_log_has_no_findings() -> None:

@@ -17,7 +17,7 @@ from ottla.records.control import ControlType, EndTransactionMarker, build_end_t
 from ottla.records.validation import AppendOrigin
 from ottla.runtime.random import SeededRandom
 from ottla.sim.disk import SimDisk
-from ottla.sim.log.log_harness import LogHarness, all_batches, check_log
+from tests.support.log_harness import LogHarness, all_batches, check_log
 
 
 def full(lab: LogHarness, spare: int = 0) -> None:

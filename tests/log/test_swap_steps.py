@@ -15,7 +15,8 @@ import pytest
 from ottla.log.segment.file_names import LOG
 from ottla.runtime.pool import InlinePool
 from ottla.sim.disk_faults import DiskOperation, Op, SimCrash
-from ottla.sim.log.compaction_harness import PARTITION, CompactionHarness
+from tests.support.compaction_harness import PARTITION, CompactionHarness
+from tests.support.rows import for_each
 
 T = TypeVar("T")
 SYNCS = frozenset((Op.SYNC, Op.SYNC_DIR))
@@ -145,7 +146,7 @@ def test_a_change_between_two_steps_leaves_a_sound_log(change: Callable[[Compact
         check(lab)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each("seed", range(60))
 def test_a_crash_beside_other_changes_leaves_a_sound_log(seed: int) -> None:
     chance = random.Random(seed)
     lab, pool = dirty_log(seed)

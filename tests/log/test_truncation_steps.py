@@ -23,8 +23,9 @@ from ottla.runtime.pool import CallOnce, InlinePool
 from ottla.runtime.turns import Turns
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import DiskOperation, Op, SimCrash
-from ottla.sim.log.log_harness import all_batches, check_log
 from tests.log.test_log_manager import Node
+from tests.support.log_harness import all_batches, check_log
+from tests.support.rows import for_each
 
 T = TypeVar("T")
 ORDERS = TopicPartition("orders", 0)
@@ -326,7 +327,7 @@ async def test_a_crash_at_any_operation_leaves_a_sound_log_with_all_that_was_to_
     assert operation > 5
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_each("seed", range(40))
 async def test_a_crash_beside_periodic_work_does_as_well(seed: int) -> None:
     chance = random.Random(seed)
     kind = chance.choice(KINDS)

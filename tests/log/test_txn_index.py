@@ -124,11 +124,9 @@ def test_an_index_of_another_segment_is_found_out(path: str) -> None:
         index_at(path, start_offset=11).sanity_check()
 
 
-def test_rename_and_delete_follow_the_file(path: str) -> None:
+def test_deleting_an_index_deletes_its_file(path: str) -> None:
     index = index_at(path)
-    index.rename_to(path + ".cleaned")
     index.append(ABORTED[0])
-    index.rename_to(path)
     assert index_at(path).entries == ABORTED[:1]
     index.delete_if_exists()
     index.delete_if_exists()

@@ -19,7 +19,6 @@ from ottla.node.config.node_config import NodeConfig
 from ottla.node.remote.remote_log_manager import RemoteLogManager
 from ottla.protocol.names import TopicIdPartition
 from ottla.remote.log_reader import RemoteLogReader
-from ottla.remote.metadata_manager import InMemoryRemoteLogMetadataManager
 from ottla.remote.object_layout import LOG_SUFFIX, SUFFIXES, object_key
 from ottla.remote.object_storage import ObjectStorageManager
 from ottla.remote.segment_cache import RemoteSegmentCache, SegmentCacheLimits
@@ -39,6 +38,7 @@ from ottla.runtime.tasks import TaskSupervisor
 from ottla.sim.clock import LoopClock
 from ottla.sim.loop import Process, SimLoop
 from tests.replication.partition_harness import TOPIC_ID, TP, PartitionHarness, batch
+from tests.support.remote_metadata import InMemoryRemoteLogMetadataManager
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ottla.log.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from ottla.remote.expiration import RemoteExpiration, plan_expiration
-from ottla.remote.lineage import (
+from ottla.remote.log_lineage import (
     LogLineage,
     epoch_entries_between,
     find_highest_remote_offset,

@@ -19,7 +19,6 @@ from ottla.records.batch import iter_batches
 from ottla.records.builder import build_batch
 from ottla.remote.log_reader import RemoteLogReader
 from ottla.remote.metadata_cache import RemoteLogMetadataCache
-from ottla.remote.metadata_manager import InMemoryRemoteLogMetadataManager
 from ottla.remote.object_storage import ObjectStorageManager
 from ottla.remote.segment_cache import (
     DiskPartCache,
@@ -39,7 +38,8 @@ from ottla.remote.storage_manager import IndexType, LogSegmentData
 from ottla.runtime.disk import read_file
 from ottla.runtime.object_store import MemoryStore
 from ottla.runtime.pool import InlinePool
-from ottla.sim.log.log_harness import PARTITION, TOPIC_ID, LogHarness
+from tests.support.log_harness import PARTITION, TOPIC_ID, LogHarness
+from tests.support.remote_metadata import InMemoryRemoteLogMetadataManager
 
 ID = TopicIdPartition(TOPIC_ID, PARTITION.partition)
 REMOTE = LogConfig(

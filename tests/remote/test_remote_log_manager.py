@@ -36,6 +36,7 @@ from ottla.sim.loop import SimLoop
 from tests.remote.remote_harness import ID, SMALL, RemoteWorld
 from tests.remote.test_topic_metadata_manager import id_of, segment
 from tests.replication.partition_harness import TP, registration
+from tests.support.rows import for_each
 
 _COPY_STEPS = 20
 _DELETE_STEPS = 40
@@ -90,7 +91,7 @@ def test_records_above_the_last_stable_offset_are_not_copied() -> None:
     assert world.remote_log() == world.local_log()
 
 
-@pytest.mark.parametrize("step", range(1, _COPY_STEPS + 1))
+@for_each("step", range(1, _COPY_STEPS + 1))
 def test_a_kill_at_any_step_of_a_copy_leaves_nothing_behind(step: int) -> None:
     world = RemoteWorld()
     world.produce(8)
@@ -101,7 +102,7 @@ def test_a_kill_at_any_step_of_a_copy_leaves_nothing_behind(step: int) -> None:
     assert world.remote_log() == world.local_log()
 
 
-@pytest.mark.parametrize("step", range(1, _DELETE_STEPS + 1))
+@for_each("step", range(1, _DELETE_STEPS + 1))
 def test_a_kill_at_any_step_of_a_deletion_leaves_nothing_behind(step: int) -> None:
     world = copied_world()
     log = world.partition.log
@@ -114,9 +115,9 @@ def test_a_kill_at_any_step_of_a_deletion_leaves_nothing_behind(step: int) -> No
     assert log.log_start_offset == log.active_segment.base_offset
 
 
-@pytest.mark.parametrize("knows_epochs", [True, False])
-@pytest.mark.parametrize("deleted", ["some", "all"])
-@pytest.mark.parametrize("step", range(1, _DELETE_STEPS + 1))
+@for_each("knows_epochs", [True, False])
+@for_each("deleted", ["some", "all"])
+@for_each("step", range(1, _DELETE_STEPS + 1))
 def test_a_log_whose_start_was_lost_in_a_deletion_starts_where_there_are_records(
     step: int, deleted: str, knows_epochs: bool
 ) -> None:
@@ -598,8 +599,8 @@ def test_a_manifest_without_its_records_is_no_segment() -> None:
     assert listed() == [each.id for each in others]
 
 
-@pytest.mark.parametrize("unready_ms", [5, 25])
-@pytest.mark.parametrize("at_ms", range(2, 41, 3))
+@for_each("unready_ms", [5, 25])
+@for_each("at_ms", range(2, 41, 3))
 def test_metadata_that_are_lost_during_a_copy_count_none_that_is_given_up(
     at_ms: int, unready_ms: int
 ) -> None:
@@ -629,7 +630,7 @@ def test_metadata_that_are_lost_during_a_copy_count_none_that_is_given_up(
     assert world.remote_log() == world.local_log()
 
 
-@pytest.mark.parametrize("step", range(1, 21))
+@for_each("step", range(1, 21))
 def test_a_kill_at_any_step_of_finding_lost_segments_loses_none(step: int) -> None:
     world = copied_world()
     log = world.partition.log

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ottla.node.cluster.internal_topic import TopicRead
-from ottla.node.remote.metadata_manager import TopicBasedRemoteLogMetadataManager
+from ottla.node.remote.topic_based_metadata_manager import TopicBasedRemoteLogMetadataManager
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicIdPartition, TopicPartition
 from ottla.records.builder import build_batch

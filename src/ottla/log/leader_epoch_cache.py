@@ -309,5 +309,5 @@ def _stage_epochs(disk: Disk, path: str, write: EpochWrite) -> str:
     return staged
 
 
-def encode_epochs(epochs: Iterable[tuple[int, int]]) -> bytes:
-    return encode_entries(f"{epoch} {offset}" for epoch, offset in epochs)
+def encode_epochs(epochs: Iterable[tuple[int, int]], *, sealed: bool = True) -> bytes:
+    return encode_entries((f"{epoch} {offset}" for epoch, offset in epochs), sealed=sealed)

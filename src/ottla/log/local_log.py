@@ -233,11 +233,15 @@ class LocalLog:
             raise
         self.log_end_offset = batches[-1].next_offset
         if active.index_flush_due:
-            try:
-                active.flush_indexes()
-            except OSError as error:
-                # The entries stay in memory; without room that is where they wait.
-                self.directory.io_error(f"writing an index of {self.partition}", error)
+            self.flush_active_indexes()
+
+    def flush_active_indexes(self) -> None:
+        """Write the entries of the active segment's indexes that wait in memory, if the disk takes them."""
+        try:
+            self.active_segment.flush_indexes()
+        except OSError as error:
+            # The entries stay in memory; without room that is where they wait.
+            self.directory.io_error(f"writing an index of {self.partition}", error)
 
     def _remove_failed_write(self, active: LogSegment, cause: OSError) -> None:
         try:

@@ -82,7 +82,7 @@ from ottla.log.retention import Deletion, segments_to_delete
 from ottla.log.segment.file_names import LOG
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
 from ottla.log.segment.segment import LogSegment
-from ottla.log.segment.soundness import NEXT_BYTES, Stretch, sound_end
+from ottla.log.segment.soundness import NEXT_BYTES, AnyEpoch, EpochSpans, Stretch, sound_end
 from ottla.log.segment.timestamp_search import TimestampAndOffset, TimestampSearches
 from ottla.log.segment.txn_index import AbortedTxn, CorruptTxnIndexError
 from ottla.log.segment.walk import BatchPosition, CorruptBatch, CorruptLog
@@ -442,13 +442,16 @@ class UnifiedLog:
     @property
     def first_unstable_offset(self) -> int | None:
         """The first offset of an open transaction, or of one that ends above the high watermark."""
-        offset = self.producer_state_manager.first_unstable_offset()
+        offset = self._producers_with_unstable().first_unstable_offset()
         return None if offset is None else max(offset, self.log_start_offset)
 
     @property
     def last_stable_offset(self) -> int:
         """Below it every transaction is decided: the bound of `read_committed`."""
-        unstable = self.producer_state_manager.first_unstable_offset()
+        return self._last_stable_offset(self._producers_with_unstable())
+
+    def _last_stable_offset(self, producers: ProducerStateManager) -> int:
+        unstable = producers.first_unstable_offset()
         if (self._truncation is not None and self._truncation.reopens_transactions) or (
             self._lacks_producers and self.lacks_producers
         ):
@@ -493,7 +496,7 @@ class UnifiedLog:
             f"{local.dir}: recovery point {local.recovery_point} above the log end {local.log_end_offset}"
         )
         if invariants.thorough and self._producer_state is not None:
-            stable = self.last_stable_offset
+            stable = self._last_stable_offset(self._producer_state)
             assert self.log_start_offset <= stable <= self.high_watermark, (
                 f"{local.dir}: last stable offset {stable} is not between the log start "
                 f"{self.log_start_offset} and the high watermark {self.high_watermark}"
@@ -505,6 +508,16 @@ class UnifiedLog:
     def leader_epoch_cache(self) -> LeaderEpochCache:
         cache = self._leader_epochs
         return cache if cache is not None else self._load_leader_epochs()
+
+    @property
+    def epoch_spans(self) -> EpochSpans:
+        """The leader epochs for a check of the batches: any, where their file is damaged and a batch too, so
+        that the check still finds that batch.
+        """
+        try:
+            return self.leader_epoch_cache
+        except CorruptBatch:
+            return AnyEpoch()
 
     def _load_leader_epochs(self) -> LeaderEpochCache:
         local = self.local_log
@@ -575,6 +588,36 @@ class UnifiedLog:
         run_here(self._rebuild_producer_state(state, local.log_end_offset))
         self._producer_state = state
         return state
+
+    def _producers_with_unstable(self) -> ProducerStateManager:
+        """The producer state, with the transactions that end between the high watermark and the snapshot that
+        it was loaded from. They matter where readers ask: a follower's high watermark has passed them soon.
+        """
+        state = self.producer_state_manager
+        is_settled = self._truncation is None and not self.is_closed
+        if state.loaded_at > self.high_watermark > self.log_start_offset and is_settled:
+            with self._guard("reading the ends of transactions"):
+                self._find_unstable(state)
+            state.loaded_at = 0
+        return state
+
+    def _find_unstable(self, state: ProducerStateManager) -> None:
+        segments = self.local_log.segments
+        start, end = max(self.high_watermark, segments[0].base_offset), state.loaded_at
+        if all(entry.coordinator_epoch < 0 for entry in state.active_producers.values()):
+            return  # no transaction has ended here
+        if all(marker is None for _, marker in batches_between(segments, start, end)):
+            return
+        before = self._new_producer_state()
+        try:
+            start = self._load_newest_snapshot(before, start)
+        except KafkaError as error:
+            _log.warning("transactions may count as stable before their ends are replicated: %s", error)
+            return
+        for batch in batches_between(segments, start, end):
+            before.replay([batch])
+        before.on_high_watermark_updated(self.high_watermark)
+        state.adopt_unstable(before)
 
     def _new_producer_state(self) -> ProducerStateManager:
         return ProducerStateManager(str(self.topic_partition), self._producer_config)
@@ -1967,7 +2010,7 @@ class UnifiedLog:
         size = segment.size
         following = next((each for each in self.segments if each.base_offset > segment.base_offset), None)
         end = self.log_end_offset if following is None else following.base_offset
-        return segment.stretches(end, self.leader_epoch_cache, size)
+        return segment.stretches(end, self.epoch_spans, size)
 
     # Whether the log can be used
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from ottla.log.leader_epoch_cache import EpochEntry
 from ottla.log.segment.txn_index import CorruptTxnIndexError, decode_entries
-from ottla.remote.lineage import end_of_lineage
+from ottla.remote.log_lineage import end_of_lineage
 from ottla.remote.metadata_cache import RemoteLogMetadataCache
 from ottla.remote.segment_metadata import RemoteLogSegmentMetadata, RemoteStorageError
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ottla.log.leader_epoch_cache import EpochEntry
-from ottla.remote.lineage import LogLineage
+from ottla.remote.log_lineage import LogLineage
 from ottla.remote.segment_metadata import RemoteLogSegmentId, RemoteLogSegmentMetadata, RemoteLogSegmentState
 from ottla.runtime.steps import Steps
 

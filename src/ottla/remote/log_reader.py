@@ -24,7 +24,7 @@ from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicIdPartition
 from ottla.records.batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, find_timestamp, iter_batches
-from ottla.remote.lineage import end_of_lineage
+from ottla.remote.log_lineage import end_of_lineage
 from ottla.remote.metadata_manager import RemoteLogMetadataManager
 from ottla.remote.segment_cache import RemoteSegmentCache
 from ottla.remote.segment_metadata import (

@@ -20,7 +20,6 @@ from ottla.remote.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
-    RemotePartitionDeleteState,
     RemoteResourceNotFound,
     RemoteStorageNotReady,
 )
@@ -120,11 +119,10 @@ def partition_of(event: RemoteLogMetadataEvent) -> TopicIdPartition:
 class RemotePartitionMetadataStore:
     """The caches of the partitions that a broker hosts. Events are applied to it, lookups read it."""
 
-    __slots__ = ("_caches", "_deletions")
+    __slots__ = ("_caches",)
 
     def __init__(self) -> None:
         self._caches: dict[TopicIdPartition, RemoteLogMetadataCache] = {}
-        self._deletions: dict[TopicIdPartition, RemotePartitionDeleteState] = {}
 
     def assign(self, partition: TopicIdPartition) -> RemoteLogMetadataCache:
         """Return the cache of a partition, a new one if there is none."""
@@ -135,7 +133,6 @@ class RemotePartitionMetadataStore:
 
     def forget(self, partition: TopicIdPartition) -> None:
         self._caches.pop(partition, None)
-        self._deletions.pop(partition, None)
 
     def __contains__(self, partition: TopicIdPartition) -> bool:
         return partition in self._caches
@@ -172,86 +169,3 @@ class RemotePartitionMetadataStore:
                     cache.update_remote_log_segment_metadata(event)
                 except RemoteResourceNotFound as error:
                     _log.info("an event is dropped: %s", error.message)
-            case RemotePartitionDeleteMetadata():
-                self._deletions[event.topic_id_partition] = event.state
-
-    def deletion_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
-        return self._deletions.get(partition)
-
-
-class InMemoryRemoteLogMetadataManager:
-    """The metadata of remote segments in the memory of one process: for tests, and for a node without peers
-    that is allowed to forget.
-    """
-
-    __slots__ = ("_listeners", "events", "store")
-
-    def __init__(self) -> None:
-        self.store = RemotePartitionMetadataStore()
-        self.events: list[RemoteLogMetadataEvent] = []
-        self._listeners: list[Callable[[TopicIdPartition], None]] = []
-
-    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
-        self._put(metadata)
-
-    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
-        self._put(update)
-
-    async def put_remote_partition_delete_metadata(self, event: RemotePartitionDeleteMetadata) -> None:
-        self._put(event)
-
-    def _put(self, event: RemoteLogMetadataEvent) -> None:
-        self.events.append(event)
-        self.store.apply(event)
-        for listener in self._listeners:
-            listener(partition_of(event))
-
-    def remote_log_segment_metadata(
-        self, partition: TopicIdPartition, leader_epoch: int, offset: int
-    ) -> RemoteLogSegmentMetadata | None:
-        return self.store.cache(partition).remote_log_segment_metadata(leader_epoch, offset)
-
-    def newest_epoch_of(self, partition: TopicIdPartition, offset: int) -> int | None:
-        return self.store.cache(partition).newest_epoch_of(offset)
-
-    def next_segment_with_txn_index(
-        self, partition: TopicIdPartition, leader_epoch: int, offset: int
-    ) -> RemoteLogSegmentMetadata | None:
-        return self.store.cache(partition).next_segment_with_txn_index(leader_epoch, offset)
-
-    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
-        return self.store.cache(partition).highest_offset_for_epoch(leader_epoch)
-
-    def segment_by_id(self, id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
-        return self.store.cache(id.topic_id_partition).get(id)
-
-    def list_remote_log_segments(
-        self, partition: TopicIdPartition, leader_epoch: int | None = None
-    ) -> list[RemoteLogSegmentMetadata]:
-        return self.store.cache(partition).list_remote_log_segments(leader_epoch)
-
-    def first_start_offset(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
-        return self.store.cache(partition).first_start_offset(leader_epoch)
-
-    def first_offset_from(self, partition: TopicIdPartition, offset: int) -> int | None:
-        return self.store.cache(partition).first_offset_from(offset)
-
-    def unfinished_copies(self, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
-        return self.store.cache(partition).unfinished_copies()
-
-    def assign_partitions(self, partitions: Iterable[TopicIdPartition]) -> None:
-        for partition in partitions:
-            self.store.assign(partition).is_initialized = True
-
-    def stop_partitions(self, partitions: Iterable[TopicIdPartition]) -> None:
-        for partition in partitions:
-            self.store.forget(partition)
-
-    def is_ready(self, partition: TopicIdPartition) -> bool:
-        return self.store.is_ready(partition)
-
-    async def wait_until_ready(self, partition: TopicIdPartition) -> None:
-        self.store.cache(partition)
-
-    def add_listener(self, listener: Callable[[TopicIdPartition], None]) -> None:
-        self._listeners.append(listener)

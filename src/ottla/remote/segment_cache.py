@@ -76,7 +76,6 @@ class RemoteSegmentCache:
         "_storage",
         "_throttle",
         "_waiting",
-        "loaded_bytes",
     )
 
     def __init__(
@@ -98,8 +97,6 @@ class RemoteSegmentCache:
         # Loads that fetch from the store, never more than the limit when they began.
         self._running = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-        # What came from the store, in all.
-        self.loaded_bytes = 0
 
     def resize(self, loads_at_once: int) -> None:
         """Fetch so many parts at a time from now on."""
@@ -210,7 +207,6 @@ class RemoteSegmentCache:
         finally:
             self._running -= 1
             self._wake()
-        self.loaded_bytes += len(data)
         if self._throttle is not None:
             self._throttle.record(len(data))
         self._keep(key, data)

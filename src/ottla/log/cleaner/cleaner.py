@@ -129,7 +129,6 @@ class LogCleaner:
         self.cleanings = 0
         self.bytes_read = 0
         self.bytes_written = 0
-        self.last_run_ms: int | None = None
         self.max_dirty_ratio = 0.0
         self.max_compaction_delay_ms = 0
 
@@ -170,7 +169,6 @@ class LogCleaner:
     async def clean_filthiest_log(self) -> bool:
         """Clean the dirtiest log that is due; False if there was none."""
         now_ms = self._clock.wall_ms()
-        self.last_run_ms = now_ms
         async with self._choosing:
             choice = await self._grab_filthiest_log(now_ms)
             if choice is None:

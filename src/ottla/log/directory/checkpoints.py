@@ -4,6 +4,10 @@ All are replaced as a whole, so that a crash leaves the old content or the new o
 checkpoint is a version, the number of entries and one entry per line; `partition.metadata` has lines of keys
 and values. The caller decides what a damaged checkpoint means: none of them holds data that the log itself
 does not.
+
+One bit may turn a digit into another, and a log start into one that deletes records. So each entry ends with
+its checksum, in blanks, which Kafka does not read: sixteen spaces and tabs. An entry without any was written
+by Kafka, or by hand, and is not checked.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import posixpath
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -34,6 +39,8 @@ CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 LOCK = ".lock"
 
 _VERSION = 0
+# Each byte as eight blanks.
+_BLANKS = tuple("".join(" \t"[byte >> bit & 1] for bit in range(8)) for byte in range(256))
 _MAX_OFFSET = (1 << 63) - 1
 
 
@@ -41,9 +48,22 @@ class CorruptCheckpoint(Exception):
     """The content of the file is damaged."""
 
 
-def encode_entries(lines: Iterable[str]) -> bytes:
-    entries = list(lines)
+def encode_entries(lines: Iterable[str], *, sealed: bool = True) -> bytes:
+    """A file of these lines; `sealed`: with their checksums."""
+    entries = [line + _seal(line) if sealed else line for line in lines]
     return "\n".join([str(_VERSION), str(len(entries)), *entries, ""]).encode()
+
+
+def _seal(line: str) -> str:
+    """The checksum of a line, in blanks."""
+    checksum = zlib.crc32(line.encode())
+    return _BLANKS[checksum & 0xFF] + _BLANKS[checksum >> 8 & 0xFF]
+
+
+def _is_whole(line: str) -> bool:
+    """Whether a line has no checksum, or the right one."""
+    entry = line.rstrip()
+    return entry == line or entry + _seal(entry) == line
 
 
 def decode_entries(data: bytes, path: str) -> list[list[str]]:
@@ -63,6 +83,11 @@ def decode_entries(data: bytes, path: str) -> list[list[str]]:
     entries = [line.split() for line in lines[2:]]
     if len(lines) > 1 and lines[1] != str(len(entries)):
         raise CorruptCheckpoint(f"{path} has {len(entries)} entries, but says that it has {lines[1][:40]!r}")
+    for line in lines[2:]:
+        if not _is_whole(line):
+            raise CorruptCheckpoint(
+                f"{path} has the entry {line.rstrip()[:80]!r}, but its checksum is another's"
+            )
     return entries
 
 

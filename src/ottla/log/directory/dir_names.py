@@ -39,8 +39,8 @@ def dir_name(partition: TopicPartition) -> str:
 
 
 def moved_dir_name(partition: TopicPartition, kind: DirKind, unique_id: bytes) -> str:
-    """The name that a partition's directory gets on its way out or in; the topic is cut where the whole would
-    be too long for a file system.
+    """Name the directory of a log that is to be deleted, is stray, or is to replace another one. The topic is
+    cut where the name would be too long for a file system.
     """
     tail = f"-{partition.partition}.{unique_id.hex()}{kind.value}"
     return partition.topic[: MAX_DIR_NAME_BYTES - len(tail)] + tail

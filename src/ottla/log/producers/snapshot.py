@@ -204,10 +204,6 @@ class ProducerSnapshots:
             return None
         return path + DELETED
 
-    def delete_before(self, offset: int) -> None:
-        for known in self._offsets[: bisect_left(self._offsets, offset)]:
-            self.delete(known)
-
     def delete_outside(self, log_start_offset: int, log_end_offset: int) -> None:
         """Keep only what the log can be rebuilt from: above its start, up to its end."""
         for known in self.offsets:

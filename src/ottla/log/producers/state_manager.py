@@ -92,6 +92,7 @@ class ProducerStateManager:
         "_producers",
         "_txns",
         "_verifications",
+        "loaded_at",
         "map_end_offset",
     )
 
@@ -111,6 +112,9 @@ class ProducerStateManager:
         self._completed: deque[tuple[int, int]] = deque()
         # The state is that of the log up to here.
         self.map_end_offset = 0
+        # The offset of the snapshot that the state was loaded from. A snapshot knows nothing of transactions
+        # that end below it, also if the high watermark is below their markers.
+        self.loaded_at = 0
         self._last_snapshot_offset = 0
 
     # Queries
@@ -247,6 +251,16 @@ class ProducerStateManager:
             self._check_transactions()
         return aborted
 
+    def append_next(self, batch: ProducerBatchHeader) -> None:
+        """Take in the next batch of a known producer without a transaction; the log now holds it."""
+        entry = self._producers[batch.producer_id]
+        delta = batch.last_offset - batch.base_offset
+        entry.batches.append(
+            BatchMetadata(batch.last_sequence, batch.last_offset, delta, batch.max_timestamp)
+        )
+        entry.packed = None
+        entry.last_timestamp = batch.max_timestamp
+
     def _check_transactions(self) -> None:
         firsts = list(self._txns)
         assert firsts == sorted(firsts), f"{self._partition}: transactions out of order: {firsts}"
@@ -343,6 +357,7 @@ class ProducerStateManager:
                 snapshots.delete(offset)
                 continue
             self.load(entries, now_ms)
+            self.loaded_at = offset
             break
         self._last_snapshot_offset = self.map_end_offset = log_start_offset if offset is None else offset
 
@@ -358,6 +373,14 @@ class ProducerStateManager:
         for first_offset, producer_id in sorted(open_txns):
             self._txns[first_offset] = producer_id
             self._ongoing[first_offset] = producer_id
+
+    def adopt_unstable(self, before: ProducerStateManager) -> None:
+        """Take over the transactions that are decided and unstable in `before`, the state at `loaded_at`."""
+        unstable = {first: before._txns[first] for _, first in before._completed}
+        self._txns = dict(sorted((unstable | self._txns).items()))
+        self._completed.extendleft(reversed(before._completed))
+        if invariants.thorough:
+            self._check_transactions()
 
     # Snapshots and expiry
 

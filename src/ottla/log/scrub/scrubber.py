@@ -164,7 +164,7 @@ class LogScrubber:
             # Both of this turn: the active segment grows.
             size = segment.size
             end = segments[number + 1].base_offset if is_closed else log.log_end_offset
-            epochs = log.leader_epoch_cache
+            epochs = log.epoch_spans
             examined = examine_segment(disk, segment, size, end, epochs, is_closed=is_closed)
             await self._examine(log, segment, examined)
             if is_closed:

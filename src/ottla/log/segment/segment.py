@@ -630,15 +630,23 @@ class SegmentIndexes:
     lost.
     """
 
-    __slots__ = ("_since_entry", "are_full", "flush_due", "greatest", "offsets", "times")
+    __slots__ = (
+        "are_full",
+        "flush_due",
+        "greatest_offset",
+        "greatest_timestamp",
+        "offsets",
+        "since_entry",
+        "times",
+    )
 
     def __init__(self, offsets: OffsetIndex, times: TimeIndex, since_entry: int) -> None:
         self.offsets = offsets
         self.times = times
         # The greatest timestamp so far and the last offset of the first batch that has it.
-        self.greatest: TimestampOffset = times.last_entry
+        self.greatest_timestamp, self.greatest_offset = times.last_entry
         # Bytes since the batch that got the last entry.
-        self._since_entry = since_entry
+        self.since_entry = since_entry
         # True if an index takes no more entries, and if enough entries wait to be written; plain values,
         # since every append reads them.
         self.are_full = self.flush_due = False
@@ -647,6 +655,10 @@ class SegmentIndexes:
     def _entries_changed(self) -> None:
         self.are_full = self.offsets.is_full or self.times.is_full
         self.flush_due = self.offsets.flush_due or self.times.flush_due
+
+    @property
+    def greatest(self) -> TimestampOffset:
+        return TimestampOffset(self.greatest_timestamp, self.greatest_offset)
 
     @classmethod
     def create(
@@ -692,15 +704,15 @@ class SegmentIndexes:
 
     def add(self, position: int, batch: BatchHeader, interval: int) -> None:
         """Account for the next batch, which lies at `position`, with an entry if one is due."""
-        if batch.max_timestamp > self.greatest.timestamp:
-            self.greatest = TimestampOffset(batch.max_timestamp, batch.last_offset)
-        if self._since_entry > interval:
+        if batch.max_timestamp > self.greatest_timestamp:
+            self.greatest_timestamp, self.greatest_offset = batch.max_timestamp, batch.last_offset
+        if self.since_entry > interval:
             if not self.are_full:
                 self.offsets.append(batch.last_offset, position)
                 self.times.maybe_append(*self.greatest)
                 self._entries_changed()
-            self._since_entry = 0
-        self._since_entry += batch.size
+            self.since_entry = 0
+        self.since_entry += batch.size
 
     def truncate_to(self, offset: int) -> None:
         """Remove the entries at or above `offset`; `restore_greatest` is to follow."""
@@ -714,8 +726,8 @@ class SegmentIndexes:
         for _, header in headers:
             if header.max_timestamp > greatest.timestamp:
                 greatest = TimestampOffset(header.max_timestamp, header.last_offset)
-        self.greatest = greatest
-        self._since_entry = 0
+        self.greatest_timestamp, self.greatest_offset = greatest
+        self.since_entry = 0
 
     @property
     def unindexed_position(self) -> int:
@@ -724,8 +736,8 @@ class SegmentIndexes:
 
     def clear_greatest(self) -> None:
         """Reset the greatest timestamp of a segment that has no batch left."""
-        self.greatest = TimestampOffset(NO_TIMESTAMP, self.offsets.base_offset)
-        self._since_entry = 0
+        self.greatest_timestamp, self.greatest_offset = NO_TIMESTAMP, self.offsets.base_offset
+        self.since_entry = 0
 
     def seal(self) -> None:
         """Add the last entry of the time index, and leave nothing behind the ends of the files."""

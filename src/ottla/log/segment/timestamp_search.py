@@ -90,7 +90,7 @@ class TimestampSearch:
         """What was found, once it is done; raises what went wrong."""
         assert self.is_done
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         return self._best
 
     def run(self) -> TimestampAndOffset | None:
@@ -114,7 +114,7 @@ class TimestampSearch:
                 else:
                     self.is_done = True
         except KafkaError as error:
-            self._error = error
+            self._error = error.again()
             self.is_done = True
 
     def _walk(self, left_us: int) -> int | None:

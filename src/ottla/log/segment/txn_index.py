@@ -158,11 +158,6 @@ class TransactionIndex:
         finally:
             file.close()
 
-    def rename_to(self, path: str) -> None:
-        if self._disk.exists(self.path):
-            self._disk.rename(self.path, path)
-        self.path = path
-
     def delete_if_exists(self) -> None:
         if self._disk.exists(self.path):
             self._disk.unlink(self.path)

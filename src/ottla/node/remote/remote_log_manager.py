@@ -42,7 +42,7 @@ from ottla.node.remote.segment_data import (
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicIdPartition, TopicPartition
 from ottla.remote.expiration import plan_expiration
-from ottla.remote.lineage import (
+from ottla.remote.log_lineage import (
     NO_REMOTE_OFFSET,
     FindSegment,
     find_gap,
@@ -513,7 +513,7 @@ class RemoteLogManager:
         return highest
 
     def is_settled(self, id: TopicIdPartition) -> bool:
-        """Whether all remote segments of a partition are known, if this broker has to find that out."""
+        """Whether all remote segments of a partition are known, if this broker copies its segments."""
         led = self._led_by_id.get(id)
         return led is None or led.copied_offset is not None or not led.log.config.is_remote
 

@@ -16,10 +16,10 @@ from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.errors import NodeFailed
 from ottla.node.remote.deleted_partitions import DeletedPartitions
 from ottla.node.remote.log_reads import make_log_reader
-from ottla.node.remote.metadata_manager import TopicBasedRemoteLogMetadataManager
 from ottla.node.remote.remote_log_manager import RemoteLogManager
 from ottla.node.remote.settings import metadata_topic_settings, remote_storage_settings
 from ottla.node.remote.store_check import StoreCheck
+from ottla.node.remote.topic_based_metadata_manager import TopicBasedRemoteLogMetadataManager
 from ottla.protocol.names import REMOTE_LOG_METADATA_TOPIC, TopicPartition
 from ottla.remote.object_storage import ObjectStorageManager
 from ottla.replication.log_flush_scheduler import LogFlushScheduler

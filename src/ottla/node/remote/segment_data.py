@@ -7,11 +7,12 @@ from typing import Final, NamedTuple
 
 from ottla.log.directory.checkpoints import encode_entries
 from ottla.log.leader_epoch_cache import EpochEntry
+from ottla.log.scrub.examination import RottenFile, examine_transaction_index
 from ottla.log.segment.file_names import INDEX, LOG, TIME_INDEX
 from ottla.log.segment.segment import LogSegment
 from ottla.log.segment.walk import CorruptBatch
 from ottla.log.unified_log import UnifiedLog
-from ottla.remote.lineage import epoch_entries_between
+from ottla.remote.log_lineage import epoch_entries_between
 from ottla.remote.segment_metadata import RemoteStorageError
 from ottla.remote.storage_manager import LogSegmentData
 from ottla.runtime.disk import Disk, read_file
@@ -95,6 +96,9 @@ async def read_segment_data(log: UnifiedLog, found: SegmentToCopy, pool: Pool) -
             damage = CorruptBatch(segment.path(LOG), stretch.position, stretch.damage)
             log.directory.report_damage(log.dir, damage)
             raise damage
+        # The copy has its own index, which outlives this one: a wrong one would show aborted records.
+        if any(isinstance(each, RottenFile) for each in examine_transaction_index(disk, segment)):
+            log.repair_transaction_index(segment)
         offsets, times, transactions = _read_indexes(segment, disk)
         return LogSegmentData(
             lambda: FileContent(segment.open_file, size, pool),

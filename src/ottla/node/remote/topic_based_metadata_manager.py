@@ -11,7 +11,7 @@ event shows, or because the topic was deleted. Then the partitions whose events 
 more, their listeners are called, and all is read again.
 
 A change is appended, and returns once it has been read back: so changes take effect in the order of the topic
-on every broker. Invariant: what a cache has is what the events below the reader's position make of it.
+on every broker. Invariant: a cache is the result of the events below the reader's position, and of no others.
 """
 
 from __future__ import annotations

@@ -23,9 +23,16 @@ FIRST_SEED = int(os.environ.get("OTTLA_SIM_FIRST_SEED", "0")) or (secrets.randbe
 PLANTED_RUNS = 60
 # The seed that is tried first for a rare bug: after the next change of the program it is a seed like others.
 FIRST_SEEDS = {
-    "commit-by-older-epochs": 11,
+    "commit-by-older-epochs": 33,
+    "cuts-too-much": 4,
+    "epoch-not-checked": 2,
+    "leader-never-gives-up": 1,
     "leads-its-old-epoch-again": 19,
-    "vote-sent-before-it-is-written": 28,
+    "log-not-synced": 1,
+    "two-votes-an-epoch": 5,
+    "vote-forgotten-at-restart": 5,
+    "vote-sent-before-it-is-written": 52,
+    "votes-for-any-log": 2,
 }
 
 

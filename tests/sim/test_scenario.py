@@ -6,8 +6,6 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-import pytest
-
 from ottla.sim.cluster.coverage import PairCoverage
 from ottla.sim.cluster.planted_bugs import CLUSTER_BUGS, cluster_bug_scenario
 from ottla.sim.cluster.scenario import (
@@ -18,6 +16,7 @@ from ottla.sim.cluster.scenario import (
     are_compatible,
     features_named,
 )
+from tests.support.rows import for_each
 
 SEEDS = 400
 
@@ -40,7 +39,7 @@ def test_features_that_exclude_each_other_are_never_drawn_together() -> None:
             assert set(one.needs) <= {each.name for each in features}, (seed, one.name)
 
 
-@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+@for_each("feature", FEATURES, ids=lambda feature: feature.name)
 def test_a_switch_forces_a_feature_and_a_switch_forbids_it(feature: ScenarioFeature) -> None:
     name = feature.name
     for seed in range(20):

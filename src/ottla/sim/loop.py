@@ -98,6 +98,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         The `finally` blocks of its coroutines run, but have no effect outside of it, as the process is dead.
         """
         process.dead = True
+        for handle in process.ready:
+            for arg in handle._args or ():
+                if asyncio.isfuture(arg) and arg.done() and not arg.cancelled():
+                    arg.exception()  # this callback would have handled it
         process.ready.clear()
         self._processes.remove(process)
         tasks, process.tasks = list(process.tasks), {}

@@ -27,11 +27,16 @@ class NemesisConfig:
     # How likely a machine is to be killed right after it has done something that matters, by what it did.
     ambush: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, int] = field(default_factory=lambda: FAULTS)
+    # How often a fault is of a kind that the run has not had: a short run has many kinds then.
+    new: float = 0.0
     # The numbers of the faults to inject, of those that are drawn; None: all. `AMBUSHES` stands for ambushes.
     only: tuple[int, ...] | None = None
 
 
 AMBUSHES: Final = 0
+
+# A fault with such a weight is to happen all the time, and is never one that the run has had enough of.
+_ALL_THE_TIME: Final = 20
 
 # How long a machine that was paused or cut off is not counted on.
 _STEADY_AFTER_S: Final = 1.0
@@ -135,12 +140,17 @@ class Nemesis:
         end = loop.time() + duration_s
         names = [name for name, weight in self._config.weights.items() for _ in range(weight)]
         schedule = Random(f"{self._world.seed}/faults")
+        had: set[str] = set()
         while True:
             await asyncio.sleep(schedule.expovariate(1.0 / self._config.interval_s))
             if loop.time() >= end:
                 return
             self.drawn += 1
-            name, place = schedule.choice(names), schedule.random()
+            new = [name for name in names if name not in had] if self._config.new else []
+            name = schedule.choice(new if new and schedule.random() < self._config.new else names)
+            if self._config.weights[name] < _ALL_THE_TIME:
+                had.add(name)
+            place = schedule.random()
             targets = self._targets()
             # A fault of a feature that was taken away has nothing to happen to.
             inject = self._faults.get(name)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ottla.log.directory.checkpoints import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from ottla.log.leader_epoch_cache import LEADER_EPOCH_CHECKPOINT
 from ottla.records.batch import iter_offsets
 from ottla.runtime.disk import read_file
@@ -34,9 +36,11 @@ _FILE_ERRORS = (errno.EIO, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EMFILE
 _CHANGES = tuple(op for op in Op if op not in READ_ONLY)
 _OPERATOR_INTERVAL_S = 0.5
 _SECTOR_BYTES = 512
+_MOST_COPIES = 2
 _METADATA = "__cluster_metadata-"
-# The files of a partition whose bits rot, by what their names end with.
-_ROTTING = frozenset((".log", ".index", ".timeindex", ".txnindex", ".snapshot", LEADER_EPOCH_CHECKPOINT))
+# The files whose bits rot, of partitions and of directories, by what their names end with.
+_OF_PARTITIONS = (".log", ".index", ".timeindex", ".txnindex", ".snapshot", LEADER_EPOCH_CHECKPOINT)
+_ROTTING = frozenset((*_OF_PARTITIONS, LOG_STARTS, RECOVERY_POINTS, HIGH_WATERMARKS))
 # How long the operator goes on after the last fault: a node notices a failed disk only some time later.
 _OPERATOR_STAYS_S = 5.0
 
@@ -62,6 +66,7 @@ class ClusterFaultInjector:
         self._members = {member.machine.name: member for member in members}
         self._checker = checker
         self._synced = synced
+        self._rots = bool(config.weights.get("bits rot"))
         self._disks = DiskFaultInjector(world, self._members, directories, self._stop, checker)
         self._rolling = False
         self.clients: list[SimMachine] = []
@@ -98,6 +103,8 @@ class ClusterFaultInjector:
 
     async def run(self, seconds: float) -> None:
         """Inject faults for this long."""
+        if self._rots:
+            self._disks.choose_rotting()
         self._spawn(self._disks.operate(), "operator")
         await self.nemesis.run(seconds)
 
@@ -276,7 +283,7 @@ class DiskFaultInjector:
         self._restart = restart
         self._checker = checker
         self._healed_at: float | None = None
-        # The machine whose disk rots; None until it does.
+        # The machine whose disk rots, if one does.
         self._rotting: SimMachine | None = None
         # Whether nodes with an offline directory stay as they are for now.
         self.is_operator_waiting = False
@@ -357,17 +364,16 @@ class DiskFaultInjector:
         fault = machine.disk.fail(errno.EMFILE, prefix="/data", ops=(Op.OPEN, Op.CREATE), times=None)
         self._inject(machine, "no handles", "", lambda: machine.disk.heal(fault))
 
+    def choose_rotting(self) -> None:
+        """Draw the broker whose disk rots, before any fault: what all have lost is lost."""
+        brokers = [each for each in self._members.values() if "broker" in each.settings["process.roles"]]
+        rotting = self._world.random.choice(brokers)
+        self._rotting, self._checker.rotting = rotting.machine, rotting.id
+
     def _rot(self, _: SimMachine) -> None:
-        """Change bytes at rest, in files of partitions. Always of the same broker: what all have lost is
-        lost.
-        """
+        """Change bytes at rest, in files of partitions and checkpoints."""
+        assert self._rotting is not None
         random = self._world.random
-        if self._rotting is None:
-            brokers = [each for each in self._members.values() if "broker" in each.settings["process.roles"]]
-            rotting = random.choice(brokers)
-            self._rotting, self._checker.rotting = rotting.machine, rotting.id
-            # What was done before may still take replicas out of the in-sync sets.
-            return
         for each in self._members.values():
             each.check_metadata()
         if not self._checker.keeps_sound_replicas():
@@ -379,8 +385,14 @@ class DiskFaultInjector:
         """Change some bytes of one file. Each kind of file is as likely as any other."""
         disk, random = machine.disk, self._world.random
         kinds: dict[str, list[str]] = {}
+        copies_of = (path.rpartition("/")[0] for path in disk.paths() if "-damaged-stray/" in path)
+        aside = dict.fromkeys(copies_of)
+        copies = Counter(dir.rpartition("/")[2].rpartition(".")[0] for dir in aside)
         for path in disk.paths():
-            name = path.rpartition("/")[2].lstrip("0123456789")
+            dir, _, name = path.rpartition("/")
+            name = name.lstrip("0123456789")
+            if dir in aside or copies[dir.rpartition("/")[2]] >= _MOST_COPIES:
+                continue  # a broker that has kept some copies of a damaged log waits for its operator
             is_at_rest = disk.is_at_rest(path) and path.startswith(tuple(self._directories))
             if self._checker.tier is not None and name == LEADER_EPOCH_CHECKPOINT:
                 continue  # those of records that are in the store only are nowhere else

@@ -12,8 +12,8 @@ from ottla.log.unified_log import RemoteLogAuxState, UnifiedLog
 from ottla.node.cluster.replication import BrokerReplication
 from ottla.node.remote import segment_data
 from ottla.node.remote.deleted_partitions import DeletedPartitions
-from ottla.node.remote.metadata_manager import TopicBasedRemoteLogMetadataManager
 from ottla.node.remote.remote_log_manager import RemoteLogManager
+from ottla.node.remote.topic_based_metadata_manager import TopicBasedRemoteLogMetadataManager
 from ottla.remote import object_storage
 from ottla.remote.object_layout import MANIFEST_SUFFIX
 from ottla.remote.object_storage import ObjectStorageManager

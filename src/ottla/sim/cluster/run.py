@@ -15,7 +15,7 @@ from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
 from ottla.log.segment.walk import CorruptBatch
 from ottla.metadata.features import SHARE_VERSION
-from ottla.node.config.tables.topic import DEAD_LETTER_ENABLE
+from ottla.node.config.definitions.topic import DEAD_LETTER_ENABLE
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from ottla.runtime.runtime import Runtime
@@ -383,7 +383,7 @@ class ClusterRun:
                         dict.fromkeys(internal, _PARTITIONS) if self.scenario.has("compaction") else {}
                     )
                     dead_letters = (
-                        {} if terms is None or not terms.dead_letters else {DEAD_LETTERS: _PARTITIONS}
+                        {} if terms is None or not terms.dead_letters else {DEAD_LETTERS: 1}  # it gets more
                     )
                     topics = {**compacted, **dead_letters, **self.environment.topics}
                     for topic, partitions in topics.items():

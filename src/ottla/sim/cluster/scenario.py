@@ -443,6 +443,18 @@ def features_named(names: Collection[str]) -> list[ScenarioFeature]:
     return [feature for feature in FEATURES if feature.name in names]
 
 
+def check_clients(names: Collection[str]) -> None:
+    """ValueError if there are no clients of such a name."""
+    known = {
+        *CLIENTS,
+        *(MANY_PARTITIONS.clients or ()),
+        *(name for feature in FEATURES for name in feature.clients),
+    }
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there are no clients {name}: there are {', '.join(sorted(known))}")
+
+
 def _draw(random: Random, asked: int | None) -> ClusterScenario:
     nodes = random.choice((1, 3, 3, 3, 3, 4))
     count = nodes if asked is None else asked
@@ -469,6 +481,7 @@ def _draw(random: Random, asked: int | None) -> ClusterScenario:
             max_down=random.choice((1, 1, None)),
             ambush=random.choice(_AMBUSHES),
             weights=weights,
+            new=0.75,
         ),
     )
 

@@ -571,7 +571,14 @@ class ShareChecker:
     # The end
 
     def reason_not_drained(self, partitions: Sequence[tuple[bytes, int]]) -> str | None:
-        """The first record of these partitions that is not done; None if all are."""
+        """The first record of these partitions that is not done; None if all are. Where an open transaction
+        may still be committed, there may be more of them.
+        """
+        if self._terms.read_committed:
+            for key in partitions:
+                history = self._histories.get(key)
+                if history is not None and history.last_stable_offset < history.end:
+                    return f"{history.name} has an open transaction"
         return next((f"{entry!r} of {name} is not done" for name, _, entry in self._left(partitions)), None)
 
     def verdict(self, partitions: Sequence[tuple[bytes, int]]) -> Iterator[str]:

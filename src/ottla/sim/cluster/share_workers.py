@@ -34,7 +34,7 @@ from ottla.runtime.random import Random
 from ottla.runtime.runtime import Runtime
 from ottla.sim.cluster.admins import Administrator
 from ottla.sim.cluster.environment import EVENTS, JOBS, ORDERS, ClusterEnvironment, attempt
-from ottla.sim.cluster.share_checker import SHARE_GROUP, SentAcknowledgement, ShareGroupTerms
+from ottla.sim.cluster.share_checker import DEAD_LETTERS, SHARE_GROUP, SentAcknowledgement, ShareGroupTerms
 from ottla.sim.cluster.writers import producer_settings
 
 _TOPICS: Final = (EVENTS, ORDERS, JOBS)
@@ -539,7 +539,9 @@ class _LeaderSession:
 
 
 class JobsChurn(Administrator):
-    """Creates the topic of jobs, writes to it, and deletes it from time to time: the group reads each."""
+    """Creates the topic of jobs, writes to it, and deletes it from time to time: the group reads each. Gives
+    the dead-letter topic more partitions.
+    """
 
     async def act(self, admin: Admin, runtime: Runtime) -> None:
         random = runtime.random
@@ -551,6 +553,10 @@ class JobsChurn(Administrator):
                 factor = min(len(self.environment.brokers), 3)
                 await admin.topics.create(JOBS, partitions=random.randrange(1, 3), replication_factor=factor)
                 self.count("create the topic of jobs")
+            letters = self.environment.checker.newest.topics.by_name.get(DEAD_LETTERS)
+            if letters is not None and len(letters.partitions) < 3 and random.random() < 0.3:
+                await admin.topics.add_partitions(DEAD_LETTERS, len(letters.partitions) + 1)
+                self.count("more partitions for dead letters")
         except KafkaError as error:
             if error.code not in (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise

@@ -272,6 +272,10 @@ class QuorumService:
         self._client = client
         self._on_vote = on_vote
 
+    @property
+    def lane(self) -> None:
+        """There are no logs here."""
+
     def start(self, pending: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         return self._answer(bytes(frame))
 
